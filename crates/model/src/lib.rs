@@ -1,0 +1,9 @@
+//! The vocabulary of the platform: ids, limits, resources and the life of a sandbox.
+//!
+//! Invariant: this crate is pure and total. No I/O, no async, no clock, no SQL, no HTTP: randomness and time are
+//! arguments, and every function returns for every input.
+
+pub mod id;
+pub mod lifecycle;
+pub mod limits;
+pub mod resources;

@@ -1,0 +1,19 @@
+//! Limits of the API, each with where it comes from.
+
+/// Lifetime of a sandbox made by `POST /sandboxes` without `timeout`, in seconds (API contract).
+pub const DEFAULT_TIMEOUT_V1_S: u32 = 15;
+/// Lifetime of a sandbox made by `POST /v2/sandboxes`, or connected to by the v2 path, without `timeout`, in
+/// seconds (what the SDKs that call those paths document).
+pub const DEFAULT_TIMEOUT_V2_S: u32 = 300;
+/// Shortest effective `duration` of a refresh, in seconds: less, or none, counts as this.
+pub const REFRESH_FLOOR_S: u32 = 15;
+/// Longest `duration` of a refresh, in seconds (API contract).
+pub const REFRESH_MAX_S: u32 = 3600;
+/// Smallest and largest page of a list (API contract).
+pub const LIST_LIMIT: std::ops::RangeInclusive<u32> = 1..=100;
+/// Largest number of `injections` and of `resources` on a create (API contract).
+pub const ATTACHMENTS_MAX: usize = 20;
+/// Largest body of an API request, in bytes (16 MiB, what the existing platform accepts).
+pub const BODY_MAX_BYTES: usize = 16 * 1024 * 1024;
+/// Longest life of a sandbox from its start, in seconds, unless the configuration says otherwise (24 h).
+pub const DEFAULT_MAX_LIFETIME_S: u32 = 24 * 3600;

@@ -1,0 +1,27 @@
+//! What a sandbox may use of its host.
+
+use serde::{Deserialize, Serialize};
+
+/// The share of a host that one sandbox may use. Held by the kernel, not by good behaviour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// CPU time per wall-clock time, in cores.
+    pub cpu_count: u32,
+    /// Memory of the workload, page cache included, in MiB.
+    pub memory_mb: u32,
+    /// Size of the writable disk, in MiB.
+    pub disk_mb: u32,
+    /// Number of processes and threads of the workload.
+    pub pids: u32,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self {
+            cpu_count: 2,
+            memory_mb: 1024,
+            disk_mb: 10 * 1024,
+            pids: 2048,
+        }
+    }
+}

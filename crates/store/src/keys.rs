@@ -1,0 +1,276 @@
+//! API keys and access keys.
+//!
+//! What is stored of an API key cannot be used to act for its owner: only the SHA-256 of the key, computed by the
+//! caller. The secret of an access key signs requests and must be recoverable, so the caller seals it first. Neither
+//! appears in an error or in debug output.
+
+use std::fmt;
+
+use model::id::{TeamId, UserId};
+
+use crate::Store;
+use crate::error::StoreError;
+use crate::row::{Columns, FromColumns, storable};
+
+/// The SHA-256 of an API key, as text (hexadecimal by convention of the caller).
+#[derive(Clone, PartialEq, Eq)]
+pub struct KeyHash(String);
+
+impl KeyHash {
+    /// Wraps the text of a hash.
+    #[must_use]
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHash(hidden)")
+    }
+}
+
+/// A secret that the caller encrypted; opaque here.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SealedSecret(String);
+
+impl SealedSecret {
+    /// Wraps ciphertext, as text.
+    #[must_use]
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The ciphertext.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for SealedSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SealedSecret(hidden)")
+    }
+}
+
+/// An API key, without the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiKeyRow {
+    /// A UUID.
+    pub id: String,
+    /// The team it acts for.
+    pub team_id: TeamId,
+    /// The user it belongs to.
+    pub user_id: UserId,
+    /// What its owner calls it.
+    pub name: String,
+    /// The recognisable part of the key, fit for display.
+    pub mask: String,
+    /// When it was made, in microseconds since the Unix epoch.
+    pub created_us: i64,
+    /// When it stopped to count, if it did, in microseconds since the Unix epoch.
+    pub revoked_us: Option<i64>,
+}
+
+/// Who a presented API key speaks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiKeyOwner {
+    /// The key's id.
+    pub key_id: String,
+    /// The team it acts for.
+    pub team_id: TeamId,
+    /// The user it belongs to.
+    pub user_id: UserId,
+}
+
+/// A key pair that signs requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessKeyRow {
+    /// The public half, which a request names.
+    pub id: String,
+    /// The team it acts for.
+    pub team_id: TeamId,
+    /// The user it belongs to.
+    pub user_id: UserId,
+    /// What its owner calls it.
+    pub name: String,
+    /// The secret half, sealed by the caller.
+    pub secret_sealed: SealedSecret,
+    /// When it was made, in microseconds since the Unix epoch.
+    pub created_us: i64,
+    /// When it stopped to count, if it did, in microseconds since the Unix epoch.
+    pub revoked_us: Option<i64>,
+}
+
+impl FromColumns for ApiKeyRow {
+    const TABLE: &'static str = "api_keys";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.text("id")?,
+            team_id: columns.id("team_id")?,
+            user_id: columns.id("user_id")?,
+            name: columns.text("name")?,
+            mask: columns.text("mask")?,
+            created_us: columns.int("created_us")?,
+            revoked_us: columns.int_opt("revoked_us")?,
+        })
+    }
+}
+
+impl FromColumns for ApiKeyOwner {
+    const TABLE: &'static str = "api_keys";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            key_id: columns.text("id")?,
+            team_id: columns.id("team_id")?,
+            user_id: columns.id("user_id")?,
+        })
+    }
+}
+
+impl FromColumns for AccessKeyRow {
+    const TABLE: &'static str = "access_keys";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.text("id")?,
+            team_id: columns.id("team_id")?,
+            user_id: columns.id("user_id")?,
+            name: columns.text("name")?,
+            secret_sealed: SealedSecret(columns.text("secret_sealed")?),
+            created_us: columns.int("created_us")?,
+            revoked_us: columns.int_opt("revoked_us")?,
+        })
+    }
+}
+
+impl Store {
+    /// Stores a new API key under its hash.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when the id or the hash is taken; [`StoreError::Dangling`] when there is no such team
+    /// or user.
+    pub async fn api_key_insert(&self, key: &ApiKeyRow, hash: &KeyHash) -> Result<(), StoreError> {
+        storable("key name", &key.name)?;
+        storable("key mask", &key.mask)?;
+        let query = sqlx::query(
+            "INSERT INTO api_keys (id, team_id, user_id, name, hash, mask, created_us, revoked_us) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        )
+        .bind(key.id.as_str())
+        .bind(key.team_id.as_str())
+        .bind(key.user_id.as_str())
+        .bind(key.name.as_str())
+        .bind(hash.0.as_str())
+        .bind(key.mask.as_str())
+        .bind(key.created_us)
+        .bind(key.revoked_us);
+        self.db.write("API key", "insert an API key", query).await?;
+        Ok(())
+    }
+
+    /// The API keys of a team, revoked ones included, oldest first.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn api_key_list(&self, team: &TeamId) -> Result<Vec<ApiKeyRow>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, team_id, user_id, name, mask, created_us, revoked_us FROM api_keys \
+             WHERE team_id = $1 ORDER BY created_us, id",
+        )
+        .bind(team.as_str());
+        self.db.read_all("list API keys", query).await
+    }
+
+    /// Ends an API key and returns it; none if there is no such key. A key that was revoked before keeps its time.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn api_key_revoke(&self, id: &str, revoked_us: i64) -> Result<Option<ApiKeyRow>, StoreError> {
+        storable("key ID", id)?;
+        let query = sqlx::query(
+            "UPDATE api_keys SET revoked_us = COALESCE(revoked_us, $2) WHERE id = $1 \
+             RETURNING id, team_id, user_id, name, mask, created_us, revoked_us",
+        )
+        .bind(id)
+        .bind(revoked_us);
+        self.db.write_returning("revoke an API key", query).await
+    }
+
+    /// Who the key with this hash speaks for; none if there is no such key or it was revoked.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn api_key_by_hash(&self, hash: &KeyHash) -> Result<Option<ApiKeyOwner>, StoreError> {
+        let query = sqlx::query("SELECT id, team_id, user_id FROM api_keys WHERE hash = $1 AND revoked_us IS NULL")
+            .bind(hash.0.as_str());
+        self.db.read_optional("find an API key", query).await
+    }
+
+    /// Stores a new access key.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such team or user.
+    pub async fn access_key_insert(&self, key: &AccessKeyRow) -> Result<(), StoreError> {
+        storable("key name", &key.name)?;
+        let query = sqlx::query(
+            "INSERT INTO access_keys (id, team_id, user_id, name, secret_sealed, created_us, revoked_us) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(key.id.as_str())
+        .bind(key.team_id.as_str())
+        .bind(key.user_id.as_str())
+        .bind(key.name.as_str())
+        .bind(key.secret_sealed.0.as_str())
+        .bind(key.created_us)
+        .bind(key.revoked_us);
+        self.db.write("access key", "insert an access key", query).await?;
+        Ok(())
+    }
+
+    /// The access keys of a team, revoked ones included, oldest first.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn access_key_list(&self, team: &TeamId) -> Result<Vec<AccessKeyRow>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, team_id, user_id, name, secret_sealed, created_us, revoked_us FROM access_keys \
+             WHERE team_id = $1 ORDER BY created_us, id",
+        )
+        .bind(team.as_str());
+        self.db.read_all("list access keys", query).await
+    }
+
+    /// The access key that a request names; none if there is no such key or it was revoked, so that a caller cannot
+    /// forget to ask.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn access_key_by_id(&self, id: &str) -> Result<Option<AccessKeyRow>, StoreError> {
+        storable("key ID", id)?;
+        let query = sqlx::query(
+            "SELECT id, team_id, user_id, name, secret_sealed, created_us, revoked_us FROM access_keys \
+             WHERE id = $1 AND revoked_us IS NULL",
+        )
+        .bind(id);
+        self.db.read_optional("find an access key", query).await
+    }
+
+    /// Ends an access key and returns it; none if there is no such key. A key that was revoked before keeps its time.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn access_key_revoke(&self, id: &str, revoked_us: i64) -> Result<Option<AccessKeyRow>, StoreError> {
+        storable("key ID", id)?;
+        let query = sqlx::query(
+            "UPDATE access_keys SET revoked_us = COALESCE(revoked_us, $2) WHERE id = $1 \
+             RETURNING id, team_id, user_id, name, secret_sealed, created_us, revoked_us",
+        )
+        .bind(id)
+        .bind(revoked_us);
+        self.db.write_returning("revoke an access key", query).await
+    }
+}

@@ -1,0 +1,65 @@
+//! The schema, as numbered steps that are never edited once released.
+//!
+//! All missing steps run in one transaction under a lock, so that of several programs that start together one migrates
+//! and the others find the work done, and so that a crash leaves the old schema or the new one.
+
+use sqlx::Row;
+use sqlx::any::AnyRow;
+
+use crate::db::{Db, Transaction};
+use crate::error::{StoreError, sort};
+
+/// The steps, oldest first; a step's version is its place, counted from 1.
+const STEPS: &[&str] = &[include_str!("migrations/0001_first.sql")];
+
+const WHAT: &str = "migrate the schema";
+const ROW: &str = "schema version";
+
+/// Brings the schema up to date.
+pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
+    let known = i64::try_from(STEPS.len()).expect("there are few steps");
+    let mut tx = db.begin(WHAT).await?;
+    if let Some((lock, argument)) = db.engine.migration_lock() {
+        execute(&mut tx, sqlx::query(lock).bind(argument)).await?;
+    }
+    execute(
+        &mut tx,
+        sqlx::query("CREATE TABLE IF NOT EXISTS schema_versions (version BIGINT PRIMARY KEY)"),
+    )
+    .await?;
+    let found = current(&mut tx).await?;
+    if found > known {
+        return Err(StoreError::SchemaTooNew { found, known });
+    }
+    for (version, step) in (1_i64..).zip(STEPS) {
+        if version <= found {
+            continue;
+        }
+        sqlx::raw_sql(*step)
+            .execute(&mut *tx)
+            .await
+            .map_err(|error| sort(&error, ROW, WHAT))?;
+        let insert = sqlx::query("INSERT INTO schema_versions (version) VALUES ($1)").bind(version);
+        execute(&mut tx, insert).await?;
+    }
+    tx.commit().await.map_err(|error| sort(&error, ROW, WHAT))
+}
+
+async fn execute(tx: &mut Transaction, query: crate::db::Query) -> Result<(), StoreError> {
+    query
+        .execute(&mut **tx)
+        .await
+        .map_err(|error| sort(&error, ROW, WHAT))?;
+    Ok(())
+}
+
+async fn current(tx: &mut Transaction) -> Result<i64, StoreError> {
+    let row: AnyRow = sqlx::query("SELECT COALESCE(MAX(version), 0) AS version FROM schema_versions")
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(|error| sort(&error, ROW, WHAT))?;
+    row.try_get("version").map_err(|_| StoreError::Corrupt {
+        table: "schema_versions",
+        column: "version",
+    })
+}

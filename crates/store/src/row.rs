@@ -1,0 +1,92 @@
+//! From columns to types that cannot be wrong.
+//!
+//! Whatever a column holds, decoding it ends in a value of the model or in [`StoreError::Corrupt`], which names the
+//! column and not the value.
+
+use std::str::FromStr;
+
+use sqlx::Row;
+use sqlx::any::AnyRow;
+
+use crate::error::StoreError;
+
+/// A type that one row of a query makes.
+pub(crate) trait FromColumns: Sized {
+    /// The table, for errors.
+    const TABLE: &'static str;
+
+    /// Reads the row.
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError>;
+}
+
+/// One row, read by column name.
+pub(crate) struct Columns<'r> {
+    table: &'static str,
+    row: &'r AnyRow,
+}
+
+impl<'r> Columns<'r> {
+    pub(crate) fn decode<T: FromColumns>(row: &'r AnyRow) -> Result<T, StoreError> {
+        T::from_columns(&Self { table: T::TABLE, row })
+    }
+
+    /// The error for a column whose value makes no sense.
+    pub(crate) fn corrupt(&self, column: &'static str) -> StoreError {
+        StoreError::Corrupt {
+            table: self.table,
+            column,
+        }
+    }
+
+    pub(crate) fn text(&self, column: &'static str) -> Result<String, StoreError> {
+        self.row.try_get(column).map_err(|_| self.corrupt(column))
+    }
+
+    pub(crate) fn text_opt(&self, column: &'static str) -> Result<Option<String>, StoreError> {
+        self.row.try_get(column).map_err(|_| self.corrupt(column))
+    }
+
+    pub(crate) fn int(&self, column: &'static str) -> Result<i64, StoreError> {
+        self.row.try_get(column).map_err(|_| self.corrupt(column))
+    }
+
+    pub(crate) fn int_opt(&self, column: &'static str) -> Result<Option<i64>, StoreError> {
+        self.row.try_get(column).map_err(|_| self.corrupt(column))
+    }
+
+    pub(crate) fn count(&self, column: &'static str) -> Result<u32, StoreError> {
+        u32::try_from(self.int(column)?).map_err(|_| self.corrupt(column))
+    }
+
+    pub(crate) fn flag(&self, column: &'static str) -> Result<bool, StoreError> {
+        self.flag_opt(column)?.ok_or_else(|| self.corrupt(column))
+    }
+
+    pub(crate) fn flag_opt(&self, column: &'static str) -> Result<Option<bool>, StoreError> {
+        match self.int_opt(column)? {
+            None => Ok(None),
+            Some(0) => Ok(Some(false)),
+            Some(1) => Ok(Some(true)),
+            Some(_) => Err(self.corrupt(column)),
+        }
+    }
+
+    pub(crate) fn id<T: FromStr>(&self, column: &'static str) -> Result<T, StoreError> {
+        self.id_opt(column)?.ok_or_else(|| self.corrupt(column))
+    }
+
+    pub(crate) fn id_opt<T: FromStr>(&self, column: &'static str) -> Result<Option<T>, StoreError> {
+        self.text_opt(column)?
+            .map(|text| text.parse().map_err(|_| self.corrupt(column)))
+            .transpose()
+    }
+}
+
+/// Refuses text that only one engine would take: PostgreSQL has no NUL character in `TEXT`, SQLite does.
+pub(crate) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
+    if text.contains('\0') {
+        Err(StoreError::Unstorable { what })
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! Teams and their users. Everything that is owned belongs to one team, on behalf of one of its users.
+
+use model::id::{TeamId, UserId};
+
+use crate::Store;
+use crate::error::StoreError;
+use crate::row::{Columns, FromColumns, storable};
+
+/// An owner of sandboxes, templates and keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TeamRow {
+    /// Its id.
+    pub id: TeamId,
+    /// Its name, unique on this platform.
+    pub name: String,
+    /// When it was made, in microseconds since the Unix epoch.
+    pub created_us: i64,
+}
+
+/// Somebody who acts for a team.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserRow {
+    /// The id that clients see as `uid`.
+    pub id: UserId,
+    /// The one team this user belongs to.
+    pub team_id: TeamId,
+    /// The name, unique within the team.
+    pub name: String,
+    /// When it was made, in microseconds since the Unix epoch.
+    pub created_us: i64,
+}
+
+impl FromColumns for TeamRow {
+    const TABLE: &'static str = "teams";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            name: columns.text("name")?,
+            created_us: columns.int("created_us")?,
+        })
+    }
+}
+
+impl FromColumns for UserRow {
+    const TABLE: &'static str = "users";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            team_id: columns.id("team_id")?,
+            name: columns.text("name")?,
+            created_us: columns.int("created_us")?,
+        })
+    }
+}
+
+impl Store {
+    /// Stores a new team.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when the id or the name is taken.
+    pub async fn team_insert(&self, team: &TeamRow) -> Result<(), StoreError> {
+        storable("team name", &team.name)?;
+        let query = sqlx::query("INSERT INTO teams (id, name, created_us) VALUES ($1, $2, $3)")
+            .bind(team.id.as_str())
+            .bind(team.name.as_str())
+            .bind(team.created_us);
+        self.db.write("team", "insert a team", query).await?;
+        Ok(())
+    }
+
+    /// The team of that name.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn team_by_name(&self, name: &str) -> Result<Option<TeamRow>, StoreError> {
+        storable("team name", name)?;
+        let query = sqlx::query("SELECT id, name, created_us FROM teams WHERE name = $1").bind(name);
+        self.db.read_optional("find a team", query).await
+    }
+
+    /// Every team, oldest first.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn team_list(&self) -> Result<Vec<TeamRow>, StoreError> {
+        let query = sqlx::query("SELECT id, name, created_us FROM teams ORDER BY created_us, id");
+        self.db.read_all("list teams", query).await
+    }
+
+    /// Stores a new user.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when the id, or the name in that team, is taken; [`StoreError::Dangling`] when there is
+    /// no such team.
+    pub async fn user_insert(&self, user: &UserRow) -> Result<(), StoreError> {
+        storable("user name", &user.name)?;
+        let query = sqlx::query("INSERT INTO users (id, team_id, name, created_us) VALUES ($1, $2, $3, $4)")
+            .bind(user.id.as_str())
+            .bind(user.team_id.as_str())
+            .bind(user.name.as_str())
+            .bind(user.created_us);
+        self.db.write("user", "insert a user", query).await?;
+        Ok(())
+    }
+
+    /// The user of that name in that team.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn user_by_name(&self, team: &TeamId, name: &str) -> Result<Option<UserRow>, StoreError> {
+        storable("user name", name)?;
+        let query = sqlx::query("SELECT id, team_id, name, created_us FROM users WHERE team_id = $1 AND name = $2")
+            .bind(team.as_str())
+            .bind(name);
+        self.db.read_optional("find a user", query).await
+    }
+}

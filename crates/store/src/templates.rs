@@ -1,0 +1,269 @@
+//! Templates, the names they answer to, and their builds.
+//!
+//! A template belongs to a team or is global (`base` is). A name is resolved in the caller's own scope first, so a team
+//! may give a global name a meaning of its own, and nobody can change what a name means to others.
+
+use model::id::{BuildId, TeamId, TemplateId};
+
+use crate::Store;
+use crate::error::{StoreError, sort};
+use crate::row::{Columns, FromColumns, storable};
+
+/// What a sandbox can be made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateRow {
+    /// Its id.
+    pub id: TemplateId,
+    /// The owning team; none for a global template.
+    pub team_id: Option<TeamId>,
+    /// Whether teams other than the owner may start it by its id.
+    pub public: bool,
+    /// How many sandboxes were started from it.
+    pub spawn_count: i64,
+    /// When the last of them was started, in microseconds since the Unix epoch.
+    pub last_spawned_us: Option<i64>,
+    /// When it was made, in microseconds since the Unix epoch.
+    pub created_us: i64,
+    /// The names it answers to, sorted.
+    pub aliases: Vec<String>,
+}
+
+/// How far a build has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BuildStatus {
+    /// Accepted or being worked on.
+    Building,
+    /// Sandboxes can be started from it.
+    Ready,
+    /// It ended without a result.
+    Failed,
+}
+
+impl BuildStatus {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Building => "building",
+            Self::Ready => "ready",
+            Self::Failed => "failed",
+        }
+    }
+
+    fn from_column(word: &str) -> Option<Self> {
+        [Self::Building, Self::Ready, Self::Failed]
+            .into_iter()
+            .find(|status| status.as_str() == word)
+    }
+}
+
+/// One build of a template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildRow {
+    /// Its id.
+    pub id: BuildId,
+    /// The template it is a build of.
+    pub template_id: TemplateId,
+    /// How far it has come.
+    pub status: BuildStatus,
+    /// Cores of a sandbox started from it.
+    pub cpu_count: u32,
+    /// Memory of a sandbox started from it, in MiB.
+    pub memory_mb: u32,
+    /// Disk of a sandbox started from it, in MiB.
+    pub disk_mb: u32,
+    /// The agent's version it was built with, once known.
+    pub agent_version: Option<String>,
+    /// What the node needs to start from it (layers, configuration), in a form that is the caller's own.
+    pub spec_json: Option<String>,
+    /// When it was accepted, in microseconds since the Unix epoch.
+    pub created_us: i64,
+    /// When it ended, in microseconds since the Unix epoch.
+    pub finished_us: Option<i64>,
+}
+
+/// Columns of a [`TemplateRow`] from `templates t`. The aliases come as one text with a line each: that needs no
+/// second query, and no alias holds a line break.
+macro_rules! template_columns {
+    () => {
+        "SELECT t.id, t.team_id, t.is_public, t.spawn_count, t.last_spawned_us, t.created_us, \
+         (SELECT string_agg(a.alias, '\n') FROM template_aliases a WHERE a.template_id = t.id) AS aliases \
+         FROM templates t "
+    };
+}
+
+impl FromColumns for TemplateRow {
+    const TABLE: &'static str = "templates";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let mut aliases: Vec<String> = columns
+            .text_opt("aliases")?
+            .map(|lines| lines.split('\n').map(str::to_owned).collect())
+            .unwrap_or_default();
+        aliases.sort_unstable();
+        Ok(Self {
+            id: columns.id("id")?,
+            team_id: columns.id_opt("team_id")?,
+            public: columns.flag("is_public")?,
+            spawn_count: columns.int("spawn_count")?,
+            last_spawned_us: columns.int_opt("last_spawned_us")?,
+            created_us: columns.int("created_us")?,
+            aliases,
+        })
+    }
+}
+
+impl FromColumns for BuildRow {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            template_id: columns.id("template_id")?,
+            status: BuildStatus::from_column(&columns.text("status")?).ok_or_else(|| columns.corrupt("status"))?,
+            cpu_count: columns.count("cpu_count")?,
+            memory_mb: columns.count("memory_mb")?,
+            disk_mb: columns.count("disk_mb")?,
+            agent_version: columns.text_opt("agent_version")?,
+            spec_json: columns.text_opt("spec_json")?,
+            created_us: columns.int("created_us")?,
+            finished_us: columns.int_opt("finished_us")?,
+        })
+    }
+}
+
+impl Store {
+    /// Stores a new template with its aliases, or neither.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when the id is taken (`template`) or an alias is, in that team or globally (`template
+    /// alias`); [`StoreError::Dangling`] when there is no such team.
+    pub async fn template_insert(&self, template: &TemplateRow) -> Result<(), StoreError> {
+        const WHAT: &str = "insert a template";
+        for alias in &template.aliases {
+            if alias.contains(['\n', '\0']) {
+                return Err(StoreError::Unstorable { what: "template alias" });
+            }
+        }
+        let scope = template.team_id.as_ref().map_or("", TeamId::as_str);
+        let mut tx = self.db.begin(WHAT).await?;
+        sqlx::query(
+            "INSERT INTO templates (id, team_id, is_public, spawn_count, last_spawned_us, created_us) \
+             VALUES ($1, $2, $3, $4, $5, $6)",
+        )
+        .bind(template.id.as_str())
+        .bind(template.team_id.as_ref().map(TeamId::as_str))
+        .bind(i64::from(template.public))
+        .bind(template.spawn_count)
+        .bind(template.last_spawned_us)
+        .bind(template.created_us)
+        .execute(&mut *tx)
+        .await
+        .map_err(|error| sort(&error, "template", WHAT))?;
+        for alias in &template.aliases {
+            sqlx::query("INSERT INTO template_aliases (scope, alias, template_id) VALUES ($1, $2, $3)")
+                .bind(scope)
+                .bind(alias.as_str())
+                .bind(template.id.as_str())
+                .execute(&mut *tx)
+                .await
+                .map_err(|error| sort(&error, "template alias", WHAT))?;
+        }
+        tx.commit().await.map_err(|error| sort(&error, "template", WHAT))
+    }
+
+    /// The template with that id, whoever owns it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_by_id(&self, id: &TemplateId) -> Result<Option<TemplateRow>, StoreError> {
+        let query = sqlx::query(concat!(template_columns!(), "WHERE t.id = $1")).bind(id.as_str());
+        self.db.read_optional("find a template", query).await
+    }
+
+    /// The templates that a team owns, oldest first.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_list(&self, team: &TeamId) -> Result<Vec<TemplateRow>, StoreError> {
+        let query = sqlx::query(concat!(
+            template_columns!(),
+            "WHERE t.team_id = $1 ORDER BY t.created_us, t.id"
+        ))
+        .bind(team.as_str());
+        self.db.read_all("list templates", query).await
+    }
+
+    /// What `name` means to a team: its own alias, else a global alias, else a template's id, if that template is the
+    /// team's own, global, or public.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_resolve(&self, team: &TeamId, name: &str) -> Result<Option<TemplateRow>, StoreError> {
+        if storable("template name", name).is_err() {
+            return Ok(None);
+        }
+        // A team's id sorts after the empty scope of global aliases.
+        let query = sqlx::query(concat!(
+            template_columns!(),
+            "WHERE t.id = COALESCE((SELECT a.template_id FROM template_aliases a \
+                                    WHERE a.alias = $2 AND a.scope IN ($1, '') ORDER BY a.scope DESC LIMIT 1), $2) \
+             AND (t.team_id IS NULL OR t.team_id = $1 OR t.is_public = 1)"
+        ))
+        .bind(team.as_str())
+        .bind(name);
+        self.db.read_optional("resolve a template", query).await
+    }
+
+    /// Counts sandboxes that were started from a template. Not on the path of a create: gather, then add.
+    ///
+    /// # Errors
+    /// When the database fails. An unknown template is not an error.
+    pub async fn template_add_spawns(&self, id: &TemplateId, count: i64, last_us: i64) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "UPDATE templates SET spawn_count = spawn_count + $2, \
+             last_spawned_us = CASE WHEN COALESCE(last_spawned_us, 0) < $3 THEN $3 ELSE last_spawned_us END \
+             WHERE id = $1",
+        )
+        .bind(id.as_str())
+        .bind(count)
+        .bind(last_us);
+        self.db.write("template", "count spawns of a template", query).await?;
+        Ok(())
+    }
+
+    /// Stores a new build.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such template.
+    pub async fn build_insert(&self, build: &BuildRow) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "INSERT INTO builds (id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, \
+             created_us, finished_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        )
+        .bind(build.id.as_str())
+        .bind(build.template_id.as_str())
+        .bind(build.status.as_str())
+        .bind(i64::from(build.cpu_count))
+        .bind(i64::from(build.memory_mb))
+        .bind(i64::from(build.disk_mb))
+        .bind(build.agent_version.as_deref())
+        .bind(build.spec_json.as_deref())
+        .bind(build.created_us)
+        .bind(build.finished_us);
+        self.db.write("build", "insert a build", query).await?;
+        Ok(())
+    }
+
+    /// The newest build of a template that sandboxes can be started from.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_latest_ready(&self, template: &TemplateId) -> Result<Option<BuildRow>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, created_us, \
+             finished_us FROM builds WHERE template_id = $1 AND status = 'ready' \
+             ORDER BY created_us DESC, id DESC LIMIT 1",
+        )
+        .bind(template.as_str());
+        self.db.read_optional("find a build", query).await
+    }
+}

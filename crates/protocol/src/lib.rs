@@ -1,7 +1,10 @@
-//! The wire contracts: server ↔ node ([`node`]) and host ↔ agent ([`agent`]).
+//! The wire contracts: server ↔ node ([`node`]), host ↔ agent ([`agent`]) and client ↔ agent ([`connect`],
+//! [`process`]).
 //!
 //! Invariant: data and seams only. No policy, no state, no transport of its own.
 
 pub mod agent;
+pub mod connect;
 pub mod node;
+pub mod process;
 pub mod signature;

@@ -1,0 +1,89 @@
+//! Framing and deadlines.
+
+use bytes::{Bytes, BytesMut};
+
+use super::*;
+use crate::process::{ProcessSelector, SendInputRequest};
+
+#[test]
+fn content_types() {
+    assert_eq!(Codec::of_unary("application/json; charset=utf-8"), Some(Codec::Json));
+    assert_eq!(Codec::of_unary("Application/Proto"), Some(Codec::Proto));
+    assert_eq!(Codec::of_unary("application/connect+json"), None);
+    assert_eq!(Codec::of_stream("application/connect+json"), Some(Codec::Json));
+    assert_eq!(Codec::of_stream("application/connect+proto"), Some(Codec::Proto));
+    assert_eq!(Codec::of_stream("application/grpc"), None);
+}
+
+#[test]
+fn one_envelope_and_nothing_else() {
+    let selector = ProcessSelector {
+        pid: Some(7),
+        tag: None,
+    };
+    for codec in [Codec::Json, Codec::Proto] {
+        let whole = codec.envelope(&selector);
+        let message = only_envelope(whole.clone(), 100).unwrap();
+        assert_eq!(codec.decode::<ProcessSelector>(&message).unwrap(), selector);
+        for cut in 1..whole.len() {
+            let error = only_envelope(whole.slice(..cut), 100).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{cut}");
+        }
+        let twice = [whole.as_ref(), whole.as_ref()].concat();
+        assert_eq!(only_envelope(twice.into(), 100).unwrap_err().code, Code::Unimplemented);
+        assert_eq!(only_envelope(whole, 1).unwrap_err().code, Code::ResourceExhausted);
+    }
+    assert_eq!(only_envelope(Bytes::new(), 9).unwrap_err().code, Code::Unimplemented);
+    let compressed = Bytes::from_static(&[1, 0, 0, 0, 0]);
+    assert_eq!(only_envelope(compressed, 9).unwrap_err().code, Code::Unimplemented);
+    let end = Bytes::from_static(&[2, 0, 0, 0, 0]);
+    assert_eq!(only_envelope(end, 9).unwrap_err().code, Code::InvalidArgument);
+    let huge = Bytes::from_static(&[0, 255, 255, 255, 255]);
+    assert_eq!(only_envelope(huge, 9).unwrap_err().code, Code::ResourceExhausted);
+}
+
+#[test]
+fn the_end_is_json_in_every_codec() {
+    let mut clean = BytesMut::from(end_of_stream(None));
+    assert_eq!(
+        take_envelope(&mut clean, 100).unwrap(),
+        Some((FLAG_END, Bytes::from_static(b"{}")))
+    );
+    let error = Error::new(Code::NotFound, "process with pid 9 not found");
+    let mut failed = BytesMut::from(end_of_stream(Some(&error)));
+    let (_, payload) = take_envelope(&mut failed, 100).unwrap().unwrap();
+    assert_eq!(
+        payload,
+        r#"{"error":{"code":"not_found","message":"process with pid 9 not found"}}"#
+    );
+}
+
+#[test]
+fn deadlines() {
+    assert_eq!(timeout(None), Ok(None));
+    assert_eq!(timeout(Some("0")), Ok(None));
+    assert_eq!(timeout(Some("1500")), Ok(Some(Duration::from_millis(1500))));
+    for bad in ["", "-1", "+1", "1.5", "1s", "12345678901", " 1"] {
+        assert_eq!(timeout(Some(bad)).unwrap_err().code, Code::InvalidArgument, "{bad}");
+    }
+}
+
+#[test]
+fn malformed_messages() {
+    for bad in [
+        "",
+        "[]",
+        "null",
+        "7",
+        "{",
+        "{}{}",
+        r#"{"process":7}"#,
+        r#"{"process":{"pid":-1}}"#,
+    ] {
+        let error = Codec::Json.decode::<SendInputRequest>(bad.as_bytes()).unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument, "{bad}");
+    }
+    let error = Codec::Proto.decode::<SendInputRequest>(&[0x0a, 0xff]).unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument);
+    assert!(Codec::Proto.decode::<SendInputRequest>(&[]).is_ok());
+}

@@ -1,0 +1,189 @@
+//! Teams, users and keys.
+
+use std::error::Error;
+
+use store::error::StoreError;
+use store::keys::{AccessKeyRow, ApiKeyOwner, ApiKeyRow, KeyHash, SealedSecret};
+use store::teams::{TeamRow, UserRow};
+
+use crate::database::Database;
+use crate::samples::{team, team_id, user_id, uuid};
+
+/// Everything that somebody could print of an error.
+fn all_of(error: &StoreError) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text.push_str(&format!(" {source} {source:?}"));
+        cause = source.source();
+    }
+    text
+}
+
+pub(crate) async fn teams_and_users(db: Database) {
+    let store = db.open().await;
+    let row = TeamRow {
+        id: team_id(1),
+        name: "default".to_owned(),
+        created_us: 7,
+    };
+    store.team_insert(&row).await.unwrap();
+    let taken = TeamRow {
+        id: team_id(2),
+        ..row.clone()
+    };
+    let error = store.team_insert(&taken).await.unwrap_err();
+    assert!(matches!(error, StoreError::Conflict { what: "team" }), "{error:?}");
+    let second = TeamRow {
+        name: "another".to_owned(),
+        created_us: 8,
+        ..taken
+    };
+    store.team_insert(&second).await.unwrap();
+    assert_eq!(store.team_by_name("default").await.unwrap(), Some(row.clone()));
+    assert_eq!(store.team_by_name("Default").await.unwrap(), None);
+    assert_eq!(store.team_list().await.unwrap(), [row.clone(), second.clone()]);
+
+    let user = UserRow {
+        id: user_id(1),
+        team_id: row.id.clone(),
+        name: "default".to_owned(),
+        created_us: 9,
+    };
+    store.user_insert(&user).await.unwrap();
+    let error = store
+        .user_insert(&UserRow {
+            id: user_id(2),
+            ..user.clone()
+        })
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::Conflict { what: "user" }), "{error:?}");
+    let elsewhere = UserRow {
+        id: user_id(2),
+        team_id: second.id.clone(),
+        ..user.clone()
+    };
+    store.user_insert(&elsewhere).await.unwrap();
+    assert_eq!(
+        store.user_by_name(&row.id, "default").await.unwrap(),
+        Some(user.clone())
+    );
+    assert_eq!(
+        store.user_by_name(&second.id, "default").await.unwrap(),
+        Some(elsewhere)
+    );
+    let nowhere = UserRow {
+        id: user_id(3),
+        team_id: team_id(3),
+        ..user
+    };
+    let error = store.user_insert(&nowhere).await.unwrap_err();
+    assert!(matches!(error, StoreError::Dangling { what: "user" }), "{error:?}");
+    store.ping().await.unwrap();
+    store.close().await;
+}
+
+pub(crate) async fn api_keys(db: Database) {
+    let store = db.open().await;
+    let team = team(&store, 1).await;
+    let hash = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8";
+    let key = ApiKeyRow {
+        id: uuid(1),
+        team_id: team.clone(),
+        user_id: user_id(1),
+        name: "first".to_owned(),
+        mask: "e2b_…42d8".to_owned(),
+        created_us: 5,
+        revoked_us: None,
+    };
+    let stored = KeyHash::new(hash.to_owned());
+    store.api_key_insert(&key, &stored).await.unwrap();
+    let owner = ApiKeyOwner {
+        key_id: key.id.clone(),
+        team_id: team.clone(),
+        user_id: user_id(1),
+    };
+    assert_eq!(store.api_key_by_hash(&stored).await.unwrap(), Some(owner));
+    assert_eq!(
+        store.api_key_by_hash(&KeyHash::new("other".to_owned())).await.unwrap(),
+        None
+    );
+
+    let twice = ApiKeyRow {
+        id: uuid(2),
+        ..key.clone()
+    };
+    let error = store.api_key_insert(&twice, &stored).await.unwrap_err();
+    assert!(matches!(error, StoreError::Conflict { what: "API key" }), "{error:?}");
+    assert!(!all_of(&error).contains(hash));
+    assert!(!format!("{stored:?}").contains(hash));
+
+    assert_eq!(
+        store.api_key_list(&team).await.unwrap().as_slice(),
+        std::slice::from_ref(&key)
+    );
+    assert_eq!(store.api_key_list(&team_id(2)).await.unwrap(), []);
+    assert_eq!(store.api_key_revoke(&uuid(9), 6).await.unwrap(), None);
+    let revoked = ApiKeyRow {
+        revoked_us: Some(6),
+        ..key
+    };
+    assert_eq!(store.api_key_revoke(&uuid(1), 6).await.unwrap(), Some(revoked.clone()));
+    assert_eq!(store.api_key_revoke(&uuid(1), 7).await.unwrap(), Some(revoked.clone()));
+    assert_eq!(store.api_key_by_hash(&stored).await.unwrap(), None);
+    assert_eq!(store.api_key_list(&team).await.unwrap(), [revoked]);
+    store.close().await;
+}
+
+pub(crate) async fn access_keys(db: Database) {
+    let store = db.open().await;
+    let team = team(&store, 1).await;
+    let key = AccessKeyRow {
+        id: "AK0001".to_owned(),
+        team_id: team.clone(),
+        user_id: user_id(1),
+        name: "first".to_owned(),
+        secret_sealed: SealedSecret::new("c2VhbGVk".to_owned()),
+        created_us: 5,
+        revoked_us: None,
+    };
+    store.access_key_insert(&key).await.unwrap();
+    let error = store.access_key_insert(&key).await.unwrap_err();
+    assert!(
+        matches!(error, StoreError::Conflict { what: "access key" }),
+        "{error:?}"
+    );
+    assert!(!all_of(&error).contains("c2VhbGVk"));
+    assert!(!format!("{key:?}").contains("c2VhbGVk"));
+    let found = store.access_key_by_id("AK0001").await.unwrap().unwrap();
+    assert_eq!(found, key);
+    assert_eq!(found.secret_sealed.as_str(), "c2VhbGVk");
+    assert_eq!(
+        store.access_key_list(&team).await.unwrap().as_slice(),
+        std::slice::from_ref(&key)
+    );
+    let revoked = store.access_key_revoke("AK0001", 8).await.unwrap().unwrap();
+    assert_eq!(revoked.revoked_us, Some(8));
+    assert_eq!(store.access_key_by_id("AK0001").await.unwrap(), None);
+    assert_eq!(store.access_key_list(&team).await.unwrap(), [revoked]);
+    assert_eq!(store.access_key_revoke("AK0002", 8).await.unwrap(), None);
+    store.close().await;
+}
+
+/// SQLite would store a NUL character where PostgreSQL refuses it, so neither is asked.
+pub(crate) async fn text_that_one_engine_refuses(db: Database) {
+    let store = db.open().await;
+    let row = TeamRow {
+        id: team_id(1),
+        name: "a\0b".to_owned(),
+        created_us: 7,
+    };
+    let error = store.team_insert(&row).await.unwrap_err();
+    assert!(
+        matches!(error, StoreError::Unstorable { what: "team name" }),
+        "{error:?}"
+    );
+    assert!(store.team_list().await.unwrap().is_empty());
+    store.close().await;
+}

@@ -1,0 +1,92 @@
+//! The store on both engines: one suite, and the engine is a parameter.
+//!
+//! PostgreSQL is a real server that the suite starts in a temporary directory. Without its program the suite fails: a
+//! suite that skips an engine proves nothing about it.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test an error is a failure, and where it happened is what matters"
+)]
+
+mod access;
+mod concurrency;
+mod database;
+mod lists;
+mod opening;
+mod postgres;
+mod samples;
+mod sandboxes;
+mod templates;
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+
+use crate::database::{Database, Databases};
+
+type Case = fn(Database) -> Pin<Box<dyn Future<Output = ()>>>;
+
+macro_rules! cases {
+    ($($module:ident :: $name:ident),* $(,)?) => {
+        &[$((concat!(stringify!($module), "::", stringify!($name)), |db| Box::pin($module::$name(db)))),*]
+    };
+}
+
+const CASES: &[(&str, Case)] = cases![
+    access::teams_and_users,
+    access::api_keys,
+    access::access_keys,
+    access::text_that_one_engine_refuses,
+    templates::names_are_resolved_in_scope_order,
+    templates::a_taken_alias_leaves_no_template,
+    templates::spawns_are_counted,
+    templates::the_newest_ready_build_counts,
+    sandboxes::every_field_comes_back,
+    sandboxes::a_life,
+    sandboxes::changes_from_an_old_view_are_stale,
+    sandboxes::ends_move_only_while_running,
+    sandboxes::corrupt_rows_are_named,
+    lists::pages_follow_each_other_in_both_orders,
+    lists::filters_are_all_applied,
+    lists::metadata_is_matched_over_many_rows,
+    lists::pages_stay_in_place_while_sandboxes_come_and_go,
+    lists::live_sandboxes_of_every_team,
+    concurrency::one_writer_wins_each_version,
+    concurrency::extensions_never_shorten,
+    concurrency::two_processes_write_at_once,
+    concurrency::abandoned_changes_leave_no_lock,
+    opening::many_open_a_new_database_at_once,
+    opening::a_second_migration_changes_nothing,
+    opening::a_newer_schema_is_refused,
+    opening::rows_survive_a_drop_without_close,
+    opening::columns_are_text_or_bigint,
+];
+
+#[test]
+fn suite_on_sqlite() {
+    suite(&Databases::sqlite());
+}
+
+#[test]
+fn suite_on_postgres() {
+    suite(&Databases::postgres());
+}
+
+/// Runs every case on a database of its own, all of them even when some fail.
+fn suite(databases: &Databases) {
+    let mut failed = Vec::new();
+    for (name, case) in CASES {
+        let run = AssertUnwindSafe(|| {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async { case(databases.create().await).await });
+        });
+        if catch_unwind(run).is_err() {
+            failed.push(*name);
+        }
+    }
+    assert!(failed.is_empty(), "failed cases: {failed:?}");
+}

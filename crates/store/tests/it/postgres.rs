@@ -1,0 +1,163 @@
+//! A PostgreSQL server of our own: on a unix socket in a temporary directory, without TCP, gone when dropped.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tempfile::TempDir;
+
+/// A running server.
+pub(crate) struct Server {
+    child: Child,
+    log: Option<JoinHandle<()>>,
+    dir: TempDir,
+}
+
+impl Server {
+    /// Starts a server and waits until it takes connections.
+    ///
+    /// # Panics
+    /// When the server's program is not installed, or it does not start.
+    pub(crate) fn start() -> Self {
+        let bin =
+            programs().expect("no PostgreSQL server on this machine; the suite needs it: apt-get install postgresql");
+        let dir = tempfile::Builder::new().prefix("store-pg-").tempdir().unwrap();
+        let user = unprivileged_user();
+        if let Some((uid, gid)) = user {
+            chown(dir.path(), Some(uid), Some(gid)).unwrap();
+        }
+        let data = dir.path().join("data");
+        let made = as_user(user, &bin.join("initdb"), dir.path())
+            .args([
+                "--no-sync",
+                "--username=postgres",
+                "--auth=trust",
+                "--encoding=UTF8",
+                "--locale=C",
+                "-D",
+            ])
+            .arg(&data)
+            .output()
+            .unwrap();
+        assert!(
+            made.status.success(),
+            "initdb: {}",
+            String::from_utf8_lossy(&made.stderr)
+        );
+        let mut child = as_user(user, &bin.join("postgres"), dir.path())
+            .arg("-D")
+            .arg(&data)
+            .args([
+                "-c",
+                "listen_addresses=",
+                "-c",
+                "fsync=off",
+                "-c",
+                "full_page_writes=off",
+                "-c",
+            ])
+            .arg(format!("unix_socket_directories={}", dir.path().display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        // From here on, whatever happens, dropping ends the server.
+        let mut server = Self { child, log: None, dir };
+        let mut said = Vec::new();
+        loop {
+            let Some(Ok(line)) = lines.next() else {
+                panic!("PostgreSQL did not start: {said:#?}");
+            };
+            if line.contains("ready to accept connections") {
+                break;
+            }
+            said.push(line);
+        }
+        // Somebody must go on reading, or the server stands still once the pipe is full.
+        server.log = Some(std::thread::spawn(move || lines.for_each(drop)));
+        server
+    }
+
+    /// The address of a database of this server.
+    pub(crate) fn url(&self, database: &str) -> String {
+        format!(
+            "postgres://postgres@localhost/{database}?host={}",
+            self.dir.path().display()
+        )
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // SIGQUIT ends a server at once and, unlike SIGKILL, with its shared memory released.
+        let sent = kill_process(Pid::from_child(&self.child), Signal::QUIT);
+        let ended = self.child.wait();
+        if let Some(log) = self.log.take() {
+            let _ = log.join();
+        }
+        if !std::thread::panicking() {
+            sent.unwrap();
+            ended.unwrap();
+        }
+    }
+}
+
+/// The directory with `initdb` and `postgres`: Debian's newest, else one on the path.
+fn programs() -> Option<PathBuf> {
+    let mut debian: Vec<PathBuf> = fs::read_dir("/usr/lib/postgresql")
+        .map(|entries| entries.flatten().map(|entry| entry.path().join("bin")).collect())
+        .unwrap_or_default();
+    debian.sort_by_key(|path| version_of(path));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    debian
+        .into_iter()
+        .rev()
+        .chain(std::env::split_paths(&path))
+        .find(|dir| dir.join("initdb").exists() && dir.join("postgres").exists())
+}
+
+fn version_of(bin: &Path) -> u32 {
+    let version = bin.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    version.and_then(|name| name.parse().ok()).unwrap_or(0)
+}
+
+/// Whom to run the server as: it refuses root.
+fn unprivileged_user() -> Option<(u32, u32)> {
+    if !geteuid().is_root() {
+        return None;
+    }
+    let passwd = fs::read_to_string("/etc/passwd").unwrap();
+    let find = |wanted: &str| {
+        passwd.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            (fields.first() == Some(&wanted)).then(|| (fields[2].parse().unwrap(), fields[3].parse().unwrap()))
+        })
+    };
+    Some(
+        find("postgres")
+            .or_else(|| find("nobody"))
+            .expect("a user postgres or nobody"),
+    )
+}
+
+/// A command as that user, which gets SIGQUIT when the thread that started it ends, so that a suite that is killed
+/// takes its server along.
+fn as_user(user: Option<(u32, u32)>, program: &Path, dir: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "QUIT"]);
+    if let Some((uid, gid)) = user {
+        command.args([
+            format!("--reuid={uid}"),
+            format!("--regid={gid}"),
+            "--clear-groups".to_owned(),
+        ]);
+    }
+    command.arg(program).current_dir(dir).env("LC_ALL", "C");
+    command
+}

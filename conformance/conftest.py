@@ -1,0 +1,87 @@
+"""Fixtures of every suite: one platform per session, a sandbox per test, and no skipped test.
+
+A skipped test proves nothing, so it fails the run like a failed one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.hoststate import HostState, left_over
+from harness.platform import Platform
+
+# Small enough to be filled in a test, large enough for a 100 MB file twice.
+CONFIG = "[sandbox]\ndisk_mb = 768\n"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and reporter.stats.get("skipped") and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line("skipped tests count as failed", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def work_dir() -> Iterator[Path]:
+    # Short, because paths of unix sockets are limited to 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="rf-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="session")
+def platform(work_dir: Path) -> Iterator[Platform]:
+    """A running platform whose credentials are in the environment; afterwards nothing of it may be left."""
+    before = HostState.take()
+    server = Platform(work_dir / "data", config=CONFIG)
+    try:
+        server.start()
+        server.use()
+        yield server
+        assert server.terminate() == 0, server.log_tail()
+        down = server.down()
+        assert down.returncode == 0, down.stderr
+        assert left_over(before) == {}
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def secrets(platform: Platform) -> list[str]:
+    """Values that must never appear in a log."""
+    return [v for k, v in platform.credentials().items() if k.endswith("_KEY")]
+
+
+@pytest.fixture
+def sandbox(platform: Platform):
+    """A fresh sandbox with the SDK's defaults."""
+    from e2b import Sandbox
+
+    box = Sandbox.create(timeout=120)
+    try:
+        yield box
+    finally:
+        box.kill()
+
+
+@pytest.fixture
+def neighbour(platform: Platform):
+    """A second sandbox beside the one under test."""
+    from e2b import Sandbox
+
+    box = Sandbox.create(timeout=120)
+    try:
+        yield box
+    finally:
+        box.kill()
+
+
+def pytest_report_header() -> str:
+    from importlib.metadata import version
+
+    return f"e2b {version('e2b')}, platform {os.environ.get('RINGFENCE_BIN')}"

@@ -1,0 +1,321 @@
+"""Hogs: whatever one sandbox uses up, the host, its agent and its neighbour keep theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+import pytest
+from e2b import CommandExitException, Sandbox
+
+from harness.inside import Marked, root, status
+from harness.platform import Platform
+from harness.traffic import until
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start_hog(sandbox: Sandbox, code: str, user: str = "root") -> str:
+    """Runs Python code that takes all it can get, prints what it got and keeps it; returns what it printed."""
+    sandbox.files.write("/tmp/hog.py", code + "\nimport time\ntime.sleep(86400)\n", user="root")
+    handle = sandbox.commands.run("ulimit -n 65536; exec python3 /tmp/hog.py", background=True, user=user, timeout=0)
+    return next(iter(handle))[0]
+
+
+PRELUDE = "import ctypes,os,struct\nlibc=ctypes.CDLL(None,use_errno=True)\n"
+
+INOTIFY = PRELUDE + "n=0\nwhile libc.inotify_init1(0)>=0 and n<60000: n+=1\nprint(n,flush=True)"
+TIMERS = (
+    PRELUDE
+    + "t=ctypes.c_void_p()\nn=0\nwhile n<300000 and libc.timer_create(1,None,ctypes.byref(t))==0: n+=1\nprint(n,flush=True)"
+)
+SIGNALS = (
+    PRELUDE
+    + "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK,[signal.SIGRTMIN])\nn=0\n"
+    + "while n<300000 and libc.sigqueue(os.getpid(),int(signal.SIGRTMIN),ctypes.c_void_p(0))==0: n+=1\nprint(n,flush=True)"
+)
+QUEUES = (
+    PRELUDE
+    + "n=0\nattr=struct.pack('llll',0,10,8192,0)+bytes(64)\n"
+    + "while n<5000 and libc.syscall(240,b'q%d'%n,0o102,0o600,attr)>=0: n+=1\nprint(n,flush=True)"
+)
+LOCKED = (
+    PRELUDE
+    + "n=0\nlibc.mmap.restype=ctypes.c_void_p\n"
+    + "while n<4096:\n p=libc.mmap(None,ctypes.c_size_t(1<<16),3,0x22,-1,0)\n"
+    + " if libc.mlock(ctypes.c_void_p(p),ctypes.c_size_t(1<<16)): break\n n+=1\nprint(n,flush=True)"
+)
+
+# Just enough of each for ordinary work; what a hog elsewhere must leave.
+SMALL = {
+    "inotify": PRELUDE + "print(sum(libc.inotify_init1(0)>=0 for _ in range(8)))",
+    "timers": PRELUDE + "t=ctypes.c_void_p()\nprint(sum(libc.timer_create(1,None,ctypes.byref(t))==0 for _ in range(8)))",
+    "queues": PRELUDE
+    + "attr=struct.pack('llll',0,10,8192,0)+bytes(64)\n"
+    + "print(sum(libc.syscall(240,b'rf%d'%n,0o102,0o600,attr)>=0 and libc.syscall(241,b'rf%d'%n)==0 for n in range(8)))",
+}
+
+
+def small_needs(run) -> dict[str, int]:
+    return {name: int(run(code)) for name, code in SMALL.items()}
+
+
+def on_the_host(code: str) -> str:
+    import subprocess
+    import sys
+
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("hog", ["INOTIFY", "TIMERS", "SIGNALS", "QUEUES", "LOCKED"])
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_what_the_kernel_counts_per_user_is_counted_per_sandbox(
+    sandbox: Sandbox, neighbour: Sandbox, hog: str, user: str
+) -> None:
+    taken = int(start_hog(sandbox, globals()[hog], user))
+    assert taken > 0
+    everything = {"inotify": 8, "timers": 8, "queues": 8}
+    assert small_needs(on_the_host) == everything
+
+    def in_the_neighbour(code: str) -> str:
+        neighbour.files.write("/tmp/small.py", code)
+        return neighbour.commands.run("python3 /tmp/small.py", user=user).stdout
+
+    assert small_needs(in_the_neighbour) == everything
+    assert root(sandbox, "echo alive") == "alive\n"
+
+
+def test_a_memory_hog_is_killed_and_the_agent_lives(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    before = memory_available_mb()
+    for _ in range(3):
+        with pytest.raises(CommandExitException) as killed:
+            sandbox.commands.run("exec python3 -c 'x=[bytearray(1<<20) for _ in range(4000)]'", user="root")
+        assert killed.value.exit_code in (-1, 137)
+        assert root(sandbox, "echo next") == "next\n"
+    assert root(neighbour, "echo untouched") == "untouched\n"
+    assert before - memory_available_mb() < 1024
+
+
+def memory_available_mb() -> int:
+    line = [line for line in open("/proc/meminfo") if line.startswith("MemAvailable")][0]
+    return int(line.split()[1]) // 1024
+
+
+def test_memory_in_files_counts_too(sandbox: Sandbox) -> None:
+    before = memory_available_mb()
+    for place in ("/dev/shm", "/run", "/tmp"):
+        status(sandbox, f"head -c 3G /dev/zero > {place}/fill", timeout=120)
+        assert before - memory_available_mb() < 1400, place
+        root(sandbox, f"rm -f {place}/fill")
+    assert root(sandbox, "echo next") == "next\n"
+
+
+def test_memory_that_nobody_maps_counts_too(sandbox: Sandbox) -> None:
+    """Pages in pipes, sockets, memfds and page tables belong to the sandbox as well."""
+    before = memory_available_mb()
+    start = time.monotonic()
+    for code in (
+        "import os\nfor n in range(3000):\n f=os.memfd_create(str(n)); os.write(f,bytes(1<<20))",
+        "import os,fcntl\nfds=[]\nfor n in range(20000):\n r,w=os.pipe(); os.set_blocking(w,False); os.write(w,bytes(65536)); fds.append((r,w))",
+        "import socket\nkeep=[]\nfor n in range(20000):\n a,b=socket.socketpair(); a.setblocking(False); a.send(bytes(100000)); keep.append((a,b))",
+    ):
+        sandbox.files.write("/tmp/hidden.py", code)
+        status(sandbox, "ulimit -n 65536; exec python3 /tmp/hidden.py", timeout=120)
+        assert before - memory_available_mb() < 1400
+        assert root(sandbox, "echo next") == "next\n"
+    assert time.monotonic() - start < 120
+
+
+def test_a_disk_filler_meets_its_own_limit(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    limit_mb = Sandbox.get_info(sandbox.sandbox_id) and int(root(sandbox, "df -BM --output=size / | tail -1").strip(" M\n"))
+    host = os.statvfs("/")
+    for place in ("/home/user/fill", "/usr/fill", "/var/fill"):
+        assert status(sandbox, f"dd if=/dev/zero of={place} bs=1M status=none", timeout=120) == 1
+    used_mb = (host.f_bavail - os.statvfs("/").f_bavail) * host.f_frsize >> 20
+    assert used_mb < limit_mb + 512
+    assert limit_mb < 1024
+    assert status(sandbox, "echo x > /home/user/more") != 0
+    assert root(sandbox, "echo still answers") == "still answers\n"
+    root(neighbour, "head -c 50M /dev/zero > /home/user/f && sync /home/user/f")
+    root(sandbox, "rm -f /home/user/fill /usr/fill /var/fill")
+    root(sandbox, "echo x > /home/user/more")
+
+
+def test_a_filler_of_names_meets_its_own_limit(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    before = os.statvfs("/").f_favail
+    code = "import os\nos.mkdir('/home/user/d')\ntry:\n for n in range(3000000): os.close(os.open('/home/user/d/%d'%n,os.O_CREAT))\nexcept OSError as e: print(e.errno)"
+    sandbox.files.write("/tmp/names.py", code)
+    assert root(sandbox, "timeout 100 python3 /tmp/names.py", timeout=110).strip() == "28"
+    assert before - os.statvfs("/").f_favail < 2000
+    root(neighbour, "touch /home/user/f")
+
+
+def test_an_fd_hog_meets_its_own_limit(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    code = (
+        "import os,resource\n"
+        "soft,hard=resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE,(hard,hard))\n"
+        "for _ in range(64):\n"
+        " if os.fork()==0: break\n"
+        "n=0\n"
+        "try:\n"
+        " while True: os.dup(0) if n%2 else os.open('/dev/null',0); n+=1\n"
+        "except OSError: pass\n"
+        "print(n,flush=True)"
+    )
+    before = memory_available_mb()
+    assert int(start_hog(sandbox, code)) > 1000
+    assert before - memory_available_mb() < 1400
+    for box in (sandbox, neighbour):
+        assert root(box, "cat /etc/hostname > /dev/null; echo opened") == "opened\n"
+    open("/etc/hostname").close()
+
+
+def pids_limit_above(host_pid: int) -> int:
+    """The smallest pids.max of the groups above a sandbox's own: what all sandboxes may use together."""
+    limits = []
+    for line in open(f"/proc/{host_pid}/cgroup"):
+        _, controllers, path = line.strip().split(":", 2)
+        for mount in ("/sys/fs/cgroup/pids", "/sys/fs/cgroup"):
+            group = Path(mount + path)
+            if not (group / "pids.max").exists() or (controllers and "pids" not in controllers.split(",")):
+                continue
+            for parent in list(group.parents)[: len(Path(path).parents)]:
+                if (parent / "pids.max").exists() and (text := (parent / "pids.max").read_text().strip()) != "max":
+                    limits.append(int(text))
+    return min(limits)
+
+
+def test_all_sandboxes_together_leave_pids_to_the_host(sandbox: Sandbox) -> None:
+    ceiling = int(open("/proc/sys/kernel/pid_max").read())
+    threads = int(open("/proc/sys/kernel/threads-max").read())
+    bound = pids_limit_above(Marked(sandbox).host_pid)
+    assert 0 < bound <= min(ceiling, threads) - 1024
+
+
+BOMB = "b() { b | b & b; }; b"
+SPIN = "while :; do :; done"
+
+
+def test_a_fork_bomb_is_held(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    inside = Marked(sandbox)
+    sandbox.commands.run(BOMB, background=True, user="root", timeout=0)
+    namespace = os.readlink(f"/proc/{inside.host_pid}/ns/pid")
+
+    def processes() -> int:
+        count = 0
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try:
+                    count += os.readlink(f"/proc/{name}/ns/pid") == namespace
+                except OSError:
+                    continue
+        return count
+
+    until(lambda: processes() > 200, "the bomb is going off")
+    peak = 0
+    for _ in range(20):
+        peak = max(peak, processes())
+        assert neighbour.commands.run("echo answered").stdout == "answered\n"
+    assert peak <= 2048 + 8
+    assert sandbox.is_running()
+    begun = time.monotonic()
+    assert sandbox.kill()
+    assert time.monotonic() - begun < 10
+    until(lambda: processes() == 0, "every process of the bomb is gone", within_s=10)
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# Below this a p99 on a small shared machine is the noise of its own scheduler.
+FLOOR_MS = 12.0
+COMMANDS = 200
+
+
+def test_a_neighbour_stays_fast_beside_a_fork_bomb_and_a_cpu_hog(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    def measure() -> list[float]:
+        took = []
+        for _ in range(COMMANDS):
+            begun = time.monotonic()
+            assert neighbour.commands.run("true").exit_code == 0
+            took.append((time.monotonic() - begun) * 1000)
+        return took
+
+    measure()
+    idle = measure()
+    for _ in range(4):
+        sandbox.commands.run(SPIN, background=True, user="root", timeout=0)
+    sandbox.commands.run(BOMB, background=True, user="root", timeout=0)
+    loaded = measure()
+    report = {
+        name: {share: round(percentile(values, share), 1) for share in (0.5, 0.9, 0.99, 1.0)}
+        for name, values in (("idle", idle), ("loaded", loaded))
+    }
+    print(f"`true` in a neighbour, ms: {report}")
+    bound = 3 * max(percentile(idle, 0.99), FLOOR_MS)
+    assert percentile(loaded, 0.99) <= bound, report
+    assert sandbox.kill()
+
+
+def test_limits_hold_for_terminals_too(sandbox: Sandbox) -> None:
+    from e2b import PtySize
+
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), user="root")
+    output = iter(terminal)
+    sandbox.pty.send_stdin(terminal.pid, b"python3 -c 'x=[bytearray(1<<20) for _ in range(4000)]'; echo code=$?\n")
+    seen = b""
+    for _, _, data in output:
+        seen += data or b""
+        if b"code=137" in seen:
+            break
+    assert b"code=137" in seen
+    assert sandbox.pty.kill(terminal.pid)
+
+
+def test_the_platform_survives_a_flood_of_output(sandbox: Sandbox, neighbour: Sandbox, platform: Platform) -> None:
+    """A command that writes without end and a client that does not read must not grow the platform."""
+    pid = platform.process.pid
+
+    def resident_mb() -> int:
+        return int([line for line in open(f"/proc/{pid}/status") if line.startswith("VmRSS")][0].split()[1]) // 1024
+
+    before = resident_mb()
+    handle = sandbox.commands.run("yes", background=True, timeout=0)
+    for _ in range(50):
+        assert neighbour.commands.run("true").exit_code == 0
+    assert resident_mb() - before < 64
+    handle.kill()
+
+
+def test_limits_follow_the_configuration(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> None:
+    config = "[sandbox]\ncpu_count = 1\nmemory_mb = 128\npids = 64\ndisk_mb = 96\n"
+    own = Platform(tmp_path_factory.mktemp("small") / "data", config=config)
+    try:
+        own.start()
+        own.use()
+        box = Sandbox.create()
+        info = box.get_info()
+        assert (info.cpu_count, info.memory_mb) == (1, 128)
+        spin = (
+            "import os,time\nchildren=[p for p in (os.fork() for _ in range(1)) if p]\n"
+            "end=time.time()+2\nwhile time.time()<end: pass\n"
+            "used=time.process_time()\n"
+            "if children:\n os.wait(); t=os.times(); print(used+t.children_user+t.children_system)"
+        )
+        box.files.write("/tmp/spin.py", spin)
+        used = float(root(box, "python3 /tmp/spin.py"))
+        assert used < 2 * 1.25, f"{used} s of cpu in 2 s of time on one core"
+        assert status(box, "exec python3 -c 'bytearray(200<<20)'") in (-1, 137)
+        assert status(box, "exec python3 -c 'bytearray(40<<20)'") == 0
+        sleepers = "for n in $(seq 100); do sleep 30 & done; jobs -r | wc -l; kill $(jobs -p)"
+        assert int(root(box, f"({sleepers}) 2>/dev/null || true").split()[0]) < 64
+        assert status(box, "head -c 150M /dev/zero > /home/user/f") != 0
+        assert own.terminate() == 0
+    finally:
+        own.close()
+        platform.use()

@@ -1,0 +1,143 @@
+"""The network: no way out, no way to the host, and no way for the workload to its own agent's controls."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+
+import httpx
+from e2b import Sandbox
+
+from harness.inside import probe, root
+from harness.platform import Platform
+
+
+def host_addresses() -> list[str]:
+    """Addresses of this host that are not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
+        try:
+            probe_socket.connect(("192.0.2.1", 9))
+            return [probe_socket.getsockname()[0]]
+        except OSError:
+            return []
+
+
+def test_no_way_out(sandbox: Sandbox, platform: Platform) -> None:
+    port = platform.port
+    targets = [
+        "192.0.2.1:80",
+        "198.51.100.7:443",
+        "8.8.8.8:53",
+        "169.254.169.254:80",
+        "10.0.0.1:22",
+        "172.17.0.1:80",
+        "192.168.0.1:80",
+        f"127.0.0.1:{port}",
+        f"::1:{port}",
+        "2001:db8::1:443",
+        "0.0.0.0:" + str(port),
+        *(f"{address}:{port}" for address in host_addresses()),
+    ]
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        targets += [f"{address}:{listener.getsockname()[1]}" for address in host_addresses()]
+        outcome = probe(sandbox, "outward", *targets)
+        listener.settimeout(0)
+        try:
+            listener.accept()
+            raise AssertionError("a connection from the sandbox reached the host")
+        except BlockingIOError:
+            pass
+    for target, seen in outcome.items():
+        assert seen["tcp"] not in ("ok", "SIGALRM"), (target, seen)
+        assert seen["udp"] != "ok", (target, seen)
+        assert seen["seconds"] < 3, (target, seen)
+
+
+def test_names_do_not_hang(sandbox: Sandbox) -> None:
+    took = float(root(sandbox, "python3 -c \"import time,socket\nt=time.time()\ntry: socket.getaddrinfo('example.com',80)\nexcept OSError: pass\nprint(time.time()-t)\""))
+    assert took < 12
+    assert "127.0.0.1" in root(sandbox, "getent hosts localhost || getent ahostsv4 localhost")
+
+
+def test_unix_sockets_of_the_host_are_not_there(sandbox: Sandbox) -> None:
+    name = f"rf-{uuid.uuid4().hex}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        assert probe(sandbox, "abstract", name) == "ECONNREFUSED"
+
+
+def test_the_control_channel_answers_nobody_inside(sandbox: Sandbox) -> None:
+    for user in ("root", "user"):
+        for name, answer in probe(sandbox, "control", user=user).items():
+            assert "HTTP/1.1 2" not in answer, (name, answer)
+            assert answer in ("", "ECONNREFUSED", "ECONNRESET", "EPERM", "EACCES", "EPIPE", "EPROTOTYPE"), (name, answer)
+    assert root(sandbox, "echo unharmed") == "unharmed\n"
+
+
+def test_a_flood_of_the_control_channel_does_not_lock_the_host_out(sandbox: Sandbox) -> None:
+    hog = (
+        "import socket,time\nheld=[]\n"
+        "for n in range(4000):\n"
+        " try:\n  s=socket.socket(socket.AF_UNIX); s.setblocking(False); s.connect('\\0ringfence/control'); held.append(s)\n"
+        " except OSError: pass\n"
+        "print('flooded',flush=True); time.sleep(600)"
+    )
+    sandbox.files.write("/tmp/flood.py", hog)
+    handle = sandbox.commands.run("ulimit -n 8192; exec python3 /tmp/flood.py", background=True, user="root", timeout=0)
+    assert "flooded" in next(iter(handle))[0]
+    assert root(sandbox, "echo answered") == "answered\n"
+    assert Sandbox.connect(sandbox.sandbox_id).commands.run("echo too").stdout == "too\n"
+
+
+def test_its_own_agent_wants_the_token_from_inside_too(sandbox: Sandbox) -> None:
+    outcome = probe(sandbox, "own_agent")
+    for call, code in outcome.items():
+        if call.split()[1] in ("/init", "/freeze"):
+            assert code == 404, (call, code)
+        else:
+            assert code in (401, 404), (call, code)
+
+
+def test_control_routes_are_404_from_outside(sandbox: Sandbox, platform: Platform) -> None:
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        answer = httpx.request(
+            method,
+            f"{platform.url}/init",
+            headers={
+                "E2b-Sandbox-Id": sandbox.sandbox_id,
+                "E2b-Sandbox-Port": "49983",
+                "X-Access-Token": sandbox._envd_access_token or "",
+            },
+        )
+        assert answer.status_code == 404, method
+
+
+def test_two_sandboxes_cannot_reach_each_other(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    neighbour.commands.run("python3 -m http.server 8123 --bind 0.0.0.0", background=True, timeout=0)
+    addresses = root(neighbour, "hostname -I 2>/dev/null || true").split()
+    outcome = probe(sandbox, "outward", *(f"{address}:8123" for address in [*addresses, "127.0.0.1"] if ":" not in address))
+    assert all(seen["tcp"] != "ok" for seen in outcome.values())
+
+
+def test_the_platform_answers_a_hostile_port_with_care(sandbox: Sandbox, platform: Platform) -> None:
+    """A server inside that speaks nonsense harms only its own callers."""
+    nonsense = (
+        "import socket\ns=socket.create_server(('127.0.0.1',8200))\n"
+        "print('up',flush=True)\n"
+        "for data in (b'nonsense\\r\\n\\r\\n', b'HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nab',"
+        " b'HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\nZZ\\r\\n', b'HTTP/1.1 999999 X\\r\\n\\r\\n',"
+        " b'HTTP/1.1 200 OK\\r\\n' + b'X: ' + b'y'*2000000 + b'\\r\\n\\r\\n', b''):\n"
+        " c,_=s.accept(); c.recv(65536); c.sendall(data); c.close()\n"
+    )
+    sandbox.files.write("/tmp/nonsense.py", nonsense)
+    handle = sandbox.commands.run("python3 /tmp/nonsense.py", background=True, timeout=0)
+    assert "up" in next(iter(handle))[0]
+    for _ in range(6):
+        try:
+            answer = httpx.get(f"{platform.url}/", headers={"Host": sandbox.get_host(8200)}, timeout=20)
+            assert answer.status_code in (200, 502)
+        except httpx.HTTPError:
+            pass
+    assert httpx.get(f"{platform.url}/health").status_code == 200
+    assert root(sandbox, "echo fine") == "fine\n"

@@ -1,0 +1,199 @@
+"""The state of the host that a sandbox platform could leave behind, as comparable sets.
+
+A snapshot is taken before the platform starts and compared after it is down. Only what a platform makes is looked
+at (namespaces, mounts, its cgroups, loop devices, its processes, links, listening sockets, its files), because other
+programs of the host come and go while the suites run. Ends are asynchronous, so a comparison is retried until it is
+empty or its deadline passes; what is left then is reported by name.
+
+Everything is counted under a name that a restart of the platform does not change: no process ids, no inode numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+OWN_NAME = "ringfence"
+# SQLite makes and removes these beside its file as it pleases.
+SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _link(path: str) -> str | None:
+    """The target of a link below /proc, or None when the process is gone."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def namespaces() -> Counter[str]:
+    """How many namespaces of each kind some process is in."""
+    found = set()
+    for pid in _processes():
+        for kind in NAMESPACES:
+            if link := _link(f"/proc/{pid}/ns/{kind}"):
+                found.add(link)
+    return Counter(link.split(":")[0] for link in found)
+
+
+def foreign_processes() -> Counter[str]:
+    """Commands of the processes in a pid namespace other than ours, and of the platform's own."""
+    own = os.readlink("/proc/self/ns/pid")
+    found: Counter[str] = Counter()
+    for pid in _processes():
+        if pid == os.getpid():
+            continue
+        namespace = _link(f"/proc/{pid}/ns/pid")
+        if namespace is None:
+            continue
+        executable = _link(f"/proc/{pid}/exe") or ""
+        if namespace != own or os.path.basename(executable).startswith(OWN_NAME):
+            command = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+            # A zombie has neither namespace links nor a command line, so it never gets here.
+            found[command] += 1
+    return found
+
+
+def mounts() -> Counter[str]:
+    """The mounts of our mount namespace, as `point type source`."""
+    found: Counter[str] = Counter()
+    for line in _text("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4]
+        kind, source = right.split()[:2]
+        found[f"{point} {kind} {source}"] += 1
+    return found
+
+
+def cgroups() -> set[str]:
+    """The platform's cgroups in every hierarchy."""
+    found = set()
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        for name in names:
+            path = os.path.join(directory, name)
+            if OWN_NAME in path:
+                found.add(path)
+    return found
+
+
+def loop_devices() -> set[str]:
+    """Files that loop devices are bound to."""
+    found = set()
+    for device in Path("/sys/block").glob("loop*"):
+        if backing := _text(f"{device}/loop/backing_file").strip():
+            found.add(backing)
+    return found
+
+
+def links() -> set[str]:
+    """Network interfaces of our network namespace."""
+    return set(os.listdir("/sys/class/net"))
+
+
+def sockets() -> set[str]:
+    """Unix sockets of our network namespace that carry the platform's name."""
+    return {line.split()[-1] for line in _text("/proc/net/unix").splitlines() if OWN_NAME in line}
+
+
+def loose_files() -> set[str]:
+    """Files with the platform's name in the places where programs drop files."""
+    found = set()
+    for directory in ("/run", "/dev/shm", "/var/run", "/var/lock"):
+        try:
+            found.update(f"{directory}/{name}" for name in os.listdir(directory) if OWN_NAME in name)
+        except OSError:
+            continue
+    return found
+
+
+def files(root: Path) -> set[str]:
+    """Everything below a directory, by relative path, without crossing into mounts."""
+    found = set()
+    if not root.exists():
+        return found
+    device = root.stat().st_dev
+    for directory, names, leaves in os.walk(root):
+        kept = []
+        for name in names:
+            path = os.path.join(directory, name)
+            found.add(os.path.relpath(path, root) + "/")
+            try:
+                if os.lstat(path).st_dev == device:
+                    kept.append(name)
+            except OSError:
+                continue
+        names[:] = kept
+        found.update(
+            os.path.relpath(os.path.join(directory, leaf), root)
+            for leaf in leaves
+            if not leaf.endswith(SQLITE_SIDECARS)
+        )
+    return found
+
+
+@dataclass
+class HostState:
+    """One look at the host."""
+
+    namespaces: Counter[str] = field(default_factory=Counter)
+    processes: Counter[str] = field(default_factory=Counter)
+    mounts: Counter[str] = field(default_factory=Counter)
+    cgroups: Counter[str] = field(default_factory=Counter)
+    loops: Counter[str] = field(default_factory=Counter)
+    links: Counter[str] = field(default_factory=Counter)
+    sockets: Counter[str] = field(default_factory=Counter)
+    loose: Counter[str] = field(default_factory=Counter)
+    files: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def take(cls, data_dir: Path | None = None) -> HostState:
+        """Looks at the host, and at the files of a data directory when one is given."""
+        return cls(
+            namespaces=namespaces(),
+            processes=foreign_processes(),
+            mounts=mounts(),
+            cgroups=Counter(cgroups()),
+            loops=Counter(loop_devices()),
+            links=Counter(links()),
+            sockets=Counter(sockets()),
+            loose=Counter(loose_files()),
+            files=Counter(files(data_dir)) if data_dir else Counter(),
+        )
+
+    def added(self, later: HostState) -> dict[str, dict[str, int]]:
+        """What `later` has more than this one, by kind and name; empty when nothing was left over."""
+        extra = {}
+        for kind in fields(self):
+            more = getattr(later, kind.name) - getattr(self, kind.name)
+            if more:
+                extra[kind.name] = dict(more)
+        return extra
+
+    def counts(self) -> dict[str, int]:
+        """How many there are of each kind."""
+        return {kind.name: getattr(self, kind.name).total() for kind in fields(self)}
+
+
+def left_over(before: HostState, data_dir: Path | None = None, within_s: float = 15.0) -> dict[str, dict[str, int]]:
+    """What is on the host now and was not `before`, once it no longer shrinks to nothing within the deadline."""
+    deadline = time.monotonic() + within_s
+    while True:
+        extra = before.added(HostState.take(data_dir))
+        if not extra or time.monotonic() > deadline:
+            return extra
+        time.sleep(0.05)

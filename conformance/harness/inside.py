@@ -1,0 +1,63 @@
+"""Looking at a sandbox from both sides: programs run inside as its root, and its processes found from the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from e2b import CommandExitException, Sandbox
+
+from harness.traffic import program
+
+PROBE = "/tmp/probe.py"
+
+
+def probe(sandbox: Sandbox, name: str, *arguments: str, user: str = "root", timeout: float = 120) -> Any:
+    """Runs one of the attempts of `programs/probe.py` inside and returns its outcome."""
+    sandbox.files.write(PROBE, program("probe.py"), user="root")
+    words = " ".join(f"'{argument}'" for argument in (name, *arguments))
+    return json.loads(sandbox.commands.run(f"python3 {PROBE} {words}", user=user, timeout=timeout).stdout)
+
+
+def root(sandbox: Sandbox, command: str, timeout: float = 60) -> str:
+    """Standard output of a command run as root inside."""
+    return sandbox.commands.run(command, user="root", timeout=timeout).stdout
+
+
+def status(sandbox: Sandbox, command: str, user: str = "root", timeout: float = 60) -> int:
+    """Exit code of a command; -1 when a signal ended it."""
+    try:
+        return sandbox.commands.run(command, user=user, timeout=timeout).exit_code
+    except CommandExitException as failed:
+        return failed.exit_code
+
+
+class Marked:
+    """A process inside a sandbox that the host can find, because its command line carries a mark of its own."""
+
+    def __init__(self, sandbox: Sandbox, user: str = "root") -> None:
+        # The mark is the name of the process, so that it cannot be mistaken for one of the host.
+        self.mark = f"rf-{uuid.uuid4().hex[:10]}"
+        self.handle = sandbox.commands.run(f"exec -a {self.mark} sleep 86400", background=True, user=user, timeout=0)
+        self.inner_pid = self.handle.pid
+
+    @property
+    def host_pid(self) -> int:
+        return next(pid for pid in host_pids(self.mark))
+
+
+def host_pids(mark: str) -> list[int]:
+    """Processes of the host whose first argument is the mark."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                first = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")[0]
+            except OSError:
+                continue
+            if first == mark.encode():
+                found.append(int(name))
+    return found

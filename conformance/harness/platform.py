@@ -1,0 +1,155 @@
+"""The platform under test as an operator sees it: a binary, a data directory, a port, signals and exit codes.
+
+Nothing here looks inside: readiness is `GET /health`, the keys come from `credentials.env`, and the sandboxes end
+with `ringfence down`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+
+READY_S = 60.0
+STOP_S = 30.0
+
+
+class PlatformFailed(Exception):
+    """The platform ended, or did not become ready; carries the end of its log."""
+
+
+def binary() -> Path:
+    """The binary under test, from RINGFENCE_BIN."""
+    named = os.environ.get("RINGFENCE_BIN")
+    if not named:
+        raise PlatformFailed("RINGFENCE_BIN does not name the binary under test")
+    path = Path(named).resolve()
+    if not os.access(path, os.X_OK):
+        raise PlatformFailed(f"{path} is not an executable file")
+    return path
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nothing listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Platform:
+    """One data directory and the process that serves it, if any."""
+
+    def __init__(self, data_dir: Path, config: str | None = None) -> None:
+        self.binary = binary()
+        self.data_dir = data_dir
+        self.port = free_port()
+        self.log_path = data_dir.parent / f"{data_dir.name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.config_path: Path | None = None
+        if config is not None:
+            self.config_path = data_dir.parent / f"{data_dir.name}.toml"
+            self.config_path.write_text(config)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        """Ours without anything that would configure the platform or the SDK from outside."""
+        return {k: v for k, v in os.environ.items() if not k.startswith(("RINGFENCE_", "E2B_"))}
+
+    def start(self) -> float:
+        """Starts the platform and returns the seconds until it was ready."""
+        command = [self.binary, "up", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}"]
+        if self.config_path:
+            command += ["--config", self.config_path]
+        begun = time.monotonic()
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), start_new_session=True
+            )
+        self.wait_ready()
+        return time.monotonic() - begun
+
+    def wait_ready(self) -> None:
+        assert self.process
+        deadline = time.monotonic() + READY_S
+        with httpx.Client() as client:
+            while True:
+                if self.process.poll() is not None:
+                    raise PlatformFailed(f"ended with {self.process.returncode}\n{self.log_tail()}")
+                try:
+                    if client.get(f"{self.url}/health", timeout=2).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                if time.monotonic() > deadline:
+                    raise PlatformFailed(f"not ready after {READY_S} s\n{self.log_tail()}")
+                time.sleep(0.005)
+
+    def log(self) -> str:
+        return self.log_path.read_bytes().decode(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    def credentials(self) -> dict[str, str]:
+        """The values of `credentials.env`."""
+        values = {}
+        for line in (self.data_dir / "credentials.env").read_text().splitlines():
+            for word in shlex.split(line, comments=True):
+                name, equals, value = word.partition("=")
+                if equals:
+                    values[name] = value
+        return values
+
+    def use(self) -> None:
+        """Configures the SDK in this process from `credentials.env`, and from nothing else."""
+        for name in [name for name in os.environ if name.startswith("E2B_")]:
+            del os.environ[name]
+        os.environ.update(self.credentials())
+
+    def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Runs a subcommand on this data directory."""
+        return subprocess.run(
+            [self.binary, *arguments, "--data-dir", self.data_dir],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=self.environment(),
+        )
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(STOP_S)
+        self.process = None
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        assert self.process
+        self.process.kill()
+        self.process.wait(STOP_S)
+        self.process = None
+
+    def down(self) -> subprocess.CompletedProcess[str]:
+        """Ends every sandbox; the platform must not be running."""
+        return self.run("down")
+
+    def close(self) -> None:
+        """Whatever happened before: no process and no sandbox of this platform is left."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(STOP_S)
+        self.process = None
+        if self.data_dir.exists():
+            self.down()

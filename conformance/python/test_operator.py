@@ -1,0 +1,148 @@
+"""The platform as its operator meets it: first start, second start, signals, exit codes, `down`."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from harness.hoststate import HostState, left_over
+from harness.platform import Platform, free_port
+from harness.traffic import until
+
+
+@pytest.fixture
+def own(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A second platform beside the session's, on its own data directory; the session's keys return afterwards."""
+    before = HostState.take()
+    server = Platform(tmp_path_factory.mktemp("own") / "data")
+    try:
+        server.start()
+        server.use()
+        yield server
+        if server.process:
+            assert server.terminate() == 0, server.log_tail()
+        down = server.down()
+        assert down.returncode == 0, down.stderr
+        assert left_over(before) == {}
+    finally:
+        server.close()
+        platform.use()
+
+
+def test_the_first_start_writes_the_credentials(own: Platform) -> None:
+    path = own.data_dir / "credentials.env"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(own.data_dir.stat().st_mode) & 0o077 == 0
+    values = own.credentials()
+    assert set(values) >= {
+        "E2B_API_KEY",
+        "E2B_API_URL",
+        "E2B_SANDBOX_URL",
+        "E2B_DOMAIN",
+        "RINGFENCE_ACCESS_KEY",
+        "RINGFENCE_SECRET_KEY",
+    }
+    assert values["E2B_API_KEY"].startswith("e2b_") and len(values["E2B_API_KEY"]) == 44
+    assert values["E2B_API_URL"].endswith(f":{own.port}")
+    assert values["E2B_DOMAIN"] == f"sandbox.localhost:{own.port}"
+
+
+def test_a_second_start_keeps_the_keys_and_follows_the_address(own: Platform) -> None:
+    before = own.credentials()
+    assert own.terminate() == 0
+    own.port = free_port()
+    own.start()
+    after = own.credentials()
+    assert {k: v for k, v in before.items() if k.endswith("_KEY")} == {
+        k: v for k, v in after.items() if k.endswith("_KEY")
+    }
+    assert after["E2B_API_URL"].endswith(f":{own.port}")
+    own.use()
+    with Sandbox.create() as box:
+        assert box.commands.run("echo ok").stdout == "ok\n"
+
+
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_sandboxes_outlive_the_platform(own: Platform, end: str) -> None:
+    box = Sandbox.create(timeout=300, metadata={"k": "v"})
+    box.files.write("kept", "content")
+    handle = box.commands.run("exec sleep 600", background=True, timeout=0)
+    info = box.get_info()
+    getattr(own, end)()
+    own.start()
+    again = Sandbox.connect(box.sandbox_id, timeout=1)
+    assert again.files.read("kept") == "content"
+    assert handle.pid in {item.pid for item in again.commands.list()}
+    assert again.commands.run("echo new").stdout == "new\n"
+    after = again.get_info()
+    assert (after.started_at, after.end_at, after.metadata) == (info.started_at, info.end_at, info.metadata)
+    with Sandbox.create() as other:
+        assert other.commands.run("echo too").stdout == "too\n"
+    assert again.kill()
+
+
+def test_a_deadline_that_passes_while_the_platform_is_down(own: Platform) -> None:
+    box = Sandbox.create(timeout=2)
+    end = box.get_info().end_at
+    own.kill()
+    until(lambda: datetime.now(timezone.utc) > end, "the deadline has passed")
+    own.start()
+    until(lambda: not box.is_running(), "the sandbox is gone", within_s=10)
+    assert Sandbox.list().next_items() == []
+
+
+def test_down_ends_everything(own: Platform) -> None:
+    boxes = [Sandbox.create(timeout=300) for _ in range(3)]
+    assert own.terminate() == 0
+    assert own.down().returncode == 0
+    own.start()
+    assert Sandbox.list().next_items() == []
+    assert not any(box.is_running() for box in boxes)
+
+
+def test_two_platforms_do_not_share_a_data_directory(own: Platform) -> None:
+    second = own.run("up", "--listen", f"127.0.0.1:{free_port()}", timeout_s=30)
+    assert second.returncode == 1
+    assert str(own.data_dir) in second.stderr
+
+
+def test_a_taken_port_is_named(own: Platform, tmp_path: Path) -> None:
+    other = Platform(tmp_path / "data")
+    failed = other.run("up", "--listen", f"127.0.0.1:{own.port}", timeout_s=30)
+    assert failed.returncode == 1
+    assert str(own.port) in failed.stderr
+
+
+def test_wrong_usage_is_2(platform: Platform) -> None:
+    assert platform.run("no-such-command").returncode == 2
+    assert platform.run("up", "--listen", "not-an-address").returncode == 2
+
+
+def test_json_logs(platform: Platform, tmp_path: Path) -> None:
+    own = Platform(tmp_path / "data", config='log_format = "json"\n')
+    try:
+        own.start()
+        assert own.terminate() == 0
+        lines = [line for line in own.log().splitlines() if line.startswith("{")]
+        assert lines and all(isinstance(json.loads(line), dict) for line in lines)
+    finally:
+        own.close()
+        platform.use()
+
+
+def test_doctor_reports(platform: Platform) -> None:
+    report = platform.run("doctor")
+    assert report.returncode == 0, report.stdout + report.stderr
+    for word in ("root", "cgroup", "user namespaces", "overlay"):
+        assert word in report.stdout.lower()
+
+
+def test_health_needs_no_key(platform: Platform) -> None:
+    assert httpx.get(f"{platform.url}/health").status_code == 200

@@ -1,0 +1,178 @@
+"""Servers inside a sandbox, reached from outside by host name, by header, over HTTP/1.1, HTTP/2 and WebSocket."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import httpx
+import pytest
+from e2b import Sandbox
+from websockets.sync.client import connect
+
+from harness.platform import Platform
+from harness.traffic import get, program, until, wait_served
+
+
+def serve(sandbox: Sandbox, port: int, address: str = "0.0.0.0") -> str:
+    """Starts the HTTP server inside and returns its public host name."""
+    sandbox.files.write("/tmp/http_server.py", program("http_server.py"))
+    sandbox.commands.run(f"python3 /tmp/http_server.py {address} {port}", background=True, timeout=0)
+    return sandbox.get_host(port)
+
+
+def raw(platform: Platform) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", platform.port))
+    connection.settimeout(20)
+    return connection
+
+
+def receive(connection: socket.socket, wanted: bytes) -> bytes:
+    """Reads until the bytes contain `wanted`."""
+    seen = b""
+    while wanted not in seen:
+        data = connection.recv(65536)
+        assert data, f"the connection ended before {wanted!r}: {seen!r}"
+        seen += data
+    return seen
+
+
+def test_an_http_server_by_its_host_name(sandbox: Sandbox, platform: Platform) -> None:
+    host = serve(sandbox, 8000)
+    assert host.startswith(f"8000-{sandbox.sandbox_id}.")
+    answer = wait_served(platform.url, host, "/some/path?a=b%20c")
+    assert answer.status_code == 200
+    seen = answer.json()
+    assert (seen["method"], seen["path"]) == ("GET", "/some/path?a=b%20c")
+    assert seen["headers"]["Host"] == host
+    assert not [name for name in seen["headers"] if name.lower().startswith(("x-forwarded", "forwarded"))]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+def test_every_local_address_is_reachable(sandbox: Sandbox, platform: Platform, address: str) -> None:
+    assert wait_served(platform.url, serve(sandbox, 8001, address)).status_code == 200
+
+
+def test_routing_by_headers_on_any_host(sandbox: Sandbox, platform: Platform) -> None:
+    wait_served(platform.url, serve(sandbox, 8002))
+    both = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8002"}
+    for host in (f"127.0.0.1:{platform.port}", "localhost", "anything.example"):
+        answer = httpx.get(f"{platform.url}/here", headers={"Host": host, **both})
+        assert (answer.status_code, answer.json()["path"]) == (200, "/here")
+    for name in both:
+        alone = httpx.get(f"{platform.url}/here", headers={name: both[name]})
+        assert alone.status_code == 400, name
+
+
+def test_the_old_host_form_with_a_client_id(sandbox: Sandbox, platform: Platform) -> None:
+    wait_served(platform.url, serve(sandbox, 8003))
+    assert get(platform.url, f"8003-{sandbox.sandbox_id}-6532622b.any.domain").status_code == 200
+
+
+def test_http_2_from_outside(sandbox: Sandbox, platform: Platform) -> None:
+    host = serve(sandbox, 8004)
+    wait_served(platform.url, host)
+    with httpx.Client(http1=False, http2=True) as client:
+        answer = client.get(f"{platform.url}/two", headers={"Host": host})
+    assert (answer.http_version, answer.status_code, answer.json()["path"]) == ("HTTP/2", 200, "/two")
+
+
+def test_answers_stream_without_buffering(sandbox: Sandbox, platform: Platform) -> None:
+    host = serve(sandbox, 8005)
+    wait_served(platform.url, host)
+    with httpx.stream("GET", f"{platform.url}/stream?/tmp/go", headers={"Host": host}, timeout=20) as answer:
+        parts = answer.iter_raw()
+        assert next(parts) == b"first"
+        # The second half is only sent once this file exists, so the first cannot have waited for it.
+        sandbox.files.write("/tmp/go", "")
+        assert b"".join(parts) == b"second"
+
+
+def test_requests_stream_without_buffering(sandbox: Sandbox, platform: Platform) -> None:
+    host = serve(sandbox, 8006)
+    wait_served(platform.url, host)
+    with raw(platform) as connection:
+        connection.sendall(f"POST /echo HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        connection.sendall(b"5\r\nfirst\r\n")
+        receive(connection, b"first")
+        connection.sendall(b"6\r\nsecond\r\n0\r\n\r\n")
+        receive(connection, b"second")
+
+
+def test_a_large_body_both_ways(sandbox: Sandbox, platform: Platform) -> None:
+    host = serve(sandbox, 8007)
+    wait_served(platform.url, host)
+    body = os.urandom(20 * 1024 * 1024)
+    answer = httpx.post(f"{platform.url}/echo", headers={"Host": host}, content=body, timeout=60)
+    assert answer.status_code == 200 and answer.content == body
+
+
+def test_a_websocket_server(sandbox: Sandbox, platform: Platform) -> None:
+    sandbox.files.write("/tmp/websocket_echo.py", program("websocket_echo.py"))
+    sandbox.commands.run("python3 /tmp/websocket_echo.py 9000", background=True, timeout=0)
+    host = sandbox.get_host(9000)
+
+    def listening() -> bool:
+        return ":9000 " in sandbox.commands.run("ss -ltnH || true").stdout + " "
+
+    until(listening, "the WebSocket server listens")
+    with connect(f"ws://{host}/chat", sock=raw(platform), max_size=None) as client:
+        client.send("hello")
+        assert client.recv(timeout=20) == "hello"
+        large = os.urandom(3 * 1024 * 1024)
+        client.send(large)
+        assert client.recv(timeout=20) == large
+        assert client.ping().wait(20)
+        # A kill must break the open connection, not leave it waiting.
+        sandbox.kill()
+        with pytest.raises(Exception) as broken:
+            client.recv(timeout=20)
+        assert not isinstance(broken.value, TimeoutError)
+
+
+def test_a_closed_port_is_502_with_the_port(sandbox: Sandbox, platform: Platform) -> None:
+    answer = get(platform.url, sandbox.get_host(7999))
+    assert answer.status_code == 502
+    body = answer.json()
+    assert (body["sandboxId"], body["port"], body["code"]) == (sandbox.sandbox_id, 7999, 502)
+    assert "port is not open" in body["message"]
+
+
+def test_a_gone_sandbox_is_502(sandbox: Sandbox, platform: Platform) -> None:
+    sandbox.kill()
+    for port in (49983, 8000):
+        answer = get(platform.url, sandbox.get_host(port), "/health")
+        assert answer.status_code == 502
+        assert "was not found" in answer.json()["message"]
+
+
+def test_a_killed_sandbox_cuts_open_answers(sandbox: Sandbox, platform: Platform) -> None:
+    host = serve(sandbox, 8008)
+    wait_served(platform.url, host)
+    with httpx.stream("GET", f"{platform.url}/forever", headers={"Host": host}, timeout=20) as answer:
+        parts = answer.iter_raw()
+        assert next(parts) == b"open"
+        sandbox.kill()
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            next(parts)
+            pytest.fail("the answer ended as if it were complete")
+
+
+@pytest.mark.parametrize("path", ["/init", "/freeze", "/unfreeze", "/upgrade", "/x/../init", "/%69nit", "//init"])
+def test_control_routes_are_not_reachable_from_outside(sandbox: Sandbox, platform: Platform, path: str) -> None:
+    with raw(platform) as connection:
+        connection.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: {sandbox.get_host(49983)}\r\nContent-Type: application/json\r\n"
+            "Content-Length: 2\r\nConnection: close\r\n\r\n{}".encode()
+        )
+        assert b" 404 " in receive(connection, b"\r\n").splitlines()[0]
+    assert sandbox.commands.run("echo still mine").stdout == "still mine\n"
+
+
+def test_the_agent_wants_its_token(sandbox: Sandbox, platform: Platform) -> None:
+    host = sandbox.get_host(49983)
+    assert get(platform.url, host, "/health").status_code == 204
+    call = {"Content-Type": "application/json", "Connect-Protocol-Version": "1", "Host": host}
+    url = f"{platform.url}/process.Process/List"
+    assert httpx.post(url, headers=call, content="{}").status_code == 401
+    assert httpx.post(url, headers={**call, "X-Access-Token": "0" * 64}, content="{}").status_code == 401

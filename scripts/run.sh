@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Builds Ringfence, starts it, and runs a first sandbox through the published Python SDK.
+#
+# Usage: scripts/run.sh [ARGUMENTS OF ringfence up...]
+# Ends with the platform running in the background and says how to use and how to stop it. Run again while it runs,
+# it only makes another sandbox.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/scripts/common.sh"
+
+need_root
+need_rust
+need_packages "${run_packages[@]}"
+
+say "building"
+cargo build --release --locked --manifest-path "$root/Cargo.toml" -p cli
+binary=$(release_binary)
+data_dir=/var/lib/ringfence
+listen=127.0.0.1:3000
+arguments=("$@")
+for ((i = 0; i < ${#arguments[@]}; i++)); do
+  case ${arguments[i]} in
+    --data-dir) data_dir=${arguments[i + 1]} ;;
+    --data-dir=*) data_dir=${arguments[i]#*=} ;;
+    --listen) listen=${arguments[i + 1]} ;;
+    --listen=*) listen=${arguments[i]#*=} ;;
+  esac
+done
+
+if curl -sf -o /dev/null "http://$listen/health"; then
+  say "already running on $listen"
+else
+  say "starting"
+  log=/var/log/ringfence.log
+  setsid "$binary" up "$@" </dev/null >>"$log" 2>&1 &
+  pid=$!
+  until curl -sf -o /dev/null "http://$listen/health"; do
+    if ! kill -0 "$pid" 2>/dev/null; then
+      tail -n 20 "$log" >&2
+      exit 1
+    fi
+    sleep 0.05
+  done
+  echo "ready on $listen, process $pid, log $log"
+fi
+
+say "a first sandbox"
+venv=$(sdk_environment 2.63.0)
+set -a
+. "$data_dir/credentials.env"
+set +a
+"$venv/bin/python" - <<'PYTHON'
+from e2b import Sandbox
+
+with Sandbox.create() as sandbox:
+    print(sandbox.commands.run("echo Hello from sandbox $E2B_SANDBOX_ID, $(id -un) on $(uname -sr)").stdout, end="")
+PYTHON
+
+cat <<TEXT
+
+The platform keeps running. To use it from your own program, load its keys:
+    set -a; . $data_dir/credentials.env; set +a
+To stop it, leaving the sandboxes for the next start:
+    kill $(ss -ltnpH "sport = :${listen##*:}" | sed -n 's/.*pid=\([0-9]*\).*/\1/p' | head -n 1)
+To end every sandbox afterwards:
+    $binary down --data-dir $data_dir
+TEXT

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Every test of the repository: formatting, lints, unit and integration tests, then the suites that drive the release
+# binary from outside (the published SDK, escapes, crashes). Ends at the first failure; a skipped test is a failure.
+#
+# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk escape crash (default: all, in this order)
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+. scripts/common.sh
+
+need_root
+need_rust
+need_packages "${run_packages[@]}" "${test_packages[@]}"
+
+# Nothing of the caller's may configure what is tested.
+while IFS='=' read -r name _; do
+  case $name in
+    E2B_* | RINGFENCE_BIN | RINGFENCE_DATA_DIR | RINGFENCE_LISTEN | RINGFENCE_DOMAIN | RINGFENCE_CONFIG | PYTEST_*) unset "$name" ;;
+  esac
+done < <(env)
+export PYTHONDONTWRITEBYTECODE=1
+RINGFENCE_BIN=$(release_binary)
+export RINGFENCE_BIN
+binary=$RINGFENCE_BIN
+
+suite() { # VERSION SECONDS DIRECTORY: one pytest run, bounded in time
+  local venv
+  venv=$(sdk_environment "$1")
+  (cd conformance && RINGFENCE_BIN=$binary timeout --signal=INT --kill-after=60 "$2" "$venv/bin/pytest" -p no:cacheprovider "$3")
+}
+
+step_lint() {
+  cargo fmt --all --check
+  cargo clippy --locked --workspace --all-targets -- -D warnings
+}
+
+step_unit() {
+  cargo test --locked --workspace
+}
+
+step_build() {
+  cargo build --locked --release -p cli
+}
+
+step_sdk() {
+  suite 2.63.0 900 python
+  suite 2.45.1 900 python
+}
+
+step_escape() {
+  suite 2.63.0 1200 escape
+}
+
+step_crash() {
+  suite 2.63.0 1500 crash
+}
+
+steps=("$@")
+[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk escape crash)
+report=()
+for step in "${steps[@]}"; do
+  say "$step"
+  begun=$SECONDS
+  "step_$step"
+  report+=("$(printf '%-7s passed in %4d s' "$step" $((SECONDS - begun)))")
+done
+say "all passed"
+printf '%s\n' "${report[@]}"

@@ -1,0 +1,132 @@
+//! The host's end of an agent's control channel.
+//!
+//! Every byte from an agent is treated as hostile: answers are bounded in size and time, and all that is taken from
+//! them is a status, a version and one flag.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::SendRequest;
+use hyper::{Method, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use protocol::agent::Init;
+use tokio::net::UnixStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::AGENT_TIMEOUT;
+
+/// Largest answer of an agent that is read, in bytes.
+const ANSWER_MAX: usize = 4096;
+/// Longest version that an agent may report, in characters.
+const VERSION_MAX: usize = 32;
+
+/// An open control connection.
+#[derive(Debug)]
+pub(crate) struct Control {
+    requests: SendRequest<Full<Bytes>>,
+    _connection: AbortOnDropHandle<()>,
+}
+
+impl Control {
+    /// Speaks HTTP/1.1 on a connected stream socket.
+    pub(crate) async fn open(socket: OwnedFd) -> io::Result<Self> {
+        let socket = std::os::unix::net::UnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        let io = TokioIo::new(UnixStream::from_std(socket)?);
+        let (requests, connection) = hyper::client::conn::http1::Builder::new()
+            .max_buf_size(16 * 1024)
+            .handshake(io)
+            .await
+            .map_err(io::Error::other)?;
+        // Owned by this value: dropped with it.
+        let connection = tokio::task::spawn(async move {
+            let _ = connection.await;
+        });
+        Ok(Self {
+            requests,
+            _connection: AbortOnDropHandle::new(connection),
+        })
+    }
+
+    async fn send(&mut self, method: Method, path: &str, body: Vec<u8>) -> io::Result<hyper::Response<Bytes>> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "agent")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::from(body))
+            .map_err(io::Error::other)?;
+        self.requests.ready().await.map_err(io::Error::other)?;
+        let answer = self.requests.send_request(request).await.map_err(io::Error::other)?;
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, ANSWER_MAX)
+            .collect()
+            .await
+            .map_err(io::Error::other)?
+            .to_bytes();
+        Ok(hyper::Response::from_parts(head, body))
+    }
+
+    /// Hands the sandbox's identity to its agent and returns the level of the agent protocol that it reports.
+    pub(crate) async fn init(&mut self, init: &Init) -> io::Result<String> {
+        let body = serde_json::to_vec(init)?;
+        let answer = tokio::time::timeout(AGENT_TIMEOUT, self.send(Method::POST, "/init", body)).await??;
+        if answer.status() != StatusCode::NO_CONTENT {
+            return Err(io::Error::other(format!(
+                "the agent answered {} to /init",
+                answer.status()
+            )));
+        }
+        let version = answer
+            .headers()
+            .get("x-envd-version")
+            .and_then(|value| value.to_str().ok());
+        match version {
+            Some(version) if plausible(version) => Ok(version.to_owned()),
+            _ => Err(io::Error::other("the agent reported no version")),
+        }
+    }
+
+    /// Returns when the sandbox's spawner has ended.
+    pub(crate) async fn spawner_ended(&mut self) -> io::Result<()> {
+        let answer = self.send(Method::GET, "/spawner", Vec::new()).await?;
+        if answer.status() == StatusCode::OK {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!(
+                "the agent answered {} to /spawner",
+                answer.status()
+            )))
+        }
+    }
+}
+
+/// Whether a version may be passed on to clients, which parse it: numbers and dots.
+fn plausible(version: &str) -> bool {
+    version.len() <= VERSION_MAX
+        && version.split('.').count() == 3
+        && version
+            .split('.')
+            .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_numbers() {
+        for (version, ok) in [
+            (protocol::agent::VERSION, true),
+            ("0.6", false),
+            ("0.6.x", false),
+            ("0..1", false),
+            ("1.2.3\" onload=", false),
+            ("1.2.333333333333333333333333333333333", false),
+        ] {
+            assert_eq!(plausible(version), ok, "{version}");
+        }
+    }
+}

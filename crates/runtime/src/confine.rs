@@ -1,0 +1,42 @@
+//! What a process gives up before it becomes the agent, the spawner, and through them everything in a sandbox.
+
+use std::io;
+
+use crate::{seccomp, sys};
+
+/// The capabilities that root in a sandbox has: a default OCI container's, and only over the sandbox's own user
+/// namespace. By number: CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4, KILL 5, SETGID 6, SETUID 7, SETPCAP 8,
+/// NET_BIND_SERVICE 10, NET_RAW 13, SYS_CHROOT 18, MKNOD 27, AUDIT_WRITE 29, SETFCAP 31.
+pub(crate) const CAPABILITIES: u64 = 0xa804_25fb;
+
+/// Highest capability number to drop; the kernel refuses numbers it does not know, which ends the loop.
+const LAST_CAPABILITY: u32 = 63;
+
+/// Soft and hard limit of open files: what service managers give.
+const OPEN_FILES: (u64, u64) = (1024, 524_288);
+
+/// Confines the calling process for good. It must be root of the sandbox's user namespace with all capabilities, in
+/// all of the sandbox's namespaces.
+pub(crate) fn confine() -> io::Result<()> {
+    sys::join_new_session_keyring()?;
+    sys::limit(libc::RLIMIT_NOFILE, OPEN_FILES.0, OPEN_FILES.1)?;
+    sys::limit(libc::RLIMIT_CORE, 0, libc::RLIM_INFINITY)?;
+    sys::reset_signals();
+    sys::prctl(libc::PR_SET_PDEATHSIG, 0)?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    for capability in 0..=LAST_CAPABILITY {
+        if CAPABILITIES & (1 << capability) == 0
+            && let Err(error) = sys::prctl(libc::PR_CAPBSET_DROP, u64::from(capability))
+        {
+            if error.raw_os_error() == Some(libc::EINVAL) {
+                break;
+            }
+            return Err(error);
+        }
+    }
+    // The filter needs CAP_SYS_ADMIN over the sandbox to be installed, so the capabilities go last; nothing between
+    // here and exec makes a call that the filter refuses.
+    sys::install_seccomp(&seccomp::program())?;
+    sys::set_capabilities(CAPABILITIES)?;
+    sys::prctl(libc::PR_CAP_AMBIENT, 4) // PR_CAP_AMBIENT_CLEAR_ALL
+}

@@ -1,0 +1,267 @@
+//! The writable disk of a sandbox: a sparse ext4 image of its own, so that its size really is a limit.
+//!
+//! Making a file system takes milliseconds and a program, so it is made once per size, as a template. A new image is
+//! the template's few non-empty blocks and a UUID of its own: overlayfs switches `index` and `nfs_export` off for
+//! layers whose file systems share one. The template has `metadata_csum_seed`, so its checksums do not depend on the
+//! UUID, except that of the superblock, which is computed anew here.
+//!
+//! The image is attached to a loop device that clears itself, and mounted without a place in any mount tree: the
+//! only thing that holds it is the overlay of the sandbox.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+use crate::slot::Slot;
+use crate::sys;
+
+/// Directories that every image begins with, one upper and one work directory per overlay of a sandbox.
+pub(crate) const DIRECTORIES: [&str; 4] = ["root/upper", "root/work", "usr/upper", "usr/work"];
+
+/// Offset of the superblock in a file system.
+const SUPERBLOCK: u64 = 1024;
+/// Offsets in the superblock of its UUID and its checksum (fs/ext4/ext4.h).
+const UUID: usize = 0x68;
+const CHECKSUM: usize = 0x3fc;
+/// Granularity in which the template is copied, in bytes; the file system's block size.
+const BLOCK: usize = 4096;
+/// How often to try again when somebody else takes the free loop device first.
+const LOOP_ATTEMPTS: usize = 64;
+
+/// Name of a slot's image, below the data directory.
+pub(crate) fn image_path(slot: Slot) -> String {
+    format!("disks/{}.img", slot.0)
+}
+
+/// Name of the template for disks of a size, below the data directory.
+fn template_path(disk_mb: u32) -> String {
+    format!("disks/template-{disk_mb}")
+}
+
+/// Makes the template for disks of `disk_mb` MiB, unless it is there.
+///
+/// # Errors
+/// When `mkfs.ext4` (Debian package `e2fsprogs`) is missing or fails, with what it printed.
+pub(crate) fn make_template(data_dir: &Path, disk_mb: u32) -> io::Result<()> {
+    let path = data_dir.join(template_path(disk_mb));
+    if path.exists() {
+        return Ok(());
+    }
+    let unfinished = path.with_extension("new");
+    let content = data_dir.join("disks/content");
+    for dir in DIRECTORIES {
+        std::fs::create_dir_all(content.join(dir))?;
+    }
+    for upper in ["root/upper", "usr/upper"] {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(content.join(upper), std::fs::Permissions::from_mode(0o755))?;
+    }
+    let file = File::create(&unfinished)?;
+    file.set_len(u64::from(disk_mb) << 20)?;
+    // One inode per 16 KiB, as mkfs itself chooses, and no space held back for root, which has no meaning here. No
+    // journal: an image does not outlive its sandbox unless it was written out in full.
+    let output = Command::new("mkfs.ext4")
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .args([
+            "-q", "-F", "-m", "0", "-b", "4096", "-I", "256", "-i", "16384", "-G", "64",
+        ])
+        .args([
+            "-O",
+            "^has_journal,^resize_inode,^orphan_file,metadata_csum,metadata_csum_seed,extent,64bit",
+        ])
+        .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d"])
+        .arg(&content)
+        .arg(&unfinished)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| io::Error::new(e.kind(), format!("run mkfs.ext4 (package e2fsprogs): {e}")))?;
+    if !output.status.success() {
+        return Err(io::Error::other(format!(
+            "mkfs.ext4 failed ({}): {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        )));
+    }
+    std::fs::rename(&unfinished, &path)?;
+    std::fs::remove_dir_all(&content)
+}
+
+/// The non-empty blocks of a template, in memory.
+#[derive(Debug)]
+pub(crate) struct Template {
+    pub(crate) disk_mb: u32,
+    extents: Vec<(u64, Vec<u8>)>,
+}
+
+impl Template {
+    pub(crate) fn load(data_dir: BorrowedFd<'_>, disk_mb: u32) -> io::Result<Self> {
+        let file: File = rustix::fs::openat(
+            data_dir,
+            template_path(disk_mb),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?
+        .into();
+        let mut extents: Vec<(u64, Vec<u8>)> = Vec::new();
+        let mut at = 0;
+        while let Some(start) = seek(&file, SeekFrom::Data(at))? {
+            at = seek(&file, SeekFrom::Hole(start))?.unwrap_or(start);
+            let mut data = vec![0; usize::try_from(at - start).map_err(|_| io::ErrorKind::InvalidData)?];
+            file.read_exact_at(&mut data, start)?;
+            split_at_zeroes(start, &data, &mut extents);
+        }
+        match extents.first() {
+            Some((0, block)) if block.len() >= BLOCK => Ok(Self { disk_mb, extents }),
+            _ => Err(io::Error::other("the disk template has no superblock")),
+        }
+    }
+
+    /// Writes a new image with a random UUID.
+    pub(crate) fn instantiate(&self, data_dir: BorrowedFd<'_>, slot: Slot) -> io::Result<OwnedFd> {
+        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::RDWR | OFlags::CLOEXEC;
+        let image: File = rustix::fs::openat(data_dir, image_path(slot), flags, Mode::from_raw_mode(0o600))?.into();
+        image.set_len(u64::from(self.disk_mb) << 20)?;
+        for (offset, data) in &self.extents {
+            image.write_all_at(data, *offset)?;
+        }
+        let (_, first) = &self.extents[0];
+        let start = usize::try_from(SUPERBLOCK).unwrap_or_default();
+        let mut superblock = first[start..start + 1024].to_vec();
+        let mut uuid = [0; 16];
+        rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())?;
+        superblock[UUID..UUID + 16].copy_from_slice(&uuid);
+        let checksum = crc32c(&superblock[..CHECKSUM]);
+        superblock[CHECKSUM..].copy_from_slice(&checksum.to_le_bytes());
+        image.write_all_at(&superblock, SUPERBLOCK)?;
+        Ok(image.into())
+    }
+}
+
+fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, to) {
+        Ok(offset) => Ok(Some(offset)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Adds the blocks of `data` that are not all zero, joining neighbours.
+fn split_at_zeroes(start: u64, data: &[u8], extents: &mut Vec<(u64, Vec<u8>)>) {
+    let mut offset = start;
+    let mut joins = false;
+    for block in data.chunks(BLOCK) {
+        if block.iter().any(|byte| *byte != 0) {
+            match extents.last_mut() {
+                Some((_, extent)) if joins => extent.extend_from_slice(block),
+                _ => extents.push((offset, block.to_vec())),
+            }
+            joins = true;
+        } else {
+            joins = false;
+        }
+        offset += block.len() as u64;
+    }
+}
+
+/// CRC-32C as ext4 uses it: seeded with ones, not inverted at the end.
+fn crc32c(data: &[u8]) -> u32 {
+    data.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(crc & 1))
+        })
+    })
+}
+
+/// The host's loop devices.
+#[derive(Debug)]
+pub(crate) struct Loops {
+    control: OwnedFd,
+    /// Where the host's /dev is mounted.
+    dev: PathBuf,
+}
+
+impl Loops {
+    pub(crate) fn open(dev: &Path) -> io::Result<Self> {
+        let control = rustix::fs::open(dev.join("loop-control"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self {
+            control,
+            dev: dev.to_owned(),
+        })
+    }
+
+    /// Attaches an image. The device is free again once the descriptor and every mount of it are gone.
+    fn attach(&self, image: BorrowedFd<'_>) -> io::Result<(OwnedFd, PathBuf)> {
+        let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
+        for _ in 0..LOOP_ATTEMPTS {
+            let path = self
+                .dev
+                .join(format!("loop{}", sys::loop_get_free(self.control.as_fd())?));
+            let device = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+            match sys::loop_configure(device.as_fd(), image) {
+                Ok(()) => return Ok((device, path)),
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    /// Mounts an image, attached to no mount tree.
+    pub(crate) fn mount(&self, image: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let (_device, path) = self.attach(image)?;
+        let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
+        // Freed blocks are given back to the host's file system; inode tables need no zeroing, the image is sparse.
+        rustix::mount::fsconfig_set_flag(&fs, "discard")?;
+        rustix::mount::fsconfig_set_flag(&fs, "noinit_itable")?;
+        rustix::mount::fsconfig_create(&fs)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOATIME;
+        Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_those_of_ext4() {
+        // The check value of CRC-32C is e3069283; ext4 leaves out the final inversion.
+        assert_eq!(crc32c(b"123456789"), !0xe306_9283);
+    }
+
+    #[test]
+    fn images_are_small_and_pass_the_file_system_check() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("disks")).unwrap();
+        make_template(dir.path(), 1024).unwrap();
+        make_template(dir.path(), 1024).unwrap();
+        let held = crate::files::open_dir(dir.path()).unwrap();
+        let template = Template::load(held.as_fd(), 1024).unwrap();
+        let uuid = |slot| {
+            template.instantiate(held.as_fd(), Slot(slot)).unwrap();
+            let path = dir.path().join(image_path(Slot(slot)));
+            let check = Command::new("/sbin/e2fsck")
+                .args(["-f", "-n"])
+                .arg(&path)
+                .output()
+                .unwrap();
+            assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+            let mut uuid = [0; 16];
+            let file = File::open(&path).unwrap();
+            file.read_exact_at(&mut uuid, SUPERBLOCK + UUID as u64).unwrap();
+            use std::os::unix::fs::MetadataExt;
+            let metadata = file.metadata().unwrap();
+            assert_eq!(metadata.len(), 1 << 30);
+            assert!(metadata.blocks() * 512 < 1 << 20, "{} blocks", metadata.blocks());
+            uuid
+        };
+        assert_ne!(uuid(0), uuid(1));
+    }
+}

@@ -1,0 +1,40 @@
+//! Small file operations relative to held directories.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags};
+
+/// Opens a directory as a place to start paths from.
+pub(crate) fn open_dir(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(
+        CWD,
+        path,
+        OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+/// Opens a directory below another.
+pub(crate) fn open_dir_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(
+        dir,
+        path,
+        OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+/// Opens an existing file below a directory for writing.
+pub(crate) fn open_for_writing(dir: BorrowedFd<'_>, path: &str) -> io::Result<File> {
+    Ok(rustix::fs::openat(dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
+/// Writes `text` into an existing file below a directory, in one call, as control files want it.
+pub(crate) fn write_at(dir: BorrowedFd<'_>, path: &str, text: &str) -> io::Result<()> {
+    open_for_writing(dir, path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
+}

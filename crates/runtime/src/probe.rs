@@ -1,0 +1,343 @@
+//! What this host offers, what each gap costs, and how to close it.
+
+use std::fs;
+use std::path::Path;
+
+use crate::cgroup::Backend;
+use crate::{base, container};
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// The platform runs, and something is weaker, slower or missing.
+    Degraded,
+    /// The platform cannot run.
+    Missing,
+}
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it is.
+    pub status: Status,
+    /// What was found.
+    pub detail: String,
+    /// What a gap costs; empty when there is none.
+    pub cost: &'static str,
+    /// How to close the gap; empty when there is none.
+    pub fix: &'static str,
+}
+
+impl Check {
+    fn ok(name: &'static str, detail: impl Into<String>) -> Self {
+        Self {
+            name,
+            status: Status::Ok,
+            detail: detail.into(),
+            cost: "",
+            fix: "",
+        }
+    }
+
+    fn gap(
+        name: &'static str,
+        status: Status,
+        detail: impl Into<String>,
+        cost: &'static str,
+        fix: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            status,
+            detail: detail.into(),
+            cost,
+            fix,
+        }
+    }
+}
+
+/// Looks at everything. Changes nothing.
+#[must_use]
+pub fn probe(data_dir: &Path) -> Vec<Check> {
+    vec![
+        root(),
+        architecture(),
+        kernel(),
+        cgroups(data_dir),
+        user_namespaces(),
+        file_system("overlay", "sandboxes have no file system", "enable CONFIG_OVERLAY_FS"),
+        file_system("ext4", "sandboxes have no disk", "enable CONFIG_EXT4_FS"),
+        loop_devices(),
+        mkfs(),
+        merged_usr(),
+        sudo(),
+        pid_space(),
+        kvm(),
+        criu(),
+    ]
+}
+
+fn root() -> Check {
+    if !rustix::process::geteuid().is_root() {
+        return Check::gap(
+            "root",
+            Status::Missing,
+            format!("running as uid {}", rustix::process::geteuid().as_raw()),
+            "no sandbox can be made",
+            "run ringfence as root",
+        );
+    }
+    /// SETUID 7, SETPCAP 8, NET_ADMIN 12, SYS_CHROOT 18, SYS_ADMIN 21, MKNOD 27, by capability number.
+    const NEEDED: [(u32, &str); 8] = [
+        (0, "CHOWN"),
+        (1, "DAC_OVERRIDE"),
+        (7, "SETUID"),
+        (8, "SETPCAP"),
+        (18, "SYS_CHROOT"),
+        (19, "SYS_PTRACE"),
+        (21, "SYS_ADMIN"),
+        (27, "MKNOD"),
+    ];
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0);
+    let missing: Vec<&str> = NEEDED
+        .iter()
+        .filter(|(bit, _)| effective & (1 << bit) == 0)
+        .map(|(_, name)| *name)
+        .collect();
+    if missing.is_empty() {
+        Check::ok("root", "uid 0 with the capabilities needed")
+    } else {
+        Check::gap(
+            "root",
+            Status::Missing,
+            format!("uid 0 without the capabilities {}", missing.join(", ")),
+            "no sandbox can be made",
+            "run ringfence outside a container, or in a privileged one",
+        )
+    }
+}
+
+fn architecture() -> Check {
+    if cfg!(target_arch = "x86_64") {
+        Check::ok("architecture", "x86-64")
+    } else {
+        Check::gap(
+            "architecture",
+            Status::Missing,
+            std::env::consts::ARCH,
+            "the system call filter is written for x86-64",
+            "use an x86-64 host",
+        )
+    }
+}
+
+/// The first two numbers of a kernel release.
+fn release_numbers(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn kernel() -> Check {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    match release_numbers(&release) {
+        Some(version) if version >= (6, 13) => Check::ok("kernel", release),
+        Some(version) if version >= (6, 1) => Check::ok("kernel", format!("{release} (overlay layers by path)")),
+        _ => Check::gap(
+            "kernel",
+            Status::Missing,
+            release,
+            "id-mapped overlay layers and other parts need Linux 6.1",
+            "run Linux 6.1 or newer",
+        ),
+    }
+}
+
+fn cgroups(data_dir: &Path) -> Check {
+    match Backend::detect() {
+        Ok(Backend::V2(root)) => Check::ok("cgroups", format!("version 2 at {}", root.display())),
+        Ok(Backend::Hybrid(root, _)) => Check::ok(
+            "cgroups",
+            format!("version 2 at {} with version 1 controllers", root.display()),
+        ),
+        Ok(Backend::None(_)) | Err(_) => Check::gap(
+            "cgroups",
+            Status::Missing,
+            container::tree_of(data_dir, false)
+                .err()
+                .map(|e| e.to_string())
+                .unwrap_or_default(),
+            "limits for memory, processes and cpu are not held: one sandbox can use up the host",
+            "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or set `unlimited = true` to run without limits",
+        ),
+    }
+}
+
+fn user_namespaces() -> Check {
+    let max: u64 = fs::read_to_string("/proc/sys/user/max_user_namespaces")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0);
+    if max == 0 {
+        return Check::gap(
+            "user namespaces",
+            Status::Missing,
+            "user.max_user_namespaces is 0 or the kernel has none",
+            "no sandbox can be made",
+            "sysctl -w user.max_user_namespaces=65536",
+        );
+    }
+    Check::ok("user namespaces", format!("at most {max} per user"))
+}
+
+fn file_system(name: &'static str, cost: &'static str, fix: &'static str) -> Check {
+    let known = |text: &str| text.lines().any(|line| line.split_whitespace().last() == Some(name));
+    if known(&fs::read_to_string("/proc/filesystems").unwrap_or_default()) {
+        return Check::ok(name, "in the kernel");
+    }
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let module = format!("/{name}.ko");
+    let modules = fs::read_to_string(format!("/lib/modules/{release}/modules.dep")).unwrap_or_default();
+    if modules
+        .lines()
+        .any(|line| line.split(':').next().is_some_and(|path| path.contains(&module)))
+    {
+        Check::ok(name, "as a module, loaded at first use")
+    } else {
+        Check::gap(name, Status::Missing, "not in the kernel", cost, fix)
+    }
+}
+
+fn loop_devices() -> Check {
+    if Path::new("/dev/loop-control").exists() {
+        Check::ok("loop devices", "/dev/loop-control")
+    } else {
+        Check::gap(
+            "loop devices",
+            Status::Missing,
+            "/dev/loop-control is missing",
+            "sandboxes have no disk of a bounded size",
+            "modprobe loop",
+        )
+    }
+}
+
+fn mkfs() -> Check {
+    let found = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
+        .iter()
+        .map(|dir| Path::new(dir).join("mkfs.ext4"));
+    match found.into_iter().find(|path| path.exists()) {
+        Some(path) => Check::ok("mkfs.ext4", path.display().to_string()),
+        None => Check::gap(
+            "mkfs.ext4",
+            Status::Missing,
+            "not found",
+            "the template of the sandboxes' disks cannot be made",
+            "apt-get install e2fsprogs",
+        ),
+    }
+}
+
+fn merged_usr() -> Check {
+    match base::unfit(Path::new("/")) {
+        None => Check::ok("base template", "the host's /usr can be its base"),
+        Some(why) => Check::gap(
+            "base template",
+            Status::Missing,
+            why,
+            "the template `base` cannot be made",
+            "merge /usr (Debian: apt-get install usrmerge) and install bash",
+        ),
+    }
+}
+
+fn sudo() -> Check {
+    if Path::new("/usr/bin/sudo").exists() {
+        Check::ok("sudo", "/usr/bin/sudo, without a password for `user`")
+    } else {
+        Check::gap(
+            "sudo",
+            Status::Degraded,
+            "not installed on the host",
+            "`sudo` is missing in sandboxes of `base`; commands can still be run as root through the API",
+            "apt-get install sudo",
+        )
+    }
+}
+
+fn pid_space() -> Check {
+    let max: u64 = fs::read_to_string("/proc/sys/kernel/pid_max")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0);
+    /// What service managers set on 64-bit machines is 4 Mi; this is where many sandboxes begin to meet the bound.
+    const ENOUGH: u64 = 131_072;
+    if max >= ENOUGH {
+        Check::ok("pid space", format!("{max}"))
+    } else {
+        Check::gap(
+            "pid space",
+            Status::Degraded,
+            format!("kernel.pid_max is {max}"),
+            "all sandboxes together share this many processes, less a reserve for the host",
+            "sysctl -w kernel.pid_max=4194304",
+        )
+    }
+}
+
+fn kvm() -> Check {
+    if Path::new("/dev/kvm").exists() {
+        Check::ok("kvm", "/dev/kvm (not used by the container driver)")
+    } else {
+        Check::ok("kvm", "absent (not needed)")
+    }
+}
+
+fn criu() -> Check {
+    let found = ["/usr/sbin/criu", "/usr/local/sbin/criu", "/usr/bin/criu"]
+        .iter()
+        .any(|path| Path::new(path).exists());
+    Check::ok(
+        "criu",
+        if found {
+            "present (not used yet)"
+        } else {
+            "absent (not needed yet)"
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        for (release, want) in [
+            ("6.18.44-fc-v657", Some((6, 18))),
+            ("6.1.0-28-cloud-amd64", Some((6, 1))),
+            ("10.0", Some((10, 0))),
+            ("x", None),
+            ("6", None),
+        ] {
+            assert_eq!(release_numbers(release), want, "{release}");
+        }
+    }
+
+    #[test]
+    fn every_gap_says_what_it_costs_and_how_to_close_it() {
+        for check in probe(Path::new("/nonexistent")) {
+            assert_eq!(check.status == Status::Ok, check.fix.is_empty(), "{check:?}");
+            assert_eq!(check.status == Status::Ok, check.cost.is_empty(), "{check:?}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What changes in the headers between two connections.
+//!
+//! Fields that describe one connection do not cross to the next (RFC 9110, 7.6.1), and what a client claims about
+//! where its request came from is dropped, because a program in a sandbox would take it for the proxy's word.
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, Method, Uri, Version, request};
+
+/// Fields of one connection, besides those that `Connection` names.
+const HOP_BY_HOP: [HeaderName; 7] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// How the body of a request travels on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Framing {
+    /// Whether there is a body at all.
+    pub has_body: bool,
+    /// Whether the client waits for `100 Continue` before it sends the body.
+    pub expects_continue: bool,
+    /// Whether the client asks to leave HTTP for another protocol.
+    pub upgrade: bool,
+}
+
+/// Rewrites a request's head from the client's connection to a fresh HTTP/1.1 connection into the sandbox.
+pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allowed: bool) -> Framing {
+    let upgrade = upgrades_allowed
+        .then(|| requested_upgrade(&parts.headers, parts.version))
+        .flatten();
+    let expects_continue = has_body
+        && parts.version == Version::HTTP_11
+        && parts
+            .headers
+            .get(EXPECT)
+            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let takes_trailers = lists(&parts.headers, &TE, "trailers");
+
+    remove_hop_by_hop(&mut parts.headers);
+    parts.headers.remove(TE);
+    if takes_trailers {
+        parts.headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    parts.headers.remove(FORWARDED);
+    let claimed: Vec<HeaderName> = parts
+        .headers
+        .keys()
+        .filter(|name| name.as_str().starts_with("x-forwarded-"))
+        .cloned()
+        .collect();
+    for name in claimed {
+        parts.headers.remove(name);
+    }
+    if !expects_continue {
+        parts.headers.remove(EXPECT);
+    }
+
+    let authority = parts.uri.authority().map(|authority| authority.as_str().to_owned());
+    if let Some(value) = authority.and_then(|text| HeaderValue::try_from(text).ok()) {
+        parts.headers.insert(HOST, value);
+    }
+    // HTTP/1.1 demands a host; an HTTP/1.0 client may have sent none.
+    parts
+        .headers
+        .entry(HOST)
+        .or_insert_with(|| HeaderValue::from_static("localhost"));
+
+    // A body of unknown length on a method that usually has none would otherwise be left out.
+    if has_body && !parts.headers.contains_key(CONTENT_LENGTH) {
+        parts
+            .headers
+            .insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+    match &upgrade {
+        Some(protocol) => {
+            parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            parts.headers.insert(UPGRADE, protocol.clone());
+        }
+        None => {
+            parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+    parts.uri = origin_form(&parts.method, &parts.uri);
+    parts.version = Version::HTTP_11;
+    Framing {
+        has_body,
+        expects_continue,
+        upgrade: upgrade.is_some(),
+    }
+}
+
+/// Rewrites a response's headers from the sandbox's connection to the client's.
+pub(super) fn to_client(headers: &mut HeaderMap, upgraded: bool) {
+    let protocol = upgraded.then(|| headers.get(UPGRADE).cloned()).flatten();
+    remove_hop_by_hop(headers);
+    if upgraded {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        if let Some(protocol) = protocol {
+            headers.insert(UPGRADE, protocol);
+        }
+    }
+}
+
+/// The protocol a client wants to change to. A change to HTTP/2 is not passed on: requests inside it would be ones
+/// that nobody on this side has looked at.
+fn requested_upgrade(headers: &HeaderMap, version: Version) -> Option<HeaderValue> {
+    if version != Version::HTTP_11 || !lists(headers, &CONNECTION, "upgrade") || lists(headers, &UPGRADE, "h2c") {
+        return None;
+    }
+    headers.get(UPGRADE).cloned()
+}
+
+/// Whether a comma-separated field holds a token, in any case.
+fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|item| {
+            item.split(';')
+                .next()
+                .is_some_and(|name| name.trim().eq_ignore_ascii_case(token))
+        })
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        // A client must not be able to have the fields removed that frame or route its request.
+        .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+fn origin_form(method: &Method, uri: &Uri) -> Uri {
+    if *method == Method::OPTIONS && uri.path() == "*" {
+        return Uri::from_static("*");
+    }
+    uri.path_and_query()
+        .and_then(|path| Uri::builder().path_and_query(path.clone()).build().ok())
+        .unwrap_or_else(|| Uri::from_static("/"))
+}

@@ -1,0 +1,120 @@
+//! The REST API.
+//!
+//! Every answer that is not a success, whoever gives it (a handler, the router, a limit, a panic), is the JSON object
+//! `{code, message[, error_code]}`, because SDKs read the code from the body and not from the status line.
+
+mod auth;
+mod body;
+mod error;
+mod query;
+mod sandboxes;
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use http::{HeaderName, HeaderValue, StatusCode, Uri, header};
+use serde::Serialize;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{Any as AnyOf, CorsLayer};
+
+use crate::lifecycle::Platform;
+use error::ApiError;
+use sandboxes::{create, lifetime, list, single};
+
+/// The routes, with everything that wraps them.
+pub(crate) fn router(platform: Arc<Platform>) -> Router {
+    Router::new()
+        .route("/health", get(check_health))
+        .route(
+            "/sandboxes",
+            get(list::list_sandboxes_v1).post(create::create_sandbox_v1),
+        )
+        .route("/v2/sandboxes", get(list::list_sandboxes).post(create::create_sandbox))
+        .route(
+            "/sandboxes/{sandbox_id}",
+            get(single::get_sandbox).delete(single::delete_sandbox),
+        )
+        .route("/sandboxes/{sandbox_id}/timeout", post(lifetime::set_sandbox_timeout))
+        .route("/sandboxes/{sandbox_id}/refreshes", post(lifetime::refresh_sandbox))
+        .route("/sandboxes/{sandbox_id}/connect", post(lifetime::connect_sandbox_v1))
+        .route("/v2/sandboxes/{sandbox_id}/connect", post(lifetime::connect_sandbox))
+        .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
+        .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(cors())
+        .with_state(platform)
+}
+
+/// Sandboxes can be created: whoever is not ready to does not route here.
+async fn check_health() -> &'static str {
+    "ok"
+}
+
+/// The answer while the server starts or drains.
+pub(crate) fn unavailable() -> Response {
+    ApiError::not_ready().into_response()
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("not a text"), "a handler panicked");
+    ApiError::internal().into_response()
+}
+
+/// SDKs run in browsers too, and there the API and sandboxes are other origins.
+fn cors() -> CorsLayer {
+    const ALLOWED: [&str; 24] = [
+        "authorization",
+        "browser",
+        "connect-protocol-version",
+        "connect-timeout-ms",
+        "content-type",
+        "e2b-sandbox-id",
+        "e2b-sandbox-port",
+        "e2b-traffic-access-token",
+        "idempotency-key",
+        "keepalive-ping-interval",
+        "lang",
+        "lang_version",
+        "machine",
+        "os",
+        "package_version",
+        "processor",
+        "publisher",
+        "release",
+        "sdk_runtime",
+        "system",
+        "user-agent",
+        "x-access-token",
+        "x-api-key",
+        "x-team-id",
+    ];
+    const EXPOSED: [&str; 5] = [
+        "x-next-token",
+        "x-total-running",
+        "x-request-id",
+        "retry-after",
+        "server-timing",
+    ];
+    CorsLayer::new()
+        .allow_origin(AnyOf)
+        .allow_methods(AnyOf)
+        .allow_headers(ALLOWED.map(HeaderName::from_static))
+        .expose_headers(EXPOSED.map(HeaderName::from_static))
+        .max_age(Duration::from_secs(3600))
+}
+
+/// A JSON answer.
+fn json<T: Serialize>(status: StatusCode, body: &T) -> Result<Response, ApiError> {
+    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::internal().caused_by(error))?;
+    let content_type = HeaderValue::from_static("application/json; charset=utf-8");
+    Ok((status, [(header::CONTENT_TYPE, content_type)], bytes).into_response())
+}

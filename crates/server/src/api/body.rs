@@ -1,0 +1,245 @@
+//! Reading a JSON body as the API describes it: unknown keys are ignored, `null` counts as absent only where a default
+//! exists, integers are 32 bits and may be written `1.0`, and only the first fault is told.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use http::{HeaderMap, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use model::limits::BODY_MAX_BYTES;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A body that may be absent.
+#[derive(Debug)]
+pub(crate) struct OptionalBody(Map<String, Value>);
+
+/// A body that must be there.
+#[derive(Debug)]
+pub(crate) struct RequiredBody(Map<String, Value>);
+
+impl OptionalBody {
+    pub(crate) fn fields(&self) -> Fields<'_> {
+        Fields {
+            map: &self.0,
+            at: String::new(),
+        }
+    }
+}
+
+impl RequiredBody {
+    pub(crate) fn fields(&self) -> Fields<'_> {
+        Fields {
+            map: &self.0,
+            at: String::new(),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for OptionalBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        read(request).await.map(|body| Self(body.unwrap_or_default()))
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for RequiredBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        match read(request).await? {
+            Some(body) => Ok(Self(body)),
+            None => Err(ApiError::schema("request body: value is required but missing")),
+        }
+    }
+}
+
+async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> {
+    let (parts, body) = request.into_parts();
+    let announced: Option<u64> = parts
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|bytes| usize::try_from(bytes).map_or(true, |bytes| bytes > BODY_MAX_BYTES)) {
+        return Err(ApiError::too_large(BODY_MAX_BYTES));
+    }
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, collect(body))
+        .await
+        .map_err(|_| ApiError::too_slow())??;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    if !is_json(&parts.headers) {
+        let sent = parts.headers.get(header::CONTENT_TYPE);
+        let sent = sent.map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let sent = sent.unwrap_or_default();
+        return Err(ApiError::schema(format_args!(
+            "header Content-Type has unexpected value {sent:?}"
+        )));
+    }
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(map)) => Ok(Some(map)),
+        Ok(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
+            Err(ApiError::schema("request body: value must be an object"))
+        }
+        Err(error) => Err(ApiError::schema(format_args!("failed to decode request body: {error}"))),
+    }
+}
+
+async fn collect(body: Body) -> Result<bytes::Bytes, ApiError> {
+    match Limited::new(body, BODY_MAX_BYTES).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(BODY_MAX_BYTES)),
+        Err(_) => Err(ApiError::schema("failed to read request body")),
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+/// What an explicit `null` means for a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Null {
+    /// The same as leaving the key out.
+    Absent,
+    /// A fault.
+    Refused,
+}
+
+/// The keys of one JSON object, with its place in the body for messages.
+#[derive(Debug)]
+pub(crate) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    at: String,
+}
+
+impl<'a> Fields<'a> {
+    /// The value of a key, if there is one.
+    fn value(&self, key: &str, null: Null) -> Result<Option<&'a Value>, ApiError> {
+        match self.map.get(key) {
+            None => Ok(None),
+            Some(Value::Null) if null == Null::Absent => Ok(None),
+            Some(Value::Null) => Err(self.fault(key, "value is not nullable")),
+            value => Ok(value),
+        }
+    }
+
+    /// A fault at a key.
+    pub(crate) fn fault(&self, key: &str, why: &str) -> ApiError {
+        ApiError::schema(format_args!("{}/{key}: {why}", self.at))
+    }
+
+    /// The dotted name of a key, as documentation writes it.
+    fn name(&self, key: &str) -> String {
+        format!("{}/{key}", self.at).trim_start_matches('/').replace('/', ".")
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ApiError> {
+        match self.value(key, Null::Refused)? {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.fault(key, "value must be a string")),
+        }
+    }
+
+    pub(crate) fn required_text(&self, key: &str) -> Result<&'a str, ApiError> {
+        self.text(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// A fault about a key that is not there.
+    pub(crate) fn missing(&self, key: &str) -> ApiError {
+        self.fault(key, &format!("property \"{key}\" is missing"))
+    }
+
+    pub(crate) fn flag(&self, key: &str, null: Null) -> Result<Option<bool>, ApiError> {
+        match self.value(key, null)? {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(_) => Err(self.fault(key, "value must be a boolean")),
+        }
+    }
+
+    /// A 32-bit integer that is not negative.
+    pub(crate) fn count(&self, key: &str, null: Null) -> Result<Option<u32>, ApiError> {
+        let Some(value) = self.value(key, null)? else {
+            return Ok(None);
+        };
+        let Value::Number(number) = value else {
+            return Err(self.fault(key, "value must be an integer"));
+        };
+        let whole = match (number.as_i64(), number.as_f64()) {
+            (Some(whole), _) => whole,
+            // Exact, as every whole number of 32 bits is a double.
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "checked to be whole and small just before"
+            )]
+            (None, Some(float)) if float.fract() == 0.0 && float.abs() < 9e15 => float as i64,
+            (None, Some(float)) if float.fract() != 0.0 => {
+                return Err(self.fault(key, "value must be an integer"));
+            }
+            (None, _) => return Err(self.fault(key, "number must be an int32")),
+        };
+        if whole < 0 {
+            return Err(self.fault(key, "number must be at least 0"));
+        }
+        match i32::try_from(whole) {
+            Ok(whole) => Ok(Some(whole.unsigned_abs())),
+            Err(_) => Err(self.fault(key, "number must be an int32")),
+        }
+    }
+
+    /// An object of strings.
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<BTreeMap<String, String>>, ApiError> {
+        let Some(fields) = self.object(key, Null::Refused)? else {
+            return Ok(None);
+        };
+        fields
+            .map
+            .keys()
+            .map(|key| Ok((key.clone(), fields.required_text(key)?.to_owned())))
+            .collect::<Result<_, ApiError>>()
+            .map(Some)
+    }
+
+    pub(crate) fn object(&self, key: &str, null: Null) -> Result<Option<Fields<'a>>, ApiError> {
+        match self.value(key, null)? {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Fields {
+                map,
+                at: format!("{}/{key}", self.at),
+            })),
+            Some(_) => Err(self.fault(key, "value must be an object")),
+        }
+    }
+
+    pub(crate) fn array(&self, key: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
+        match self.value(key, Null::Refused)? {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(_) => Err(self.fault(key, "value must be an array")),
+        }
+    }
+
+    /// Whether the object has no key.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// Why a key that is known and has no effect is refused.
+    pub(crate) fn unavailable(&self, key: &str) -> String {
+        format!("{} is not available on this platform", self.name(key))
+    }
+}

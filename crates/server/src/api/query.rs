@@ -1,0 +1,86 @@
+//! Query strings, read as the SDKs write them.
+
+use std::collections::BTreeMap;
+
+use http::Uri;
+use proxy::percent::{self, Plus};
+
+use super::error::ApiError;
+
+/// The parameters of a request, decoded once, in order.
+#[derive(Debug)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Reads the query of a request's target.
+    pub(crate) fn of(uri: &Uri) -> Result<Self, ApiError> {
+        percent::query_pairs(uri.query().unwrap_or_default())
+            .collect::<Result<_, _>>()
+            .map(Self)
+            .map_err(|_| ApiError::schema("the query holds a broken percent escape"))
+    }
+
+    /// The first value of a parameter.
+    pub(crate) fn first(&self, name: &str) -> Option<&str> {
+        let pair = self.0.iter().find(|(key, _)| key == name)?;
+        Some(&pair.1)
+    }
+
+    /// Every value of a parameter.
+    pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0
+            .iter()
+            .filter(move |(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    }
+}
+
+/// Reads a metadata filter out of its parameter, decoded once.
+///
+/// SDKs encode each key and value, then the joined pairs, then the query; documents describe the same without the
+/// second step. So the text is decoded as a whole first, and if no pairs come out of that, the parts are decoded once.
+pub(crate) fn parse_metadata(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
+    percent::decode(text, Plus::Space)
+        .ok()
+        .and_then(|pairs| parse_pairs(&pairs))
+        .or_else(|| parse_pairs(text))
+        .ok_or_else(|| {
+            ApiError::invalid("invalid metadata filter: it must consist of key=value pairs that are joined by &")
+        })
+}
+
+fn parse_pairs(text: &str) -> Option<BTreeMap<String, String>> {
+    text.split('&')
+        .map(|pair| {
+            let (key, value) = pair.split_once('=').filter(|(_, value)| !value.contains('='))?;
+            Some((
+                percent::decode(key, Plus::Space).ok()?,
+                percent::decode(value, Plus::Space).ok()?,
+            ))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_filters_are_read_in_both_encodings() {
+        let check = |text: &str, want: Option<&[(&str, &str)]>| {
+            let want = want.map(|pairs| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect());
+            assert_eq!(parse_metadata(text).ok(), want, "{text}");
+        };
+        // What is left of the SDKs' three encodings of {"us er": "a&b"} after one.
+        check("us%2520er%3Da%2526b", Some(&[("us er", "a&b")]));
+        // What is left of two.
+        check("us%20er=a%26b", Some(&[("us er", "a&b")]));
+        check("a=1%3D", Some(&[("a", "1=")]));
+        check("user=alice", Some(&[("user", "alice")]));
+        check("user=alice&app=x+y", Some(&[("user", "alice"), ("app", "x y")]));
+        check("a=", Some(&[("a", "")]));
+        for bad in ["", "a", "a=b=c", "a=b&", "a=%zz", "&"] {
+            check(bad, None);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Sandboxes on the wire.
+//!
+//! Keys without a value are left out and never `null`: SDKs of some versions break on either `null` or absence, and
+//! what is sent here is what all of them take.
+
+pub(super) mod create;
+pub(super) mod lifetime;
+pub(super) mod list;
+pub(super) mod single;
+
+use std::collections::BTreeMap;
+
+use secrecy::ExposeSecret as _;
+use serde::Serialize;
+use serde_json::Value;
+use store::sandboxes::SandboxRow;
+
+use crate::clock::rfc3339;
+use crate::keys;
+use crate::lifecycle::Platform;
+
+/// The same for every sandbox; SDKs that still read it need it to be there.
+const CLIENT_ID: &str = "6532622b";
+
+/// What a client needs to reach a sandbox.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ConnectionInfo {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    #[serde(rename = "sandboxID")]
+    sandbox_id: String,
+    #[serde(rename = "clientID")]
+    client_id: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alias: Option<String>,
+    envd_version: String,
+    envd_access_token: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_access_token: Option<String>,
+    domain: String,
+}
+
+impl ConnectionInfo {
+    fn new(row: SandboxRow, platform: &Platform) -> Self {
+        let seed = &platform.settings.token_seed;
+        Self {
+            envd_access_token: keys::access_token(seed, &row.id).expose_secret().to_owned(),
+            traffic_access_token: (!row.allow_public_traffic)
+                .then(|| keys::traffic_token(seed, &row.id).expose_secret().to_owned()),
+            domain: platform.settings.domain.clone(),
+            template_id: row.template_id.into(),
+            sandbox_id: row.id.into(),
+            client_id: CLIENT_ID,
+            alias: row.alias,
+            envd_version: row.agent_version,
+        }
+    }
+}
+
+/// What a list and the detail have in common.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SandboxFacts {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    #[serde(rename = "sandboxID")]
+    sandbox_id: String,
+    #[serde(rename = "clientID")]
+    client_id: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alias: Option<String>,
+    started_at: String,
+    end_at: String,
+    cpu_count: u32,
+    #[serde(rename = "memoryMB")]
+    memory_mb: u32,
+    #[serde(rename = "diskSizeMB")]
+    disk_mb: u32,
+    metadata: BTreeMap<String, String>,
+    state: &'static str,
+    envd_version: String,
+    volume_mounts: [(); 0],
+}
+
+impl SandboxFacts {
+    fn new(row: SandboxRow) -> Self {
+        Self {
+            template_id: row.template_id.into(),
+            sandbox_id: row.id.into(),
+            client_id: CLIENT_ID,
+            alias: row.alias,
+            started_at: rfc3339(row.started_us),
+            end_at: rfc3339(row.end_us),
+            cpu_count: row.cpu_count,
+            memory_mb: row.memory_mb,
+            disk_mb: row.disk_mb,
+            metadata: row.metadata,
+            state: "running",
+            envd_version: row.agent_version,
+            volume_mounts: [],
+        }
+    }
+}
+
+/// One sandbox of a list.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ListedSandbox {
+    #[serde(flatten)]
+    facts: SandboxFacts,
+    execution_id: String,
+    uid: String,
+}
+
+impl ListedSandbox {
+    fn new(mut row: SandboxRow) -> Self {
+        Self {
+            execution_id: std::mem::take(&mut row.execution_id),
+            uid: row.user_id.as_str().to_owned(),
+            facts: SandboxFacts::new(row),
+        }
+    }
+}
+
+/// Everything about one sandbox.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SandboxDetail {
+    #[serde(flatten)]
+    facts: SandboxFacts,
+    envd_access_token: String,
+    domain: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allow_internet_access: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<Value>,
+    lifecycle: Lifecycle,
+}
+
+/// What happens to a sandbox at its deadline, and on traffic after it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Lifecycle {
+    auto_resume: bool,
+    on_timeout: &'static str,
+}
+
+impl SandboxDetail {
+    fn new(mut row: SandboxRow, platform: &Platform) -> Self {
+        let token = keys::access_token(&platform.settings.token_seed, &row.id);
+        Self {
+            envd_access_token: token.expose_secret().to_owned(),
+            domain: platform.settings.domain.clone(),
+            allow_internet_access: row.allow_internet_access,
+            // Written by this crate; a row that holds anything else has no settings to show.
+            network: row
+                .network_json
+                .take()
+                .and_then(|text| serde_json::from_str(&text).ok()),
+            lifecycle: Lifecycle {
+                auto_resume: false,
+                on_timeout: "kill",
+            },
+            facts: SandboxFacts::new(row),
+        }
+    }
+}

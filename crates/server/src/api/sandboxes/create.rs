@@ -1,0 +1,391 @@
+//! `POST /sandboxes` and `POST /v2/sandboxes`.
+//!
+//! The order of the checks is part of the contract: shape of the body, syntax of the template's name, the template,
+//! the timeout, then the rest. What a client asks for is done or refused with the name of the field, never dropped.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::Response;
+use http::{HeaderName, HeaderValue, StatusCode};
+use model::id::{SandboxId, TeamId};
+use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
+use protocol::agent;
+use serde_json::json;
+use store::error::StoreError;
+use store::sandboxes::NewSandbox;
+use store::templates::{BuildRow, TemplateRow};
+
+use super::ConnectionInfo;
+use crate::api::auth::Caller;
+use crate::api::body::{Fields, Null, RequiredBody};
+use crate::api::error::ApiError;
+use crate::clock::SECOND_US;
+use crate::lifecycle::{Create, EnvVars, Platform};
+
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+
+/// Which of the two paths a create came by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// Creates a sandbox, with the defaults of the older path.
+pub(crate) async fn create_sandbox_v1(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    body: RequiredBody,
+) -> Result<Response, ApiError> {
+    create(&platform, &caller, &body, Version::V1).await
+}
+
+/// Creates a sandbox.
+pub(crate) async fn create_sandbox(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    body: RequiredBody,
+) -> Result<Response, ApiError> {
+    create(&platform, &caller, &body, Version::V2).await
+}
+
+async fn create(
+    platform: &Arc<Platform>,
+    caller: &Caller,
+    body: &RequiredBody,
+    version: Version,
+) -> Result<Response, ApiError> {
+    let begun = Instant::now();
+    let wish = Wish::parse(&body.fields(), version)?;
+    let name = TemplateName::parse(&wish.template)?;
+    let (template, build) = find_build(platform, &caller.team, &name).await?;
+    let resolve_time = begun.elapsed();
+    wish.check(platform)?;
+
+    let now_us = platform.settings.clock.now_us();
+    let create = Create {
+        row: NewSandbox {
+            id: random_id()?,
+            team_id: caller.team.clone(),
+            user_id: caller.user.clone(),
+            template_id: template.id,
+            build_id: build.id,
+            alias: shown_alias(template.aliases, &name.name),
+            execution_id: uuid::Uuid::new_v4().to_string(),
+            end_us: now_us + i64::from(wish.timeout_s) * SECOND_US,
+            max_end_us: now_us + i64::from(platform.settings.max_lifetime_s) * SECOND_US,
+            cpu_count: build.cpu_count,
+            memory_mb: build.memory_mb,
+            disk_mb: build.disk_mb,
+            agent_version: build.agent_version.unwrap_or_else(|| agent::VERSION.to_owned()),
+            metadata: wish.metadata,
+            secure: true,
+            allow_public_traffic: wish.allow_public_traffic.unwrap_or(true),
+            allow_internet_access: wish.allow_internet_access,
+            network_json: wish
+                .has_network
+                .then(|| json!({"allowPublicTraffic": wish.allow_public_traffic.unwrap_or(true)}).to_string()),
+            lifecycle_json: None,
+            created_us: now_us,
+        },
+        timeout_s: wish.timeout_s,
+        env_vars: EnvVars(wish.env_vars),
+    };
+    let created = platform.create(create).await?;
+
+    let mut stages = vec![("auth", caller.auth_time), ("template", resolve_time)];
+    stages.extend(created.stages);
+    stages.push(("total", caller.auth_time + begun.elapsed()));
+    let info = ConnectionInfo::new(created.row, platform);
+    let mut response = crate::api::json(StatusCode::CREATED, &info)?;
+    if let Ok(value) = HeaderValue::try_from(server_timing(&stages)) {
+        response.headers_mut().insert(SERVER_TIMING, value);
+    }
+    Ok(response)
+}
+
+fn random_id() -> Result<SandboxId, ApiError> {
+    let mut random = [0; 20];
+    getrandom::fill(&mut random).map_err(|error| ApiError::internal().caused_by(error))?;
+    Ok(SandboxId::from_random(&random))
+}
+
+/// The stages as a `Server-Timing` header: milliseconds with three digits.
+fn server_timing(stages: &[(&str, Duration)]) -> String {
+    stages.iter().fold(String::new(), |mut text, (stage, time)| {
+        let separator = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{separator}{stage};dur={:.3}", time.as_secs_f64() * 1000.0);
+        text
+    })
+}
+
+/// What a client asks for.
+struct Wish {
+    template: String,
+    timeout_s: u32,
+    metadata: BTreeMap<String, String>,
+    env_vars: BTreeMap<String, String>,
+    allow_internet_access: Option<bool>,
+    has_network: bool,
+    allow_public_traffic: Option<bool>,
+    refusal: Option<String>,
+}
+
+impl Wish {
+    /// Reads the body. What is well-formed and cannot be done is kept for [`Self::check`], which comes later.
+    fn parse(fields: &Fields<'_>, version: Version) -> Result<Self, ApiError> {
+        let default_timeout_s = match version {
+            Version::V1 => DEFAULT_TIMEOUT_V1_S,
+            Version::V2 => DEFAULT_TIMEOUT_V2_S,
+        };
+        let template = fields.required_text("templateID")?.to_owned();
+        let timeout_s = fields.count("timeout", Null::Absent)?.unwrap_or(default_timeout_s);
+        let metadata = fields.texts("metadata")?.unwrap_or_default();
+        let env_vars = fields.texts("envVars")?.unwrap_or_default();
+        let allow_internet_access = fields.flag("allow_internet_access", Null::Refused)?;
+        if version == Version::V1 {
+            // Accepted and without effect: every sandbox is secured, and every client can work with that.
+            fields.flag("secure", Null::Refused)?;
+        }
+        // The SDK does all of it inside the sandbox; nothing is left to do here.
+        fields.object("mcp", Null::Absent)?;
+
+        let mut refusal = None;
+        let network = fields.object("network", Null::Refused)?;
+        let allow_public_traffic = match &network {
+            Some(network) => network.flag("allowPublicTraffic", Null::Absent)?,
+            None => None,
+        };
+        refuse_pausing(fields, &mut refusal)?;
+        refuse_iam(fields, &mut refusal)?;
+        if let Some(network) = &network {
+            refuse_egress(network, &mut refusal)?;
+        }
+        if fields.array("volumeMounts")?.is_some_and(|mounts| !mounts.is_empty()) {
+            refusal.get_or_insert_with(|| fields.unavailable("volumeMounts"));
+        }
+        for key in ["injections", "resources"] {
+            let items = fields.array(key)?.map_or(0, Vec::len);
+            if items > ATTACHMENTS_MAX {
+                return Err(fields.fault(key, &format!("maximum number of items is {ATTACHMENTS_MAX}")));
+            }
+            if items > 0 {
+                refusal.get_or_insert_with(|| fields.unavailable(key));
+            }
+        }
+        Ok(Self {
+            template,
+            timeout_s,
+            metadata,
+            env_vars,
+            allow_internet_access,
+            has_network: network.is_some(),
+            allow_public_traffic,
+            refusal,
+        })
+    }
+
+    /// Refuses what is well-formed and cannot be done.
+    fn check(&self, platform: &Platform) -> Result<(), ApiError> {
+        if self.timeout_s == 0 {
+            return Err(ApiError::invalid("timeout must be greater than 0"));
+        }
+        check_longest(self.timeout_s, platform)?;
+        for (name, value) in &self.env_vars {
+            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+                return Err(ApiError::invalid(
+                    "envVars: a name must not be empty or hold '=', and neither name nor value may hold a NUL",
+                ));
+            }
+        }
+        match &self.refusal {
+            Some(why) => Err(ApiError::invalid(why.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses a timeout beyond the longest life of a sandbox.
+pub(super) fn check_longest(timeout_s: u32, platform: &Platform) -> Result<(), ApiError> {
+    let longest_s = platform.settings.max_lifetime_s;
+    if timeout_s <= longest_s {
+        return Ok(());
+    }
+    let hours = f64::from(longest_s) / 3600.0;
+    Err(ApiError::invalid(format!(
+        "timeout cannot be greater than {hours} hours"
+    )))
+}
+
+fn refuse_pausing(fields: &Fields<'_>, refusal: &mut Option<String>) -> Result<(), ApiError> {
+    let pauses = fields.flag("autoPause", Null::Absent)?.unwrap_or(false);
+    let keeps_memory = fields.flag("autoPauseMemory", Null::Absent)?.unwrap_or(true);
+    let resumes = match fields.object("autoResume", Null::Refused)? {
+        None => false,
+        Some(resume) => resume
+            .flag("enabled", Null::Refused)?
+            .ok_or_else(|| resume.missing("enabled"))?,
+    };
+    let why = if pauses {
+        "autoPause is not available on this platform: a sandbox is killed when its timeout ends"
+    } else if !keeps_memory {
+        "autoPauseMemory: false needs autoPause: true, which is not available on this platform"
+    } else if resumes {
+        "autoResume is not available on this platform: a sandbox is killed when its timeout ends"
+    } else {
+        return Ok(());
+    };
+    refusal.get_or_insert_with(|| why.to_owned());
+    Ok(())
+}
+
+fn refuse_iam(fields: &Fields<'_>, refusal: &mut Option<String>) -> Result<(), ApiError> {
+    let Some(iam) = fields.object("iam", Null::Refused)? else {
+        return Ok(());
+    };
+    let tokens = iam.object("tokens", Null::Absent)?;
+    if tokens.is_some_and(|tokens| !tokens.is_empty()) {
+        refusal.get_or_insert_with(|| fields.unavailable("iam"));
+    }
+    Ok(())
+}
+
+fn refuse_egress(network: &Fields<'_>, refusal: &mut Option<String>) -> Result<(), ApiError> {
+    for key in ["allowOut", "denyOut"] {
+        if network.array(key)?.is_some_and(|items| !items.is_empty()) {
+            refusal.get_or_insert_with(|| network.unavailable(key));
+        }
+    }
+    if network.text("maskRequestHost")?.is_some_and(|host| !host.is_empty()) {
+        refusal.get_or_insert_with(|| network.unavailable("maskRequestHost"));
+    }
+    for (key, null) in [("rules", Null::Refused), ("egressProxy", Null::Absent)] {
+        if network.object(key, null)?.is_some_and(|value| !value.is_empty()) {
+            refusal.get_or_insert_with(|| network.unavailable(key));
+        }
+    }
+    Ok(())
+}
+
+/// A template as a client names it: `[namespace/]name[:tag]`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TemplateName {
+    namespace: Option<String>,
+    name: String,
+    /// Set unless it is the tag that everything has.
+    pub(super) tag: Option<String>,
+}
+
+impl TemplateName {
+    pub(super) fn parse(text: &str) -> Result<Self, ApiError> {
+        let invalid = || ApiError::invalid(format!("invalid template reference {text:?}"));
+        let lower = text.trim().to_ascii_lowercase();
+        let (path, tag) = match lower.split_once(':') {
+            Some((path, tag)) => (path, Some(tag)),
+            None => (lower.as_str(), None),
+        };
+        let (namespace, name) = match path.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, path),
+        };
+        let word = |text: &str, extra: &[u8]| {
+            let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || extra.contains(&byte);
+            !text.is_empty() && text.bytes().all(allowed)
+        };
+        let valid = word(name, b"-_")
+            && namespace.is_none_or(|namespace| word(namespace, b"-_"))
+            && tag.is_none_or(|tag| word(tag, b"-_."));
+        if !valid {
+            return Err(invalid());
+        }
+        Ok(Self {
+            namespace: namespace.map(str::to_owned),
+            name: name.to_owned(),
+            tag: tag.filter(|tag| *tag != "default").map(str::to_owned),
+        })
+    }
+
+    /// The template that the name means to a team, if any.
+    pub(super) async fn resolve(&self, platform: &Platform, team: &TeamId) -> Result<Option<TemplateRow>, StoreError> {
+        if let Some(namespace) = &self.namespace {
+            // Only the team's own namespace has anything for it.
+            let owner = platform.store.team_by_name(namespace).await?;
+            if owner.is_none_or(|owner| owner.id != *team) {
+                return Ok(None);
+            }
+        }
+        let found = platform.store.template_resolve(team, &self.name).await?;
+        Ok(found.filter(|row| self.namespace.is_none() || row.team_id.as_ref() == Some(team)))
+    }
+}
+
+async fn find_build(
+    platform: &Platform,
+    team: &TeamId,
+    name: &TemplateName,
+) -> Result<(TemplateRow, BuildRow), ApiError> {
+    let Some(template) = name.resolve(platform, team).await? else {
+        return Err(ApiError::no_template(format!(
+            "template \"{}\" does not exist or you have no access to it",
+            name.name
+        )));
+    };
+    if let Some(tag) = &name.tag {
+        return Err(ApiError::no_template(format!(
+            "template \"{}\" has no build with tag \"{tag}\"",
+            name.name
+        )));
+    }
+    match platform.store.build_latest_ready(&template.id).await? {
+        Some(build) => Ok((template, build)),
+        None => Err(ApiError::no_template(format!(
+            "template \"{}\" has no finished build with tag \"default\"",
+            name.name
+        ))),
+    }
+}
+
+/// The alias to show: the one that was asked by, else the first.
+fn shown_alias(aliases: Vec<String>, asked: &str) -> Option<String> {
+    if aliases.iter().any(|alias| alias == asked) {
+        return Some(asked.to_owned());
+    }
+    aliases.into_iter().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn template_names_are_taken_apart() {
+        let check = |text: &str, want: Option<(Option<&str>, &str, Option<&str>)>| {
+            let want = want.map(|(namespace, name, tag)| TemplateName {
+                namespace: namespace.map(str::to_owned),
+                name: name.to_owned(),
+                tag: tag.map(str::to_owned),
+            });
+            assert_eq!(TemplateName::parse(text).ok(), want, "{text}");
+        };
+        check("base", Some((None, "base", None)));
+        check("  BASE ", Some((None, "base", None)));
+        check("team/base:v1.2", Some((Some("team"), "base", Some("v1.2"))));
+        check("base:default", Some((None, "base", None)));
+        for bad in ["", ":", "a/b/c", "a:b:c", "ba se", "a/", "/a", "a:", "é", "a.b", "a\0"] {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn stages_are_told_in_milliseconds() {
+        let stages = [
+            ("auth", Duration::from_micros(250)),
+            ("total", Duration::from_micros(12_345)),
+        ];
+        assert_eq!(server_timing(&stages), "auth;dur=0.250, total;dur=12.345");
+    }
+}

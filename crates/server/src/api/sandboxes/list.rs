@@ -1,0 +1,243 @@
+//! `GET /v2/sandboxes`, and `GET /sandboxes` with the same parameters.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE;
+use http::{HeaderName, HeaderValue, StatusCode, Uri};
+use model::lifecycle;
+use model::limits::LIST_LIMIT;
+use store::sandboxes::{Order, SandboxCursor, SandboxFilter, SandboxQuery};
+
+use super::ListedSandbox;
+use super::create::TemplateName;
+use crate::api::auth::Caller;
+use crate::api::error::ApiError;
+use crate::api::json;
+use crate::api::query::{Query, parse_metadata};
+use crate::clock::{parse_rfc3339, rfc3339};
+use crate::lifecycle::Platform;
+
+const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
+const TOTAL_RUNNING: HeaderName = HeaderName::from_static("x-total-running");
+
+/// Which states a list is asked for.
+#[derive(Debug, Clone, Copy)]
+struct States {
+    running: bool,
+    paused: bool,
+}
+
+/// A page of the team's sandboxes.
+pub(crate) async fn list_sandboxes(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let query = Query::of(&uri)?;
+    let limit = parse_limit(&query)?.unwrap_or(*LIST_LIMIT.end());
+    list(&platform, &caller, &query, limit).await
+}
+
+/// The older path: everything that runs, unless it is asked for pages.
+pub(crate) async fn list_sandboxes_v1(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let query = Query::of(&uri)?;
+    let paged = ["limit", "nextToken", "state", "state[]"]
+        .iter()
+        .any(|name| query.first(name).is_some());
+    let default = if paged { *LIST_LIMIT.end() } else { u32::MAX };
+    let limit = parse_limit(&query)?.unwrap_or(default);
+    list(&platform, &caller, &query, limit).await
+}
+
+async fn list(platform: &Platform, caller: &Caller, query: &Query, limit: u32) -> Result<Response, ApiError> {
+    let states = parse_states(query)?;
+    let order = parse_order(query)?;
+    let after = query
+        .first("nextToken")
+        .map(|token| parse_token(token, order))
+        .transpose()?;
+    let started_from_us = query
+        .first("startedAfter")
+        .map(|text| parse_rfc3339(text).ok_or_else(|| ApiError::schema("parameter \"startedAfter\": not a time")))
+        .transpose()?;
+    let metadata = query
+        .first("metadata")
+        .map(parse_metadata)
+        .transpose()?
+        .unwrap_or_default();
+    let template = match query.first("template") {
+        None => None,
+        Some(text) => {
+            let name = TemplateName::parse(text)?;
+            if name.tag.is_some() {
+                return Err(ApiError::invalid("parameter \"template\" must not have a tag"));
+            }
+            match name.resolve(platform, &caller.team).await? {
+                Some(row) => Some(row.id),
+                None => return page(&[], None, states.running.then_some(0), order),
+            }
+        }
+    };
+    let filter = SandboxFilter {
+        states: vec![lifecycle::State::Running],
+        metadata,
+        template,
+        started_from_us,
+    };
+    // Nothing is ever paused, so a list of what is paused is empty.
+    if !states.running {
+        return page(&[], None, None, order);
+    }
+    let total = platform.store.sandbox_count_running(&caller.team, &filter).await?;
+    let found = platform
+        .store
+        .sandbox_page(
+            &caller.team,
+            &SandboxQuery {
+                filter,
+                order,
+                after,
+                limit,
+            },
+        )
+        .await?;
+    let items: Vec<ListedSandbox> = found.rows.into_iter().map(ListedSandbox::new).collect();
+    page(&items, found.next.as_ref(), Some(total), order)
+}
+
+fn page(
+    items: &[ListedSandbox],
+    next: Option<&SandboxCursor>,
+    total_running: Option<u64>,
+    order: Order,
+) -> Result<Response, ApiError> {
+    let mut response = json(StatusCode::OK, &items)?;
+    let headers = response.headers_mut();
+    if let Some(total) = total_running {
+        headers.insert(TOTAL_RUNNING, HeaderValue::from(total));
+    }
+    if let Some(value) = next.and_then(|cursor| HeaderValue::try_from(token(cursor, order)).ok()) {
+        headers.insert(NEXT_TOKEN, value);
+    }
+    Ok(response)
+}
+
+fn parse_limit(query: &Query) -> Result<Option<u32>, ApiError> {
+    let Some(text) = query.first("limit") else {
+        return Ok(None);
+    };
+    let limit: i64 = text
+        .parse()
+        .map_err(|_| ApiError::schema(format_args!("parameter \"limit\": an invalid integer: {text:?}")))?;
+    match u32::try_from(limit) {
+        Ok(limit) if LIST_LIMIT.contains(&limit) => Ok(Some(limit)),
+        _ => Err(ApiError::schema(format_args!(
+            "parameter \"limit\": number must be at least {} and at most {}",
+            LIST_LIMIT.start(),
+            LIST_LIMIT.end()
+        ))),
+    }
+}
+
+/// States joined by commas (SDKs), repeated, or with the brackets that some HTTP libraries add.
+fn parse_states(query: &Query) -> Result<States, ApiError> {
+    let mut states = States {
+        running: false,
+        paused: false,
+    };
+    for word in query
+        .all("state")
+        .chain(query.all("state[]"))
+        .flat_map(|value| value.split(','))
+    {
+        match word {
+            "running" => states.running = true,
+            "paused" => states.paused = true,
+            _ => {
+                return Err(ApiError::schema(
+                    "parameter \"state\": value is not one of the allowed values [\"running\",\"paused\"]",
+                ));
+            }
+        }
+    }
+    if !states.running && !states.paused {
+        states = States {
+            running: true,
+            paused: true,
+        };
+    }
+    Ok(states)
+}
+
+fn parse_order(query: &Query) -> Result<Order, ApiError> {
+    match query.first("order") {
+        None | Some("desc") => Ok(Order::Desc),
+        Some("asc") => Ok(Order::Asc),
+        Some(_) => Err(ApiError::schema(
+            "parameter \"order\": value is not one of the allowed values [\"asc\",\"desc\"]",
+        )),
+    }
+}
+
+/// A place in a list as text: time and id, and the order when it is not the usual one. Clients take it as opaque.
+fn token(cursor: &SandboxCursor, order: Order) -> String {
+    let suffix = match order {
+        Order::Desc => "",
+        Order::Asc => "__asc",
+    };
+    URL_SAFE.encode(format!("{}__{}{suffix}", rfc3339(cursor.started_us), cursor.id))
+}
+
+fn parse_token(token: &str, order: Order) -> Result<SandboxCursor, ApiError> {
+    let invalid = || ApiError::invalid("invalid next token");
+    let text = URL_SAFE
+        .decode(token)
+        .ok()
+        .and_then(|bytes| String::from_utf8(bytes).ok());
+    let text = text.ok_or_else(invalid)?;
+    let mut parts = text.split("__");
+    let (time, id, suffix) = (parts.next(), parts.next(), parts.next());
+    let fits = match order {
+        Order::Desc => suffix.is_none(),
+        Order::Asc => suffix == Some("asc"),
+    };
+    if !fits || parts.next().is_some() {
+        return Err(invalid());
+    }
+    Ok(SandboxCursor {
+        started_us: time.and_then(parse_rfc3339).ok_or_else(invalid)?,
+        id: id.and_then(|id| id.parse().ok()).ok_or_else(invalid)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_reads_back_as_its_place_in_its_order_only() {
+        let cursor = SandboxCursor {
+            started_us: 1_785_000_000_123_456,
+            id: "iabc".parse().expect("an id"),
+        };
+        for (made, read, fits) in [
+            (Order::Desc, Order::Desc, true),
+            (Order::Asc, Order::Asc, true),
+            (Order::Desc, Order::Asc, false),
+            (Order::Asc, Order::Desc, false),
+        ] {
+            let back = parse_token(&token(&cursor, made), read).ok();
+            assert_eq!(back, fits.then(|| cursor.clone()), "{made:?} {read:?}");
+        }
+        for bad in ["", "?", "YQ==", "YV9fYg==", "////"] {
+            assert!(parse_token(bad, Order::Desc).is_err(), "{bad}");
+        }
+    }
+}

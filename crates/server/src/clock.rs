@@ -1,0 +1,66 @@
+//! The time, as an argument: everything that decides by it takes a [`Clock`], so that a test can turn it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+/// Microseconds in a second.
+pub(crate) const SECOND_US: i64 = 1_000_000;
+
+/// Tells the time in microseconds since the Unix epoch.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> i64 + Send + Sync>);
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+impl Clock {
+    /// The clock of the host.
+    #[must_use]
+    pub fn system() -> Self {
+        Self::new(|| Timestamp::now().as_microsecond())
+    }
+
+    /// A clock that asks `now_us`.
+    pub fn new(now_us: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now_us))
+    }
+
+    /// Now, in microseconds since the Unix epoch.
+    pub(crate) fn now_us(&self) -> i64 {
+        (self.0)()
+    }
+}
+
+/// A time as clients read it: RFC 3339 in UTC, at most six digits of a second.
+pub(crate) fn rfc3339(time_us: i64) -> String {
+    Timestamp::from_microsecond(time_us).unwrap_or_default().to_string()
+}
+
+/// Microseconds since the epoch of an RFC 3339 time, with what is finer cut off.
+pub(crate) fn parse_rfc3339(text: &str) -> Option<i64> {
+    text.parse::<Timestamp>().ok().map(Timestamp::as_microsecond)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_utc_with_no_more_digits_than_needed() {
+        for (time_us, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (1_500_000, "1970-01-01T00:00:01.5Z"),
+            (1_785_000_000_123_456, "2026-07-25T17:20:00.123456Z"),
+        ] {
+            assert_eq!(rfc3339(time_us), text);
+            assert_eq!(parse_rfc3339(text), Some(time_us));
+        }
+        assert_eq!(parse_rfc3339("1970-01-01T01:00:01.5000009+01:00"), Some(1_500_000));
+        assert_eq!(parse_rfc3339("yesterday"), None);
+    }
+}

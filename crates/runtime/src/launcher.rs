@@ -39,7 +39,6 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use crate::base;
 use crate::cgroup::{OpenTree, WorkGroups};
 use crate::disk::{Loops, Template};
 use crate::files::write_at;
@@ -47,6 +46,7 @@ use crate::setup::{self, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Hello, Reply, Request};
+use crate::{base, netlink};
 
 /// Where the launcher sees the host's /dev.
 const HOST_DEV: &str = "/host-dev";
@@ -106,6 +106,8 @@ struct Launcher {
     loops: Loops,
     templates: Vec<Template>,
     first_id: u32,
+    /// What `eth0` is in the sandboxes of this host.
+    interface: &'static str,
     /// Whether overlayfs takes layers as descriptors (kernel 6.13). Older kernels get paths.
     layer_fds: bool,
 }
@@ -132,6 +134,7 @@ impl Launcher {
         let own_pid_namespace = rustix::fs::open("/proc/self/ns/pid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         sys::keep_capabilities_over_setuid(true).during("keep capabilities")?;
         make_private_root(&hello.data_dir).during("make the launcher's mounts")?;
+        let interface = find_interface().during("find a kind of network interface")?;
         let loops = Loops::open(Path::new(HOST_DEV)).during("open /dev/loop-control")?;
         Ok(Self {
             data_dir,
@@ -140,6 +143,7 @@ impl Launcher {
             loops,
             templates: Vec::new(),
             first_id: hello.first_id,
+            interface,
             layer_fds: true,
         })
     }
@@ -164,13 +168,16 @@ impl Launcher {
         stages.end("cgroup");
 
         let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
+        let interface = self.interface;
         let (setup, theirs) = pair(SocketType::SEQPACKET)?;
         let (boot, agent_boot) = pair(SocketType::STREAM)?;
         let (agent_spawner, spawner) = pair(SocketType::SEQPACKET)?;
         sys::set_ids(base_id, base_id, 0).during("take the sandbox's id")?;
         let cloned = sys::clone3(sys::NAMESPACES, groups.agent.as_ref().map(AsFd::as_fd));
         let (pid, pidfd) = match cloned {
-            Ok(Cloned::Child) => run_child(&theirs, |socket| setup::become_agent(socket, agent_boot, agent_spawner)),
+            Ok(Cloned::Child) => run_child(&theirs, |socket| {
+                setup::become_agent(socket, interface, agent_boot, agent_spawner)
+            }),
             Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
             Err(error) => {
                 sys::set_ids(0, 0, 0)?;
@@ -395,6 +402,25 @@ fn run_child(
     let Err(failure) = work(report.as_fd());
     let _ = wire::send(report.as_fd(), failure.to_string().as_bytes(), &[]);
     sys::exit_now(1)
+}
+
+/// Tries, in a network namespace that ends at once, which kind of interface the kernel has.
+fn find_interface() -> io::Result<&'static str> {
+    let (ours, theirs) = pair(SocketType::SEQPACKET)?;
+    if let Cloned::Child = sys::clone3(libc::CLONE_NEWNET, None)? {
+        let answer = match netlink::first_kind() {
+            Ok(index) => netlink::KINDS[index].to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let _ = wire::send(theirs.as_fd(), answer.as_bytes(), &[]);
+        sys::exit_now(0);
+    }
+    drop(theirs);
+    let answer = reported(wire::receive(ours.as_fd())?).to_string();
+    netlink::KINDS
+        .into_iter()
+        .find(|kind| **kind == answer)
+        .ok_or_else(|| io::Error::other(answer))
 }
 
 /// Waits until exec has closed the other end.

@@ -1,8 +1,8 @@
 //! The network of a sandbox, set up over netlink from inside its namespace.
 //!
-//! `lo`, and an `eth0` that is a bridge without ports: an interface with an address, because some programs call
-//! themselves offline with `lo` alone, that leads nowhere. There is no route to anywhere else, so a connection to
-//! the outside fails at once with ENETUNREACH.
+//! `lo`, and an `eth0` that leads nowhere: an interface with an address, because some programs call themselves
+//! offline with `lo` alone. There is no route to anywhere else, so a connection to the outside fails at once with
+//! ENETUNREACH.
 
 use std::io;
 use std::mem::size_of;
@@ -26,6 +26,9 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const NLA_F_NESTED: u16 = 0x8000;
 const IFF_UP: u32 = 1;
+/// Kinds of interface that can stand for `eth0`, best first. All of them drop what they are given. A bridge is in
+/// every kernel, but making and ending one takes milliseconds of a host-wide lock under load.
+pub(crate) const KINDS: [&str; 3] = ["dummy", "ifb", "bridge"];
 /// Index of `lo` in every network namespace.
 const LOOPBACK: i32 = 1;
 /// Index asked for `eth0`, so that no reply has to be read to learn it.
@@ -84,14 +87,14 @@ fn nested(kind: u16, value: &[u8]) -> Vec<u8> {
     [&length.to_ne_bytes()[..], &kind.to_ne_bytes()[..], value].concat()
 }
 
-/// The requests that make a sandbox's network, in order.
-fn requests() -> [Vec<u8>; 3] {
+/// The requests that make a sandbox's network with an `eth0` of `kind`, in order.
+fn requests(kind: &str) -> [Vec<u8>; 3] {
     [
         Message::new(RTM_NEWLINK, 0).link(LOOPBACK, IFF_UP).finish(),
         Message::new(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL)
             .link(ETH0, IFF_UP)
             .attribute(IFLA_IFNAME, b"eth0\0")
-            .attribute(IFLA_LINKINFO | NLA_F_NESTED, &nested(IFLA_INFO_KIND, b"bridge"))
+            .attribute(IFLA_LINKINFO | NLA_F_NESTED, &nested(IFLA_INFO_KIND, kind.as_bytes()))
             .finish(),
         Message::new(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL)
             .address(32, ETH0)
@@ -102,7 +105,7 @@ fn requests() -> [Vec<u8>; 3] {
 }
 
 /// Sets up the network of the namespace that the caller is in, with capability NET_ADMIN over it.
-pub(crate) fn configure() -> io::Result<()> {
+pub(crate) fn configure(kind: &str) -> io::Result<()> {
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -110,12 +113,24 @@ pub(crate) fn configure() -> io::Result<()> {
         None, // NETLINK_ROUTE is protocol 0
     )?;
     let mut reply = [0; 4096];
-    for (request, what) in requests().iter().zip(["lo up", "make eth0", "address eth0"]) {
+    for (request, what) in requests(kind).iter().zip(["lo up", "make eth0", "address eth0"]) {
         rustix::net::send(&socket, request, SendFlags::empty())?;
         let (_, length) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
         acknowledged(&reply[..length]).map_err(|error| io::Error::new(error.kind(), format!("{what}: {error}")))?;
     }
     Ok(())
+}
+
+/// The first of [`KINDS`] that this kernel has, found by trying in the namespace that the caller is in.
+pub(crate) fn first_kind() -> io::Result<usize> {
+    let mut last = io::Error::from(io::ErrorKind::Unsupported);
+    for (index, kind) in KINDS.iter().enumerate() {
+        match configure(kind) {
+            Ok(()) => return Ok(index),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// Reads the error number that every acknowledgement carries.
@@ -141,7 +156,7 @@ mod tests {
 
     #[test]
     fn requests_say_their_length_and_are_aligned() {
-        for request in requests() {
+        for request in requests(KINDS[0]) {
             assert_eq!(
                 u32::from_ne_bytes(request[..4].try_into().unwrap()) as usize,
                 request.len()

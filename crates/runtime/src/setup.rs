@@ -99,11 +99,16 @@ impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
 }
 
 /// Runs in the child that is pid 1 of the sandbox. Returns only if it fails.
-pub(crate) fn become_agent(socket: BorrowedFd<'_>, boot: OwnedFd, spawner: OwnedFd) -> Result<Infallible, Failure> {
+pub(crate) fn become_agent(
+    socket: BorrowedFd<'_>,
+    interface: &str,
+    boot: OwnedFd,
+    spawner: OwnedFd,
+) -> Result<Infallible, Failure> {
     // Nothing of the host may stay open in a process of the sandbox.
     let kept = [socket.as_raw_fd(), boot.as_raw_fd(), spawner.as_raw_fd()];
     sys::close_all_but(&kept).step("close the launcher's descriptors")?;
-    netlink::configure().step("network")?;
+    netlink::configure(interface).step("network")?;
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
     let Some((_, mounts)) = wire::receive(socket).step("receive the file system")? else {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("receive the file system");

@@ -1,0 +1,123 @@
+//! The routes that only the host may use: setting the agent up, and hearing about its spawner.
+//!
+//! They are served on the inherited connection and on the control socket, never on TCP: code in the sandbox must not
+//! set up its own agent anew, least of all without a token.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::rc::Rc;
+
+use http::{HeaderValue, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use protocol::agent::{Init, VERSION};
+use serde::Serialize;
+
+use crate::agent::Agent;
+use crate::http::{self as answers, Body};
+
+/// Where programs look for signs of the sandbox.
+const BOOT_DIRECTORY: &str = "/run/e2b";
+
+/// Paths that are nobody's business on TCP, served here or not.
+pub(crate) fn is_reserved(path: &str) -> bool {
+    const RESERVED: [&str; 8] = [
+        "/init",
+        "/freeze",
+        "/unfreeze",
+        "/collapse",
+        "/fsfreeze",
+        "/fsthaw",
+        "/upgrade",
+        "/spawner",
+    ];
+    RESERVED.contains(&path)
+}
+
+/// `POST /init`: takes over the settings. Repeating it is harmless, and a late repetition changes nothing.
+pub(crate) async fn init(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Body> {
+    let status = match agent.read_message(request.into_body()).await {
+        Ok(message) => apply(agent, &message.bytes),
+        Err(_) => StatusCode::BAD_REQUEST,
+    };
+    let mut response = answers::no_content();
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert("x-envd-version", HeaderValue::from_static(VERSION));
+    response
+}
+
+fn apply(agent: &Agent, body: &[u8]) -> StatusCode {
+    let init: Init = match body {
+        [] => Init::default(),
+        body => match serde_json::from_slice(body) {
+            Ok(init) => init,
+            Err(_) => return StatusCode::BAD_REQUEST,
+        },
+    };
+    let mut settings = agent.settings.borrow_mut();
+    match settings.apply(init) {
+        Ok(true) => {
+            // Signs, not settings: an image in which they cannot be written works all the same.
+            let _ = write_boot_files(Path::new(BOOT_DIRECTORY), &settings.boot_files());
+            StatusCode::NO_CONTENT
+        }
+        Ok(false) => StatusCode::NO_CONTENT,
+        Err(_) => StatusCode::BAD_REQUEST,
+    }
+}
+
+fn write_boot_files(directory: &Path, files: &[(&str, Option<&str>)]) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o755).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    for (name, content) in files {
+        let Some(content) = content else { continue };
+        let path = directory.join(name);
+        // Made anew rather than opened, so that nothing the sandbox put there is followed or waited for.
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o444)
+            .open(&path)?;
+        file.write_all(content.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// `GET /spawner`: answers when there is no spawner, at once or whenever that comes.
+pub(crate) async fn spawner(agent: &Rc<Agent>) -> Response<Body> {
+    #[derive(Serialize)]
+    struct State {
+        alive: bool,
+    }
+    agent.launcher.gone().await;
+    answers::json(StatusCode::OK, &State { alive: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boot_files_are_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let boot = directory.path().join("e2b");
+        let victim = directory.path().join("victim");
+        fs::write(&victim, "untouched").unwrap();
+        write_boot_files(&boot, &[("a", Some("1")), ("b", None)]).unwrap();
+        fs::remove_file(boot.join("a")).unwrap();
+        std::os::unix::fs::symlink(&victim, boot.join("a")).unwrap();
+        write_boot_files(&boot, &[("a", Some("2"))]).unwrap();
+        assert_eq!(fs::read_to_string(boot.join("a")).unwrap(), "2");
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+        assert!(!boot.join("b").exists());
+    }
+}

@@ -1,0 +1,337 @@
+//! `POST /files`: one raw file, or the files of a form.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, chown, fchown};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde::Serialize;
+use tokio::task::JoinHandle;
+
+use super::multipart::{Event, Malformed, Reader};
+use super::{CHUNK, Failure, blocking, ensure, metadata, resolve};
+use crate::agent::Agent;
+use crate::http::{self as answers, Body, header_text};
+use crate::users::User;
+
+/// How much of a refused upload is still read, in bytes, so that the client gets to the answer. Past it the
+/// connection is cut.
+const DRAIN: usize = 16 * 1024 * 1024;
+
+/// A file that was written, as the answer tells it.
+#[derive(Serialize)]
+struct Written {
+    path: String,
+    name: String,
+    r#type: &'static str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
+}
+
+/// Where uploads go, and as whose.
+struct Upload<'a> {
+    agent: &'a Agent,
+    user: User,
+    metadata: Arc<BTreeMap<String, String>>,
+    /// For the message about a full disk.
+    announced: Option<String>,
+}
+
+/// Writes the file or the files in a request.
+pub(super) async fn receive(
+    agent: &Rc<Agent>,
+    user: User,
+    path: Option<&str>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Failure> {
+    let (head, mut body) = request.into_parts();
+    let result = receive_body(agent, user, path, &head.headers, &mut body).await;
+    if result.is_err() {
+        drain(&mut body).await;
+    }
+    Ok(answers::json(StatusCode::OK, &result?))
+}
+
+async fn receive_body(
+    agent: &Agent,
+    user: User,
+    path: Option<&str>,
+    headers: &HeaderMap,
+    body: &mut Incoming,
+) -> Result<Vec<Written>, Failure> {
+    let bad = |message: String| Failure::new(StatusCode::BAD_REQUEST, message);
+    match header_text(headers, header::CONTENT_ENCODING) {
+        None | Some("" | "identity") => {}
+        Some(other) => {
+            let message = format!("error decompressing request body: unsupported Content-Encoding: {other}");
+            return Err(bad(message));
+        }
+    }
+    let metadata = metadata::of_headers(headers).map_err(|reason| bad(format!("invalid metadata: {reason}")))?;
+    let announced = header_text(headers, header::CONTENT_LENGTH).map(str::to_owned);
+    let upload = Upload {
+        agent,
+        user,
+        metadata: Arc::new(metadata),
+        announced,
+    };
+    let content_type = header_text(headers, header::CONTENT_TYPE).unwrap_or_default();
+    let essence = content_type
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
+    if essence == "application/octet-stream" {
+        let Some(path) = path.filter(|path| !path.is_empty()) else {
+            return Err(bad("path query parameter is required for raw body upload".to_owned()));
+        };
+        return Ok(vec![upload.raw(path, body).await?]);
+    }
+    if essence.starts_with("multipart/") {
+        return upload.form(path, content_type, body).await;
+    }
+    Err(bad(format!(
+        "unsupported content type: {content_type}, expected multipart/form-data or application/octet-stream"
+    )))
+}
+
+/// Reads on for a while after an error: a client that is still sending may never look at an answer otherwise.
+async fn drain(body: &mut Incoming) {
+    let mut drained = 0;
+    while drained < DRAIN
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        drained += frame.data_ref().map_or(0, Bytes::len);
+    }
+}
+
+/// The next data of a body; `None` at its end.
+async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Failure> {
+    while let Some(frame) = body.frame().await {
+        let reading = |error: hyper::Error| {
+            Failure::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("error reading request body: {error}"),
+            )
+        };
+        if let Ok(data) = frame.map_err(reading)?.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+impl Upload<'_> {
+    async fn raw(&self, path: &str, body: &mut Incoming) -> Result<Written, Failure> {
+        let mut target = self.open(self.resolve(path)?).await?;
+        while let Some(data) = next_data(body).await? {
+            target.write(data).await.map_err(|error| self.write_failure(&error))?;
+        }
+        self.finish(target).await
+    }
+
+    async fn form(&self, path: Option<&str>, content_type: &str, body: &mut Incoming) -> Result<Vec<Written>, Failure> {
+        let malformed =
+            |what: &str, error: Malformed| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{what}: {error}"));
+        let mut reader = Reader::new(content_type).map_err(|error| malformed("error parsing multipart form", error))?;
+        let mut seen = Vec::new();
+        let mut written = Vec::new();
+        let mut target: Option<Target> = None;
+        loop {
+            match reader.next().map_err(|error| malformed("error reading form", error))? {
+                None => match next_data(body).await? {
+                    Some(data) => reader.push(data),
+                    None => return Err(malformed("error reading form", Malformed::Truncated)),
+                },
+                Some(Event::Part(head)) if head.name == "file" => {
+                    let path = self.resolve(path.or(head.file_name.as_deref()).unwrap_or_default())?;
+                    if seen.contains(&path) {
+                        let message = format!(
+                            "you cannot upload multiple files to the same path '{}' in one upload request, only the \
+                             first specified file was uploaded",
+                            path.display()
+                        );
+                        return Err(Failure::new(StatusCode::BAD_REQUEST, message));
+                    }
+                    seen.push(path.clone());
+                    target = Some(self.open(path).await?);
+                }
+                Some(Event::Part(_)) => {}
+                Some(Event::Data(data)) => {
+                    if let Some(target) = &mut target {
+                        target.write(data).await.map_err(|error| self.write_failure(&error))?;
+                    }
+                }
+                Some(Event::PartEnd) => {
+                    if let Some(target) = target.take() {
+                        written.push(self.finish(target).await?);
+                    }
+                }
+                Some(Event::End) => break,
+            }
+        }
+        // Whatever follows the form is read, so that the connection can be used again.
+        drain(body).await;
+        Ok(written)
+    }
+
+    fn resolve(&self, path: &str) -> Result<PathBuf, Failure> {
+        resolve(self.agent, &self.user, path)
+            .map_err(|error| Failure::new(StatusCode::BAD_REQUEST, format!("error resolving path: {error}")))
+    }
+
+    async fn open(&self, path: PathBuf) -> Result<Target, Failure> {
+        let user = self.user.clone();
+        blocking(move || Ok(Target::new(open(&path, &user)?, path))).await
+    }
+
+    async fn finish(&self, target: Target) -> Result<Written, Failure> {
+        let (file, path) = target.finish().await.map_err(|error| self.write_failure(&error))?;
+        let metadata = self.metadata.clone();
+        let metadata = blocking(move || {
+            metadata::replace(&file, &metadata).map_err(|error| {
+                let message = format!("not enough space for file metadata: {error}");
+                Failure::new(StatusCode::INSUFFICIENT_STORAGE, message)
+            })?;
+            Ok(metadata::read(&file))
+        })
+        .await?;
+        Ok(Written {
+            name: path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            path: path.to_string_lossy().into_owned(),
+            r#type: "file",
+            metadata,
+        })
+    }
+
+    fn write_failure(&self, error: &io::Error) -> Failure {
+        if !is_full(error) {
+            return Failure::internal("error writing file", error);
+        }
+        let attempted = self
+            .announced
+            .as_ref()
+            .map(|bytes| format!("attempted to write {bytes} bytes: "));
+        let message = format!("{}not enough disk space available", attempted.unwrap_or_default());
+        Failure::new(StatusCode::INSUFFICIENT_STORAGE, message)
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+/// Opens a file for its new content: the user's, whatever it was before, with its mode kept.
+fn open(path: &PathBuf, user: &User) -> Result<File, Failure> {
+    let ensuring = |error| match is_full(&error) {
+        true => Failure::new(
+            StatusCode::INSUFFICIENT_STORAGE,
+            format!("not enough inodes available: {error}"),
+        ),
+        false => Failure::internal("error ensuring directories", &error),
+    };
+    if let Some(parent) = path.parent() {
+        ensure::directories(parent, user).map_err(ensuring)?;
+    }
+    let owning = |error| Failure::internal("error changing file ownership", &error);
+    let exists = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            let message = format!("path is a directory: {}", path.display());
+            return Err(Failure::new(StatusCode::BAD_REQUEST, message));
+        }
+        Ok(_) => {
+            chown(path, Some(user.uid), Some(user.gid)).map_err(owning)?;
+            true
+        }
+        Err(_) => false,
+    };
+    // A pipe without a reader must not hold a thread.
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o666)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(|error| match is_full(&error) {
+            true => Failure::new(
+                StatusCode::INSUFFICIENT_STORAGE,
+                format!("not enough inodes available: {error}"),
+            ),
+            false => Failure::internal("error opening file", &error),
+        })?;
+    if !exists {
+        fchown(&file, Some(user.uid), Some(user.gid)).map_err(owning)?;
+    }
+    Ok(file)
+}
+
+/// A file that is being written, in large pieces, one of them on its way to the disk while the next one fills.
+struct Target {
+    file: Arc<File>,
+    path: PathBuf,
+    waiting: Vec<Bytes>,
+    waiting_bytes: usize,
+    writing: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Target {
+    fn new(file: File, path: PathBuf) -> Self {
+        Self {
+            file: Arc::new(file),
+            path,
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            writing: None,
+        }
+    }
+
+    async fn write(&mut self, data: Bytes) -> io::Result<()> {
+        self.waiting_bytes += data.len();
+        self.waiting.push(data);
+        if self.waiting_bytes < CHUNK {
+            return Ok(());
+        }
+        self.settle().await?;
+        self.begin();
+        Ok(())
+    }
+
+    fn begin(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        self.waiting_bytes = 0;
+        let file = self.file.clone();
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            let mut file = &*file;
+            waiting.iter().try_for_each(|data| file.write_all(data))
+        }));
+    }
+
+    async fn settle(&mut self) -> io::Result<()> {
+        match self.writing.take() {
+            Some(writing) => writing.await.unwrap_or_else(|crash| Err(io::Error::other(crash))),
+            None => Ok(()),
+        }
+    }
+
+    async fn finish(mut self) -> io::Result<(Arc<File>, PathBuf)> {
+        self.settle().await?;
+        if !self.waiting.is_empty() {
+            self.begin();
+            self.settle().await?;
+        }
+        Ok((self.file, self.path))
+    }
+}

@@ -1,0 +1,196 @@
+//! The agent's end of the spawner: one request at a time, and a notice when the spawner is gone.
+//!
+//! One task reads the socket for as long as the agent lives ([`Launcher::run`]); a request waits for what that task
+//! hands it. Nothing the spawner sends is trusted: a packet that nobody waits for, or that is no answer, ends it.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use protocol::agent::SPAWNER_SOCKET;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{oneshot, watch};
+
+use crate::spawner;
+use crate::spawner::request::{Failure, Outcome, Request};
+use crate::sys;
+
+/// A spawner that takes longer than this was stopped by somebody; it is given up, so that the host makes a new one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a process was not started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SpawnError {
+    /// There is no spawner: the kernel or the sandbox's root killed it.
+    #[error("the sandbox cannot start processes at the moment: its spawner is gone")]
+    NoSpawner,
+    /// The system refused.
+    #[error("{}", describe(*errno))]
+    Refused { failure: Failure, errno: i32 },
+}
+
+/// The system's text for an error number, without Rust's "(os error N)".
+pub(crate) fn describe(errno: i32) -> String {
+    let text = io::Error::from_raw_os_error(errno).to_string();
+    let text = text.split(" (os error").next().unwrap_or(&text);
+    text.to_lowercase()
+}
+
+/// Starts processes through whichever spawner is connected.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    socket: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
+    /// Held by the request that waits for an answer.
+    turn: tokio::sync::Mutex<()>,
+    waiting: RefCell<Option<oneshot::Sender<Outcome>>>,
+    in_flight: Cell<bool>,
+    alive: watch::Sender<bool>,
+    /// Wakes [`Launcher::run`] when a request gave the spawner up.
+    given_up: tokio::sync::Notify,
+}
+
+impl Launcher {
+    /// A launcher with the spawner that this socket leads to.
+    ///
+    /// # Errors
+    /// Those of registering the socket with the event loop.
+    pub(crate) fn new(socket: Option<OwnedFd>) -> io::Result<Self> {
+        let launcher = Self {
+            socket: RefCell::new(None),
+            turn: tokio::sync::Mutex::new(()),
+            waiting: RefCell::new(None),
+            in_flight: Cell::new(false),
+            alive: watch::Sender::new(false),
+            given_up: tokio::sync::Notify::new(),
+        };
+        if let Some(socket) = socket {
+            launcher.connect(socket)?;
+        }
+        Ok(launcher)
+    }
+
+    fn connect(&self, socket: OwnedFd) -> io::Result<()> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let socket = sys::watch(socket, Interest::READABLE)?;
+        *self.socket.borrow_mut() = Some(Rc::new(socket));
+        self.alive.send_replace(true);
+        Ok(())
+    }
+
+    fn disconnect(&self) {
+        *self.socket.borrow_mut() = None;
+        // The request that waits, if any, sees its sender dropped.
+        *self.waiting.borrow_mut() = None;
+        self.alive.send_replace(false);
+    }
+
+    fn current(&self) -> Option<Rc<AsyncFd<OwnedFd>>> {
+        self.socket.borrow().clone()
+    }
+
+    /// Whether a request is on its way, so that a dead child may be one whose pid is not known yet.
+    pub(crate) fn in_flight(&self) -> bool {
+        self.in_flight.get()
+    }
+
+    /// Waits until there is no spawner.
+    pub(crate) async fn gone(&self) {
+        // The sender lives in `self`, so the channel cannot close while this waits.
+        let _ = self.alive.subscribe().wait_for(|alive| !alive).await;
+    }
+
+    /// Starts a process and returns its pid. Must run to its end: an abandoned call would leave its answer to nobody,
+    /// which costs the spawner its life.
+    ///
+    /// # Errors
+    /// [`SpawnError`].
+    pub(crate) async fn spawn(&self, request: &Request, stdio: [&OwnedFd; 3]) -> Result<u32, SpawnError> {
+        let _turn = self.turn.lock().await;
+        let socket = self.current().ok_or(SpawnError::NoSpawner)?;
+        let (answer, answered) = oneshot::channel();
+        *self.waiting.borrow_mut() = Some(answer);
+        self.in_flight.set(true);
+        let outcome = match spawner::send(socket.get_ref(), request, stdio) {
+            Ok(()) => tokio::time::timeout(PATIENCE, answered).await.ok().and_then(Result::ok),
+            // Our own lack of descriptors or memory says nothing about the spawner.
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+                Some(Outcome::failed(Failure::Process, &error.into()))
+            }
+            Err(_) => None,
+        };
+        self.in_flight.set(false);
+        *self.waiting.borrow_mut() = None;
+        match outcome {
+            Some(Outcome::Started(pid)) => Ok(pid),
+            Some(Outcome::Failed(failure, errno)) => Err(SpawnError::Refused { failure, errno }),
+            None => {
+                // Unless it is gone already, and the present one is its successor.
+                if self.current().is_some_and(|current| Rc::ptr_eq(&current, &socket)) {
+                    self.disconnect();
+                    self.given_up.notify_one();
+                }
+                Err(SpawnError::NoSpawner)
+            }
+        }
+    }
+
+    /// Reads answers, notices the spawner's death, and takes the replacement that the host connects. Runs forever.
+    ///
+    /// # Errors
+    /// Those of the listening socket.
+    pub(crate) async fn run(&self) -> io::Result<()> {
+        let listener = listen()?;
+        loop {
+            if let Some(socket) = self.current() {
+                tokio::select! {
+                    () = self.deliver(&socket) => self.disconnect(),
+                    () = self.given_up.notified() => {}
+                }
+                continue;
+            }
+            let mut ready = listener.readable().await?;
+            let accepted = ready.try_io(|listener| {
+                Ok(rustix::net::accept_with(
+                    listener,
+                    SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+                )?)
+            });
+            let Ok(Ok(socket)) = accepted else { continue };
+            // Root in the sandbox could start processes without us anyway; anybody else must not become root here.
+            if matches!(sys::peer_credentials(socket.as_fd()), Ok((_, 0))) {
+                self.connect(socket)?;
+            }
+        }
+    }
+
+    /// Hands answers to the requests that wait for them, until the spawner is gone or misbehaves.
+    async fn deliver(&self, socket: &AsyncFd<OwnedFd>) {
+        let mut answer = [0; 16];
+        loop {
+            let Ok(mut ready) = socket.readable().await else { return };
+            let Ok(received) = ready.try_io(|socket| Ok(rustix::net::recv(socket, &mut answer, RecvFlags::DONTWAIT)?))
+            else {
+                continue;
+            };
+            let Ok((length, _)) = received else { return };
+            let waiting = self.waiting.borrow_mut().take();
+            match (waiting, Outcome::from_bytes(&answer[..length])) {
+                (Some(waiting), Some(outcome)) => drop(waiting.send(outcome)),
+                _ => return,
+            }
+        }
+    }
+}
+
+fn listen() -> io::Result<AsyncFd<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(SPAWNER_SOCKET.as_bytes())?)?;
+    rustix::net::listen(&socket, 1)?;
+    sys::watch(socket, Interest::READABLE)
+}

@@ -1,0 +1,278 @@
+//! `Start`: from a request to a running process with a record.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use protocol::connect::{Code, Codec, Error};
+use protocol::process::{DataEvent, ProcessConfig, Pty, PtySize, StartRequest};
+use rustix::process::Signal;
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, mpsc};
+use tokio::time::Instant;
+
+use super::events::{self, EventStream, Events};
+use super::input::Input;
+use super::output::{self, Source};
+use super::table::Process;
+use crate::agent::Agent;
+use crate::launcher::{SpawnError, describe};
+use crate::paths;
+use crate::rpc::Call;
+use crate::spawner::request::{DEFAULT_PATH, Failure, Request};
+use crate::sys;
+use crate::users::User;
+
+/// Everything that is known before the process exists.
+struct Job {
+    request: Request,
+    cwd: PathBuf,
+    config: ProcessConfig,
+    tag: Option<String>,
+    pty: Option<Pty>,
+    stdin: bool,
+    deadline: Option<Instant>,
+    share: Option<OwnedSemaphorePermit>,
+}
+
+/// Starts a process and streams its events.
+pub(super) async fn start(call: &Call, codec: Codec, message: StartRequest) -> Result<EventStream, Error> {
+    let user = call.caller.user(&call.agent)?;
+    let config = message.process.unwrap_or_default();
+    let cwd = working_directory(&call.agent, &user, config.cwd.as_deref().unwrap_or_default())?;
+    let job = Job {
+        request: Request {
+            uid: user.uid,
+            gid: user.gid,
+            groups: call.agent.users.groups(&user),
+            terminal: message.pty.is_some(),
+            cwd: cwd.as_os_str().as_bytes().to_vec(),
+            argv: [&config.cmd]
+                .into_iter()
+                .chain(&config.args)
+                .map(|text| text.as_bytes().to_vec())
+                .collect(),
+            env: environment(&call.agent, &user, &config.envs)?,
+        },
+        cwd,
+        config,
+        tag: message.tag,
+        pty: message.pty,
+        stdin: message.stdin.unwrap_or(true),
+        deadline: call.deadline,
+        share: call.take_share(),
+    };
+    // The listener exists before the process, so that no early output is lost. The start itself is a task of its own,
+    // because it must go through once it began, even when the client is gone.
+    let (listener, events) = Process::channel();
+    let started = call
+        .agent
+        .tasks
+        .spawn_local(launch(call.agent.clone(), job, listener))
+        .await;
+    let process = started.map_err(|_| Error::new(Code::Internal, "starting the process failed"))??;
+    Ok(events::stream(process.pid, Events::Live(events, process), call, codec))
+}
+
+fn working_directory(agent: &Agent, user: &User, cwd: &str) -> Result<PathBuf, Error> {
+    let settings = agent.settings.borrow();
+    let path = paths::resolve(cwd, user, settings.default_workdir.as_deref())
+        .map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let message = format!("cwd '{}' does not exist", path.display());
+            Err(Error::new(Code::InvalidArgument, message))
+        }
+        // Whether the user may enter it, only the user can find out.
+        _ => Ok(path),
+    }
+}
+
+/// `KEY=value` of everything that the process gets, later sources over earlier ones.
+fn environment(agent: &Agent, user: &User, envs: &BTreeMap<String, String>) -> Result<Vec<Vec<u8>>, Error> {
+    let home = user.home.to_string_lossy().into_owned();
+    let basics = [
+        ("PATH", DEFAULT_PATH),
+        ("HOME", &home),
+        ("USER", &user.name),
+        ("LOGNAME", &user.name),
+    ];
+    let mut merged: BTreeMap<String, String> = basics
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
+    merged.extend(agent.settings.borrow().env());
+    merged.extend(envs.iter().map(|(key, value)| (key.clone(), value.clone())));
+    let entries: Vec<Vec<u8>> = merged
+        .into_iter()
+        .map(|(key, value)| format!("{key}={value}").into_bytes())
+        .collect();
+    if entries.iter().any(|entry| entry.contains(&0)) {
+        return Err(Error::new(
+            Code::InvalidArgument,
+            "environment variables must not contain NUL bytes",
+        ));
+    }
+    Ok(entries)
+}
+
+/// The agent's ends of a process's stdio.
+struct Ends {
+    input: Input,
+    outputs: Vec<(Rc<AsyncFd<OwnedFd>>, Source)>,
+}
+
+async fn launch(agent: Rc<Agent>, job: Job, listener: mpsc::Sender<DataEvent>) -> Result<Rc<Process>, Error> {
+    let (stdio, ends) = match job.pty {
+        Some(pty) => terminal(pty.size.unwrap_or_default(), job.request.uid),
+        None => pipes(job.stdin),
+    }
+    .map_err(|error| start_error(&job, &error.to_string(), Code::ResourceExhausted))?;
+    let spawned = agent
+        .launcher
+        .spawn(&job.request, [&stdio[0], &stdio[1], &stdio[2]])
+        .await;
+    drop(stdio);
+    let pid = spawned.map_err(|error| spawn_error(&job, &error))?;
+    let process = Rc::new(Process::new(pid, job.config, job.tag, ends.input, listener, job.share));
+    let id = agent.processes.insert(process.clone());
+    let readers: Vec<_> = ends
+        .outputs
+        .into_iter()
+        .map(|(file, source)| agent.tasks.spawn_local(output::relay(file, source, process.clone())))
+        .collect();
+    if let Some(deadline) = job.deadline {
+        agent.tasks.spawn_local(end_at(deadline, process.clone()));
+    }
+    let ended = process.clone();
+    let table = agent.clone();
+    agent.tasks.spawn_local(async move {
+        ended.reaped().await;
+        for reader in readers {
+            let _ = reader.await;
+        }
+        table.processes.retire(id);
+    });
+    Ok(process)
+}
+
+/// Kills a process at its deadline, and only it.
+async fn end_at(deadline: Instant, process: Rc<Process>) {
+    tokio::select! {
+        () = tokio::time::sleep_until(deadline) => {
+            process.waive_output();
+            let _ = super::kill(&process, Signal::KILL);
+        }
+        () = process.over() => {}
+    }
+}
+
+fn pipes(stdin: bool) -> io::Result<([OwnedFd; 3], Ends)> {
+    let (stdin, input) = if stdin {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&writer, true)?;
+        (
+            reader,
+            Input::Pipe(Mutex::new(Some(pipe::Sender::from_owned_fd(writer)?))),
+        )
+    } else {
+        (OwnedFd::from(File::open("/dev/null")?), Input::Nothing)
+    };
+    let mut outputs = Vec::new();
+    let mut output = |source| -> io::Result<OwnedFd> {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&reader, true)?;
+        outputs.push((Rc::new(sys::watch(reader, Interest::READABLE)?), source));
+        Ok(writer)
+    };
+    let stdio = [stdin, output(Source::Stdout)?, output(Source::Stderr)?];
+    Ok((stdio, Ends { input, outputs }))
+}
+
+fn terminal(size: PtySize, uid: u32) -> io::Result<([OwnedFd; 3], Ends)> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master = rustix::pty::openpt(flags)?;
+    rustix::pty::unlockpt(&master)?;
+    rustix::termios::tcsetwinsize(&master, window_size(size))?;
+    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+    // So that the user's own programs can open it again by its name.
+    let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(uid)), None);
+    rustix::io::ioctl_fionbio(&master, true)?;
+    let master = Rc::new(sys::watch(master, Interest::READABLE | Interest::WRITABLE)?);
+    let stdio = [slave.try_clone()?, slave.try_clone()?, slave];
+    let outputs = vec![(master.clone(), Source::Terminal)];
+    Ok((
+        stdio,
+        Ends {
+            input: Input::Terminal(master, Mutex::new(())),
+            outputs,
+        },
+    ))
+}
+
+/// A size as the kernel takes it; more than it can count is the most it can.
+pub(super) fn window_size(size: PtySize) -> Winsize {
+    let clamp = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
+    Winsize {
+        ws_row: clamp(size.rows),
+        ws_col: clamp(size.cols),
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    }
+}
+
+fn spawn_error(job: &Job, error: &SpawnError) -> Error {
+    match error {
+        SpawnError::NoSpawner => Error::new(Code::Unavailable, error.to_string()),
+        SpawnError::Refused { failure, errno } => {
+            let (what, code) = match failure {
+                Failure::Process => ("fork".to_owned(), Code::ResourceExhausted),
+                Failure::Terminal => ("set up terminal".to_owned(), Code::InvalidArgument),
+                Failure::User => ("switch user".to_owned(), Code::InvalidArgument),
+                Failure::Directory => (format!("chdir {}", job.cwd.display()), Code::InvalidArgument),
+            };
+            // A request that cannot be carried out at all is not a matter of resources.
+            let code = if *errno == libc::EINVAL {
+                Code::InvalidArgument
+            } else {
+                code
+            };
+            start_error(job, &format!("{what}: {}", describe(*errno)), code)
+        }
+    }
+}
+
+fn start_error(job: &Job, reason: &str, code: Code) -> Error {
+    let command = std::iter::once(&job.config.cmd).chain(&job.config.args);
+    let command: Vec<&str> = command.map(String::as_str).collect();
+    let command = shorten(command.join(" "));
+    let message = match job.pty {
+        None => format!("error starting process '{command}': {reason}"),
+        Some(pty) => {
+            let PtySize { cols, rows } = pty.size.unwrap_or_default();
+            let directory = Path::display(&job.cwd);
+            format!(
+                "error starting pty with command '{command}' in dir '{directory}' with '{cols}' cols and '{rows}' rows: {reason}"
+            )
+        }
+    };
+    Error::new(code, message)
+}
+
+/// Keeps an error message of a size that a reader can use.
+fn shorten(mut text: String) -> String {
+    const LIMIT: usize = 1024;
+    if text.len() > LIMIT {
+        text.truncate(text.floor_char_boundary(LIMIT));
+        text.push('…');
+    }
+    text
+}

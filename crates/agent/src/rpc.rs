@@ -1,0 +1,205 @@
+//! Connect over HTTP/1.1: from a request to a message, and from an answer or an error back.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use protocol::connect::{self, Code, Codec, Error, Message};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use crate::agent::{Agent, Caller, MESSAGE_LIMIT};
+use crate::http::{self as answers, Body, header_text};
+
+const TIMEOUT: HeaderName = HeaderName::from_static("connect-timeout-ms");
+const VERSION: HeaderName = HeaderName::from_static("connect-protocol-version");
+const STREAM_ENCODING: HeaderName = HeaderName::from_static("connect-content-encoding");
+const KEEPALIVE: HeaderName = HeaderName::from_static("keepalive-ping-interval");
+/// Used when the client names no interval, or none that makes sense.
+const DEFAULT_KEEPALIVE: Duration = Duration::from_secs(90);
+
+/// What a method gets besides its message.
+pub(crate) struct Call {
+    pub(crate) agent: Rc<Agent>,
+    pub(crate) caller: Caller,
+    /// When the client stops waiting.
+    pub(crate) deadline: Option<Instant>,
+    /// How long a stream may be silent.
+    pub(crate) keepalive: Duration,
+    /// The request's share of the memory for messages, for methods that keep the message.
+    share: Cell<Option<OwnedSemaphorePermit>>,
+}
+
+impl Call {
+    /// Hands over the memory share; it is given back when the result is dropped.
+    pub(crate) fn take_share(&self) -> Option<OwnedSemaphorePermit> {
+        self.share.take()
+    }
+}
+
+/// The unary form of an error.
+pub(crate) fn unary_error(error: &Error) -> Response<Body> {
+    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    answers::response(status, "application/json", error.to_json())
+}
+
+/// The form of an error that fits the request's content type.
+pub(crate) fn error_for(headers: &HeaderMap, error: &Error) -> Response<Body> {
+    match Codec::of_stream(header_text(headers, header::CONTENT_TYPE).unwrap_or_default()) {
+        Some(codec) => answers::response(
+            StatusCode::OK,
+            codec.stream_content_type(),
+            connect::end_of_stream(Some(error)),
+        ),
+        None => unary_error(error),
+    }
+}
+
+/// Serves a unary method.
+pub(crate) async fn unary<I: Message, O: Message>(
+    agent: &Rc<Agent>,
+    caller: Caller,
+    request: Request<Incoming>,
+    method: impl AsyncFnOnce(&Call, I) -> Result<O, Error>,
+) -> Response<Body> {
+    let Some(codec) = accepted(&request, Codec::of_unary) else {
+        return refuse(&request, "application/json, application/proto");
+    };
+    let work = async {
+        check_headers(request.headers(), header::CONTENT_ENCODING)?;
+        let (call, deadline) = call(agent, caller, request.headers())?;
+        let work = async {
+            let message = agent.read_message(request.into_body()).await?;
+            call.share.set(Some(message.share));
+            let input = codec.decode(&message.bytes)?;
+            method(&call, input).await
+        };
+        match deadline {
+            None => work.await,
+            Some(deadline) => tokio::time::timeout_at(deadline, work)
+                .await
+                .unwrap_or_else(|_| Err(late())),
+        }
+    };
+    match work.await {
+        Ok(output) => answers::response(StatusCode::OK, codec.unary_content_type(), codec.encode(&output)),
+        Err(error) => unary_error(&error),
+    }
+}
+
+/// Serves a method that answers with a stream of envelopes, which the method's result writes itself in the codec that
+/// it is given.
+pub(crate) async fn stream<I: Message, S: Stream<Item = io::Result<Bytes>> + 'static>(
+    agent: &Rc<Agent>,
+    caller: Caller,
+    request: Request<Incoming>,
+    method: impl AsyncFnOnce(&Call, Codec, I) -> Result<S, Error>,
+) -> Response<Body> {
+    let Some(codec) = accepted(&request, Codec::of_stream) else {
+        return refuse(&request, "application/connect+json, application/connect+proto");
+    };
+    let headers = request.headers().clone();
+    let work = async {
+        check_headers(&headers, STREAM_ENCODING)?;
+        let (call, deadline) = call(agent, caller, &headers)?;
+        let work = async {
+            let message = agent.read_message(request.into_body()).await?;
+            call.share.set(Some(message.share));
+            let input = codec.decode(&connect::only_envelope(message.bytes, MESSAGE_LIMIT)?)?;
+            method(&call, codec, input).await
+        };
+        match deadline {
+            None => work.await,
+            Some(deadline) => tokio::time::timeout_at(deadline, work)
+                .await
+                .unwrap_or_else(|_| Err(late())),
+        }
+    };
+    match work.await {
+        Ok(stream) => {
+            let mut response = Response::new(Body::Stream {
+                stream: Box::pin(stream),
+                length: None,
+            });
+            let content_type = HeaderValue::from_static(codec.stream_content_type());
+            response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+            response
+        }
+        Err(error) => error_for(&headers, &error),
+    }
+}
+
+/// The error of a call whose client stopped waiting.
+pub(crate) fn late() -> Error {
+    Error::new(Code::DeadlineExceeded, "context deadline exceeded")
+}
+
+fn accepted<B>(request: &Request<B>, codec: impl Fn(&str) -> Option<Codec>) -> Option<Codec> {
+    if request.method() != Method::POST {
+        return None;
+    }
+    codec(header_text(request.headers(), header::CONTENT_TYPE)?)
+}
+
+/// The answer to a request that no codec can read.
+fn refuse<B>(request: &Request<B>, types: &'static str) -> Response<Body> {
+    let (status, name, value) = if request.method() == Method::POST {
+        (
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            HeaderName::from_static("accept-post"),
+            types,
+        )
+    } else {
+        (StatusCode::METHOD_NOT_ALLOWED, header::ALLOW, "POST")
+    };
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = status;
+    response.headers_mut().insert(name, HeaderValue::from_static(value));
+    response
+}
+
+fn check_headers(headers: &HeaderMap, encoding: HeaderName) -> Result<(), Error> {
+    if let Some(version) = headers.get(VERSION)
+        && version != "1"
+    {
+        let message = "connect-protocol-version must be \"1\"";
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    match headers.get(encoding) {
+        Some(encoding) if encoding != "identity" && !encoding.is_empty() => {
+            let message = format!("unknown compression {encoding:?}: only identity is supported");
+            Err(Error::new(Code::Unimplemented, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn call(agent: &Rc<Agent>, caller: Caller, headers: &HeaderMap) -> Result<(Call, Option<Instant>), Error> {
+    let timeout = match headers.get(TIMEOUT) {
+        // Something unreadable is as invalid as something that is no number.
+        Some(value) => connect::timeout(Some(value.to_str().unwrap_or("?")))?,
+        None => None,
+    };
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let seconds = header_text(headers, KEEPALIVE).and_then(|text| text.parse::<u32>().ok());
+    let keepalive = match seconds {
+        None | Some(0) => DEFAULT_KEEPALIVE,
+        Some(seconds) => Duration::from_secs(u64::from(seconds)),
+    };
+    Ok((
+        Call {
+            agent: agent.clone(),
+            caller,
+            deadline,
+            keepalive,
+            share: Cell::new(None),
+        },
+        deadline,
+    ))
+}

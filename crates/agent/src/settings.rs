@@ -1,0 +1,182 @@
+//! What the host told the agent with `/init`: who may call, as whom, and in which environment.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use protocol::agent::Init;
+use subtle::ConstantTimeEq;
+
+/// The agent's settings. Before the first `/init` nobody needs a token and everything runs as root.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    token: Option<String>,
+    user_env: BTreeMap<String, String>,
+    sandbox_id: Option<String>,
+    template_id: Option<String>,
+    pub(crate) default_user: String,
+    pub(crate) default_workdir: Option<String>,
+    last_init: Option<Timestamp>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            token: None,
+            user_env: BTreeMap::new(),
+            sandbox_id: None,
+            template_id: None,
+            default_user: "root".to_owned(),
+            default_workdir: None,
+            last_init: None,
+        }
+    }
+}
+
+/// The timestamp of an `/init` is no RFC 3339 time.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid timestamp")]
+pub(crate) struct InvalidTimestamp;
+
+impl Settings {
+    /// Takes over what an `/init` says, unless a later one was taken before. Whether it was taken.
+    ///
+    /// # Errors
+    /// [`InvalidTimestamp`]; nothing is changed then.
+    pub(crate) fn apply(&mut self, init: Init) -> Result<bool, InvalidTimestamp> {
+        let timestamp: Option<Timestamp> = match &init.timestamp {
+            None => None,
+            Some(text) => Some(text.parse().map_err(|_| InvalidTimestamp)?),
+        };
+        if let (Some(last), Some(new)) = (self.last_init, timestamp)
+            && new <= last
+        {
+            return Ok(false);
+        }
+        self.last_init = timestamp.or(self.last_init);
+        self.token = init.access_token.filter(|token| !token.is_empty());
+        if let Some(env) = init.env_vars {
+            self.user_env = env;
+        }
+        for (field, value) in [
+            (&mut self.sandbox_id, init.sandbox_id),
+            (&mut self.template_id, init.template_id),
+        ] {
+            if value.is_some() {
+                *field = value;
+            }
+        }
+        if let Some(user) = init.default_user.filter(|user| !user.is_empty()) {
+            self.default_user = user;
+        }
+        if let Some(workdir) = init.default_workdir.filter(|workdir| !workdir.is_empty()) {
+            self.default_workdir = Some(workdir);
+        }
+        Ok(true)
+    }
+
+    /// The token that clients must present, if any.
+    pub(crate) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// Whether a client with this `X-Access-Token` may call, compared in constant time.
+    pub(crate) fn admits(&self, presented: Option<&[u8]>) -> bool {
+        match (&self.token, presented) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(token), Some(presented)) => token.as_bytes().ct_eq(presented).into(),
+        }
+    }
+
+    /// The environment of every process: the user's, and over it what names the sandbox.
+    pub(crate) fn env(&self) -> BTreeMap<String, String> {
+        let mut env = self.user_env.clone();
+        env.insert("E2B_SANDBOX".to_owned(), "true".to_owned());
+        for (key, value) in [
+            ("E2B_SANDBOX_ID", &self.sandbox_id),
+            ("E2B_TEMPLATE_ID", &self.template_id),
+        ] {
+            if let Some(value) = value {
+                env.insert(key.to_owned(), value.clone());
+            }
+        }
+        env
+    }
+
+    /// Names and contents of the files in `/run/e2b` by which programs recognise the sandbox.
+    pub(crate) fn boot_files(&self) -> [(&'static str, Option<&str>); 3] {
+        [
+            (".E2B_SANDBOX", Some("true")),
+            (".E2B_SANDBOX_ID", self.sandbox_id.as_deref()),
+            (".E2B_TEMPLATE_ID", self.template_id.as_deref()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn init(text: &str) -> Init {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn later_calls_win_and_older_ones_change_nothing() {
+        let mut settings = Settings::default();
+        let first = r#"{"timestamp":"2026-01-01T00:00:01Z","accessToken":"a","envVars":{"A":"1","E2B_SANDBOX":"no"},
+            "defaultUser":"user","defaultWorkdir":"/w","sandboxId":"s","templateId":"t","unknown":[]}"#;
+        assert!(settings.apply(init(first)).unwrap());
+        assert!(!settings.apply(init(first)).unwrap());
+        assert!(
+            !settings
+                .apply(init(r#"{"timestamp":"2026-01-01T00:00:00.5Z","accessToken":"b"}"#))
+                .unwrap()
+        );
+        assert_eq!(settings.token(), Some("a"));
+        let env = settings.env();
+        let env: Vec<_> = env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let expect = [
+            ("A", "1"),
+            ("E2B_SANDBOX", "true"),
+            ("E2B_SANDBOX_ID", "s"),
+            ("E2B_TEMPLATE_ID", "t"),
+        ];
+        assert_eq!(env, expect);
+
+        // Without a time a call always counts. An absent token opens the gate, absent variables stay.
+        assert!(settings.apply(init("{}")).unwrap());
+        assert_eq!(settings.token(), None);
+        assert_eq!(settings.env().len(), 4);
+        assert_eq!(
+            (settings.default_user.as_str(), settings.default_workdir.as_deref()),
+            ("user", Some("/w"))
+        );
+
+        // Variables are replaced as a whole.
+        assert!(
+            settings
+                .apply(init(r#"{"envVars":{"B":"2"},"defaultUser":""}"#))
+                .unwrap()
+        );
+        assert!(!settings.env().contains_key("A"));
+        assert_eq!(settings.default_user, "user");
+        assert!(
+            settings
+                .apply(init(r#"{"timestamp":"yesterday","accessToken":"c"}"#))
+                .is_err()
+        );
+        assert_eq!(settings.token(), None);
+    }
+
+    #[test]
+    fn the_gate() {
+        let mut settings = Settings::default();
+        assert!(settings.admits(None) && settings.admits(Some(b"x")));
+        settings.apply(init(r#"{"accessToken":"secret"}"#)).unwrap();
+        assert!(settings.admits(Some(b"secret")));
+        for wrong in [None, Some(b"".as_slice()), Some(b"Secret"), Some(b"secret ")] {
+            assert!(!settings.admits(wrong));
+        }
+    }
+}

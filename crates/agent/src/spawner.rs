@@ -1,0 +1,158 @@
+//! The spawner: a small process in the workload's cgroup that makes the workload's processes.
+//!
+//! A process is born in the cgroup of its maker, so whoever starts one for the workload has to live there. The agent
+//! does not: it must survive what the workload's limits do to the workload. The spawner is single-threaded, does one
+//! request at a time and keeps nothing between them; when the kernel kills it for memory, the host starts another.
+//!
+//! The socket carries one packet per request and one per answer. A request's text (arguments and environment may be
+//! megabytes) is in a memory file that the packet carries beside the three descriptors of stdin, stdout and stderr.
+
+pub(crate) mod request;
+
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+
+use protocol::agent::{SPAWNER_FD, SPAWNER_SOCKET};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+
+use crate::sys::{self, ChildStack, CloneError, Stage};
+use request::{Outcome, Request};
+
+/// Runs the spawner until the agent closes the socket.
+///
+/// `ringfence spawner` finds its socket as [`SPAWNER_FD`]; `ringfence spawner connect` opens [`SPAWNER_SOCKET`].
+pub fn run() -> ExitCode {
+    let connect = std::env::args_os().nth(2).is_some_and(|argument| argument == "connect");
+    sys::keep_heap_small();
+    sys::ignore_signals();
+    // Root inside the sandbox may not trace us and so neither borrow our descriptors.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    let socket = if connect {
+        join_pid_1().and_then(|()| connect_to_agent())
+    } else {
+        sys::adopt_fd(SPAWNER_FD)
+    };
+    match socket.and_then(|socket| serve(&socket)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Makes sure that pid 1 is our parent, and so the parent of all that we start.
+///
+/// A process that the host put into the pid namespace has its parent outside. Its child becomes pid 1's when it exits.
+fn join_pid_1() -> io::Result<()> {
+    // No parent that is visible here means one outside.
+    if rustix::process::getppid().is_some() {
+        return Ok(());
+    }
+    let first = rustix::process::getpid();
+    sys::continue_in_child()?;
+    while rustix::process::getppid() == Some(first) {
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn connect_to_agent() -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let address = SocketAddrUnix::new_abstract_name(SPAWNER_SOCKET.as_bytes())?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+fn serve(socket: &OwnedFd) -> io::Result<()> {
+    let mut stack = ChildStack::new();
+    while let Some(descriptors) = receive(socket)? {
+        let outcome = match spawn(descriptors, &mut stack) {
+            Ok(outcome) => outcome,
+            Err(error) => Outcome::failed(request::Failure::Process, &error),
+        };
+        let answer = outcome.to_bytes();
+        rustix::net::send(socket, &answer, SendFlags::NOSIGNAL)?;
+    }
+    Ok(())
+}
+
+/// The descriptors of the next request; `None` once the agent is gone.
+fn receive(socket: &OwnedFd) -> io::Result<Option<Vec<OwnedFd>>> {
+    let mut byte = [0; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(request::DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let mut descriptors = Vec::with_capacity(request::DESCRIPTORS);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // Out of descriptors here: the request is answered as failed, for want of its parts.
+        descriptors.clear();
+    }
+    Ok(Some(descriptors))
+}
+
+fn spawn(descriptors: Vec<OwnedFd>, stack: &mut ChildStack) -> io::Result<Outcome> {
+    let [text, stdin, stdout, stderr] = <[OwnedFd; request::DESCRIPTORS]>::try_from(descriptors)
+        .map_err(|_| io::Error::from(rustix::io::Errno::MFILE))?;
+    let mut bytes = Vec::new();
+    std::fs::File::from(text).read_to_end(&mut bytes)?;
+    let request = Request::from_bytes(&bytes).ok_or_else(|| io::Error::from(rustix::io::Errno::INVAL))?;
+    drop(bytes);
+    let child = request.into_child([above_stdio(stdin)?, above_stdio(stdout)?, above_stdio(stderr)?])?;
+    Ok(match child.clone_into_parent(stack) {
+        Ok(pid) => Outcome::started(pid),
+        Err(CloneError::Clone(error)) => Outcome::failed(request::Failure::Process, &error),
+        Err(CloneError::Setup(Stage::Terminal, error)) => Outcome::failed(request::Failure::Terminal, &error),
+        Err(CloneError::Setup(Stage::User, error)) => Outcome::failed(request::Failure::User, &error),
+        Err(CloneError::Setup(Stage::Directory, error)) => Outcome::failed(request::Failure::Directory, &error),
+    })
+}
+
+/// The same file under a number above 2, so that placing stdin, stdout and stderr one by one overwrites no source.
+fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    if fd.as_raw_fd() > 2 {
+        return Ok(fd);
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?)
+}
+
+/// Sends a request with its descriptors; the agent's half of [`receive`].
+///
+/// # Errors
+/// Those of the memory file and of sendmsg.
+pub(crate) fn send(socket: impl AsFd, request: &Request, stdio: [&OwnedFd; 3]) -> rustix::io::Result<()> {
+    let text = rustix::fs::memfd_create("spawn", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let bytes = request.to_bytes();
+    let mut written = 0;
+    while written < bytes.len() {
+        written += rustix::io::pwrite(&text, &bytes[written..], written as u64)?;
+    }
+    let descriptors = [text.as_fd(), stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(request::DESCRIPTORS))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    control.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&[0])], &mut control, flags)?;
+    Ok(())
+}

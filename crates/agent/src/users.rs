@@ -1,0 +1,162 @@
+//! Users of the sandbox, out of its own `/etc/passwd` and `/etc/group`.
+//!
+//! Both files belong to whoever is root in the sandbox, so reading them is bounded and never blocks: a regular file
+//! of at most [`LIMIT`] bytes, anything malformed skipped. libc's lookups are not used; in a static program they load
+//! shared code out of the image.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The most that is read of either file. Large installations have thousands of users, of about 60 bytes each.
+const LIMIT: u64 = 1024 * 1024;
+/// The most supplementary groups that a process gets; the kernel's own limit is 65,536.
+const GROUP_LIMIT: usize = 1024;
+
+/// One line of `/etc/passwd`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct User {
+    pub(crate) name: String,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) home: PathBuf,
+}
+
+/// Where the two files are; elsewhere only in tests.
+#[derive(Debug, Clone)]
+pub(crate) struct Users {
+    passwd: PathBuf,
+    group: PathBuf,
+}
+
+impl Default for Users {
+    fn default() -> Self {
+        Self {
+            passwd: PathBuf::from("/etc/passwd"),
+            group: PathBuf::from("/etc/group"),
+        }
+    }
+}
+
+impl Users {
+    /// The user of that name.
+    pub(crate) fn find(&self, name: &str) -> Option<User> {
+        let text = read_bounded(&self.passwd).ok()?;
+        find_user(&text, name)
+    }
+
+    /// Primary and supplementary groups of a user. An unreadable file means the primary one alone.
+    pub(crate) fn groups(&self, user: &User) -> Vec<u32> {
+        let text = read_bounded(&self.group).unwrap_or_default();
+        groups_of(&text, user)
+    }
+}
+
+/// A regular file's first [`LIMIT`] bytes. Never waits, whatever is under that name.
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut text = Vec::new();
+    file.take(LIMIT).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = Vec<&str>> {
+    text.split(|byte| *byte == b'\n')
+        .filter_map(|line| std::str::from_utf8(line).ok())
+        .map(|line| line.split(':').collect())
+}
+
+fn find_user(passwd: &[u8], name: &str) -> Option<User> {
+    // Names of NIS entries begin with a sign, and an empty name would match broken lines.
+    if name.is_empty() || name.starts_with(['+', '-']) {
+        return None;
+    }
+    lines(passwd).find_map(|fields| match fields.as_slice() {
+        [found, _, uid, gid, _, home, ..] if *found == name => Some(User {
+            name: name.to_owned(),
+            uid: uid.parse().ok()?,
+            gid: gid.parse().ok()?,
+            home: PathBuf::from(home),
+        }),
+        _ => None,
+    })
+}
+
+fn groups_of(group: &[u8], user: &User) -> Vec<u32> {
+    let mut ids = vec![user.gid];
+    for fields in lines(group) {
+        let [_, _, id, members, ..] = fields.as_slice() else {
+            continue;
+        };
+        let Ok(id) = id.parse() else { continue };
+        if members.split(',').any(|member| member == user.name) && !ids.contains(&id) && ids.len() < GROUP_LIMIT {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/bash\n# comment\n\nbroken:x:0\nuser:x:1000:1001:,,,:/home/user:/bin/sh\n\
+        \xff\xfe:x:1:1::/:\nbig:x:4294967296:0::/:\nnoshell:x:7:8::/n\n+nis:x:1:1::/:/bin/sh\nuser:x:0:0::/:/bin/sh\nlast:x:9:9::/last:";
+
+    #[test]
+    fn users_are_found_by_name() {
+        let check = |name: &str, expect: Option<(u32, u32, &str)>| {
+            let found = find_user(PASSWD, name);
+            let found = found
+                .as_ref()
+                .map(|user| (user.uid, user.gid, user.home.to_str().unwrap()));
+            assert_eq!(found, expect, "{name}");
+        };
+        check("root", Some((0, 0, "/root")));
+        check("user", Some((1000, 1001, "/home/user")));
+        check("noshell", Some((7, 8, "/n")));
+        check("last", Some((9, 9, "/last")));
+        for name in ["", "broken", "big", "nobody", "+nis", "roo", "root:x", "# comment", "0"] {
+            check(name, None);
+        }
+    }
+
+    #[test]
+    fn groups_are_collected() {
+        let user = find_user(PASSWD, "user").unwrap();
+        let group = b"sudo:x:27:other,user\nuser:x:1001:user\nx:y\nbad:x:z:user\nuser2:x:5:user2\ndocker:x:99:user\nagain:x:99:user";
+        assert_eq!(groups_of(group, &user), [1001, 27, 99]);
+        assert_eq!(groups_of(b"", &user), [1001]);
+        let many: String = (2000..9000).map(|id| format!("g:x:{id}:user\n")).collect();
+        assert_eq!(groups_of(many.as_bytes(), &user).len(), GROUP_LIMIT);
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        let users = Users {
+            passwd: fifo.clone(),
+            group: fifo,
+        };
+        assert_eq!(users.find("root"), None);
+        let user = find_user(PASSWD, "root").unwrap();
+        assert_eq!(users.groups(&user), [0]);
+        assert!(read_bounded(directory.path()).is_err());
+    }
+}

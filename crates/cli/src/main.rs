@@ -1,2 +1,136 @@
-//! placeholder
-fn main() {}
+//! `ringfence`: the whole platform in one binary.
+//!
+//! The same file is bind-mounted into every sandbox as its agent, so the first argument is looked at before anything
+//! else: the agent, its spawner and the launchers of the host start without a command-line parser, a configuration or
+//! a thread pool, and an idle one costs next to nothing.
+//!
+//! Invariant: this crate wires and configures. It is the only one that reads configuration and environment, and it
+//! decides nothing about sandboxes.
+
+mod accounts;
+mod args;
+mod bench;
+mod config;
+mod credentials;
+mod data_dir;
+mod doctor;
+mod down;
+mod harden;
+mod logging;
+mod output;
+mod secret;
+mod templates;
+mod up;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use store::Store;
+
+use crate::args::{Cli, Command, KeyCommand, TeamCommand};
+use crate::config::{ConfigError, LogFormat, Settings, Sources};
+use crate::data_dir::DataDir;
+
+/// Wrong usage or configuration: the operator's to correct, and of no use to try again.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    // No other command begins with these words, and nobody types them: the node and the agent start these processes.
+    match std::env::args_os().nth(1).as_deref().and_then(|word| word.to_str()) {
+        Some("agent") => agent::run(),
+        Some("spawner") => agent::spawner::run(),
+        Some("launcher") => runtime::launcher::main(),
+        _ => operator(),
+    }
+}
+
+/// Everything that a person or a service manager starts.
+fn operator() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers, not mistakes; clap knows which stream and which exit code fit.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
+        }
+    };
+    let sources = Sources {
+        flags: cli.flags(),
+        config: cli.common.config.clone(),
+        env: config::environment(),
+    };
+    let settings = match sources.settings() {
+        Ok(settings) => settings,
+        Err(error) => {
+            output::error(&error.into());
+            return ExitCode::from(USAGE);
+        }
+    };
+    match run(cli.command, &settings, &sources) {
+        Ok(code) => code,
+        Err(error) => {
+            // With JSON logs, whoever reads stderr parses it: the last line must be an object too.
+            if settings.log_format == LogFormat::Json && tracing::dispatcher::has_been_set() {
+                tracing::error!("{error:#}");
+            } else {
+                output::error(&error);
+            }
+            match error.downcast_ref::<ConfigError>() {
+                Some(_) => ExitCode::from(USAGE),
+                None => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn run(command: Command, settings: &Settings, sources: &Sources) -> Result<ExitCode> {
+    let default_level = match command {
+        Command::Up(_) => "info",
+        Command::Down | Command::Doctor { .. } | Command::Team(_) | Command::Key(_) | Command::Bench(_) => "warn",
+    };
+    logging::start(settings, default_level)?;
+    for name in &settings.unknown_env {
+        tracing::warn!("the environment variable {name} means nothing to ringfence");
+    }
+    match command {
+        Command::Up(_) => up::run(settings),
+        Command::Down => down::run(settings),
+        Command::Doctor { format, .. } => doctor::run(settings, format),
+        Command::Team(command) => with_store(settings, async |store| match command {
+            TeamCommand::Create { name } => accounts::create_team(store, &name).await,
+            TeamCommand::List { format } => accounts::list_teams(store, format).await,
+        }),
+        Command::Key(command) => with_store(settings, async |store| match command {
+            KeyCommand::Create { team, name } => accounts::create_key(store, &team, &name).await,
+            KeyCommand::List { team, format } => accounts::list_keys(store, team.as_deref(), format).await,
+            KeyCommand::Revoke { id } => accounts::revoke_key(store, &id).await,
+        }),
+        Command::Bench(args) => bench::run(&args, settings, sources),
+    }
+}
+
+/// Runs a command on the database. It may be the first one on a data directory: keys can be made before the first
+/// start of the platform.
+fn with_store(settings: &Settings, command: impl AsyncFnOnce(&Store) -> Result<()>) -> Result<ExitCode> {
+    DataDir::prepare(&settings.data_dir)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    runtime.block_on(async {
+        let store = open_store(settings).await?;
+        accounts::default_account(&store).await?;
+        let outcome = command(&store).await;
+        store.close().await;
+        outcome
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the database. The address stays out of the error: it may hold a password.
+async fn open_store(settings: &Settings) -> Result<Store> {
+    Store::open(settings.database_url.expose())
+        .await
+        .context("open the database (database_url)")
+}

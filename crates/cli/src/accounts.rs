@@ -1,0 +1,395 @@
+//! Who may use a platform: the rows of the first start, and the commands `team` and `key`.
+//!
+//! Each step of the first start looks before it makes, so a start that was cut anywhere is finished by the next one.
+//! New keys go into the credentials file before they go into the database: a crash in between leaves a key that the
+//! next start registers, never a registered key that nobody has.
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use model::id::{TeamId, UserId};
+use serde::Serialize;
+use store::Store;
+use store::error::StoreError;
+use store::keys::{AccessKeyRow, ApiKeyRow, SealedSecret};
+use store::teams::{TeamRow, UserRow};
+use uuid::Uuid;
+
+use crate::credentials::{self, Addresses, Credentials};
+use crate::data_dir::DataDir;
+use crate::output::{self, Format};
+use crate::secret::{AccessPair, ApiKey, MasterKey};
+
+/// Name of the team, the user and the keys of the first start.
+pub(crate) const DEFAULT: &str = "default";
+/// Longest name of a team or a key, in characters: they stand in tables and logs.
+const NAME_MAX: usize = 64;
+
+fn now_us() -> i64 {
+    Timestamp::now().as_microsecond()
+}
+
+/// A UUID as the database stores it. Version 7, so that rows made later sort later.
+fn new_uuid() -> String {
+    Uuid::now_v7().to_string()
+}
+
+/// Whose rows are made.
+#[derive(Debug, Clone)]
+pub(crate) struct Account {
+    /// The team.
+    pub(crate) team: TeamRow,
+    /// Its user.
+    pub(crate) user: UserRow,
+}
+
+/// The account `default/default`, made if it does not exist.
+///
+/// # Errors
+/// When the database fails.
+pub(crate) async fn default_account(store: &Store) -> Result<Account> {
+    let team = match store.team_by_name(DEFAULT).await? {
+        Some(team) => team,
+        None => match insert_team(store, DEFAULT).await {
+            Err(StoreError::Conflict { .. }) => store.team_by_name(DEFAULT).await?.context("find the team default")?,
+            made => made?,
+        },
+    };
+    let user = default_user(store, &team.id).await?;
+    Ok(Account { team, user })
+}
+
+async fn insert_team(store: &Store, name: &str) -> Result<TeamRow, StoreError> {
+    let team = TeamRow {
+        id: TeamId::try_from(new_uuid()).expect("a UUID in its usual form is a team's id"),
+        name: name.to_owned(),
+        created_us: now_us(),
+    };
+    store.team_insert(&team).await?;
+    Ok(team)
+}
+
+/// The user `default` of a team, made if it does not exist: keys belong to users.
+async fn default_user(store: &Store, team: &TeamId) -> Result<UserRow> {
+    if let Some(user) = store.user_by_name(team, DEFAULT).await? {
+        return Ok(user);
+    }
+    let user = UserRow {
+        id: UserId::try_from(new_uuid()).expect("a UUID in its usual form is a user's id"),
+        team_id: team.clone(),
+        name: DEFAULT.to_owned(),
+        created_us: now_us(),
+    };
+    match store.user_insert(&user).await {
+        Ok(()) => Ok(user),
+        Err(StoreError::Conflict { .. }) => {
+            let user = store.user_by_name(team, DEFAULT).await?;
+            user.context("find the user default")
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn insert_api_key(store: &Store, account: &Account, name: &str, key: &ApiKey) -> Result<String, StoreError> {
+    let row = ApiKeyRow {
+        id: new_uuid(),
+        team_id: account.team.id.clone(),
+        user_id: account.user.id.clone(),
+        name: name.to_owned(),
+        mask: key.mask(),
+        created_us: now_us(),
+        revoked_us: None,
+    };
+    store.api_key_insert(&row, key.hash()).await?;
+    Ok(row.id)
+}
+
+/// Stores a pair. `Ok(false)` when the access key is taken already, which for one of ours means revoked.
+async fn insert_pair(store: &Store, account: &Account, master: &MasterKey, pair: &AccessPair) -> Result<bool> {
+    let row = AccessKeyRow {
+        id: pair.access.clone(),
+        team_id: account.team.id.clone(),
+        user_id: account.user.id.clone(),
+        name: DEFAULT.to_owned(),
+        secret_sealed: SealedSecret::new(master.seal(&pair.access, &pair.secret)?),
+        created_us: now_us(),
+        revoked_us: None,
+    };
+    match store.access_key_insert(&row).await {
+        Ok(()) => Ok(true),
+        Err(StoreError::Conflict { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes sure that the credentials file holds a key and a pair that count, and the addresses of this start.
+///
+/// # Errors
+/// When the database or the file system fails, or the database was sealed with another master key.
+pub(crate) async fn ensure_credentials(
+    store: &Store,
+    dir: &DataDir,
+    master: &MasterKey,
+    account: &Account,
+    addresses: &Addresses,
+) -> Result<()> {
+    let found = Credentials::read(dir)?;
+    let file_missing = found.is_none();
+    let found = found.unwrap_or_default();
+
+    let (kept_key, had_key) = match found.api_key {
+        Some(key) => (keep_api_key(store, account, key).await?, true),
+        None => (None, false),
+    };
+    let kept_pair = keep_pair(store, account, master, found.pair).await?;
+
+    let new_key = if kept_key.is_none() {
+        Some(ApiKey::generate()?)
+    } else {
+        None
+    };
+    let new_pair = if kept_pair.is_none() {
+        Some(AccessPair::generate()?)
+    } else {
+        None
+    };
+    let key = kept_key.as_ref().or(new_key.as_ref());
+    let pair = kept_pair.as_ref().or(new_pair.as_ref());
+    let (Some(key), Some(pair)) = (key, pair) else {
+        bail!("no credentials to write");
+    };
+    credentials::write(dir, key, pair, addresses)?;
+
+    if let Some(key) = &new_key {
+        let earlier = store.api_key_list(&account.team.id).await?;
+        let id = insert_api_key(store, account, DEFAULT, key).await?;
+        let path = dir.path().join(credentials::FILE);
+        if had_key {
+            tracing::warn!(
+                key.id = id,
+                "the API key in {} was revoked; a new one was made",
+                path.display()
+            );
+        } else if earlier.iter().any(|key| key.revoked_us.is_none()) {
+            let what = if file_missing { "was missing" } else { "held no API key" };
+            tracing::warn!(
+                key.id = id,
+                "{} {what}; keys cannot be read back from the database, so a new API key was made. Earlier keys still \
+                 count: see `ringfence key list`",
+                path.display()
+            );
+        }
+    }
+    if let Some(pair) = &new_pair {
+        insert_pair(store, account, master, pair).await?;
+    }
+    Ok(())
+}
+
+/// The key of the file if it counts. One that the database has never seen is registered: either a start was cut after
+/// it had written the file, or the database is a new one and clients have the key already.
+async fn keep_api_key(store: &Store, account: &Account, key: ApiKey) -> Result<Option<ApiKey>> {
+    if store.api_key_by_hash(key.hash()).await?.is_some() {
+        return Ok(Some(key));
+    }
+    match insert_api_key(store, account, DEFAULT, &key).await {
+        Ok(_) => Ok(Some(key)),
+        Err(StoreError::Conflict { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The pair of the file if it counts, else the newest one of the database, whose secret can be opened.
+async fn keep_pair(
+    store: &Store,
+    account: &Account,
+    master: &MasterKey,
+    found: Option<AccessPair>,
+) -> Result<Option<AccessPair>> {
+    if let Some(pair) = found {
+        match store.access_key_by_id(&pair.access).await? {
+            Some(row) => return open_pair(master, &row).map(Some),
+            None if insert_pair(store, account, master, &pair).await? => return Ok(Some(pair)),
+            None => {}
+        }
+    }
+    let rows = store.access_key_list(&account.team.id).await?;
+    rows.iter()
+        .rev()
+        .find(|row| row.revoked_us.is_none() && row.name == DEFAULT)
+        .map(|row| open_pair(master, row))
+        .transpose()
+}
+
+fn open_pair(master: &MasterKey, row: &AccessKeyRow) -> Result<AccessPair> {
+    let secret = master.open(&row.id, row.secret_sealed.as_str()).with_context(|| {
+        format!(
+            "the database and {} of the data directory do not belong together: restore the file, or give up the \
+             access key with `ringfence key revoke {}`",
+            crate::secret::MASTER_FILE,
+            row.id
+        )
+    })?;
+    Ok(AccessPair {
+        access: row.id.clone(),
+        secret,
+    })
+}
+
+fn check_name(what: &str, name: &str) -> Result<()> {
+    let length = name.chars().count();
+    if !(1..=NAME_MAX).contains(&length) || name.chars().any(char::is_control) || name.trim() != name {
+        bail!("the name of a {what} has 1 to {NAME_MAX} characters, none of them a control character or outer space");
+    }
+    Ok(())
+}
+
+fn time(us: i64) -> String {
+    Timestamp::from_microsecond(us).map_or_else(|_| us.to_string(), |time| format!("{time:.0}"))
+}
+
+/// A team as the commands show it.
+#[derive(Serialize)]
+struct ShownTeam {
+    id: String,
+    name: String,
+    created_at: String,
+}
+
+/// `team create`.
+///
+/// # Errors
+/// When the name is taken or of no use, or the database fails.
+pub(crate) async fn create_team(store: &Store, name: &str) -> Result<()> {
+    check_name("team", name)?;
+    let team = match insert_team(store, name).await {
+        Err(StoreError::Conflict { .. }) => bail!("there is a team {name} already"),
+        made => made?,
+    };
+    default_user(store, &team.id).await?;
+    output::line(team.id.as_str())
+}
+
+/// `team list`.
+///
+/// # Errors
+/// When the database fails.
+pub(crate) async fn list_teams(store: &Store, format: Format) -> Result<()> {
+    let teams: Vec<ShownTeam> = store
+        .team_list()
+        .await?
+        .into_iter()
+        .map(|team| ShownTeam {
+            id: team.id.into(),
+            name: team.name,
+            created_at: time(team.created_us),
+        })
+        .collect();
+    match format {
+        Format::Json => output::json(&teams),
+        Format::Text => {
+            let rows = teams.into_iter().map(|team| vec![team.name, team.id, team.created_at]);
+            output::table(&["NAME", "ID", "CREATED"], rows)
+        }
+    }
+}
+
+/// A key as the commands show it: never the key.
+#[derive(Serialize)]
+struct ShownKey {
+    id: String,
+    team: String,
+    name: String,
+    kind: &'static str,
+    mask: String,
+    created_at: String,
+    revoked_at: Option<String>,
+}
+
+async fn team_named(store: &Store, name: &str) -> Result<TeamRow> {
+    let team = store.team_by_name(name).await?;
+    team.with_context(|| format!("there is no team {name}; make it with `ringfence team create {name}`"))
+}
+
+/// `key create`: prints the key, this once, and nothing else on stdout.
+///
+/// # Errors
+/// When there is no such team, the name is of no use, or the database fails.
+pub(crate) async fn create_key(store: &Store, team: &str, name: &str) -> Result<()> {
+    check_name("key", name)?;
+    let team = team_named(store, team).await?;
+    let user = default_user(store, &team.id).await?;
+    let key = ApiKey::generate()?;
+    insert_api_key(store, &Account { team, user }, name, &key).await?;
+    output::line(key.expose())
+}
+
+/// `key list`: of one team, or of all.
+///
+/// # Errors
+/// When there is no such team, or the database fails.
+pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
+    let teams = match team {
+        Some(name) => vec![team_named(store, name).await?],
+        None => store.team_list().await?,
+    };
+    let mut keys = Vec::new();
+    for team in &teams {
+        keys.extend(store.api_key_list(&team.id).await?.into_iter().map(|key| ShownKey {
+            id: key.id,
+            team: team.name.clone(),
+            name: key.name,
+            kind: "api",
+            mask: key.mask,
+            created_at: time(key.created_us),
+            revoked_at: key.revoked_us.map(time),
+        }));
+        keys.extend(store.access_key_list(&team.id).await?.into_iter().map(|key| ShownKey {
+            mask: key.id.clone(),
+            id: key.id,
+            team: team.name.clone(),
+            name: key.name,
+            kind: "access",
+            created_at: time(key.created_us),
+            revoked_at: key.revoked_us.map(time),
+        }));
+    }
+    match format {
+        Format::Json => output::json(&keys),
+        Format::Text => {
+            let rows = keys.into_iter().map(|key| {
+                let state = key
+                    .revoked_at
+                    .map_or_else(|| "active".to_owned(), |at| format!("revoked {at}"));
+                vec![
+                    key.id,
+                    key.team,
+                    key.name,
+                    key.kind.to_owned(),
+                    key.mask,
+                    key.created_at,
+                    state,
+                ]
+            });
+            output::table(&["ID", "TEAM", "NAME", "KIND", "KEY", "CREATED", "STATE"], rows)
+        }
+    }
+}
+
+/// `key revoke`.
+///
+/// # Errors
+/// When there is no such key, or the database fails.
+pub(crate) async fn revoke_key(store: &Store, id: &str) -> Result<()> {
+    let now = now_us();
+    let mask = match store.api_key_revoke(id, now).await? {
+        Some(row) => row.mask,
+        None => match store.access_key_revoke(id, now).await? {
+            Some(row) => row.id,
+            None => bail!("there is no key {id}; see `ringfence key list`"),
+        },
+    };
+    output::line(&format!("revoked {mask}"))
+}
+
+#[cfg(test)]
+mod tests;

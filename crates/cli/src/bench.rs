@@ -1,0 +1,214 @@
+//! `ringfence bench`: what a client sees of a running platform, measured untrimmed.
+//!
+//! It is a client like any other, on the same HTTP interface, and knows nothing of the platform's inside. It finds the
+//! platform in the credentials file of a data directory, or in the variables that the SDKs read.
+
+mod client;
+mod memory;
+mod report;
+mod run;
+mod stats;
+
+use std::net::UdpSocket;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use self::client::Platform;
+use self::report::{Conditions, Report};
+use self::run::{Bench, Timed};
+use crate::config::keys;
+use crate::config::{Settings, Sources};
+use crate::credentials::{self, Credentials};
+use crate::data_dir::DataDir;
+use crate::output::{self, Format};
+
+/// One thing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum What {
+    /// From the request for a sandbox to the answer 201
+    Create,
+    /// From the request for a sandbox to the first output of its first command
+    FirstOutput,
+    /// From the request to end a sandbox to the answer 204
+    Delete,
+    /// Sandboxes made and deleted per second
+    Sustained,
+    /// Available memory lost per sandbox that does nothing
+    IdleMemory,
+}
+
+/// Flags of `bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Base URL of the platform [env: E2B_API_URL] [default: from <data-dir>/credentials.env]
+    ///
+    /// The API key is taken from E2B_API_KEY or the credentials file, never from a flag. With --data-dir, the file
+    /// there wins over the environment.
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// What to measure, separated by commas
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "create,first-output,delete,sustained,idle-memory"
+    )]
+    what: Vec<What>,
+    /// Template of the sandboxes
+    #[arg(long, default_value = "base")]
+    template: String,
+    /// Clients that ask at the same time [default: 1 for times, 2 per core for sustained and idle-memory]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    concurrency: Option<u16>,
+    /// Sandboxes for times, and sandboxes alive together for idle-memory
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
+    /// Length of the sustained measurement, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    duration: u32,
+    /// How the report is shown
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+/// Runs the measurements and prints the report.
+///
+/// # Errors
+/// When there is no platform to be found, or the report cannot be printed.
+pub(crate) fn run(args: &BenchArgs, settings: &Settings, sources: &Sources) -> Result<ExitCode> {
+    let (url, key) = target(args, settings, sources)?;
+    // One thread: on a small machine the client competes with the platform for cores.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    let report = runtime.block_on(measure(args, url, &key))?;
+    match args.format {
+        Format::Text => output::text(&report.text())?,
+        Format::Json => output::json(&report)?,
+    }
+    Ok(if report.errors == 0 && !report.interrupted {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// The URL and the API key.
+fn target(args: &BenchArgs, settings: &Settings, sources: &Sources) -> Result<(String, String)> {
+    let dir_was_named = sources.flags.iter().any(|(key, _)| key.name == keys::DATA_DIR.name);
+    let env = |name: &str| {
+        if dir_was_named {
+            None
+        } else {
+            sources.env.get(name).cloned()
+        }
+    };
+    let (env_url, env_key) = (args.url.clone().or_else(|| env("E2B_API_URL")), env("E2B_API_KEY"));
+    if let (Some(url), Some(key)) = (&env_url, &env_key) {
+        return Ok((url.clone(), key.clone()));
+    }
+    let path = settings.data_dir.join(credentials::FILE);
+    let found = DataDir::existing(&settings.data_dir).and_then(|dir| Credentials::read(&dir));
+    let found = match found {
+        Ok(found) => found.with_context(|| format!("there is no {}; is the platform running?", path.display())),
+        Err(error) => Err(error),
+    };
+    let found = found.context("no platform to measure: set E2B_API_URL and E2B_API_KEY, or name its --data-dir")?;
+    let key = env_key.or_else(|| found.api_key.map(|key| key.expose().to_owned()));
+    match (env_url.or(found.api_url), key) {
+        (Some(url), Some(key)) => Ok((url, key)),
+        _ => bail!("{} holds no API key or no address", path.display()),
+    }
+}
+
+async fn measure(args: &BenchArgs, url: String, key: &str) -> Result<Report> {
+    let run = Uuid::new_v4().simple().to_string();
+    let platform = Platform::find(&url, key, args.template.clone(), run).await?;
+    let same_machine = is_local(&platform);
+    let conditions = conditions(args, url, same_machine)?;
+    let cancelled = CancellationToken::new();
+    let bench = Bench::new(platform, cancelled.clone());
+    let _interrupt = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            cancelled.cancel();
+        }
+    }));
+    let measured = all(args, &bench, conditions).await;
+    bench.clean_up().await;
+    let mut report = measured?;
+    let (errors, samples) = bench.failures();
+    report.errors = errors;
+    report.error_samples = samples;
+    report.interrupted = bench.cancelled.is_cancelled();
+    if bench.left_over() > 0 {
+        tracing::error!(
+            "{} sandboxes could not be deleted; they end by their timeout",
+            bench.left_over()
+        );
+    }
+    Ok(report)
+}
+
+/// Every wanted measurement, one after the other.
+async fn all(args: &BenchArgs, bench: &Bench, conditions: Conditions) -> Result<Report> {
+    let wants = |what| args.what.contains(&what);
+    if wants(What::IdleMemory) && !conditions.same_machine {
+        bail!("idle-memory is read from this machine's memory, and the platform is on another");
+    }
+    let count = args.count as usize;
+    let parallel = args.concurrency.map_or(conditions.cpus * 2, usize::from);
+    let mut report = Report {
+        conditions,
+        requests: Vec::new(),
+        create_stages: Vec::new(),
+        sustained: None,
+        idle_memory: None,
+        errors: 0,
+        error_samples: Vec::new(),
+        interrupted: false,
+    };
+    let timed = Timed {
+        create: wants(What::Create),
+        first_output: wants(What::FirstOutput),
+        delete: wants(What::Delete),
+    };
+    if timed.create || timed.first_output || timed.delete {
+        let concurrency = args.concurrency.map_or(1, usize::from);
+        (report.requests, report.create_stages) = bench.latencies(count, concurrency, timed).await;
+    }
+    if wants(What::Sustained) && !bench.cancelled.is_cancelled() {
+        let duration = Duration::from_secs(args.duration.into());
+        let (sustained, measures) = bench.sustained(duration, parallel).await;
+        report.sustained = Some(sustained);
+        report.requests.extend(measures);
+    }
+    if wants(What::IdleMemory) && !bench.cancelled.is_cancelled() {
+        report.idle_memory = Some(bench.idle_memory(count, parallel).await?);
+    }
+    Ok(report)
+}
+
+fn conditions(args: &BenchArgs, url: String, same_machine: bool) -> Result<Conditions> {
+    Ok(Conditions {
+        ringfence: env!("CARGO_PKG_VERSION"),
+        url,
+        template: args.template.clone(),
+        started_at: format!("{:.0}", Timestamp::now()),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_mb: memory::total_kb()? / 1024,
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        same_machine,
+    })
+}
+
+/// Whether the platform's address is one of this machine: only then can a socket be bound to it.
+fn is_local(platform: &Platform) -> bool {
+    UdpSocket::bind((platform.address.ip(), 0)).is_ok()
+}

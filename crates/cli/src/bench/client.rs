@@ -1,0 +1,367 @@
+//! The client that measures: HTTP/1.1 over kept connections, and the few calls that a sandbox's life needs.
+//!
+//! It asks what the SDKs ask, in the same form, and does nothing else, so that the times are the platform's.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Bytes, BytesMut};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use protocol::connect::{self, Codec, EndOfStream, FLAG_END};
+use protocol::process::{ProcessConfig, SERVICE, StartRequest, StreamResponse};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio_util::task::AbortOnDropHandle;
+
+/// After this long a request counts as failed. The SDKs wait as long.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Lifetime of the sandboxes, in seconds: what remains after a kill of this client goes by itself.
+const SANDBOX_TIMEOUT_S: u32 = 900;
+/// Largest message of a stream that is taken, in bytes.
+const MESSAGE_MAX: usize = 1 << 20;
+
+/// The platform under measurement.
+#[derive(Clone)]
+pub(crate) struct Platform {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    /// Its name in requests.
+    host: HeaderValue,
+    key: HeaderValue,
+    template: String,
+    /// Marks the sandboxes of this run, so that strays can be found.
+    pub(crate) run: String,
+}
+
+impl Platform {
+    /// Finds the platform of a base URL.
+    ///
+    /// # Errors
+    /// When the URL is no plain HTTP one, its name does not resolve, or the key is of no use in a header.
+    pub(crate) async fn find(url: &str, key: &str, template: String, run: String) -> Result<Self> {
+        let uri: http::Uri = url.parse().with_context(|| format!("{url:?} is no URL"))?;
+        if uri.scheme_str() != Some("http") {
+            bail!("{url:?} does not begin with http://, the one scheme that bench speaks");
+        }
+        let authority = uri.authority().with_context(|| format!("{url:?} names no host"))?;
+        let port = authority.port_u16().unwrap_or(80);
+        let name = authority.host().trim_matches(['[', ']']);
+        let mut addresses = tokio::net::lookup_host((name, port))
+            .await
+            .with_context(|| format!("look up {name}"))?;
+        let address = addresses.next().with_context(|| format!("{name} has no address"))?;
+        let mut key = HeaderValue::try_from(key).map_err(|_| anyhow!("the API key holds control characters"))?;
+        key.set_sensitive(true);
+        Ok(Self {
+            address,
+            host: HeaderValue::try_from(authority.as_str())?,
+            key,
+            template,
+            run,
+        })
+    }
+}
+
+/// A sandbox that was made.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Sandbox {
+    /// Its id.
+    #[serde(rename = "sandboxID")]
+    pub(crate) id: String,
+    #[serde(rename = "envdAccessToken")]
+    access_token: Option<String>,
+}
+
+/// The answer to a create.
+#[derive(Debug)]
+pub(crate) struct Created {
+    /// The sandbox.
+    pub(crate) sandbox: Sandbox,
+    /// From the first byte of the request to the last of the answer.
+    pub(crate) took: Duration,
+    /// What the platform says its stages took.
+    pub(crate) stages: Vec<(String, Duration)>,
+}
+
+/// One kept connection, made again when it was closed.
+pub(crate) struct Client {
+    platform: Platform,
+    connection: Option<(SendRequest<Full<Bytes>>, AbortOnDropHandle<()>)>,
+}
+
+impl Client {
+    /// A client that is not connected yet.
+    pub(crate) fn new(platform: Platform) -> Self {
+        Self {
+            platform,
+            connection: None,
+        }
+    }
+
+    /// Makes a sandbox.
+    ///
+    /// # Errors
+    /// When the answer is not 201, or does not come.
+    pub(crate) async fn create(&mut self) -> Result<Created> {
+        let body = json!({
+            "templateID": self.platform.template,
+            "timeout": SANDBOX_TIMEOUT_S,
+            "metadata": {"ringfence-bench": self.platform.run},
+        });
+        let request = self.api(Method::POST, "/v2/sandboxes", Bytes::from(body.to_string()))?;
+        self.connect().await?;
+        let begun = Instant::now();
+        let (status, headers, body) = self.exchange(request).await.context("create")?;
+        let took = begun.elapsed();
+        expect(status, StatusCode::CREATED, &body).context("create")?;
+        let sandbox = serde_json::from_slice(&body).context("read the answer to a create")?;
+        Ok(Created {
+            sandbox,
+            took,
+            stages: stages(&headers),
+        })
+    }
+
+    /// Starts `/bin/echo` in a sandbox and returns after its first output, with the time of that.
+    ///
+    /// # Errors
+    /// When there is no output, or another than expected.
+    pub(crate) async fn first_output(&mut self, sandbox: &Sandbox) -> Result<Instant> {
+        let message = StartRequest {
+            process: Some(ProcessConfig {
+                cmd: "/bin/echo".to_owned(),
+                args: vec!["ready".to_owned()],
+                ..ProcessConfig::default()
+            }),
+            stdin: Some(false),
+            ..StartRequest::default()
+        };
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{SERVICE}Start"))
+            .header(HOST, &self.platform.host)
+            .header(CONTENT_TYPE, Codec::Json.stream_content_type())
+            .header("connect-protocol-version", "1")
+            .header("e2b-sandbox-id", &sandbox.id)
+            .header("e2b-sandbox-port", protocol::agent::PORT)
+            .header(AUTHORIZATION, format!("Basic {}", STANDARD.encode("user:")));
+        if let Some(token) = &sandbox.access_token {
+            request = request.header("x-access-token", token);
+        }
+        let request = request.body(Full::new(Codec::Json.envelope(&message)))?;
+        self.connect().await?;
+        within(async {
+            let response = self.send(request).await?;
+            let status = response.status();
+            if status != StatusCode::OK {
+                let body = response.into_body().collect().await?.to_bytes();
+                return Err(unexpected(status, StatusCode::OK, &body));
+            }
+            output_of(response.into_body()).await
+        })
+        .await
+        .context("first output")
+    }
+
+    /// Ends a sandbox and says how long that took.
+    ///
+    /// # Errors
+    /// When the answer is not 204, or does not come.
+    pub(crate) async fn delete(&mut self, id: &str) -> Result<Duration> {
+        let request = self.api(Method::DELETE, &format!("/sandboxes/{id}"), Bytes::new())?;
+        self.connect().await?;
+        let begun = Instant::now();
+        let (status, _, body) = self.exchange(request).await.context("delete")?;
+        expect(status, StatusCode::NO_CONTENT, &body).context("delete")?;
+        Ok(begun.elapsed())
+    }
+
+    /// Ids of the sandboxes of this run, at most a page of them.
+    ///
+    /// # Errors
+    /// When the answer is not 200, or does not come.
+    pub(crate) async fn of_this_run(&mut self) -> Result<Vec<String>> {
+        let path = format!(
+            "/v2/sandboxes?limit=100&metadata=ringfence-bench%3D{}",
+            self.platform.run
+        );
+        let request = self.api(Method::GET, &path, Bytes::new())?;
+        self.connect().await?;
+        let (status, _, body) = self.exchange(request).await.context("list")?;
+        expect(status, StatusCode::OK, &body).context("list")?;
+        let sandboxes: Vec<Sandbox> = serde_json::from_slice(&body).context("read the answer to a list")?;
+        Ok(sandboxes.into_iter().map(|sandbox| sandbox.id).collect())
+    }
+
+    fn api(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, &self.platform.host)
+            .header("x-api-key", &self.platform.key);
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        Ok(request.body(Full::new(body))?)
+    }
+
+    async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<(StatusCode, HeaderMap, Bytes)> {
+        within(async {
+            let (head, body) = self.send(request).await?.into_parts();
+            let body = body.collect().await.context("read the answer")?.to_bytes();
+            Ok((head.status, head.headers, body))
+        })
+        .await
+    }
+
+    /// Sends a request. One that the platform never saw, because it had closed the kept connection, is sent again.
+    async fn send(&mut self, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
+        for _ in 0..2 {
+            self.connect().await?;
+            let Some((sender, _)) = &mut self.connection else { break };
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok(response),
+                Err(mut error) => {
+                    self.connection = None;
+                    match error.take_message() {
+                        Some(unsent) => request = unsent,
+                        None => return Err(error.into_error()).context("send the request"),
+                    }
+                }
+            }
+        }
+        bail!("{} closes connections before it reads a request", self.platform.address)
+    }
+
+    /// Makes sure of a connection that takes a request now, so that connecting is not measured.
+    async fn connect(&mut self) -> Result<()> {
+        if let Some((sender, _)) = &mut self.connection
+            && sender.ready().await.is_ok()
+        {
+            return Ok(());
+        }
+        let address = self.platform.address;
+        let connected = tokio::time::timeout(REQUEST_TIMEOUT, TcpStream::connect(address)).await;
+        let stream = connected
+            .with_context(|| format!("connect to {address}: no answer"))?
+            .with_context(|| format!("connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let driver = tokio::spawn(async {
+            // Its errors reach whoever waits for an answer on it.
+            let _ = connection.await;
+        });
+        self.connection = Some((sender, AbortOnDropHandle::new(driver)));
+        Ok(())
+    }
+}
+
+/// Gives up after [`REQUEST_TIMEOUT`].
+async fn within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(REQUEST_TIMEOUT, work)
+        .await
+        .map_err(|_| anyhow!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))?
+}
+
+fn expect(got: StatusCode, want: StatusCode, body: &Bytes) -> Result<()> {
+    if got == want {
+        Ok(())
+    } else {
+        Err(unexpected(got, want, body))
+    }
+}
+
+fn unexpected(got: StatusCode, want: StatusCode, body: &Bytes) -> anyhow::Error {
+    let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
+    anyhow!("status {got} instead of {want}: {text}")
+}
+
+/// Reads the stream of a started process to its end and returns when its first output came.
+async fn output_of(mut body: Incoming) -> Result<Instant> {
+    let mut buffer = BytesMut::new();
+    let mut first = None;
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.context("read the stream")?.into_data() {
+            buffer.extend_from_slice(&data);
+        }
+        while let Some((flags, payload)) = connect::take_envelope(&mut buffer, MESSAGE_MAX)? {
+            if flags & FLAG_END != 0 {
+                let end: EndOfStream = serde_json::from_slice(&payload).context("read the end of the stream")?;
+                if let Some(error) = end.error {
+                    return Err(error.into());
+                }
+                continue;
+            }
+            let message: StreamResponse = Codec::Json.decode(&payload)?;
+            let data = message.event.and_then(|event| event.data);
+            if let Some(output) = data.and_then(|data| data.stdout) {
+                if first.is_none() && !output.starts_with(b"ready") {
+                    bail!("another output than expected");
+                }
+                first.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+    first.context("the process ended without output")
+}
+
+/// The stages of a `Server-Timing` header: `name;dur=<milliseconds>`, separated by commas.
+fn stages(headers: &HeaderMap) -> Vec<(String, Duration)> {
+    headers
+        .get_all("server-timing")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|entry| {
+            let (name, parameters) = entry.trim().split_once(';')?;
+            let dur = parameters
+                .split(';')
+                .find_map(|parameter| parameter.trim().strip_prefix("dur="))?;
+            let seconds = dur.parse::<f64>().ok()? / 1000.0;
+            Some((name.to_owned(), Duration::try_from_secs_f64(seconds).ok()?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_timing_is_read() {
+        let mut headers = HeaderMap::new();
+        headers.append(
+            "server-timing",
+            HeaderValue::from_static("auth;dur=0.25, start;desc=\"x\";dur=4.5,cache,bad;dur=x"),
+        );
+        headers.append("server-timing", HeaderValue::from_static("total;dur=-1, init;dur=2"));
+        let want = [("auth", 250), ("start", 4500), ("init", 2000)];
+        let want: Vec<_> = want
+            .iter()
+            .map(|&(name, us)| (name.to_owned(), Duration::from_micros(us)))
+            .collect();
+        assert_eq!(stages(&headers), want);
+    }
+
+    #[tokio::test]
+    async fn only_plain_http_urls_are_taken() {
+        for url in ["", "127.0.0.1", "https://127.0.0.1:1", "ftp://127.0.0.1", "/path"] {
+            let found = Platform::find(url, "e2b_00", "base".to_owned(), "r".to_owned()).await;
+            assert!(found.is_err(), "{url}");
+        }
+        let found = Platform::find("http://[::1]:8080/", "e2b_00", "base".to_owned(), "r".to_owned()).await;
+        assert_eq!(
+            found.map(|platform| platform.address).unwrap(),
+            "[::1]:8080".parse().unwrap()
+        );
+    }
+}

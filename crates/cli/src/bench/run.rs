@@ -1,0 +1,343 @@
+//! The measurements: what is asked, by how many clients, and what is kept of the answers.
+//!
+//! Invariant: whatever happens, every sandbox that an answer named is either deleted or in `live`, which is emptied at
+//! the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use super::client::{Client, Created, Platform, Sandbox};
+use super::memory;
+use super::report::{IdleMemory, Measure, Sustained};
+use super::stats::Distribution;
+
+/// Failures that are shown; the rest are only counted.
+const ERROR_SAMPLES: usize = 5;
+/// Clients that clean up. Deleting is never measured there.
+const CLEANERS: usize = 8;
+/// Failures in a row after which a client gives up: a platform that is gone is not asked a thousand times.
+const FAILURES_MAX: usize = 10;
+
+/// What all clients of a run share.
+pub(crate) struct Bench {
+    platform: Platform,
+    /// Set when the run is to end early.
+    pub(crate) cancelled: CancellationToken,
+    live: Mutex<BTreeSet<String>>,
+    samples: Mutex<Vec<String>>,
+    errors: AtomicUsize,
+}
+
+/// What the clients of one measurement gathered.
+#[derive(Default)]
+struct Gathered {
+    create: Kind,
+    first_output: Kind,
+    delete: Kind,
+    stages: BTreeMap<String, Vec<Duration>>,
+    stage_order: Vec<String>,
+    completed: usize,
+}
+
+/// One kind of request.
+#[derive(Default)]
+struct Kind {
+    times: Vec<Duration>,
+    errors: u64,
+}
+
+impl Kind {
+    fn add(&mut self, other: Self) {
+        self.times.extend(other.times);
+        self.errors += other.errors;
+    }
+
+    fn measure(self, what: &str, concurrency: usize) -> Measure {
+        Measure {
+            what: what.to_owned(),
+            concurrency,
+            errors: self.errors,
+            times: Distribution::of(self.times),
+        }
+    }
+}
+
+impl Gathered {
+    fn add(&mut self, other: Self) {
+        self.create.add(other.create);
+        self.first_output.add(other.first_output);
+        self.delete.add(other.delete);
+        for name in other.stage_order {
+            if !self.stages.contains_key(&name) {
+                self.stage_order.push(name.clone());
+            }
+            let times = other.stages.get(&name).into_iter().flatten();
+            self.stages.entry(name).or_default().extend(times);
+        }
+        self.completed += other.completed;
+    }
+
+    fn stage(&mut self, name: String, took: Duration) {
+        if !self.stages.contains_key(&name) {
+            self.stage_order.push(name.clone());
+        }
+        self.stages.entry(name).or_default().push(took);
+    }
+
+    fn errors(&self) -> u64 {
+        self.create.errors + self.first_output.errors + self.delete.errors
+    }
+}
+
+/// Which requests of one sandbox's life are timed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timed {
+    pub(crate) create: bool,
+    pub(crate) first_output: bool,
+    pub(crate) delete: bool,
+}
+
+impl Bench {
+    /// A run against a platform.
+    pub(crate) fn new(platform: Platform, cancelled: CancellationToken) -> Self {
+        Self {
+            platform,
+            cancelled,
+            live: Mutex::default(),
+            samples: Mutex::default(),
+            errors: AtomicUsize::new(0),
+        }
+    }
+
+    /// Failures so far, and the first few of them.
+    pub(crate) fn failures(&self) -> (u64, Vec<String>) {
+        (self.errors.load(Ordering::Relaxed) as u64, self.samples.lock().clone())
+    }
+
+    fn failed(&self, error: &anyhow::Error) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        let mut samples = self.samples.lock();
+        if samples.len() < ERROR_SAMPLES {
+            samples.push(format!("{error:#}"));
+        }
+    }
+
+    async fn create(&self, client: &mut Client, into: &mut Gathered) -> Option<(Sandbox, Duration)> {
+        match client.create().await {
+            Ok(Created { sandbox, took, stages }) => {
+                self.live.lock().insert(sandbox.id.clone());
+                into.create.times.push(took);
+                for (name, took) in stages {
+                    into.stage(name, took);
+                }
+                Some((sandbox, took))
+            }
+            Err(error) => {
+                into.create.errors += 1;
+                self.failed(&error);
+                None
+            }
+        }
+    }
+
+    async fn delete(&self, client: &mut Client, id: &str, into: &mut Gathered) -> bool {
+        match client.delete(id).await {
+            Ok(took) => {
+                self.live.lock().remove(id);
+                into.delete.times.push(took);
+                true
+            }
+            Err(error) => {
+                into.delete.errors += 1;
+                self.failed(&error);
+                false
+            }
+        }
+    }
+
+    /// One life: create, first output if wanted, delete. `false` when something failed.
+    async fn life(&self, client: &mut Client, output: bool, into: &mut Gathered) -> bool {
+        let Some((sandbox, create_took)) = self.create(client, into).await else {
+            return false;
+        };
+        let mut good = true;
+        if output {
+            let begun = Instant::now();
+            match client.first_output(&sandbox).await {
+                Ok(at) => into.first_output.times.push(create_took + (at - begun)),
+                Err(error) => {
+                    into.first_output.errors += 1;
+                    self.failed(&error);
+                    good = false;
+                }
+            }
+        }
+        self.delete(client, &sandbox.id, into).await && good
+    }
+
+    /// Runs `concurrency` clients side by side, each until `work` says that there is no more, too much failed, or the
+    /// run is ended.
+    async fn clients(&self, concurrency: usize, work: impl AsyncFn(Client, Gathered) -> Gathered) -> Gathered {
+        let mut clients: FuturesUnordered<_> = (0..concurrency)
+            .map(|_| work(Client::new(self.platform.clone()), Gathered::default()))
+            .collect();
+        let mut all = Gathered::default();
+        while let Some(gathered) = clients.next().await {
+            all.add(gathered);
+        }
+        all
+    }
+
+    /// `count` lives; the times of those requests that are wanted, and the stages of create.
+    pub(crate) async fn latencies(
+        &self,
+        count: usize,
+        concurrency: usize,
+        timed: Timed,
+    ) -> (Vec<Measure>, Vec<Measure>) {
+        let left = AtomicUsize::new(count);
+        let left = &left;
+        let gathered = self
+            .clients(concurrency.min(count), async |mut client, mut gathered| {
+                let mut failures = 0;
+                while !self.cancelled.is_cancelled() && failures < FAILURES_MAX && take_one(left) {
+                    let good = self.life(&mut client, timed.first_output, &mut gathered).await;
+                    failures = if good { 0 } else { failures + 1 };
+                }
+                gathered
+            })
+            .await;
+        let mut requests = Vec::new();
+        let mut stages = Vec::new();
+        if timed.create {
+            for name in &gathered.stage_order {
+                let times = gathered.stages.get(name).cloned().unwrap_or_default();
+                stages.push(Kind { times, errors: 0 }.measure(name, concurrency));
+            }
+            requests.push(gathered.create.measure("create to 201", concurrency));
+        }
+        if timed.first_output {
+            requests.push(gathered.first_output.measure("create to first output", concurrency));
+        }
+        if timed.delete {
+            requests.push(gathered.delete.measure("delete to 204", concurrency));
+        }
+        (requests, stages)
+    }
+
+    /// Create and delete for a while.
+    pub(crate) async fn sustained(&self, duration: Duration, concurrency: usize) -> (Sustained, Vec<Measure>) {
+        let begun = Instant::now();
+        let gathered = self
+            .clients(concurrency, async |mut client, mut gathered| {
+                let mut failures = 0;
+                while !self.cancelled.is_cancelled() && failures < FAILURES_MAX && begun.elapsed() < duration {
+                    if self.life(&mut client, false, &mut gathered).await {
+                        gathered.completed += 1;
+                        failures = 0;
+                    } else {
+                        failures += 1;
+                    }
+                }
+                gathered
+            })
+            .await;
+        let seconds = begun.elapsed().as_secs_f64();
+        let sustained = Sustained {
+            concurrency,
+            seconds,
+            completed: gathered.completed,
+            per_second: gathered.completed as f64 / seconds,
+            errors: gathered.errors(),
+        };
+        let measures = vec![
+            gathered.create.measure("create, sustained", concurrency),
+            gathered.delete.measure("delete, sustained", concurrency),
+        ];
+        (sustained, measures)
+    }
+
+    /// Available memory before and with `count` sandboxes that do nothing.
+    ///
+    /// # Errors
+    /// When the kernel does not tell its memory.
+    pub(crate) async fn idle_memory(&self, count: usize, concurrency: usize) -> Result<IdleMemory> {
+        // The first sandbox pays for what all share, such as the page cache of the agent.
+        let mut first = Gathered::default();
+        self.life(&mut Client::new(self.platform.clone()), true, &mut first)
+            .await;
+        let before_kb = memory::settled_kb(&self.cancelled).await?;
+        let left = AtomicUsize::new(count);
+        let left = &left;
+        let gathered = self
+            .clients(concurrency.min(count), async |mut client, mut gathered| {
+                let mut failures = 0;
+                while !self.cancelled.is_cancelled() && failures < FAILURES_MAX && take_one(left) {
+                    let made = self.create(&mut client, &mut gathered).await;
+                    failures = if made.is_some() { 0 } else { failures + 1 };
+                }
+                gathered
+            })
+            .await;
+        let after_kb = memory::settled_kb(&self.cancelled).await?;
+        let sandboxes = gathered.create.times.len();
+        self.clean_up().await;
+        Ok(IdleMemory {
+            sandboxes,
+            before_kb,
+            after_kb,
+            per_sandbox_kb: (before_kb as f64 - after_kb as f64) / sandboxes.max(1) as f64,
+            errors: first.errors() + gathered.errors(),
+        })
+    }
+
+    /// Deletes what is left of this run. After failures the platform is asked too: an answer that never came may have
+    /// named a sandbox.
+    pub(crate) async fn clean_up(&self) {
+        self.delete_live().await;
+        if self.errors.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        if let Ok(ids) = Client::new(self.platform.clone()).of_this_run().await
+            && !ids.is_empty()
+        {
+            self.live.lock().extend(ids);
+            self.delete_live().await;
+        }
+    }
+
+    async fn delete_live(&self) {
+        let ids: Vec<String> = self.live.lock().iter().cloned().collect();
+        let next = AtomicUsize::new(0);
+        let (ids, next) = (&ids, &next);
+        self.clients(CLEANERS.min(ids.len()), async |mut client, mut gathered| {
+            let mut failures = 0;
+            while failures < FAILURES_MAX
+                && let Some(id) = ids.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let good = self.delete(&mut client, id, &mut gathered).await;
+                failures = if good { 0 } else { failures + 1 };
+            }
+            gathered
+        })
+        .await;
+    }
+
+    /// Sandboxes that could not be deleted.
+    pub(crate) fn left_over(&self) -> usize {
+        self.live.lock().len()
+    }
+}
+
+/// Takes one from a shared count, unless none is left.
+fn take_one(left: &AtomicUsize) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+        .is_ok()
+}

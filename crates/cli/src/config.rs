@@ -1,0 +1,431 @@
+//! Configuration: from flags, environment, file and defaults to settings that cannot be wrong.
+//!
+//! Precedence: flag, then environment, then file, then default. Every error names the key and where its value came
+//! from, and no error shows the value of a key that may hold a secret. An environment variable that is set but empty
+//! counts as unset, because container tools pass on variables that nobody filled.
+//!
+//! Invariant: this is the only module of the platform that reads the environment.
+
+pub(crate) mod keys;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use model::limits::DEFAULT_MAX_LIFETIME_S;
+use model::resources::Resources;
+
+use self::keys::{Key, Kind};
+
+/// A setting that cannot be used: always the operator's to correct, so the exit code is that of wrong usage.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// A value of no use.
+    #[error("{key}: {why} ({source_of})")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// What is wrong with the value.
+        why: String,
+        /// Where the value came from.
+        source_of: Source,
+    },
+    /// A key that does not exist.
+    #[error("unknown key {name} in {file}{}", .meant.map(|key| format!("; did you mean {key}?")).unwrap_or_default())]
+    Unknown {
+        /// The key as written.
+        name: String,
+        /// The file.
+        file: String,
+        /// A key with a similar name.
+        meant: Option<&'static str>,
+    },
+    /// A configuration file that cannot be read.
+    #[error("configuration file {file}: {why}")]
+    File {
+        /// The file.
+        file: String,
+        /// What the system or the parser said.
+        why: String,
+    },
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A flag.
+    Flag(&'static str),
+    /// An environment variable.
+    Env(String),
+    /// The configuration file.
+    File(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => write!(f, "from the flag {flag}"),
+            Self::Env(name) => write!(f, "from the environment variable {name}"),
+            Self::File(path) => write!(f, "from {path}"),
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// The address of the database. Its `Debug` shows the kind only: the address may hold a password.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct DatabaseUrl(String);
+
+impl DatabaseUrl {
+    /// The address, for the store and nobody else.
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.0.split(':').next().unwrap_or_default();
+        write!(f, "DatabaseUrl({kind}:…)")
+    }
+}
+
+/// Everything that can be configured, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// The data directory, absolute.
+    pub(crate) data_dir: PathBuf,
+    /// Where to listen; port 0 takes a free one.
+    pub(crate) listen: SocketAddr,
+    /// The domain of sandboxes as configured, if it was.
+    pub(crate) domain: Option<String>,
+    /// The format of the log.
+    pub(crate) log_format: LogFormat,
+    /// The filter of the log, if configured.
+    pub(crate) log_level: Option<String>,
+    /// The database.
+    pub(crate) database_url: DatabaseUrl,
+    /// Number of launcher processes, if configured.
+    pub(crate) launchers: Option<usize>,
+    /// Whether `base` is offered.
+    pub(crate) base_template: bool,
+    /// What a sandbox of `base` may use.
+    pub(crate) resources: Resources,
+    /// Longest life of a sandbox, in seconds.
+    pub(crate) max_lifetime_s: u32,
+    /// Whether to run without a usable cgroup.
+    pub(crate) unlimited: bool,
+    /// Environment variables that look like ours and mean nothing, to be warned of.
+    pub(crate) unknown_env: Vec<String>,
+}
+
+impl Settings {
+    /// The domain of sandboxes once the port of the listener is known.
+    pub(crate) fn domain_at(&self, port: u16) -> String {
+        self.domain
+            .clone()
+            .unwrap_or_else(|| format!("sandbox.localhost:{port}"))
+    }
+}
+
+/// Variables with our prefix that are no configuration keys: the credentials file defines the first two, the third is
+/// read before any key, and the last is how our own test suites name the program under test.
+const OTHER_ENV: [&str; 4] = [
+    "RINGFENCE_ACCESS_KEY",
+    "RINGFENCE_SECRET_KEY",
+    "RINGFENCE_CONFIG",
+    "RINGFENCE_BIN",
+];
+
+/// The environment, as far as it may configure anything: `RINGFENCE_*` and the two variables that `bench` reads.
+pub(crate) fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, value)| {
+            (name.starts_with("RINGFENCE_") || name == "E2B_API_KEY" || name == "E2B_API_URL") && !value.is_empty()
+        })
+        .collect()
+}
+
+/// What the operator said, by source.
+#[derive(Debug, Default)]
+pub(crate) struct Sources {
+    /// Flags that were given: the key's name and the value.
+    pub(crate) flags: Vec<(&'static Key, String)>,
+    /// The file named by `--config`.
+    pub(crate) config: Option<PathBuf>,
+    /// The environment, see [`environment`].
+    pub(crate) env: BTreeMap<String, String>,
+}
+
+impl Sources {
+    /// Resolves every key.
+    ///
+    /// # Errors
+    /// At the first value that is of no use.
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+        let path = self
+            .config
+            .clone()
+            .or_else(|| self.env.get("RINGFENCE_CONFIG").map(PathBuf::from));
+        let file = path.map(|path| File::read(&path)).transpose()?.unwrap_or_default();
+        let given = Given { sources: self, file };
+        let data_dir = given.parse(keys::DATA_DIR, directory)?;
+        let data_dir = data_dir.unwrap_or_else(|| PathBuf::from(keys::DATA_DIR.default));
+        let database_url = given.parse(keys::DATABASE_URL, |text| database(text).map_err(str::to_owned))?;
+        let base = Resources::default();
+        let number = |key, min, max, default| Ok(given.parse(key, |text| integer(text, min, max))?.unwrap_or(default));
+        Ok(Settings {
+            listen: given
+                .parse(keys::LISTEN, listen)?
+                .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 3000))),
+            domain: given.parse(keys::DOMAIN, domain)?,
+            log_format: given.parse(keys::LOG_FORMAT, log_format)?.unwrap_or(LogFormat::Text),
+            log_level: given.parse(keys::LOG_LEVEL, log_level)?,
+            database_url: database_url
+                .unwrap_or_else(|| DatabaseUrl(format!("sqlite:{}/ringfence.db", data_dir.display()))),
+            data_dir,
+            launchers: given
+                .parse(keys::LAUNCHERS, |text| integer(text, 1, 64))?
+                .map(|count| count as usize),
+            base_template: given.parse(keys::BASE_TEMPLATE, boolean)?.unwrap_or(true),
+            resources: Resources {
+                cpu_count: number(keys::SANDBOX_CPU_COUNT, 1, 1024, base.cpu_count)?,
+                memory_mb: number(keys::SANDBOX_MEMORY_MB, 64, u32::MAX, base.memory_mb)?,
+                disk_mb: number(keys::SANDBOX_DISK_MB, 64, u32::MAX, base.disk_mb)?,
+                pids: number(keys::SANDBOX_PIDS, 32, u32::MAX, base.pids)?,
+            },
+            max_lifetime_s: number(keys::SANDBOX_MAX_LIFETIME_S, 1, u32::MAX, DEFAULT_MAX_LIFETIME_S)?,
+            unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
+            unknown_env: self
+                .env
+                .keys()
+                .filter(|name| name.starts_with("RINGFENCE_"))
+                .filter(|name| !OTHER_ENV.contains(&name.as_str()) && !keys::ALL.iter().any(|key| key.env() == **name))
+                .cloned()
+                .collect(),
+        })
+    }
+}
+
+/// The configuration file, flattened: `[sandbox] pids` is `sandbox.pids`.
+#[derive(Default)]
+struct File {
+    path: String,
+    values: BTreeMap<&'static str, String>,
+}
+
+impl File {
+    fn read(path: &Path) -> Result<Self, ConfigError> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::File {
+            file: file.clone(),
+            why: error.to_string(),
+        })?;
+        Self::parse(file, &text)
+    }
+
+    fn parse(path: String, text: &str) -> Result<Self, ConfigError> {
+        let table: toml::Table = toml::from_str(text).map_err(|error| {
+            // Only the message and the line: the parser would quote the line, and it may hold a password.
+            let line = error.span().map(|span| {
+                let before = text.as_bytes().iter().take(span.start);
+                before.filter(|byte| **byte == b'\n').count() + 1
+            });
+            ConfigError::File {
+                file: path.clone(),
+                why: match line {
+                    Some(line) => format!("line {line}: {}", error.message()),
+                    None => error.message().to_owned(),
+                },
+            }
+        })?;
+        let mut file = Self {
+            path,
+            values: BTreeMap::new(),
+        };
+        file.flatten("", &table)?;
+        Ok(file)
+    }
+
+    fn flatten(&mut self, prefix: &str, table: &toml::Table) -> Result<(), ConfigError> {
+        for (word, value) in table {
+            let name = format!("{prefix}{word}");
+            let is_table = keys::ALL.iter().any(|key| key.name.starts_with(&format!("{name}.")));
+            match (keys::by_name(&name), value) {
+                (None, toml::Value::Table(inner)) if is_table => self.flatten(&format!("{name}."), inner)?,
+                (None, _) => {
+                    return Err(ConfigError::Unknown {
+                        meant: similar(&name),
+                        name,
+                        file: self.path.clone(),
+                    });
+                }
+                (Some(key), value) => {
+                    let text = scalar(key.kind, value).ok_or_else(|| ConfigError::Value {
+                        key: key.name,
+                        why: format!("it must be {}", key.kind.describe()),
+                        source_of: Source::File(self.path.clone()),
+                    })?;
+                    self.values.insert(key.name, text);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn scalar(kind: Kind, value: &toml::Value) -> Option<String> {
+    match (kind, value) {
+        (Kind::Text, toml::Value::String(text)) => Some(text.clone()),
+        (Kind::Integer, toml::Value::Integer(number)) => Some(number.to_string()),
+        (Kind::Boolean, toml::Value::Boolean(flag)) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+/// A known key with the same last word, or one that begins with or contains the word.
+fn similar(name: &str) -> Option<&'static str> {
+    let last = name.rsplit('.').next().unwrap_or(name).replace('-', "_");
+    let word = |key: &Key| key.name.rsplit('.').next().unwrap_or(key.name);
+    let key = keys::ALL.iter().copied();
+    key.clone()
+        .find(|key| word(key) == last)
+        .or_else(|| key.clone().find(|key| last.len() > 2 && word(key).contains(&last)))
+        .or_else(|| key.clone().find(|key| last.contains(word(key))))
+        .map(|key| key.name)
+}
+
+/// All sources together.
+struct Given<'a> {
+    sources: &'a Sources,
+    file: File,
+}
+
+impl Given<'_> {
+    /// The value that wins for a key, parsed; none when nobody set it.
+    fn parse<T>(&self, key: &'static Key, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, ConfigError> {
+        let flag = self.sources.flags.iter().find(|(given, _)| given.name == key.name);
+        let (text, source_of) = if let Some((key, text)) = flag {
+            (text, Source::Flag(key.flag.unwrap_or(key.name)))
+        } else if let Some(text) = self.sources.env.get(&key.env()) {
+            (text, Source::Env(key.env()))
+        } else if let Some(text) = self.file.values.get(key.name) {
+            (text, Source::File(self.file.path.clone()))
+        } else {
+            return Ok(None);
+        };
+        parse(text).map(Some).map_err(|why| ConfigError::Value {
+            key: key.name,
+            why,
+            source_of,
+        })
+    }
+}
+
+fn directory(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    // Line breaks and quotes would break the credentials file and the line that tells how to load it.
+    if text.contains(|c: char| c.is_control() || c == '\'') {
+        return Err(format!("{text:?} holds a quote or a control character"));
+    }
+    std::path::absolute(text).map_err(|error| error.to_string())
+}
+
+fn listen(text: &str) -> Result<SocketAddr, String> {
+    let numeric = match text.strip_prefix("localhost:") {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None => text.to_owned(),
+    };
+    numeric
+        .parse()
+        .map_err(|_| format!("{text:?} is no address with a port, such as 127.0.0.1:3000 or [::]:3000"))
+}
+
+fn domain(text: &str) -> Result<String, String> {
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    // 253 is the limit of DNS; a sandbox's label and a dot (62 + 7 characters at most) come in front.
+    let labels_fit = name.len() <= 253 - 70 && name.split('.').all(|label| (1..=63).contains(&label.len()));
+    let letters_fit = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.');
+    if !labels_fit || !letters_fit {
+        return Err(format!("{text:?} is no domain name, such as sandbox.example.com"));
+    }
+    if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
+        return Err(format!("{text:?} does not end in a port number"));
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err(format!("{text:?} is neither text nor json")),
+    }
+}
+
+fn log_level(text: &str) -> Result<String, String> {
+    // Without an equals sign a word is a level; the filter would silently take a misspelt one for a module's name.
+    for directive in text.split(',') {
+        let level = directive
+            .rsplit('=')
+            .next()
+            .unwrap_or(directive)
+            .trim()
+            .to_ascii_lowercase();
+        if !["off", "error", "warn", "info", "debug", "trace"].contains(&level.as_str()) {
+            return Err(format!("{directive:?} names none of error, warn, info, debug, trace"));
+        }
+    }
+    tracing_subscriber::EnvFilter::try_new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| error.to_string())
+}
+
+/// Never quotes the value: it may hold a password.
+fn database(text: &str) -> Result<DatabaseUrl, &'static str> {
+    let known = ["sqlite:", "postgres://", "postgresql://"];
+    if !known.iter().any(|scheme| text.starts_with(scheme)) {
+        return Err("it must begin with sqlite: or postgres://");
+    }
+    Ok(DatabaseUrl(text.to_owned()))
+}
+
+fn integer(text: &str, min: u32, max: u32) -> Result<u32, String> {
+    let number: i64 = text
+        .trim()
+        .parse()
+        .map_err(|_| format!("{text:?} is no whole number"))?;
+    match u32::try_from(number) {
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        _ if max == u32::MAX => Err(format!("{number} is not at least {min}")),
+        _ => Err(format!("{number} is not between {min} and {max}")),
+    }
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}

@@ -1,0 +1,191 @@
+//! Precedence, types, and what errors say and do not say.
+
+use std::io::Write as _;
+
+use super::*;
+
+/// Settings from flags, variables and a file.
+fn resolve(flags: &[(&'static Key, &str)], env: &[(&str, &str)], file: Option<&str>) -> Result<Settings, ConfigError> {
+    let mut written = tempfile::NamedTempFile::new().unwrap();
+    written.write_all(file.unwrap_or_default().as_bytes()).unwrap();
+    Sources {
+        flags: flags.iter().map(|&(key, value)| (key, value.to_owned())).collect(),
+        config: file.map(|_| written.path().to_owned()),
+        env: env
+            .iter()
+            .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+    }
+    .settings()
+}
+
+#[test]
+fn defaults_are_what_the_table_says() {
+    let settings = resolve(&[], &[], None).unwrap();
+    assert_eq!(settings.data_dir, Path::new(keys::DATA_DIR.default));
+    assert_eq!(settings.listen.to_string(), keys::LISTEN.default);
+    assert_eq!(settings.domain_at(3000), "sandbox.localhost:3000");
+    assert_eq!(settings.database_url.expose(), "sqlite:/var/lib/ringfence/ringfence.db");
+    assert_eq!(settings.base_template.to_string(), keys::BASE_TEMPLATE.default);
+    assert_eq!(settings.unlimited.to_string(), keys::UNLIMITED.default);
+    assert_eq!(
+        settings.max_lifetime_s.to_string(),
+        keys::SANDBOX_MAX_LIFETIME_S.default
+    );
+    for (value, key) in [
+        (settings.resources.cpu_count, keys::SANDBOX_CPU_COUNT),
+        (settings.resources.memory_mb, keys::SANDBOX_MEMORY_MB),
+        (settings.resources.disk_mb, keys::SANDBOX_DISK_MB),
+        (settings.resources.pids, keys::SANDBOX_PIDS),
+    ] {
+        assert_eq!(value.to_string(), key.default, "{}", key.name);
+    }
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+    let flag: &[(&'static Key, &str)] = &[(keys::LISTEN, "127.0.0.1:1")];
+    let env: &[(&str, &str)] = &[("RINGFENCE_LISTEN", "127.0.0.1:2")];
+    let file = Some("listen = \"127.0.0.1:3\"");
+    for (flags, env, file, port) in [
+        (flag, env, file, 1),
+        (&[], env, file, 2),
+        (&[], &[], file, 3),
+        (&[], &[], None, 3000),
+    ] {
+        assert_eq!(resolve(flags, env, file).unwrap().listen.port(), port);
+    }
+}
+
+#[test]
+fn every_key_can_be_set_by_file_and_by_environment() {
+    for key in keys::ALL {
+        let (text, quoted) = match key.kind {
+            Kind::Boolean => ("false", "false".to_owned()),
+            Kind::Integer => ("64", "64".to_owned()),
+            Kind::Text => {
+                let text = match key.name {
+                    "listen" => "[::1]:80",
+                    "log_format" => "json",
+                    "log_level" => "warn,node=debug",
+                    "database_url" => "postgres://u:p@h/d",
+                    _ => "x",
+                };
+                (text, format!("{text:?}"))
+            }
+        };
+        let file = match key.name.split_once('.') {
+            Some((table, word)) => format!("[{table}]\n{word} = {quoted}\n"),
+            None => format!("{} = {quoted}\n", key.name),
+        };
+        let by_file = format!("{:?}", resolve(&[], &[], Some(&file)).unwrap());
+        let by_env = format!("{:?}", resolve(&[], &[(&key.env(), text)], None).unwrap());
+        assert_eq!(by_file, by_env, "{}", key.name);
+    }
+}
+
+#[test]
+fn errors_name_the_key_and_where_the_value_came_from() {
+    let flag = resolve(&[(keys::LISTEN, "not-an-address")], &[], None);
+    let env = resolve(&[], &[("RINGFENCE_SANDBOX_PIDS", "many")], None);
+    for (outcome, parts) in [
+        (flag, ["listen", "not-an-address", "flag --listen"]),
+        (env, ["sandbox.pids", "many", "variable RINGFENCE_SANDBOX_PIDS"]),
+    ] {
+        let error = outcome.unwrap_err().to_string();
+        for part in parts {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+    for (file, parts) in [
+        ("[sandbox]\npids = 0", ["sandbox.pids", "at least 32"]),
+        ("[sandbox]\npids = \"64\"", ["sandbox.pids", "whole number"]),
+        ("listen = 3000", ["listen", "text in quotes"]),
+        ("launchers = 65", ["launchers", "between 1 and 64"]),
+        ("log_level = \"loud\"", ["log_level", "loud"]),
+        ("domain = \"a b\"", ["domain", "a b"]),
+        ("domain = \"a:0\"", ["domain", "port"]),
+        (
+            "[sandbox]\nmemory = 5",
+            ["sandbox.memory", "did you mean sandbox.memory_mb?"],
+        ),
+        ("memory_mb = 5", ["memory_mb", "did you mean sandbox.memory_mb?"]),
+        ("sandbox = 5", ["unknown key", "sandbox"]),
+        ("a = 1\na = 2", ["configuration file", "line 2"]),
+    ] {
+        let error = resolve(&[], &[], Some(file)).unwrap_err().to_string();
+        for part in parts {
+            assert!(error.contains(part), "{file}: {part}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_file_is_an_error_that_names_it() {
+    let sources = Sources {
+        config: Some(PathBuf::from("/nonexistent/ringfence.toml")),
+        ..Sources::default()
+    };
+    let error = sources.settings().unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/ringfence.toml"), "{error}");
+}
+
+#[test]
+fn the_password_of_a_database_is_never_shown() {
+    let secret = "hunter2";
+    let good = resolve(&[], &[("RINGFENCE_DATABASE_URL", "postgres://u:hunter2@h/d")], None).unwrap();
+    assert!(!format!("{good:?}").contains(secret));
+    for file in [
+        "database_url = \"mysql://u:hunter2@h/d\"",
+        "database_url = postgres://u:hunter2@h/d",
+        "database_url = \"postgres://u:hunter2@h/d",
+    ] {
+        let error = resolve(&[], &[], Some(file)).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains(secret), "{error}");
+    }
+}
+
+#[test]
+fn unknown_variables_with_our_prefix_are_reported() {
+    let env = [
+        ("RINGFENCE_LISTN", "x"),
+        ("RINGFENCE_ACCESS_KEY", "x"),
+        ("RINGFENCE_SANDBOX_PIDS", "64"),
+        ("E2B_API_KEY", "x"),
+    ];
+    assert_eq!(resolve(&[], &env, None).unwrap().unknown_env, ["RINGFENCE_LISTN"]);
+}
+
+#[test]
+fn domains_are_used_as_written() {
+    for (text, want) in [
+        ("Sandbox.Example.COM", Some("sandbox.example.com")),
+        ("box.example.com:8443", Some("box.example.com:8443")),
+        ("localhost", Some("localhost")),
+        ("", None),
+        (".a", None),
+        ("a..b", None),
+        ("http://a", None),
+        ("a_b", None),
+        ("a:99999", None),
+    ] {
+        let found = resolve(&[(keys::DOMAIN, text)], &[], None);
+        assert_eq!(
+            found.ok().map(|settings| settings.domain_at(1)).as_deref(),
+            want,
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn the_reference_names_every_key() {
+    let reference = keys::reference();
+    for key in keys::ALL {
+        assert!(
+            reference.contains(key.name) && reference.contains(&key.env()),
+            "{}",
+            key.name
+        );
+    }
+}

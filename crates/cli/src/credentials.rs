@@ -1,0 +1,183 @@
+//! `<data-dir>/credentials.env`: what a client needs, in the form that shells, containers and SDKs read.
+//!
+//! The file is written as a whole or not at all. Values come from configuration and random bytes that were checked to
+//! hold nothing a shell would expand, so they stand without quotes, which every reader of such files understands.
+
+use std::fmt::{self, Write as _};
+use std::io;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+
+use crate::data_dir::DataDir;
+use crate::secret::{AccessPair, ApiKey};
+
+/// Name of the file in the data directory.
+pub(crate) const FILE: &str = "credentials.env";
+
+/// Where clients find the platform.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Addresses {
+    /// Base of the API.
+    pub(crate) api_url: String,
+    /// Base of sandbox traffic; on one port it is the same.
+    pub(crate) sandbox_url: String,
+    /// Domain of sandboxes.
+    pub(crate) domain: String,
+}
+
+impl Addresses {
+    /// The addresses for a bound listener. A wildcard address is no place to connect to, so the loopback stands for it.
+    pub(crate) fn of(bound: SocketAddr, domain: String) -> Self {
+        let url = match bound {
+            SocketAddr::V4(v4) if v4.ip().is_unspecified() => format!("http://127.0.0.1:{}", v4.port()),
+            SocketAddr::V6(v6) if v6.ip().is_unspecified() => format!("http://localhost:{}", v6.port()),
+            bound => format!("http://{bound}"),
+        };
+        Self {
+            sandbox_url: url.clone(),
+            api_url: url,
+            domain,
+        }
+    }
+}
+
+/// What an earlier start wrote, as far as it can be read.
+#[derive(Default)]
+pub(crate) struct Credentials {
+    /// The API key.
+    pub(crate) api_key: Option<ApiKey>,
+    /// The pair of access key and secret key.
+    pub(crate) pair: Option<AccessPair>,
+    /// Base of the API.
+    pub(crate) api_url: Option<String>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("api_key", &self.api_key)
+            .field("pair", &self.pair)
+            .field("api_url", &self.api_url)
+            .finish()
+    }
+}
+
+impl Credentials {
+    /// Reads the file; none when there is no file.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub(crate) fn read(dir: &DataDir) -> Result<Option<Self>> {
+        let path = dir.path().join(FILE);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(Self::parse(&text))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+        }
+    }
+
+    fn parse(text: &str) -> Self {
+        let value = |name: &str| {
+            text.lines()
+                .filter_map(|line| line.trim().split_once('='))
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| value.trim_matches(['"', '\'']).to_owned())
+                .filter(|value| !value.is_empty())
+        };
+        Self {
+            api_key: value("E2B_API_KEY").as_deref().and_then(ApiKey::parse),
+            pair: value("RINGFENCE_ACCESS_KEY")
+                .zip(value("RINGFENCE_SECRET_KEY"))
+                .map(|(access, secret)| AccessPair { access, secret }),
+            api_url: value("E2B_API_URL"),
+        }
+    }
+}
+
+/// Writes the file.
+///
+/// # Errors
+/// When the system refuses.
+pub(crate) fn write(dir: &DataDir, key: &ApiKey, pair: &AccessPair, addresses: &Addresses) -> Result<()> {
+    let mut text = String::from(
+        "# Written by `ringfence up`. The keys stay as they are; the addresses follow its flags.\n\
+         # Load with: set -a; . <this file>; set +a\n",
+    );
+    for (name, value) in [
+        ("E2B_API_KEY", key.expose()),
+        ("E2B_API_URL", &addresses.api_url),
+        ("E2B_SANDBOX_URL", &addresses.sandbox_url),
+        ("E2B_DOMAIN", &addresses.domain),
+        ("RINGFENCE_ACCESS_KEY", &pair.access),
+        ("RINGFENCE_SECRET_KEY", &pair.secret),
+    ] {
+        let _ = writeln!(text, "{name}={value}");
+    }
+    dir.write_private(FILE, text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_round_trips_and_follows_the_address() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
+        assert!(Credentials::read(&dir).unwrap().is_none());
+        let (key, pair) = (ApiKey::generate().unwrap(), AccessPair::generate().unwrap());
+        for port in [3000, 4000] {
+            let bound = SocketAddr::from(([127, 0, 0, 1], port));
+            let addresses = Addresses::of(bound, format!("sandbox.localhost:{port}"));
+            write(&dir, &key, &pair, &addresses).unwrap();
+            let path = dir.path().join(FILE);
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(
+                text.contains(&format!("\nE2B_API_URL=http://127.0.0.1:{port}\n")),
+                "{text}"
+            );
+            assert!(
+                text.contains(&format!("\nE2B_SANDBOX_URL=http://127.0.0.1:{port}\n")),
+                "{text}"
+            );
+            assert!(
+                text.contains(&format!("\nE2B_DOMAIN=sandbox.localhost:{port}\n")),
+                "{text}"
+            );
+            let read = Credentials::read(&dir).unwrap().unwrap();
+            assert_eq!(read.api_key.unwrap().expose(), key.expose());
+            let read_pair = read.pair.unwrap();
+            assert_eq!(
+                (read_pair.access, read_pair.secret),
+                (pair.access.clone(), pair.secret.clone())
+            );
+        }
+    }
+
+    #[test]
+    fn damaged_files_yield_what_is_left_of_them() {
+        let read = Credentials::parse("E2B_API_KEY=\"e2b_00\"\nRINGFENCE_ACCESS_KEY=rfa_1\n");
+        assert_eq!(read.api_key.unwrap().expose(), "e2b_00");
+        assert!(read.pair.is_none());
+        let nothing = Credentials::parse("E2B_API_KEY=\nE2B_API_KEY\n=\n\u{0}");
+        assert!(nothing.api_key.is_none() && nothing.api_url.is_none());
+    }
+
+    #[test]
+    fn wildcards_become_the_loopback() {
+        for (bound, want) in [
+            ("0.0.0.0:80", "http://127.0.0.1:80"),
+            ("[::]:80", "http://localhost:80"),
+            ("[::1]:80", "http://[::1]:80"),
+            ("10.1.2.3:80", "http://10.1.2.3:80"),
+        ] {
+            let addresses = Addresses::of(bound.parse().unwrap(), "d".to_owned());
+            assert_eq!(addresses.api_url, want);
+            assert_eq!(addresses.sandbox_url, want);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! `ringfence up`: the platform in one process, from the first check to the last drained request.
+//!
+//! The order is that of what can be refused: the host, the data directory, the port, the database, the node, the
+//! server. Whatever fails leaves nothing behind that a second try would trip over.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use node::Node;
+use secrecy::SecretBox;
+use server::server::Server;
+use store::Store;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::credentials::{self, Addresses};
+use crate::data_dir::DataDir;
+use crate::doctor;
+use crate::secret::MasterKey;
+use crate::{accounts, harden, open_store, output, templates};
+
+/// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
+const BLOCKING_BOUND: Duration = Duration::from_secs(5);
+/// Fewest launchers by default: one that waits for a disk must not hold up all others.
+const LAUNCHERS_MIN: usize = 2;
+
+/// Runs the platform until a signal ends it.
+///
+/// # Errors
+/// When it cannot start; with everything that the host lacks, if it is the host.
+pub(crate) fn run(settings: &Settings) -> Result<ExitCode> {
+    doctor::require_host(settings)?;
+    harden::harden()?;
+    let dir = DataDir::prepare(&settings.data_dir)?;
+    let _lock = dir.lock()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    let ended = runtime.block_on(serve(settings, &dir));
+    runtime.shutdown_timeout(BLOCKING_BOUND);
+    ended
+}
+
+async fn serve(settings: &Settings, dir: &DataDir) -> Result<ExitCode> {
+    let mut signals = Signals::listen()?;
+    let (listener, bound) = bind(settings.listen).await?;
+    let store = open_store(settings).await?;
+    let served = serve_on(listener, bound, &store, settings, dir, &mut signals).await;
+    store.close().await;
+    served
+}
+
+async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            anyhow!("another program listens on {address}; end it, or choose another address with --listen")
+        }
+        _ => anyhow!(error).context(format!("listen on {address}")),
+    })?;
+    let bound = listener.local_addr().context("read the address of the listener")?;
+    Ok((listener, bound))
+}
+
+async fn serve_on(
+    listener: TcpListener,
+    bound: SocketAddr,
+    store: &Store,
+    settings: &Settings,
+    dir: &DataDir,
+    signals: &mut Signals,
+) -> Result<ExitCode> {
+    let master = MasterKey::load_or_make(dir)?;
+    let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
+    let account = accounts::default_account(store).await?;
+    if settings.base_template {
+        templates::ensure_base(store, &settings.resources).await?;
+    } else {
+        templates::ensure_no_base(store).await?;
+    }
+    accounts::ensure_credentials(store, dir, &master, &account, &addresses).await?;
+
+    let node = Node::start(node::Settings {
+        data_dir: dir.path().to_owned(),
+        launchers: settings.launchers.unwrap_or_else(default_launchers),
+        unlimited: settings.unlimited,
+        disks_mb: vec![settings.resources.disk_mb],
+    })
+    .await
+    .context("prepare the host for sandboxes")?;
+    if !node.is_limited() {
+        tracing::warn!("sandboxes run without limits of cpu, memory and processes: any of them can use up this host");
+    }
+
+    let stop = CancellationToken::new();
+    let server = Server::start(
+        listener,
+        store.clone(),
+        node.clone(),
+        server::settings::Settings {
+            max_lifetime_s: settings.max_lifetime_s,
+            resources: settings.resources,
+            ..server::settings::Settings::new(addresses.domain.clone(), SecretBox::new(Box::new(master.token_seed())))
+        },
+        stop.clone(),
+    )
+    .await
+    .context("start the server")?;
+
+    tracing::info!(listen = %bound, domain = addresses.domain, data_dir = %dir.path().display(), "ready");
+    output::line(&format!(
+        "ringfence is ready at {} - load the credentials with: set -a; . '{}'; set +a",
+        addresses.api_url,
+        dir.path().join(credentials::FILE).display()
+    ))?;
+
+    let name = signals.next().await;
+    tracing::info!("{name}: draining; sandboxes keep running");
+    stop.cancel();
+    let drain = async {
+        server.drained().await;
+        node.release().await;
+    };
+    tokio::select! {
+        () = drain => {
+            tracing::info!("drained");
+            Ok(ExitCode::SUCCESS)
+        }
+        name = signals.next() => {
+            tracing::warn!("{name} again: ending without waiting for requests");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn default_launchers() -> usize {
+    std::thread::available_parallelism()
+        .map_or(LAUNCHERS_MIN, usize::from)
+        .clamp(LAUNCHERS_MIN, 64)
+}
+
+/// The signals that end the platform.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
+        })
+    }
+
+    /// The name of the next signal.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

@@ -67,7 +67,8 @@ pub(crate) struct IdleMemory {
     /// Available memory with them, in KiB.
     pub(crate) after_kb: u64,
     /// Available memory lost per sandbox, in KiB: agent, kernel objects, page cache that cannot be given up, all.
-    pub(crate) per_sandbox_kb: f64,
+    /// None when there were none.
+    pub(crate) per_sandbox_kb: Option<f64>,
     /// Requests that failed.
     pub(crate) errors: u64,
 }
@@ -121,11 +122,13 @@ impl Report {
             );
         }
         if let Some(m) = &self.idle_memory {
+            let per_sandbox = m
+                .per_sandbox_kb
+                .map_or_else(|| "-".to_owned(), |kb| format!("{:.2} MiB", kb / 1024.0));
             let _ = writeln!(
                 text,
-                "\nidle memory: {:.2} MiB per sandbox (MemAvailable {:.0} MiB before, {:.0} MiB with {} sandboxes, \
+                "\nidle memory: {per_sandbox} per sandbox (MemAvailable {:.0} MiB before, {:.0} MiB with {} sandboxes, \
                  errors {})",
-                m.per_sandbox_kb / 1024.0,
                 m.before_kb as f64 / 1024.0,
                 m.after_kb as f64 / 1024.0,
                 m.sandboxes,
@@ -210,7 +213,7 @@ mod tests {
                 sandboxes: 2,
                 before_kb: 4096,
                 after_kb: 0,
-                per_sandbox_kb: 2048.0,
+                per_sandbox_kb: Some(2048.0),
                 errors: 0,
             }),
             errors: 3,

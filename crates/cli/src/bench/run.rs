@@ -293,7 +293,7 @@ impl Bench {
             sandboxes,
             before_kb,
             after_kb,
-            per_sandbox_kb: (before_kb as f64 - after_kb as f64) / sandboxes.max(1) as f64,
+            per_sandbox_kb: (sandboxes > 0).then(|| (before_kb as f64 - after_kb as f64) / sandboxes as f64),
             errors: first.errors() + gathered.errors(),
         })
     }

@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -25,6 +26,8 @@ use crate::{accounts, harden, open_store, output, templates};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);
+/// How long a drain may take. The server and the node bound theirs by less; service managers kill after 90 s.
+const DRAIN_BOUND: Duration = Duration::from_secs(30);
 /// Fewest launchers by default: one that waits for a disk must not hold up all others.
 const LAUNCHERS_MIN: usize = 2;
 
@@ -48,11 +51,58 @@ pub(crate) fn run(settings: &Settings) -> Result<ExitCode> {
 
 async fn serve(settings: &Settings, dir: &DataDir) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
-    let (listener, bound) = bind(settings.listen).await?;
-    let store = open_store(settings).await?;
-    let served = serve_on(listener, bound, &store, settings, dir, &mut signals).await;
-    store.close().await;
-    served
+    let started = tokio::select! {
+        started = start(settings, dir) => started?,
+        name = signals.next() => {
+            // A start that is cut anywhere is finished by the next one.
+            tracing::info!("{name} before it was ready");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let Started {
+        store,
+        node,
+        server,
+        stop,
+        addresses,
+    } = started;
+    output::line(&format!(
+        "ringfence is ready at {} - load the credentials with: set -a; . '{}'; set +a",
+        addresses.api_url,
+        dir.path().join(credentials::FILE).display()
+    ))?;
+
+    let name = signals.next().await;
+    tracing::info!("{name}: draining; sandboxes keep running");
+    stop.cancel();
+    let drain = async {
+        server.drained().await;
+        node.release().await;
+        store.close().await;
+    };
+    tokio::select! {
+        () = drain => {
+            tracing::info!("drained");
+            Ok(ExitCode::SUCCESS)
+        }
+        name = signals.next() => {
+            tracing::warn!("{name} again: ending without waiting for requests");
+            Ok(ExitCode::FAILURE)
+        }
+        () = tokio::time::sleep(DRAIN_BOUND) => {
+            tracing::error!("still not drained after {DRAIN_BOUND:?}: ending without waiting longer");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// A platform that is ready.
+struct Started {
+    store: Store,
+    node: Arc<Node>,
+    server: Server,
+    stop: CancellationToken,
+    addresses: Addresses,
 }
 
 async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
@@ -66,23 +116,18 @@ async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     Ok((listener, bound))
 }
 
-async fn serve_on(
-    listener: TcpListener,
-    bound: SocketAddr,
-    store: &Store,
-    settings: &Settings,
-    dir: &DataDir,
-    signals: &mut Signals,
-) -> Result<ExitCode> {
+async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
+    let (listener, bound) = bind(settings.listen).await?;
+    let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir)?;
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
-    let account = accounts::default_account(store).await?;
+    let account = accounts::default_account(&store).await?;
     if settings.base_template {
-        templates::ensure_base(store, &settings.resources).await?;
+        templates::ensure_base(&store, &settings.resources).await?;
     } else {
-        templates::ensure_no_base(store).await?;
+        templates::ensure_no_base(&store).await?;
     }
-    accounts::ensure_credentials(store, dir, &master, &account, &addresses).await?;
+    accounts::ensure_credentials(&store, dir, &master, &account, &addresses).await?;
 
     let node = Node::start(node::Settings {
         data_dir: dir.path().to_owned(),
@@ -112,29 +157,13 @@ async fn serve_on(
     .context("start the server")?;
 
     tracing::info!(listen = %bound, domain = addresses.domain, data_dir = %dir.path().display(), "ready");
-    output::line(&format!(
-        "ringfence is ready at {} - load the credentials with: set -a; . '{}'; set +a",
-        addresses.api_url,
-        dir.path().join(credentials::FILE).display()
-    ))?;
-
-    let name = signals.next().await;
-    tracing::info!("{name}: draining; sandboxes keep running");
-    stop.cancel();
-    let drain = async {
-        server.drained().await;
-        node.release().await;
-    };
-    tokio::select! {
-        () = drain => {
-            tracing::info!("drained");
-            Ok(ExitCode::SUCCESS)
-        }
-        name = signals.next() => {
-            tracing::warn!("{name} again: ending without waiting for requests");
-            Ok(ExitCode::FAILURE)
-        }
-    }
+    Ok(Started {
+        store,
+        node,
+        server,
+        stop,
+        addresses,
+    })
 }
 
 fn default_launchers() -> usize {

@@ -1,0 +1,82 @@
+//! `doctor`, and what `up` says on a host or to a user that cannot run sandboxes.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
+use super::{Place, Ran, command};
+
+/// A user id without rights that every Linux knows.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn the_report_says_whether_up_would_work() {
+    let place = Place::new();
+    let ran = place.run(&["doctor", "--listen", "127.0.0.1:0", "--format", "json"]);
+    let report = ran.json();
+    let checks = report["checks"].as_array().unwrap();
+    let missing = checks.iter().any(|check| check["status"] == "missing");
+    assert_eq!(report["ready"], !missing);
+    assert_eq!(ran.code, Some(i32::from(missing)));
+    for check in checks {
+        assert!(
+            ["ok", "degraded", "missing"].contains(&check["status"].as_str().unwrap()),
+            "{check}"
+        );
+        assert!(!check["name"].as_str().unwrap().is_empty(), "{check}");
+        if check["status"] != "ok" {
+            assert!(check["cost"].is_string() && check["fix"].is_string(), "{check}");
+        }
+    }
+    let text = place.run(&["doctor", "--listen", "127.0.0.1:0"]).stdout;
+    for name in [
+        "root",
+        "cgroup",
+        "user namespaces",
+        "overlay",
+        "kvm",
+        "port",
+        "data directory",
+    ] {
+        assert!(text.to_lowercase().contains(name), "{name}: {text}");
+    }
+    assert!(!place.data_dir().exists());
+}
+
+#[test]
+fn a_taken_port_is_named() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let report = place
+        .run(&["doctor", "--listen", &address, "--format", "json"])
+        .expect(1)
+        .json();
+    let checks = report["checks"].as_array().unwrap();
+    let port = checks.iter().find(|check| check["name"] == "port").unwrap();
+    assert_eq!(port["status"], "missing");
+    assert!(port["detail"].as_str().unwrap().contains(&address), "{port}");
+}
+
+#[test]
+fn without_root_everything_that_is_missing_is_said_at_once() {
+    let place = Place::new();
+    let mut up = if rustix::process::geteuid().is_root() {
+        // Others must be able to reach a copy of the binary, wherever the build directory lies.
+        let copy = place.temp.path().join("ringfence");
+        std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), &copy).unwrap();
+        std::fs::set_permissions(place.temp.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let mut up = command(&copy);
+        up.uid(NOBODY)
+            .gid(NOBODY)
+            .args(["up", "--data-dir"])
+            .arg(place.data_dir());
+        up
+    } else {
+        place.ringfence(&["up"])
+    };
+    let ran = Ran::of(&mut up).expect(1);
+    assert_eq!(ran.stdout, "");
+    ran.complains_of(&["root", "fix:", "ringfence doctor"]);
+    assert!(!place.data_dir().exists());
+}

@@ -1,0 +1,102 @@
+//! The built binary as its operator meets it: arguments, exit codes, streams, files.
+
+mod accounts;
+mod doctor;
+mod platform;
+mod usage;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// A place of its own for one test.
+struct Place {
+    temp: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            temp: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn data_dir(&self) -> PathBuf {
+        self.temp.path().join("data")
+    }
+
+    fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.temp.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// The binary on this place's data directory.
+    fn ringfence(&self, arguments: &[&str]) -> Command {
+        let mut command = command(Path::new(env!("CARGO_BIN_EXE_ringfence")));
+        command.args(arguments).arg("--data-dir").arg(self.data_dir());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::of(&mut self.ringfence(arguments))
+    }
+}
+
+/// A command without anything of ours in its environment.
+fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).current_dir("/");
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("RINGFENCE_") || name.starts_with("E2B_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// What a command did.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    fn of(command: &mut Command) -> Self {
+        command.output().unwrap().into()
+    }
+
+    /// The exit code must be this.
+    #[track_caller]
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        self
+    }
+
+    /// stderr must name all of these.
+    #[track_caller]
+    fn complains_of(self, parts: &[&str]) -> Self {
+        for part in parts {
+            assert!(self.stderr.contains(part), "{part}: {self:?}");
+        }
+        self
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}

@@ -283,10 +283,6 @@ impl Driver for Container {
                 fs::remove_file(path)?;
             }
         }
-        if keep.is_empty() {
-            self.tree.remove();
-            self.tree.create()?;
-        }
         Ok(())
     }
 }

@@ -32,7 +32,7 @@ pub trait Driver: Debug + Send + Sync {
     /// left and try again.
     fn clean(&self, name: &Name) -> bool;
 
-    /// Removes what no sandbox in `keep` needs, and at the end of all, with `keep` empty, everything.
+    /// Removes what no sandbox in `keep` needs.
     ///
     /// # Errors
     /// When the data directory cannot be read.

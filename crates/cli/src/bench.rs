@@ -27,6 +27,7 @@ use crate::config::{Settings, Sources};
 use crate::credentials::{self, Credentials};
 use crate::data_dir::DataDir;
 use crate::output::{self, Format};
+use crate::signals::Signals;
 
 /// One thing to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -135,14 +136,25 @@ async fn measure(args: &BenchArgs, url: String, key: &str) -> Result<Report> {
     let conditions = conditions(args, url, same_machine)?;
     let cancelled = CancellationToken::new();
     let bench = Bench::new(platform, cancelled.clone());
-    let _interrupt = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            cancelled.cancel();
-        }
-    }));
-    let measured = all(args, &bench, conditions).await;
-    bench.clean_up().await;
-    let mut report = measured?;
+    let work = async {
+        let measured = all(args, &bench, conditions).await;
+        bench.clean_up().await;
+        measured
+    };
+    let twice = async {
+        let mut interrupts = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+        interrupts.recv().await;
+        cancelled.cancel();
+        interrupts.recv().await;
+        bail!(
+            "interrupted again: {} sandboxes were not deleted and end by their timeout",
+            bench.left_over()
+        )
+    };
+    let mut report = tokio::select! {
+        measured = work => measured?,
+        ended = twice => ended?,
+    };
     let (errors, samples) = bench.failures();
     report.errors = errors;
     report.error_samples = samples;

@@ -19,6 +19,7 @@ mod harden;
 mod logging;
 mod output;
 mod secret;
+mod signals;
 mod templates;
 mod up;
 

@@ -14,7 +14,6 @@ use secrecy::SecretBox;
 use server::server::Server;
 use store::Store;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
@@ -22,6 +21,7 @@ use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
 use crate::doctor;
 use crate::secret::MasterKey;
+use crate::signals::Signals;
 use crate::{accounts, harden, open_store, output, templates};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
@@ -170,27 +170,4 @@ fn default_launchers() -> usize {
     std::thread::available_parallelism()
         .map_or(LAUNCHERS_MIN, usize::from)
         .clamp(LAUNCHERS_MIN, 64)
-}
-
-/// The signals that end the platform.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn listen() -> Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
-            interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
-        })
-    }
-
-    /// The name of the next signal.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
 }

@@ -84,7 +84,7 @@ keys! {
         "Format of the log on stderr: text, or json with one object per line.",
     },
     LOG_LEVEL = {
-        "log_level", Some("--log-level"), Text, "info",
+        "log_level", Some("--log-level"), Text, "info for up, warn for the other commands",
         "What is logged: error, warn, info, debug or trace, or directives such as info,node=debug.",
     },
     DATABASE_URL = {

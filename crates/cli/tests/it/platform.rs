@@ -62,6 +62,10 @@ impl Drop for Up<'_> {
     }
 }
 
+#[expect(
+    clippy::print_stderr,
+    reason = "a test that did nothing must not look like one that passed"
+)]
 fn cannot_run() -> bool {
     let place = Place::new();
     let cannot = place.run(&["doctor", "--listen", "127.0.0.1:0"]).code != Some(0);
@@ -77,8 +81,8 @@ fn credential(place: &Place, name: &str) -> String {
     line.unwrap_or_else(|| panic!("no {name}")).to_owned()
 }
 
-/// The status of a GET.
-fn get(address: &str, path: &str, key: &str) -> u16 {
+/// The answer to a GET, from its status line on.
+fn answer(address: &str, path: &str, key: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(
         stream,
@@ -87,7 +91,12 @@ fn get(address: &str, path: &str, key: &str) -> u16 {
     .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    answer.split(' ').nth(1).unwrap().parse().unwrap()
+    answer
+}
+
+/// The status of a GET.
+fn get(address: &str, path: &str, key: &str) -> u16 {
+    answer(address, path, key).split(' ').nth(1).unwrap().parse().unwrap()
 }
 
 #[test]
@@ -123,6 +132,14 @@ fn from_the_first_start_to_down() {
     // Keys come and go while it runs.
     let second = place.run(&["key", "create", "--name", "second"]).expect(0).stdout;
     assert_eq!(get(&address, "/v2/sandboxes", second.trim()), 200);
+
+    let listed = place.run(&["key", "list", "--format", "json"]).expect(0).json();
+    let keys = listed.as_array().unwrap();
+    let id = keys.iter().find(|key| key["name"] == "second").unwrap()["id"]
+        .as_str()
+        .unwrap();
+    place.run(&["key", "revoke", id]).expect(0);
+    assert_eq!(get(&address, "/v2/sandboxes", second.trim()), 401);
 
     let what = "create,first-output,delete,sustained";
     let bench = place.run(&[
@@ -162,6 +179,42 @@ fn from_the_first_start_to_down() {
     place.run(&["down"]).expect(0);
     drop(again);
     drop(up);
+}
+
+#[test]
+fn an_interrupted_bench_deletes_what_it_made() {
+    if cannot_run() {
+        return;
+    }
+    let place = Place::new();
+    let config = place.file("ringfence.toml", "[sandbox]\ndisk_mb = 256\n");
+    let up = Up::start(
+        &place,
+        &["--listen", "127.0.0.1:0", "--config", config.to_str().unwrap()],
+    );
+    let key = credential(&place, "E2B_API_KEY");
+    let mut bench = place.ringfence(&[
+        "bench",
+        "--what",
+        "idle-memory",
+        "--count",
+        "100000",
+        "--format",
+        "json",
+    ]);
+    let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Two alive at once: it is past its first sandbox, which it deletes at once, and in the middle of making many.
+    while answer(up.address(), "/v2/sandboxes", &key).matches("sandboxID").count() < 2 {}
+    let pid = Pid::from_raw(bench.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    let report = Ran::from(bench.wait_with_output().unwrap()).expect(1).json();
+    assert_eq!(
+        (&report["interrupted"], &report["errors"]),
+        (&true.into(), &0.into()),
+        "{report}"
+    );
+    let left = answer(up.address(), "/v2/sandboxes", &key);
+    assert!(left.ends_with("\r\n\r\n[]"), "{left}");
 }
 
 #[test]

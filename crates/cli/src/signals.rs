@@ -1,0 +1,31 @@
+//! The signals that ask a command to end. The first asks it to end in order, the second at once.
+
+use anyhow::{Context, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// SIGTERM and SIGINT.
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Takes both signals over from now on.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn listen() -> Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
+        })
+    }
+
+    /// The name of the next signal.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

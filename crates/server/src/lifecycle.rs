@@ -235,12 +235,10 @@ impl Platform {
         live: &Arc<Live>,
         deadline: Deadline,
     ) -> Result<SandboxRow, ExtendError> {
+        // Before the turn, because an end holds it until nothing runs any more; and after, because one may have begun.
+        check_runs(live)?;
         let _turn = live.turn.lock().await;
-        match live.state() {
-            State::Running => {}
-            State::Stopping => return Err(ExtendError::Stopping),
-            State::Creating | State::Gone => return Err(ExtendError::Gone),
-        }
+        check_runs(live)?;
         let change = match deadline {
             Deadline::Exactly(end_us) => self.store.sandbox_set_end(&live.id, None, end_us).await?,
             Deadline::AtLeast(end_us) => self.store.sandbox_extend_end(&live.id, end_us).await?,
@@ -395,6 +393,14 @@ pub enum AdoptError {
     /// The node failed.
     #[error(transparent)]
     Node(#[from] NodeError),
+}
+
+fn check_runs(live: &Live) -> Result<(), ExtendError> {
+    match live.state() {
+        State::Running => Ok(()),
+        State::Stopping => Err(ExtendError::Stopping),
+        State::Creating | State::Gone => Err(ExtendError::Gone),
+    }
 }
 
 /// The version to report for an agent. What comes from inside a sandbox is not repeated unless it is a plain version,

@@ -1,0 +1,90 @@
+//! Who is let in.
+
+use super::platform::{KEY, OTHER_KEY, TestPlatform};
+
+const ROUTES: [(&str, &str); 11] = [
+    ("POST", "/sandboxes"),
+    ("POST", "/v2/sandboxes"),
+    ("GET", "/sandboxes"),
+    ("GET", "/v2/sandboxes"),
+    ("GET", "/sandboxes/ix"),
+    ("DELETE", "/sandboxes/ix"),
+    ("POST", "/sandboxes/ix/timeout"),
+    ("POST", "/sandboxes/ix/refreshes"),
+    ("POST", "/sandboxes/ix/connect"),
+    ("POST", "/v2/sandboxes/ix/connect"),
+    ("GET", "/sandboxes/BAD-ID-!"),
+];
+
+#[tokio::test]
+async fn every_route_asks_for_a_key_before_anything_else() {
+    let platform = TestPlatform::start().await;
+    let unknown = format!("{KEY}aa");
+    for (method, path) in ROUTES {
+        for (key, fragment) in [
+            (None, "missing"),
+            (Some(""), "malformed"),
+            (Some("sk_e2b_00"), "malformed"),
+            (Some("e2b_"), "invalid API key"),
+            (Some("e2b_xyz!"), "invalid API key"),
+            (Some("e2b_000"), "invalid API key"),
+            (Some(unknown.as_str()), "invalid API key"),
+        ] {
+            // The body is bad too, and that is not what is told.
+            let reply = platform.call_as(key, method, path, "{").await;
+            assert!(
+                reply.error(401).contains(fragment),
+                "{method} {path} {key:?}: {reply:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_revoked_key_stops_at_once() {
+    let platform = TestPlatform::start().await;
+    assert_eq!(platform.call("GET", "/sandboxes", "").await.status, 200);
+    platform.store.api_key_revoke("key1", 1).await.expect("a database");
+    platform.call("GET", "/sandboxes", "").await.error(401);
+    assert_eq!(
+        platform.call_as(Some(OTHER_KEY), "GET", "/sandboxes", "").await.status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn a_key_is_read_in_either_case() {
+    let platform = TestPlatform::start().await;
+    let upper = KEY.replace("e2b_", "").to_uppercase();
+    let reply = platform
+        .call_as(Some(&format!("e2b_{upper}")), "GET", "/sandboxes", "")
+        .await;
+    assert_eq!(reply.status, 200);
+}
+
+#[tokio::test]
+async fn another_teams_sandbox_does_not_exist() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    for (method, path, body) in [
+        ("GET", format!("/sandboxes/{id}"), ""),
+        ("DELETE", format!("/sandboxes/{id}"), ""),
+        ("POST", format!("/sandboxes/{id}/timeout"), r#"{"timeout":5}"#),
+        ("POST", format!("/sandboxes/{id}/refreshes"), ""),
+        ("POST", format!("/sandboxes/{id}/connect"), r#"{"timeout":5}"#),
+        ("POST", format!("/v2/sandboxes/{id}/connect"), "{}"),
+    ] {
+        let foreign = platform.call_as(Some(OTHER_KEY), method, &path, body).await;
+        let missing = platform
+            .call_as(Some(OTHER_KEY), method, &path.replace(&id, "inobody"), body)
+            .await;
+        assert_eq!(
+            foreign.error(404).replace(&id, "inobody"),
+            missing.error(404),
+            "no difference between the two"
+        );
+    }
+    let list = platform.call_as(Some(OTHER_KEY), "GET", "/sandboxes", "").await;
+    assert_eq!(list.text, "[]");
+    assert_eq!(platform.call("GET", &format!("/sandboxes/{id}"), "").await.status, 200);
+}

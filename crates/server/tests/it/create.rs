@@ -1,0 +1,342 @@
+//! `POST /sandboxes` and `POST /v2/sandboxes`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use protocol::node::Image;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+use super::platform::{BASE, Behaviour, KEY, MAX_LIFETIME_S, Reply, TestPlatform, within};
+
+/// Creates with `base` and more keys.
+async fn create(platform: &TestPlatform, path: &str, keys: &str) -> Reply {
+    let separator = if keys.is_empty() { "" } else { "," };
+    platform
+        .call("POST", path, &format!("{{\"templateID\":\"base\"{separator}{keys}}}"))
+        .await
+}
+
+#[tokio::test]
+async fn a_create_answers_with_everything_that_clients_need() {
+    let platform = TestPlatform::start().await;
+    let reply = platform
+        .call("POST", "/v2/sandboxes", r#"{"templateID":" BASE "}"#)
+        .await;
+    assert_eq!(reply.status, 201);
+    assert_eq!(reply.header("content-type"), "application/json; charset=utf-8");
+    let id = reply.json["sandboxID"].as_str().expect("an id");
+    assert_eq!(id.len(), 21);
+    assert!(id.starts_with('i'));
+    let token = reply.json["envdAccessToken"].as_str().expect("a token");
+    assert_eq!(token.len(), 64);
+    assert_eq!(
+        reply.json,
+        json!({
+            "templateID": BASE, "sandboxID": id, "clientID": "6532622b", "alias": "base",
+            "envdVersion": "0.6.13", "envdAccessToken": token, "domain": "sandbox.test:3000",
+        })
+    );
+    let stages: Vec<&str> = reply
+        .header("server-timing")
+        .split(", ")
+        .map(|stage| stage.split(";dur=").next().expect("a name"))
+        .collect();
+    assert_eq!(stages, ["auth", "template", "store", "spawn", "init", "total"]);
+    assert!(reply.header("server-timing").contains("spawn;dur=1.500"));
+    assert_eq!(reply.header("x-request-id").len(), 32);
+
+    let started = platform.node.started.lock();
+    let start = started.first().expect("a start");
+    assert_eq!(start.id.as_str(), id);
+    assert_eq!(start.image, Image::Base);
+    assert_eq!((start.resources.cpu_count, start.resources.memory_mb), (2, 1024));
+    assert_eq!(start.init.access_token.as_deref(), Some(token));
+    assert_eq!(start.init.sandbox_id.as_deref(), Some(id));
+    assert_eq!(start.init.template_id.as_deref(), Some(BASE));
+    assert_eq!(start.init.default_user.as_deref(), Some("user"));
+    assert!(start.init.timestamp.as_deref().is_some_and(|time| time.ends_with('Z')));
+}
+
+#[tokio::test]
+async fn defaults_differ_by_path_and_null_means_the_default() {
+    let platform = TestPlatform::start().await;
+    for (path, keys, seconds) in [
+        ("/sandboxes", "", 15),
+        ("/v2/sandboxes", "", 300),
+        ("/sandboxes", r#""timeout":null"#, 15),
+        ("/v2/sandboxes", r#""timeout":null,"autoPause":null,"mcp":null"#, 300),
+        ("/sandboxes", r#""timeout":1"#, 1),
+        ("/sandboxes", r#""timeout":60.0"#, 60),
+        ("/sandboxes", r#""timeout":6e1"#, 60),
+        ("/sandboxes", r#""timeout":7200"#, 7200),
+    ] {
+        let reply = create(&platform, path, keys).await;
+        assert_eq!(reply.status, 201, "{path} {keys}: {reply:?}");
+        let id = reply.json["sandboxID"].as_str().expect("an id");
+        assert_eq!(platform.seconds_left(id).await, seconds, "{path} {keys}");
+    }
+}
+
+#[tokio::test]
+async fn the_bodies_that_sdks_send_are_taken() {
+    let platform = TestPlatform::start().await;
+    for keys in [
+        r#""timeout":300,"secure":true,"allow_internet_access":true"#,
+        r#""timeout":300,"secure":true,"allow_internet_access":true,"metadata":{},"envVars":{},"autoPause":false"#,
+        r#""secure":false,"allow_internet_access":false"#,
+        r#""autoPause":false,"autoResume":{"enabled":false}"#,
+        r#""mcp":{"anything":[1,{}]},"unknown":{"x":1}"#,
+        r#""injections":[],"resources":[],"volumeMounts":[],"iam":{"tokens":{}},"iam2":1"#,
+        r#""network":{"allowPublicTraffic":true,"allowOut":[],"denyOut":[],"rules":{},"egressProxy":null}"#,
+        r#""network":{"allowPublicTraffic":null,"maskRequestHost":""}"#,
+        r#""metadata":{"a":"","ü \u0000":"x"},"envVars":{"A":"1=2\n"}"#,
+    ] {
+        for path in ["/sandboxes", "/v2/sandboxes"] {
+            let reply = create(&platform, path, keys).await;
+            assert_eq!(reply.status, 201, "{path} {keys}: {reply:?}");
+            assert!(reply.json.get("trafficAccessToken").is_none());
+        }
+    }
+    let started = platform.node.started.lock();
+    let env = started.last().expect("a start").init.env_vars.clone();
+    assert_eq!(env, Some([("A".to_owned(), "1=2\n".to_owned())].into()));
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_fit_are_refused() {
+    let platform = TestPlatform::start().await;
+    for keys in [
+        r#""timeout":-1"#,
+        r#""timeout":1.5"#,
+        r#""timeout":"60""#,
+        r#""timeout":2147483648"#,
+        r#""timeout":1e300"#,
+        r#""timeout":18446744073709551616"#,
+        r#""timeout":true"#,
+        r#""autoPause":"no""#,
+        r#""autoPauseMemory":0"#,
+        r#""autoResume":{}"#,
+        r#""autoResume":null"#,
+        r#""autoResume":{"enabled":null}"#,
+        r#""allow_internet_access":null"#,
+        r#""allow_internet_access":"true""#,
+        r#""metadata":null"#,
+        r#""metadata":[]"#,
+        r#""metadata":{"a":1}"#,
+        r#""metadata":{"a":null}"#,
+        r#""envVars":{"a":true}"#,
+        r#""network":null"#,
+        r#""network":[]"#,
+        r#""network":{"allowPublicTraffic":1}"#,
+        r#""network":{"allowOut":"1.1.1.1"}"#,
+        r#""mcp":[]"#,
+        r#""volumeMounts":{}"#,
+        r#""iam":[]"#,
+        r#""injections":{}"#,
+    ] {
+        for path in ["/sandboxes", "/v2/sandboxes"] {
+            let reply = create(&platform, path, keys).await;
+            assert!(
+                reply.error(400).starts_with("validation error: "),
+                "{path} {keys}: {reply:?}"
+            );
+        }
+    }
+    create(&platform, "/sandboxes", r#""secure":1"#).await.error(400);
+    for body in ["{}", r#"{"templateID":null}"#, r#"{"templateID":1}"#] {
+        let reply = platform.call("POST", "/sandboxes", body).await;
+        assert!(reply.error(400).contains("templateID"), "{reply:?}");
+    }
+    assert!(platform.node.started.lock().is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_is_refused_by_name() {
+    let platform = TestPlatform::start().await;
+    let too_long = format!("\"timeout\":{}", MAX_LIFETIME_S + 1);
+    for (keys, fragment) in [
+        (r#""timeout":0"#, "greater than 0"),
+        (too_long.as_str(), "2 hours"),
+        (r#""autoPause":true"#, "autoPause"),
+        (r#""autoPauseMemory":false"#, "autoPauseMemory"),
+        (r#""autoResume":{"enabled":true}"#, "autoResume"),
+        (r#""injections":[{"type":"id","id":"x"}]"#, "injections"),
+        (r#""resources":[{}]"#, "resources"),
+        (r#""volumeMounts":[{"name":"a","path":"/b"}]"#, "volumeMounts"),
+        (r#""iam":{"tokens":{"a":{}}}"#, "iam"),
+        (r#""network":{"allowOut":["1.1.1.1"]}"#, "network.allowOut"),
+        (r#""network":{"denyOut":["0.0.0.0/0"]}"#, "network.denyOut"),
+        (r#""network":{"maskRequestHost":"a.b"}"#, "network.maskRequestHost"),
+        (r#""network":{"rules":{"a.b":[]}}"#, "network.rules"),
+        (r#""network":{"egressProxy":{"address":"a:1"}}"#, "network.egressProxy"),
+        (r#""envVars":{"":"x"}"#, "envVars"),
+        (r#""envVars":{"A=B":"x"}"#, "envVars"),
+        (r#""envVars":{"A\u0000":"x"}"#, "envVars"),
+        (r#""envVars":{"A":"\u0000"}"#, "envVars"),
+    ] {
+        let reply = create(&platform, "/sandboxes", keys).await;
+        assert!(reply.error(400).contains(fragment), "{keys}: {reply:?}");
+    }
+    for key in ["injections", "resources"] {
+        let items = |count| format!("\"{key}\":{}", json!(vec![json!({}); count]));
+        let at_limit = create(&platform, "/sandboxes", &items(20)).await;
+        assert!(at_limit.error(400).contains("not available"), "{at_limit:?}");
+        let over = create(&platform, "/sandboxes", &items(21)).await;
+        assert!(over.error(400).contains("maximum number of items is 20"), "{over:?}");
+    }
+    assert!(platform.node.started.lock().is_empty());
+}
+
+#[tokio::test]
+async fn templates_are_found_by_what_they_mean_to_the_team() {
+    let platform = TestPlatform::start().await;
+    for (template, status, alias) in [
+        ("base", 201, json!("base")),
+        (BASE, 201, json!("base")),
+        ("base:default", 201, json!("base")),
+        ("mine", 201, json!("mine")),
+        ("team1/own", 201, json!("own")),
+        ("own00000000000000000", 201, json!("mine")),
+        ("team2/own", 404, Value::Null),
+        ("team1/base", 404, Value::Null),
+        ("nobody/own", 404, Value::Null),
+        ("private", 404, Value::Null),
+        ("private0000000000000", 404, Value::Null),
+        ("unknown", 404, Value::Null),
+        ("unbuilt", 404, Value::Null),
+        ("base:v2", 404, Value::Null),
+        ("", 400, Value::Null),
+        ("a b", 400, Value::Null),
+        ("a/b/c", 400, Value::Null),
+        ("base:", 400, Value::Null),
+    ] {
+        let body = json!({"templateID": template, "timeout": 60}).to_string();
+        let reply = platform.call("POST", "/sandboxes", &body).await;
+        assert_eq!(reply.status, status, "{template}: {reply:?}");
+        if status == 201 {
+            assert_eq!(reply.json["alias"], alias, "{template}");
+        } else {
+            reply.error(status);
+        }
+    }
+    assert!(create(&platform, "/sandboxes", "").await.status == 201);
+    let reply = platform.call("POST", "/sandboxes", r#"{"templateID":"base:v2"}"#).await;
+    assert!(reply.error(404).contains("v2"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn checks_come_in_the_order_of_the_contract() {
+    let platform = TestPlatform::start().await;
+    for (body, status) in [
+        // Shape before the template, the template before the timeout, the timeout before what is unavailable.
+        (json!({"templateID": "unknown", "timeout": -1}), 400),
+        (json!({"templateID": "a b", "timeout": 0}), 400),
+        (json!({"templateID": "unknown", "timeout": 0, "autoPause": true}), 404),
+    ] {
+        platform
+            .call("POST", "/sandboxes", &body.to_string())
+            .await
+            .error(status);
+    }
+    let reply = create(&platform, "/sandboxes", r#""timeout":0,"autoPause":true"#).await;
+    assert!(reply.error(400).contains("timeout"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_start_that_fails_leaves_nothing_and_tells_no_secret() {
+    let platform = TestPlatform::start().await;
+    for (behaviour, status, code) in [
+        (Behaviour::Fails, 500, "sandbox_create_failed"),
+        (Behaviour::Full, 503, "sandbox_capacity_unavailable"),
+        (Behaviour::Panics, 500, "sandbox_create_failed"),
+        (Behaviour::Dies, 500, "sandbox_create_failed"),
+    ] {
+        *platform.node.start.lock() = behaviour;
+        let reply = create(&platform, "/sandboxes", "").await;
+        assert!(!reply.error(status).contains("secret"), "{reply:?}");
+        assert_eq!(reply.json["error_code"], code, "{behaviour:?}");
+        within(async {
+            while !platform.store.sandbox_list_live().await.expect("a database").is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        assert!(platform.node.ids().is_empty());
+    }
+    *platform.node.start.lock() = Behaviour::Works;
+    assert_eq!(create(&platform, "/sandboxes", "").await.status, 201);
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_leaves_a_sandbox_that_ends_in_time() {
+    let platform = TestPlatform::start().await;
+    *platform.node.start.lock() = Behaviour::Waits;
+    let mut client = TcpStream::connect(platform.addr).await.expect("connect");
+    let body = r#"{"templateID":"base","timeout":60}"#;
+    let head = format!(
+        "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    client.write_all(head.as_bytes()).await.expect("written");
+    within(platform.node.waiting.notified()).await;
+    drop(client);
+    platform.node.go.notify_one();
+    let listed = within(async {
+        loop {
+            let list = platform.call("GET", "/sandboxes", "").await;
+            if let Some(listed) = list.json.as_array().and_then(|list| list.first()).cloned() {
+                return listed;
+            }
+        }
+    })
+    .await;
+    platform.clock.advance(61);
+    platform.until_gone(listed["sandboxID"].as_str().expect("an id")).await;
+    assert!(platform.node.ids().is_empty());
+}
+
+#[tokio::test]
+async fn nobody_sees_a_sandbox_before_it_runs() {
+    let platform = Arc::new(TestPlatform::start().await);
+    *platform.node.start.lock() = Behaviour::Waits;
+    let creating = {
+        let platform = Arc::clone(&platform);
+        tokio::spawn(async move { create(&platform, "/sandboxes", "").await })
+    };
+    within(platform.node.waiting.notified()).await;
+    let rows = platform.store.sandbox_list_live().await.expect("a database");
+    let id = rows.first().expect("a row").id.clone();
+    assert_eq!(platform.call("GET", "/sandboxes", "").await.text, "[]");
+    for method in ["GET", "DELETE"] {
+        platform.call(method, &format!("/sandboxes/{id}"), "").await.error(404);
+    }
+    platform.node.go.notify_one();
+    assert_eq!(creating.await.expect("no panic").status, 201);
+}
+
+#[tokio::test]
+async fn a_version_from_inside_is_not_repeated_unless_it_is_one() {
+    let platform = TestPlatform::start().await;
+    for (reported, told) in [("0.7.1", "0.7.1"), ("0.6\"; evil", "0.6.13"), ("", "0.6.13")] {
+        *platform.node.agent_version.lock() = reported.to_owned();
+        assert_eq!(create(&platform, "/sandboxes", "").await.json["envdVersion"], told);
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_creates_at_once_work() {
+    let platform = Arc::new(TestPlatform::start().await);
+    let mut creates = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let platform = Arc::clone(&platform);
+        creates.spawn(async move { create(&platform, "/sandboxes", "").await.status });
+    }
+    while let Some(status) = creates.join_next().await {
+        assert_eq!(status.expect("no panic"), 201);
+    }
+    assert_eq!(platform.node.ids().len(), 100);
+    assert_eq!(platform.node.kills.load(Ordering::SeqCst), 0);
+}

@@ -1,0 +1,154 @@
+//! Starting and stopping.
+
+use std::sync::Arc;
+
+use protocol::node::NodeApi;
+use secrecy::SecretBox;
+use server::server::{Server, StartError};
+use server::settings::Settings;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use super::platform::{Behaviour, FakeNode, KEY, TestPlatform, send, within};
+
+fn settings() -> Settings {
+    Settings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])))
+}
+
+async fn store(directory: &TempDir) -> store::Store {
+    let url = format!("sqlite:{}", directory.path().join("test.db").display());
+    store::Store::open(&url).await.expect("a database")
+}
+
+#[tokio::test]
+async fn nothing_is_answered_before_the_node_was_asked_what_lives() {
+    let directory = TempDir::new().expect("a directory");
+    let store = store(&directory).await;
+    let node = FakeNode::new();
+    *node.reconcile.lock() = Behaviour::Waits;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let addr = listener.local_addr().expect("address");
+    let stop = CancellationToken::new();
+    let starting = tokio::spawn(Server::start(
+        listener,
+        store,
+        Arc::clone(&node) as Arc<dyn NodeApi>,
+        settings(),
+        stop.clone(),
+    ));
+    within(node.waiting.notified()).await;
+    for (host, path) in [
+        ("localhost", "/health"),
+        ("localhost", "/sandboxes"),
+        ("80-iabc.x", "/"),
+    ] {
+        let reply = send(addr, "GET", path, &[("host", host), ("x-api-key", KEY)], "".into()).await;
+        reply.error(503);
+    }
+    node.go.notify_one();
+    let server = within(starting).await.expect("no panic").expect("a server");
+    let reply = send(addr, "GET", "/health", &[("host", "localhost")], "".into()).await;
+    assert_eq!(reply.status, 200);
+    stop.cancel();
+    within(server.drained()).await;
+}
+
+#[tokio::test]
+async fn a_start_that_fails_leaves_no_server_and_not_the_callers_token() {
+    let directory = TempDir::new().expect("a directory");
+    let node = FakeNode::new();
+    *node.reconcile.lock() = Behaviour::Fails;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let addr = listener.local_addr().expect("address");
+    let stop = CancellationToken::new();
+    let start = Server::start(
+        listener,
+        store(&directory).await,
+        Arc::clone(&node) as Arc<dyn NodeApi>,
+        settings(),
+        stop.clone(),
+    );
+    assert!(matches!(within(start).await, Err(StartError::Adopt(_))));
+    assert!(!stop.is_cancelled());
+    TcpStream::connect(addr).await.expect_err("nobody listens");
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let second = Server::start(
+        listener,
+        store(&directory).await,
+        node as Arc<dyn NodeApi>,
+        settings(),
+        stop,
+    );
+    assert!(matches!(within(second).await, Err(StartError::NodeTaken)));
+}
+
+#[tokio::test]
+async fn a_request_under_way_is_finished_and_sandboxes_live_on() {
+    let platform = TestPlatform::start().await;
+    let old = platform.create("").await;
+    *platform.node.start.lock() = Behaviour::Waits;
+    let mut client = TcpStream::connect(platform.addr).await.expect("connect");
+    let body = r#"{"templateID":"base"}"#;
+    let request = format!(
+        "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    client.write_all(request.as_bytes()).await.expect("written");
+    within(platform.node.waiting.notified()).await;
+    // An idle connection, kept by a client for later.
+    let mut idle = TcpStream::connect(platform.addr).await.expect("connect");
+    idle.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .await
+        .expect("written");
+    let mut buffer = vec![0; 4096];
+    within(idle.read(&mut buffer)).await.expect("an answer");
+
+    platform.stop.cancel();
+    let node = Arc::clone(&platform.node);
+    let addr = platform.addr;
+    let drained = tokio::spawn(platform.server.drained());
+    assert_eq!(within(idle.read(&mut buffer)).await.expect("a clean end"), 0);
+    node.go.notify_one();
+    let mut text = String::new();
+    within(client.read_to_string(&mut text)).await.expect("an answer");
+    assert!(text.starts_with("HTTP/1.1 201 "), "{text}");
+    within(drained).await.expect("no panic");
+    TcpStream::connect(addr).await.expect_err("nobody listens");
+    let ids = node.ids();
+    assert!(ids.contains(&old) && ids.len() == 2);
+    assert_eq!(node.kills.load(std::sync::atomic::Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn streams_of_sandboxes_are_cut_and_not_waited_for() {
+    let platform = TestPlatform::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    *platform.node.origin.lock() = Some(listener.local_addr().expect("address"));
+    let id = platform.create("").await;
+    let mut client = TcpStream::connect(platform.addr).await.expect("connect");
+    client
+        .write_all(format!("GET / HTTP/1.1\r\nHost: 80-{id}.x\r\n\r\n").as_bytes())
+        .await
+        .expect("written");
+    let (mut guest, _) = within(listener.accept()).await.expect("a connection");
+    let mut buffer = vec![0; 4096];
+    within(guest.read(&mut buffer)).await.expect("a request");
+    guest
+        .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\npart\r\n")
+        .await
+        .expect("written");
+    let mut text = String::new();
+    while !text.contains("part") {
+        let got = within(client.read(&mut buffer)).await.expect("read");
+        text.push_str(&String::from_utf8_lossy(&buffer[..got]));
+    }
+    platform.stop.cancel();
+    within(platform.server.drained()).await;
+    let error = within(client.read(&mut buffer)).await.expect_err("not a clean end");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(platform.node.ids(), [id].into());
+}

@@ -1,0 +1,186 @@
+//! Answers that no handler gives, and bodies that are none.
+
+use bytes::Bytes;
+use model::limits::BODY_MAX_BYTES;
+use tokio::net::TcpStream;
+
+use super::platform::{KEY, TestPlatform, within};
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+const HOST: (&str, &str) = ("host", "localhost");
+const AUTH: (&str, &str) = ("x-api-key", KEY);
+
+#[tokio::test]
+async fn unknown_paths_and_methods_are_errors_like_any_other() {
+    let platform = TestPlatform::start().await;
+    for path in [
+        "/",
+        "/v1/sandboxes",
+        "/sandboxes/",
+        "/sandboxes/ia/pause/x",
+        "//sandboxes",
+        "/files",
+        "/%00",
+    ] {
+        platform.call("GET", path, "").await.error(404);
+    }
+    for (method, path, allow) in [
+        ("PUT", "/sandboxes", "GET,HEAD,POST"),
+        ("DELETE", "/v2/sandboxes", "GET,HEAD,POST"),
+        ("PATCH", "/sandboxes/ia", "GET,HEAD,DELETE"),
+        ("GET", "/sandboxes/ia/timeout", "POST"),
+        ("DELETE", "/v2/sandboxes/ia/connect", "POST"),
+        ("POST", "/health", "GET,HEAD"),
+        ("BREW", "/health", "GET,HEAD"),
+    ] {
+        let reply = platform.call(method, path, "").await;
+        reply.error(405);
+        assert_eq!(reply.header("allow"), allow, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_are_read_as_the_contract_says() {
+    let platform = TestPlatform::start().await;
+    let good = r#"{"templateID":"base"}"#;
+    let post = async |headers: &[(&str, &str)], body: &str| {
+        let headers = [&[HOST, AUTH], headers].concat();
+        platform.send("POST", "/sandboxes", &headers, body.to_owned()).await
+    };
+    for content_type in [
+        "application/json",
+        "application/json; charset=utf-8",
+        "Application/JSON ;x=y",
+    ] {
+        assert_eq!(
+            post(&[("content-type", content_type)], good).await.status,
+            201,
+            "{content_type}"
+        );
+    }
+    for content_type in [
+        "",
+        "text/plain",
+        "application/jsonx",
+        "application/x-www-form-urlencoded",
+    ] {
+        let reply = post(&[("content-type", content_type)], good).await;
+        assert!(reply.error(400).contains("Content-Type"), "{content_type}: {reply:?}");
+    }
+    assert!(post(&[], good).await.error(400).contains("Content-Type"));
+    for bad in [
+        "{",
+        "{\"a\":}",
+        "nul",
+        "{} {}",
+        "\"\\ud800\"",
+        "{\"a\":1e999}",
+        "\u{feff}{}",
+    ] {
+        let reply = post(&[JSON], bad).await;
+        assert!(
+            reply.error(400).contains("failed to decode request body"),
+            "{bad}: {reply:?}"
+        );
+    }
+    for bad in ["[]", "1", "null", "\"x\"", "true"] {
+        assert!(post(&[JSON], bad).await.error(400).contains("object"), "{bad}");
+    }
+    let deep = "[".repeat(100_000);
+    post(&[JSON], &deep).await.error(400);
+    let reply = post(&[JSON], "").await;
+    assert!(reply.error(400).contains("value is required but missing"), "{reply:?}");
+    // A body where none is defined is ignored.
+    let reply = platform
+        .send("GET", "/sandboxes", &[HOST, AUTH], "whatever".to_owned())
+        .await;
+    assert_eq!(reply.status, 200);
+}
+
+#[tokio::test]
+async fn bodies_are_bounded_whether_they_say_their_length_or_not() {
+    let platform = TestPlatform::start().await;
+    let body = |bytes: usize| {
+        let frame = r#"{"templateID":"base","x":""}"#;
+        let padding = "x".repeat(bytes - frame.len());
+        Bytes::from(frame.replace("\"\"}", &format!("\"{padding}\"}}")))
+    };
+    let at_limit = platform
+        .send("POST", "/sandboxes", &[HOST, AUTH, JSON], body(BODY_MAX_BYTES))
+        .await;
+    assert_eq!(at_limit.status, 201);
+    let over = body(BODY_MAX_BYTES + 1);
+    assert_eq!(over.len(), BODY_MAX_BYTES + 1);
+    platform
+        .send("POST", "/sandboxes", &[HOST, AUTH, JSON], over)
+        .await
+        .error(413);
+
+    // Chunked, so that only counting tells.
+    let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
+    let (mut read, mut write) = tcp.split();
+    let sending = async {
+        use tokio::io::AsyncWriteExt as _;
+        let head = format!(
+            "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n\
+             Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        );
+        write.write_all(head.as_bytes()).await?;
+        let chunk = format!("100000\r\n{}\r\n", " ".repeat(0x10_0000));
+        for _ in 0..17 {
+            write.write_all(chunk.as_bytes()).await?;
+        }
+        std::io::Result::Ok(())
+    };
+    let receiving = async {
+        use tokio::io::AsyncReadExt as _;
+        let mut head = [0; 12];
+        read.read_exact(&mut head).await.expect("an answer");
+        head
+    };
+    // The server answers before it has taken everything, and may close on the rest.
+    let (head, _) = within(async { tokio::join!(receiving, sending) }).await;
+    assert_eq!(&head, b"HTTP/1.1 413");
+}
+
+#[tokio::test]
+async fn health_answers_without_a_key() {
+    let platform = TestPlatform::start().await;
+    for method in ["GET", "HEAD"] {
+        assert_eq!(platform.call_as(None, method, "/health", "").await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn browsers_are_told_that_they_may() {
+    let platform = TestPlatform::start().await;
+    let preflight = platform
+        .send(
+            "OPTIONS",
+            "/sandboxes",
+            &[
+                HOST,
+                ("origin", "https://example.com"),
+                ("access-control-request-method", "POST"),
+                ("access-control-request-headers", "x-api-key,e2b-sandbox-id"),
+            ],
+            "",
+        )
+        .await;
+    assert_eq!(preflight.status, 200);
+    assert_eq!(preflight.header("access-control-allow-origin"), "*");
+    let allowed = preflight.header("access-control-allow-headers");
+    assert!(
+        allowed.contains("x-api-key") && allowed.contains("e2b-sandbox-id"),
+        "{allowed}"
+    );
+    let reply = platform
+        .send(
+            "GET",
+            "/sandboxes",
+            &[HOST, AUTH, ("origin", "https://example.com")],
+            "",
+        )
+        .await;
+    assert!(reply.header("access-control-expose-headers").contains("x-next-token"));
+}

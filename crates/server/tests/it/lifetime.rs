@@ -1,0 +1,261 @@
+//! When sandboxes end.
+
+use super::platform::{Behaviour, MAX_LIFETIME_S, TestPlatform, within};
+
+async fn post(platform: &TestPlatform, path: &str, body: &str) -> u16 {
+    platform.call("POST", path, body).await.status.as_u16()
+}
+
+#[tokio::test]
+async fn a_timeout_is_set_exactly() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":60"#).await;
+    let path = format!("/sandboxes/{id}/timeout");
+    for (timeout, left) in [
+        ("600", 600),
+        ("30", 30),
+        ("1", 1),
+        ("30.0", 30),
+        // Cut, not refused.
+        ("7200", 7200),
+        ("2147483647", 7200),
+    ] {
+        assert_eq!(post(&platform, &path, &format!("{{\"timeout\":{timeout}}}")).await, 204);
+        assert_eq!(platform.seconds_left(&id).await, left, "{timeout}");
+    }
+    platform.clock.advance(100);
+    assert_eq!(post(&platform, &path, r#"{"timeout":7200}"#).await, 204);
+    assert_eq!(
+        platform.seconds_left(&id).await,
+        i64::from(MAX_LIFETIME_S) - 100,
+        "from the start"
+    );
+    for body in [
+        "",
+        "{}",
+        r#"{"timeout":null}"#,
+        r#"{"timeout":-1}"#,
+        r#"{"timeout":"1"}"#,
+        "[]",
+        "1",
+    ] {
+        platform.call("POST", &path, body).await.error(400);
+    }
+    assert_eq!(platform.seconds_left(&id).await, i64::from(MAX_LIFETIME_S) - 100);
+}
+
+#[tokio::test]
+async fn a_timeout_of_nothing_ends_it_at_once() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    assert_eq!(
+        post(&platform, &format!("/sandboxes/{id}/timeout"), r#"{"timeout":0}"#).await,
+        204
+    );
+    platform.call("GET", &format!("/sandboxes/{id}"), "").await.error(404);
+    within(async {
+        while !platform.node.ids().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refresh_only_extends() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":10"#).await;
+    let path = format!("/sandboxes/{id}/refreshes");
+    for (body, left) in [
+        ("", 15),
+        ("{}", 15),
+        (r#"{"duration":0}"#, 15),
+        (r#"{"duration":14}"#, 15),
+        (r#"{"duration":16}"#, 16),
+        (r#"{"duration":100}"#, 100),
+        (r#"{"duration":20}"#, 100),
+        (r#"{"duration":3600}"#, 3600),
+    ] {
+        assert_eq!(post(&platform, &path, body).await, 204, "{body}");
+        assert_eq!(platform.seconds_left(&id).await, left, "{body}");
+    }
+    for body in [
+        r#"{"duration":3601}"#,
+        r#"{"duration":-1}"#,
+        r#"{"duration":null}"#,
+        r#"{"duration":1.5}"#,
+    ] {
+        platform.call("POST", &path, body).await.error(400);
+    }
+    // Cut at the longest life. The last refresh came an instant before the end of the hour.
+    platform.clock.advance(3599);
+    assert_eq!(post(&platform, &path, r#"{"duration":3600}"#).await, 204);
+    platform.clock.advance(3599);
+    assert_eq!(post(&platform, &path, r#"{"duration":3600}"#).await, 204);
+    assert_eq!(platform.seconds_left(&id).await, 2);
+}
+
+#[tokio::test]
+async fn a_connect_only_extends_and_tells_how_to_connect() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":100"#).await;
+    let (v1, v2) = (
+        format!("/sandboxes/{id}/connect"),
+        format!("/v2/sandboxes/{id}/connect"),
+    );
+    for (path, body, left) in [
+        (&v1, r#"{"timeout":0}"#, 100),
+        (&v1, r#"{"timeout":50}"#, 100),
+        (&v1, r#"{"timeout":150,"memory":true}"#, 150),
+        (&v2, "", 300),
+        (&v2, "{}", 300),
+        (&v2, r#"{"timeout":null}"#, 300),
+        (&v2, r#"{"timeout":301}"#, 301),
+        (&v2, r#"{"timeout":7200}"#, 7200),
+    ] {
+        let reply = platform.call("POST", path, body).await;
+        assert_eq!(reply.status, 200, "{path} {body}: {reply:?}");
+        assert_eq!(platform.seconds_left(&id).await, left, "{path} {body}");
+        assert_eq!(reply.json["sandboxID"], id);
+        assert_eq!(reply.json["domain"], "sandbox.test:3000");
+        assert_eq!(reply.json["clientID"], "6532622b");
+        assert_eq!(reply.json["envdAccessToken"].as_str().map(str::len), Some(64));
+    }
+    for (path, body) in [
+        (&v1, ""),
+        (&v1, "{}"),
+        (&v1, r#"{"timeout":null}"#),
+        (&v1, r#"{"timeout":-1}"#),
+        (&v1, r#"{"timeout":7201}"#),
+        (&v2, r#"{"timeout":7201}"#),
+        (&v2, r#"{"timeout":"x"}"#),
+        (&v2, r#"{"memory":1}"#),
+    ] {
+        platform.call("POST", path, body).await.error(400);
+    }
+}
+
+#[tokio::test]
+async fn sandboxes_end_at_their_deadline_and_not_before() {
+    let platform = TestPlatform::start().await;
+    let short = platform.create(r#","timeout":10"#).await;
+    let long = platform.create(r#","timeout":1000"#).await;
+    platform.clock.advance(9);
+    assert_eq!(
+        platform.call("GET", &format!("/sandboxes/{short}"), "").await.status,
+        200
+    );
+    platform.clock.advance(1);
+    platform.until_gone(&short).await;
+    within(async {
+        while platform.store.sandbox_list_live().await.expect("a database").len() > 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(platform.node.ids(), [long.clone()].into());
+    assert_eq!(
+        platform.call("GET", &format!("/sandboxes/{long}"), "").await.status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn an_extension_counts_from_the_moment_it_is_answered() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":10"#).await;
+    platform.clock.advance(9);
+    assert_eq!(
+        post(&platform, &format!("/sandboxes/{id}/refreshes"), r#"{"duration":30}"#).await,
+        204
+    );
+    platform.clock.advance(2);
+    // Past the first deadline; another one that is due proves that deadlines were looked at since.
+    let probe = platform.create(r#","timeout":1"#).await;
+    platform.clock.advance(1);
+    platform.until_gone(&probe).await;
+    assert_eq!(platform.call("GET", &format!("/sandboxes/{id}"), "").await.status, 200);
+}
+
+#[tokio::test]
+async fn deadlines_survive_a_restart_and_what_nobody_knows_is_removed() {
+    let platform = TestPlatform::start().await;
+    let kept = platform.create(r#","timeout":1000"#).await;
+    let expired = platform.create(r#","timeout":10"#).await;
+    let lost = platform.create(r#","timeout":1000"#).await;
+    platform.node.running.lock().remove(&lost.parse().expect("an id"));
+    // One that a crash left behind half made, and one half ended.
+    *platform.node.start.lock() = Behaviour::Waits;
+    let row = platform
+        .store
+        .sandbox_by_id(&kept.parse().expect("an id"))
+        .await
+        .expect("a database")
+        .expect("a row");
+    for (id, state) in [
+        ("icreating", None),
+        ("istopping", Some(model::lifecycle::State::Stopping)),
+    ] {
+        let mut new = new_row(&row);
+        new.id = id.parse().expect("an id");
+        let inserted = platform.store.sandbox_insert(new).await.expect("a row");
+        if let Some(state) = state {
+            platform
+                .store
+                .sandbox_set_state(&inserted.id, inserted.version, state)
+                .await
+                .expect("a database")
+                .applied()
+                .expect("applied");
+        }
+    }
+    let token = platform.call("GET", &format!("/sandboxes/{kept}"), "").await.json["envdAccessToken"].clone();
+    platform.clock.advance(11);
+
+    let platform = platform.restart().await;
+    let mut wanted: Vec<String> = platform.node.wanted.lock().iter().map(ToString::to_string).collect();
+    let mut all = vec![kept.clone(), expired.clone(), lost.clone()];
+    wanted.sort_unstable();
+    all.sort_unstable();
+    // The first platform may have enforced the deadline just before it stopped.
+    all.retain(|id| *id != expired || wanted.contains(id));
+    assert_eq!(wanted, all);
+    platform.until_gone(&expired).await;
+    within(async {
+        while platform.store.sandbox_list_live().await.expect("a database").len() > 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(platform.node.ids(), [kept.clone()].into());
+    let detail = platform.call("GET", &format!("/sandboxes/{kept}"), "").await;
+    assert_eq!(detail.json["envdAccessToken"], token);
+    platform.call("GET", &format!("/sandboxes/{lost}"), "").await.error(404);
+    platform.clock.advance(1000);
+    platform.until_gone(&kept).await;
+}
+
+fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {
+    store::sandboxes::NewSandbox {
+        id: row.id.clone(),
+        team_id: row.team_id.clone(),
+        user_id: row.user_id.clone(),
+        template_id: row.template_id.clone(),
+        build_id: row.build_id.clone(),
+        alias: None,
+        execution_id: row.execution_id.clone(),
+        end_us: row.end_us,
+        max_end_us: row.max_end_us,
+        cpu_count: 1,
+        memory_mb: 1,
+        disk_mb: 1,
+        agent_version: String::new(),
+        metadata: Default::default(),
+        secure: true,
+        allow_public_traffic: true,
+        allow_internet_access: None,
+        network_json: None,
+        lifecycle_json: None,
+        created_us: row.created_us,
+    }
+}

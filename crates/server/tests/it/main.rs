@@ -1,0 +1,11 @@
+//! The server as its clients meet it: over sockets, with a database in a temporary directory and a fake node.
+
+mod auth;
+mod create;
+mod drain;
+mod errors;
+mod lifetime;
+mod list;
+mod platform;
+mod single;
+mod traffic;

@@ -1,0 +1,485 @@
+//! A platform to test against: a server on a free port, SQLite in a temporary directory, a node that only pretends.
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::TokioIo;
+use model::id::{SandboxId, TeamId, UserId};
+use parking_lot::Mutex;
+use protocol::node::{
+    DialError, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxStream, StartSandbox, StartedSandbox,
+};
+use secrecy::SecretBox;
+use serde_json::Value;
+use server::clock::Clock;
+use server::keys::hash_api_key;
+use server::server::Server;
+use server::settings::Settings;
+use store::Store;
+use store::keys::ApiKeyRow;
+use store::teams::{TeamRow, UserRow};
+use store::templates::{BuildRow, BuildStatus, TemplateRow};
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+/// Longest life of a sandbox on this platform, in seconds.
+pub(crate) const MAX_LIFETIME_S: u32 = 7200;
+/// The key of the team that most tests act for.
+pub(crate) const KEY: &str = "e2b_0000000000000000000000000000000000000001";
+/// The key of another team.
+pub(crate) const OTHER_KEY: &str = "e2b_0000000000000000000000000000000000000002";
+
+/// What the node does when it is asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Behaviour {
+    Works,
+    Fails,
+    Full,
+    Panics,
+    /// Reports the end of the sandbox before it says that it started.
+    Dies,
+    /// Waits for [`FakeNode::go`] first.
+    Waits,
+}
+
+/// A node that keeps a list.
+pub(crate) struct FakeNode {
+    pub(crate) start: Mutex<Behaviour>,
+    pub(crate) kill: Mutex<Behaviour>,
+    pub(crate) go: Notify,
+    /// A start or a kill has begun to wait.
+    pub(crate) waiting: Notify,
+    pub(crate) started: Mutex<Vec<StartSandbox>>,
+    pub(crate) kills: AtomicUsize,
+    pub(crate) running: Mutex<HashMap<SandboxId, watch::Sender<bool>>>,
+    pub(crate) adoptable: Mutex<HashSet<SandboxId>>,
+    pub(crate) wanted: Mutex<Vec<SandboxId>>,
+    pub(crate) agent_version: Mutex<String>,
+    pub(crate) origin: Mutex<Option<SocketAddr>>,
+    pub(crate) exits: mpsc::Sender<SandboxExit>,
+    exits_receiver: Mutex<Option<mpsc::Receiver<SandboxExit>>>,
+    pub(crate) reconcile: Mutex<Behaviour>,
+}
+
+impl FakeNode {
+    pub(crate) fn new() -> Arc<Self> {
+        let (exits, receiver) = mpsc::channel(16);
+        Arc::new(Self {
+            start: Mutex::new(Behaviour::Works),
+            kill: Mutex::new(Behaviour::Works),
+            go: Notify::new(),
+            waiting: Notify::new(),
+            started: Mutex::default(),
+            kills: AtomicUsize::new(0),
+            running: Mutex::default(),
+            adoptable: Mutex::default(),
+            wanted: Mutex::default(),
+            agent_version: Mutex::new("0.6.13".to_owned()),
+            origin: Mutex::default(),
+            exits,
+            exits_receiver: Mutex::new(Some(receiver)),
+            reconcile: Mutex::new(Behaviour::Works),
+        })
+    }
+
+    async fn behave(&self, behaviour: Behaviour) -> Result<(), NodeError> {
+        match behaviour {
+            Behaviour::Works | Behaviour::Dies => Ok(()),
+            Behaviour::Fails => Err(NodeError::Failed("a secret of the operator".to_owned())),
+            Behaviour::Full => Err(NodeError::Capacity("a secret of the operator".to_owned())),
+            Behaviour::Panics => panic!("the fake node panics as it was told to"),
+            Behaviour::Waits => {
+                self.waiting.notify_one();
+                self.go.notified().await;
+                Ok(())
+            }
+        }
+    }
+
+    /// The ids that run, in no order.
+    pub(crate) fn ids(&self) -> HashSet<String> {
+        self.running.lock().keys().map(|id| id.as_str().to_owned()).collect()
+    }
+}
+
+impl NodeApi for FakeNode {
+    fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.start.lock();
+            self.behave(behaviour).await?;
+            let id = request.id.clone();
+            self.running.lock().insert(id.clone(), watch::Sender::new(false));
+            self.started.lock().push(request);
+            if behaviour == Behaviour::Dies {
+                self.running.lock().remove(&id);
+                self.exits.send(SandboxExit { id }).await.expect("listened to");
+                // The report must be taken before the start returns.
+                while self.exits.capacity() < self.exits.max_capacity() {
+                    tokio::task::yield_now().await;
+                }
+                tokio::task::yield_now().await;
+            }
+            Ok(StartedSandbox {
+                agent_version: self.agent_version.lock().clone(),
+                stages: vec![
+                    ("spawn", Duration::from_micros(1500)),
+                    ("init", Duration::from_micros(500)),
+                ],
+            })
+        })
+    }
+
+    fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(async move {
+            self.kills.fetch_add(1, Ordering::SeqCst);
+            let behaviour = *self.kill.lock();
+            self.behave(behaviour).await?;
+            match self.running.lock().remove(id) {
+                Some(ending) => {
+                    ending.send_replace(true);
+                    Ok(())
+                }
+                None => Err(NodeError::NotFound(id.clone())),
+            }
+        })
+    }
+
+    fn dial<'a>(&'a self, id: &'a SandboxId, _: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
+        Box::pin(async move {
+            if !self.running.lock().contains_key(id) {
+                return Err(DialError::Gone);
+            }
+            let origin = *self.origin.lock();
+            let origin = origin.ok_or(DialError::PortClosed)?;
+            TcpStream::connect(origin).await.map_err(|_| DialError::PortClosed)
+        })
+    }
+
+    fn ending(&self, id: &SandboxId) -> Option<watch::Receiver<bool>> {
+        self.running.lock().get(id).map(watch::Sender::subscribe)
+    }
+
+    fn reconcile(&self, wanted: Vec<SandboxId>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
+        Box::pin(async move {
+            self.wanted.lock().clone_from(&wanted);
+            let behaviour = *self.reconcile.lock();
+            self.behave(behaviour).await?;
+            let adoptable = self.adoptable.lock();
+            let mut running = self.running.lock();
+            let adopted: Vec<SandboxId> = wanted.into_iter().filter(|id| adoptable.contains(id)).collect();
+            for id in &adopted {
+                running.insert(id.clone(), watch::Sender::new(false));
+            }
+            Ok(adopted)
+        })
+    }
+
+    fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>> {
+        self.exits_receiver.lock().take()
+    }
+}
+
+/// A clock that stands still until it is turned.
+#[derive(Clone)]
+pub(crate) struct TestClock(Arc<AtomicI64>);
+
+impl TestClock {
+    fn new() -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        Self(Arc::new(AtomicI64::new(
+            i64::try_from(now.as_micros()).expect("before 292278"),
+        )))
+    }
+
+    pub(crate) fn now_us(&self) -> i64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn advance(&self, seconds: i64) {
+        self.0.fetch_add(seconds * 1_000_000, Ordering::SeqCst);
+    }
+}
+
+/// A server and what is around it.
+pub(crate) struct TestPlatform {
+    pub(crate) addr: SocketAddr,
+    pub(crate) store: Store,
+    pub(crate) node: Arc<FakeNode>,
+    pub(crate) clock: TestClock,
+    pub(crate) stop: CancellationToken,
+    pub(crate) server: Server,
+    pub(crate) directory: TempDir,
+}
+
+pub(crate) fn team(n: u8) -> TeamId {
+    format!("00000000-0000-4000-8000-00000000000{n}")
+        .parse()
+        .expect("an id")
+}
+
+pub(crate) fn user(n: u8) -> UserId {
+    format!("00000000-0000-4000-9000-00000000000{n}")
+        .parse()
+        .expect("an id")
+}
+
+/// The id of the template `base`.
+pub(crate) const BASE: &str = "base0000000000000000";
+
+async fn open(directory: &Path) -> Store {
+    let url = format!("sqlite:{}", directory.join("test.db").display());
+    Store::open(&url).await.expect("a database")
+}
+
+async fn seed(store: &Store) {
+    for (n, key) in [(1, KEY), (2, OTHER_KEY)] {
+        let name = format!("team{n}");
+        store
+            .team_insert(&TeamRow {
+                id: team(n),
+                name: name.clone(),
+                created_us: 0,
+            })
+            .await
+            .expect("a team");
+        store
+            .user_insert(&UserRow {
+                id: user(n),
+                team_id: team(n),
+                name: name.clone(),
+                created_us: 0,
+            })
+            .await
+            .expect("a user");
+        let row = ApiKeyRow {
+            id: format!("key{n}"),
+            team_id: team(n),
+            user_id: user(n),
+            name,
+            mask: String::new(),
+            created_us: 0,
+            revoked_us: None,
+        };
+        let hash = hash_api_key(key).expect("a key");
+        store.api_key_insert(&row, &hash).await.expect("a key");
+    }
+    template(store, BASE, None, &["base"], Some(BuildStatus::Ready)).await;
+    template(
+        store,
+        "unbuilt0000000000000",
+        None,
+        &["unbuilt"],
+        Some(BuildStatus::Building),
+    )
+    .await;
+    template(
+        store,
+        "private0000000000000",
+        Some(team(2)),
+        &["private"],
+        Some(BuildStatus::Ready),
+    )
+    .await;
+    template(
+        store,
+        "own00000000000000000",
+        Some(team(1)),
+        &["own", "mine"],
+        Some(BuildStatus::Ready),
+    )
+    .await;
+}
+
+async fn template(store: &Store, id: &str, team: Option<TeamId>, aliases: &[&str], build: Option<BuildStatus>) {
+    let id: model::id::TemplateId = id.parse().expect("an id");
+    store
+        .template_insert(&TemplateRow {
+            id: id.clone(),
+            team_id: team,
+            public: false,
+            spawn_count: 0,
+            last_spawned_us: None,
+            created_us: 0,
+            aliases: aliases.iter().map(|alias| (*alias).to_owned()).collect(),
+        })
+        .await
+        .expect("a template");
+    let Some(status) = build else { return };
+    store
+        .build_insert(&BuildRow {
+            id: uuid::Uuid::new_v4().to_string().parse().expect("an id"),
+            template_id: id,
+            status,
+            cpu_count: 2,
+            memory_mb: 1024,
+            disk_mb: 10240,
+            agent_version: None,
+            spec_json: None,
+            created_us: 0,
+            finished_us: None,
+        })
+        .await
+        .expect("a build");
+}
+
+fn settings(clock: &TestClock) -> Settings {
+    let clock = clock.clone();
+    Settings {
+        max_lifetime_s: MAX_LIFETIME_S,
+        clock: Clock::new(move || clock.now_us()),
+        ..Settings::new("sandbox.test:3000".to_owned(), SecretBox::new(Box::new([7; 32])))
+    }
+}
+
+impl TestPlatform {
+    pub(crate) async fn start() -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let store = open(directory.path()).await;
+        seed(&store).await;
+        Self::over(directory, store, FakeNode::new(), TestClock::new()).await
+    }
+
+    async fn over(directory: TempDir, store: Store, node: Arc<FakeNode>, clock: TestClock) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let addr = listener.local_addr().expect("address");
+        let stop = CancellationToken::new();
+        let server = Server::start(
+            listener,
+            store.clone(),
+            Arc::clone(&node) as Arc<dyn NodeApi>,
+            settings(&clock),
+            stop.clone(),
+        )
+        .await
+        .expect("a server");
+        Self {
+            addr,
+            store,
+            node,
+            clock,
+            stop,
+            server,
+            directory,
+        }
+    }
+
+    /// Stops the server and starts another over the same database, with what runs left running.
+    pub(crate) async fn restart(self) -> Self {
+        let running: HashSet<SandboxId> = self.node.running.lock().keys().cloned().collect();
+        self.stop.cancel();
+        within(self.server.drained()).await;
+        let node = FakeNode::new();
+        *node.adoptable.lock() = running;
+        Self::over(self.directory, self.store, node, self.clock).await
+    }
+
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> Reply {
+        self.call_as(Some(KEY), method, path, body).await
+    }
+
+    pub(crate) async fn call_as(&self, key: Option<&str>, method: &str, path: &str, body: &str) -> Reply {
+        let mut headers = vec![("host", "localhost")];
+        headers.extend(key.map(|key| ("X-API-KEY", key)));
+        if !body.is_empty() {
+            headers.push(("content-type", "application/json"));
+        }
+        self.send(method, path, &headers, body.to_owned()).await
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Reply {
+        send(self.addr, method, path, headers, body.into()).await
+    }
+
+    /// Creates a sandbox of `base` with more keys and returns its id.
+    pub(crate) async fn create(&self, keys: &str) -> String {
+        let reply = self
+            .call("POST", "/sandboxes", &format!("{{\"templateID\":\"base\"{keys}}}"))
+            .await;
+        assert_eq!(reply.status, 201, "{reply:?}");
+        reply.json["sandboxID"].as_str().expect("an id").to_owned()
+    }
+
+    /// Seconds from now until a sandbox ends.
+    pub(crate) async fn seconds_left(&self, id: &str) -> i64 {
+        let id = id.parse().expect("an id");
+        let row = self.store.sandbox_by_id(&id).await.expect("a database");
+        (row.expect("a row").end_us - self.clock.now_us()) / 1_000_000
+    }
+
+    /// Waits until a sandbox is gone for clients.
+    pub(crate) async fn until_gone(&self, id: &str) {
+        let path = format!("/sandboxes/{id}");
+        within(async { while self.call("GET", &path, "").await.status != 404 {} }).await;
+    }
+}
+
+pub(crate) async fn send(addr: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: Bytes) -> Reply {
+    let tcp = TcpStream::connect(addr).await.expect("connect");
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tcp))
+        .await
+        .expect("handshake");
+    tokio::spawn(connection);
+    let mut request = Request::builder()
+        .method(Method::from_bytes(method.as_bytes()).expect("a method"))
+        .uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(Full::new(body)).expect("a request");
+    let response = within(sender.send_request(request)).await.expect("a response");
+    let (parts, body) = response.into_parts();
+    let bytes = within(body.collect()).await.expect("a body").to_bytes();
+    Reply {
+        status: parts.status,
+        headers: parts.headers,
+        json: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+        text: String::from_utf8_lossy(&bytes).into_owned(),
+    }
+}
+
+/// An answer of the server.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) json: Value,
+    pub(crate) text: String,
+}
+
+impl Reply {
+    /// A header as text, empty when absent.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().expect("text"))
+    }
+
+    /// Fails unless this is the envelope of an error with `status`, and returns its message.
+    pub(crate) fn error(&self, status: u16) -> &str {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.header("content-type"), "application/json; charset=utf-8");
+        assert_eq!(self.json["code"], status);
+        self.json["message"].as_str().expect("a message")
+    }
+}
+
+/// Fails a test that would hang.
+pub(crate) async fn within<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(20), future)
+        .await
+        .expect("not within 20 s")
+}

@@ -1,0 +1,171 @@
+//! `GET` and `DELETE /sandboxes/{sandboxID}`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use protocol::node::SandboxExit;
+use serde_json::json;
+
+use super::platform::{BASE, Behaviour, TestPlatform, within};
+
+#[tokio::test]
+async fn the_detail_has_what_was_asked_for() {
+    let platform = TestPlatform::start().await;
+    let id = platform
+        .create(r#","timeout":60,"metadata":{"a":"b"},"allow_internet_access":false,"network":{}"#)
+        .await;
+    let reply = platform.call("GET", &format!("/sandboxes/{id}"), "").await;
+    assert_eq!(reply.status, 200);
+    let token = reply.json["envdAccessToken"].clone();
+    assert_eq!(token.as_str().map(str::len), Some(64));
+    let (started, end) = (reply.json["startedAt"].clone(), reply.json["endAt"].clone());
+    let us = |time: &serde_json::Value| -> i64 {
+        let time: jiff::Timestamp = time.as_str().expect("text").parse().expect("a time");
+        time.as_microsecond()
+    };
+    assert_eq!(us(&end) - us(&started), 60_000_000);
+    assert_eq!(us(&started), platform.clock.now_us());
+    assert_eq!(
+        reply.json,
+        json!({
+            "templateID": BASE, "sandboxID": id, "clientID": "6532622b", "alias": "base",
+            "startedAt": started, "endAt": end, "cpuCount": 2, "memoryMB": 1024, "diskSizeMB": 10240,
+            "metadata": {"a": "b"}, "state": "running", "envdVersion": "0.6.13", "volumeMounts": [],
+            "envdAccessToken": token, "domain": "sandbox.test:3000", "allowInternetAccess": false,
+            "network": {"allowPublicTraffic": true},
+            "lifecycle": {"autoResume": false, "onTimeout": "kill"},
+        })
+    );
+    // Absent, never null, when it was not asked for.
+    let id = platform.create("").await;
+    let reply = platform.call("GET", &format!("/sandboxes/{id}"), "").await;
+    for key in ["allowInternetAccess", "network"] {
+        assert!(reply.json.get(key).is_none(), "{key}");
+    }
+    // The form of older clients.
+    let path = format!("/sandboxes/{id}-6532622b");
+    assert_eq!(platform.call("GET", &path, "").await.json["sandboxID"], id);
+}
+
+#[tokio::test]
+async fn ids_that_are_none_are_told_so() {
+    let platform = TestPlatform::start().await;
+    for id in ["IABC", "i_a", "i-a-b", "i-", "%2e%2e", "i%2Fa", "%ff", "i%00"] {
+        for (method, path, body) in [
+            ("GET", "", ""),
+            ("DELETE", "", ""),
+            ("POST", "/timeout", r#"{"timeout":1}"#),
+            ("POST", "/refreshes", ""),
+            ("POST", "/connect", r#"{"timeout":1}"#),
+        ] {
+            let reply = platform.call(method, &format!("/sandboxes/{id}{path}"), body).await;
+            assert!(reply.error(400).contains("invalid sandbox ID"), "{id}: {reply:?}");
+        }
+    }
+    let unknown = platform.call("GET", "/sandboxes/iunknown", "").await;
+    assert!(unknown.error(404).contains("\"iunknown\""), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn a_deleted_sandbox_is_gone_everywhere() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let path = format!("/sandboxes/{id}");
+    let reply = platform.call("DELETE", &path, "").await;
+    assert_eq!((reply.status.as_u16(), reply.text.as_str()), (204, ""));
+    assert_eq!(reply.header("content-type"), "");
+    assert!(platform.node.ids().is_empty());
+    assert!(platform.store.sandbox_list_live().await.expect("a database").is_empty());
+    for (method, path, body) in [
+        ("DELETE", path.clone(), ""),
+        ("GET", path.clone(), ""),
+        ("POST", format!("{path}/timeout"), r#"{"timeout":1}"#),
+        ("POST", format!("{path}/refreshes"), ""),
+        ("POST", format!("{path}/connect"), r#"{"timeout":1}"#),
+        ("POST", format!("/v2{path}/connect"), ""),
+    ] {
+        platform.call(method, &path, body).await.error(404);
+    }
+    assert_eq!(platform.call("GET", "/sandboxes", "").await.text, "[]");
+}
+
+#[tokio::test]
+async fn deletes_join_and_everything_else_meets_a_sandbox_that_ends() {
+    let platform = Arc::new(TestPlatform::start().await);
+    let id = platform.create("").await;
+    let path = format!("/sandboxes/{id}");
+    *platform.node.kill.lock() = Behaviour::Waits;
+    let delete = || {
+        let (platform, path) = (Arc::clone(&platform), path.clone());
+        tokio::spawn(async move { platform.call("DELETE", &path, "").await.status })
+    };
+    let first = delete();
+    within(platform.node.waiting.notified()).await;
+    let second = delete();
+    platform.call("GET", &path, "").await.error(404);
+    for (path, body) in [
+        (format!("{path}/connect"), r#"{"timeout":1}"#),
+        (format!("/v2{path}/connect"), ""),
+        (format!("{path}/timeout"), r#"{"timeout":1}"#),
+        (format!("{path}/refreshes"), ""),
+    ] {
+        let reply = platform.call("POST", &path, body).await;
+        assert!(reply.error(409).contains("killed"), "{reply:?}");
+    }
+    assert_eq!(platform.call("GET", "/sandboxes", "").await.text, "[]");
+    platform.node.go.notify_one();
+    assert_eq!(within(first).await.expect("no panic"), 204);
+    assert_eq!(within(second).await.expect("no panic"), 204);
+    assert_eq!(platform.node.kills.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn an_end_that_fails_is_told_and_tried_again() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let path = format!("/sandboxes/{id}");
+    *platform.node.kill.lock() = Behaviour::Fails;
+    let reply = platform.call("DELETE", &path, "").await;
+    assert!(!reply.error(500).contains("secret"), "{reply:?}");
+    platform.call("GET", &path, "").await.error(404);
+    *platform.node.kill.lock() = Behaviour::Works;
+    assert_eq!(platform.call("DELETE", &path, "").await.status, 204);
+    platform.call("DELETE", &path, "").await.error(404);
+
+    // Without a client that asks again, the platform does.
+    let id = platform.create("").await;
+    *platform.node.kill.lock() = Behaviour::Fails;
+    platform
+        .call("DELETE", &format!("/sandboxes/{id}"), "")
+        .await
+        .error(500);
+    *platform.node.kill.lock() = Behaviour::Works;
+    platform.clock.advance(2);
+    within(async {
+        while !platform.node.ids().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_ends_by_itself_is_gone() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let other = platform.create("").await;
+    platform.node.running.lock().remove(&id.parse().expect("an id"));
+    for id in [&id, "iunknown"] {
+        let id = id.parse().expect("an id");
+        platform.node.exits.send(SandboxExit { id }).await.expect("listened to");
+    }
+    platform.until_gone(&id).await;
+    platform
+        .call("DELETE", &format!("/sandboxes/{id}"), "")
+        .await
+        .error(404);
+    let list = platform.call("GET", "/sandboxes", "").await;
+    assert_eq!(list.json.as_array().map(Vec::len), Some(1));
+    assert_eq!(list.json[0]["sandboxID"], other);
+    assert_eq!(platform.node.kills.load(Ordering::SeqCst), 0);
+}

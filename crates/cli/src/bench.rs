@@ -142,12 +142,12 @@ async fn measure(args: &BenchArgs, url: String, key: &str) -> Result<Report> {
         measured
     };
     let twice = async {
-        let mut interrupts = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-        interrupts.recv().await;
+        let mut signals = Signals::listen()?;
+        signals.next().await;
         cancelled.cancel();
-        interrupts.recv().await;
+        let name = signals.next().await;
         bail!(
-            "interrupted again: {} sandboxes were not deleted and end by their timeout",
+            "{name} again: {} sandboxes were not deleted and end by their timeout",
             bench.left_over()
         )
     };

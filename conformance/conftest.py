@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the platform said meanwhile."""
+    report = yield
+    if report.failed:
+        for server in getattr(item, "funcargs", {}).values():
+            if isinstance(server, Platform):
+                report.sections.append((f"log of the platform on {server.data_dir}", server.log_tail(12)))
+    return report
+
+
 @pytest.fixture(scope="session")
 def work_dir() -> Iterator[Path]:
     # Short, because paths of unix sockets are limited to 108 bytes.
@@ -43,7 +54,7 @@ def platform(work_dir: Path) -> Iterator[Platform]:
         server.start()
         server.use()
         yield server
-        assert server.terminate() == 0, server.log_tail()
+        assert server.terminate() == 0, server.log_tail(12)
         down = server.down()
         assert down.returncode == 0, down.stderr
         assert left_over(before) == {}

@@ -196,6 +196,16 @@ def settled(expected: dict[str, int], within_s: float = 15.0) -> None:
         time.sleep(0.05)
 
 
+def steady(platform: Platform, for_s: float = 0.5) -> HostState:
+    """The state of the host once nothing has changed for a moment."""
+    state, since = HostState.take(platform.data_dir), time.monotonic()
+    while time.monotonic() - since < for_s:
+        time.sleep(0.02)
+        if (now := HostState.take(platform.data_dir)) != state:
+            state, since = now, time.monotonic()
+    return state
+
+
 @pytest.fixture
 def crashing(work_dir: Path) -> Iterator[Platform]:
     before = HostState.take()
@@ -223,22 +233,16 @@ def test_kill_9_at_random_moments(crashing: Platform) -> None:
     # What no sandbox, and one sandbox, amount to; the first one makes what is made once.
     with Sandbox.create() as box:
         box.commands.run("true")
-    time_to_settle = time.monotonic() + 15
-    none = HostState.take(crashing.data_dir)
-    while time.monotonic() < time_to_settle and difference(counted(HostState.take()), counted(none)) != {k: 0 for k in COUNTED}:
-        none = HostState.take(crashing.data_dir)
+    none = steady(crashing)
     first, second = Sandbox.create(), Sandbox.create()
-    two = counted(HostState.take())
-    second.kill()
-    one_deadline = time.monotonic() + 15
-    while (one := counted(HostState.take())) == two and time.monotonic() < one_deadline:
-        time.sleep(0.05)
-    first.kill()
+    two = steady(crashing)
+    assert first.kill() and second.kill()
     settled(counted(none))
     assert left_over(none, crashing.data_dir) == {}
-    unit = {kind: (two[kind] - counted(none)[kind]) // 2 for kind in COUNTED}
+    both = difference(counted(two), counted(none))
+    unit = {kind: both[kind] // 2 for kind in COUNTED}
     print(f"one sandbox is {unit}")
-    assert difference(two, counted(none)) == {kind: 2 * unit[kind] for kind in COUNTED}
+    assert both == {kind: 2 * unit[kind] for kind in COUNTED}
 
     restarts: list[float] = []
     begun = time.monotonic()

@@ -6,10 +6,11 @@ import socket
 import uuid
 
 import httpx
-from e2b import Sandbox
+from e2b import Sandbox, TimeoutException
 
 from harness.inside import probe, root
 from harness.platform import Platform
+from harness.traffic import until
 
 
 def host_addresses() -> list[str]:
@@ -56,7 +57,7 @@ def test_no_way_out(sandbox: Sandbox, platform: Platform) -> None:
 def test_names_do_not_hang(sandbox: Sandbox) -> None:
     took = float(root(sandbox, "python3 -c \"import time,socket\nt=time.time()\ntry: socket.getaddrinfo('example.com',80)\nexcept OSError: pass\nprint(time.time()-t)\""))
     assert took < 12
-    assert "127.0.0.1" in root(sandbox, "getent hosts localhost || getent ahostsv4 localhost")
+    assert "127.0.0.1" in root(sandbox, "getent ahostsv4 localhost")
 
 
 def test_unix_sockets_of_the_host_are_not_there(sandbox: Sandbox) -> None:
@@ -68,11 +69,44 @@ def test_unix_sockets_of_the_host_are_not_there(sandbox: Sandbox) -> None:
 
 
 def test_the_control_channel_answers_nobody_inside(sandbox: Sandbox) -> None:
+    refusals = {"", "ECONNREFUSED", "ECONNRESET", "EPERM", "EACCES", "EPIPE", "EPROTOTYPE"}
     for user in ("root", "user"):
         for name, answer in probe(sandbox, "control", user=user).items():
-            assert "HTTP/1.1 2" not in answer, (name, answer)
-            assert answer in ("", "ECONNREFUSED", "ECONNRESET", "EPERM", "EACCES", "EPIPE", "EPROTOTYPE"), (name, answer)
+            # The agent takes no second spawner while it has one, so that socket may leave a caller waiting.
+            assert answer in refusals | ({"silent"} if "spawner" in name else set()), (name, answer)
     assert root(sandbox, "echo unharmed") == "unharmed\n"
+
+
+def test_a_user_cannot_take_the_place_of_the_spawner(sandbox: Sandbox) -> None:
+    """Whoever starts the agent's processes starts those of root too."""
+    pretender = (
+        "import os,socket,threading,time\n"
+        "def pretend():\n"
+        " while True:\n"
+        "  s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET)\n"
+        "  try:\n   s.connect('\\0ringfence/spawner')\n   got=s.recv(65536)\n"
+        "   if got: open('/tmp/stolen','wb').write(got)\n"
+        "  except OSError: time.sleep(0.001)\n"
+        "  s.close()\n"
+        "for _ in range(8): threading.Thread(target=pretend).start()\n"
+        "print('pretending',flush=True)"
+    )
+    sandbox.files.write("/tmp/pretender.py", pretender)
+    handle = sandbox.commands.run("exec python3 /tmp/pretender.py", background=True, timeout=0)
+    assert "pretending" in next(iter(handle))[0]
+    for _ in range(3):
+        # Its spawner is the one other process whose parent is the agent and whose program is the agent's.
+        root(sandbox, "pkill -9 -f '[r]ingfence spawner' || true")
+        until(lambda: starts(sandbox), "the host has replaced the spawner")
+        assert root(sandbox, "id -u; test -e /tmp/stolen || echo nothing") == "0\nnothing\n"
+
+
+def starts(sandbox: Sandbox) -> bool:
+    """Whether a command can be started at this moment."""
+    try:
+        return root(sandbox, "echo started") == "started\n"
+    except TimeoutException:
+        return False
 
 
 def test_a_flood_of_the_control_channel_does_not_lock_the_host_out(sandbox: Sandbox) -> None:
@@ -84,7 +118,7 @@ def test_a_flood_of_the_control_channel_does_not_lock_the_host_out(sandbox: Sand
         "print('flooded',flush=True); time.sleep(600)"
     )
     sandbox.files.write("/tmp/flood.py", hog)
-    handle = sandbox.commands.run("ulimit -n 8192; exec python3 /tmp/flood.py", background=True, user="root", timeout=0)
+    handle = sandbox.commands.run("ulimit -n $(ulimit -Hn); exec python3 /tmp/flood.py", background=True, user="root", timeout=0)
     assert "flooded" in next(iter(handle))[0]
     assert root(sandbox, "echo answered") == "answered\n"
     assert Sandbox.connect(sandbox.sandbox_id).commands.run("echo too").stdout == "too\n"

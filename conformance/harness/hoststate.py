@@ -23,7 +23,13 @@ SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
 
 
 def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    """Processes, without the dead ones that the host's init has not yet waited for: that is its matter alone."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and not _left_to_init(name)]
+
+
+def _left_to_init(pid: str) -> bool:
+    state_and_parent = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:2]
+    return state_and_parent == ["Z", "1"]
 
 
 def _link(path: str) -> str | None:
@@ -64,7 +70,6 @@ def foreign_processes() -> Counter[str]:
         executable = _link(f"/proc/{pid}/exe") or ""
         if namespace != own or os.path.basename(executable).startswith(OWN_NAME):
             command = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-            # A zombie has neither namespace links nor a command line, so it never gets here.
             found[command] += 1
     return found
 
@@ -89,6 +94,11 @@ def cgroups() -> set[str]:
             if OWN_NAME in path:
                 found.add(path)
     return found
+
+
+def hierarchies() -> set[str]:
+    """Version 1 cgroup hierarchies of the kernel: one that is mounted nowhere can live on."""
+    return {line.split(":")[1] for line in _text("/proc/self/cgroup").splitlines()}
 
 
 def loop_devices() -> set[str]:
@@ -154,6 +164,7 @@ class HostState:
     processes: Counter[str] = field(default_factory=Counter)
     mounts: Counter[str] = field(default_factory=Counter)
     cgroups: Counter[str] = field(default_factory=Counter)
+    hierarchies: Counter[str] = field(default_factory=Counter)
     loops: Counter[str] = field(default_factory=Counter)
     links: Counter[str] = field(default_factory=Counter)
     sockets: Counter[str] = field(default_factory=Counter)
@@ -168,6 +179,7 @@ class HostState:
             processes=foreign_processes(),
             mounts=mounts(),
             cgroups=Counter(cgroups()),
+            hierarchies=Counter(hierarchies()),
             loops=Counter(loop_devices()),
             links=Counter(links()),
             sockets=Counter(sockets()),

@@ -10,7 +10,7 @@ from typing import Any
 
 from e2b import CommandExitException, Sandbox
 
-from harness.traffic import program
+from harness.traffic import program, until
 
 PROBE = "/tmp/probe.py"
 
@@ -46,7 +46,9 @@ class Marked:
 
     @property
     def host_pid(self) -> int:
-        return next(pid for pid in host_pids(self.mark))
+        # The shell becomes the marked process a moment after its start was answered.
+        until(lambda: bool(host_pids(self.mark)), f"{self.mark} runs")
+        return host_pids(self.mark)[0]
 
 
 def host_pids(mark: str) -> list[int]:

@@ -248,14 +248,13 @@ def agent():
         "vm_read": lambda: vm(310),
         "vm_write": lambda: vm(311),
         "environ": lambda: open("/proc/1/environ", "rb").read(1),
-        "descriptors": lambda: os.listdir("/proc/1/fd"),
+        "descriptors": lambda: os.readlink("/proc/1/fd/0"),
         "control_descriptor": lambda: os.open("/proc/1/fd/3", os.O_RDWR),
         "root": lambda: os.listdir("/proc/1/root/"),
         "cwd": lambda: os.listdir("/proc/1/cwd/"),
         "executable": lambda: os.open("/proc/1/exe", os.O_RDONLY),
         "stack": lambda: open("/proc/1/stack").read() or os.abort(),
         "syscall": lambda: open("/proc/1/syscall").read() or os.abort(),
-        "oom_score_adj": lambda: open("/proc/1/oom_score_adj", "w").write("1000"),
         "namespace": lambda: os.readlink("/proc/1/ns/mnt"),
     }
     for descriptor in range(3, 16):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import stat
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -146,3 +150,26 @@ def test_doctor_reports(platform: Platform) -> None:
 
 def test_health_needs_no_key(platform: Platform) -> None:
     assert httpx.get(f"{platform.url}/health").status_code == 200
+
+
+def test_without_root_one_message_says_what_is_missing(platform: Platform) -> None:
+    with tempfile.TemporaryDirectory(prefix="rf-nobody-") as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        # The build's own directory need not be open to others.
+        program = shutil.copy(platform.binary, place / "ringfence")
+        (place / "data").mkdir()
+        os.chown(place / "data", 65534, 65534)
+        failed = subprocess.run(
+            [program, "up", "--data-dir", place / "data", "--listen", f"127.0.0.1:{free_port()}"],
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env=platform.environment(),
+        )
+    assert failed.returncode == 1
+    assert "root" in failed.stderr
+    assert "panicked" not in failed.stderr

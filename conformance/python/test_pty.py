@@ -41,7 +41,9 @@ def test_interrupt_reaches_the_foreground(sandbox: Sandbox) -> None:
     output = iter(terminal)
     sandbox.pty.send_stdin(terminal.pid, b"echo $MARK $PWD 'rea''dy'; sleep 600\n")
     assert b"here /tmp ready" in read_until(output, b"ready")
+    # An interrupt makes the terminal forget what was typed and not yet read, so the next line waits for its echo.
     sandbox.pty.send_stdin(terminal.pid, b"\x03")
+    read_until(output, b"^C")
     sandbox.pty.send_stdin(terminal.pid, b"echo 'ali''ve'\n")
     read_until(output, b"alive")
     assert sandbox.pty.kill(terminal.pid) is True

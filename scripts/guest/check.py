@@ -1,0 +1,558 @@
+"""Checks Ringfence inside the guest that `run.sh` boots, from the outside of the platform: its command line, its API,
+the agent's Connect protocol, and what the kernel says about limits. Standard library only.
+
+Usage: check.py plain|systemd. Prints one line per check and a closing line `N passed, N failed`.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import hoststate
+
+BINARY = "/usr/local/bin/ringfence"
+DATA_DIR = Path("/var/lib/ringfence")
+ADDRESS = ("127.0.0.1", 3000)
+AGENT_PORT = 49983
+CGROUP = Path("/sys/fs/cgroup")
+MODPROBE = Path("/proc/sys/kernel/modprobe")
+# Small, so that an emulated machine reaches every limit within seconds.
+MEMORY_MB, CPUS, PIDS, DISK_MB = 256, 1, 100, 256
+LIMITS = {
+    "RINGFENCE_SANDBOX_MEMORY_MB": str(MEMORY_MB),
+    "RINGFENCE_SANDBOX_CPU_COUNT": str(CPUS),
+    "RINGFENCE_SANDBOX_PIDS": str(PIDS),
+    "RINGFENCE_SANDBOX_DISK_MB": str(DISK_MB),
+}
+# Emulation makes everything 20 to 50 times slower; nothing here is waited for this long unless it hangs.
+PATIENCE_S = 120
+
+passed: list[str] = []
+failed: list[str] = []
+
+
+def check(name: str) -> Callable[[Callable[[], object]], None]:
+    """Runs the decorated function now and counts how it ended. What it returns is shown."""
+
+    def run(body: Callable[[], object]) -> None:
+        begun = time.monotonic()
+        try:
+            detail = body()
+        except Exception as error:  # noqa: BLE001: whatever went wrong is the finding
+            failed.append(name)
+            text = f"{type(error).__name__}: {error}".replace("\n", "\n       ")
+            print(f"FAILED {name}\n       {text}", flush=True)
+            return
+        passed.append(name)
+        took = f"{time.monotonic() - begun:.1f} s"
+        print(f"ok     {name} ({took}{f'; {detail}' if detail else ''})", flush=True)
+
+    return run
+
+
+def expect(condition: object, what: object) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def until(condition: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        expect(time.monotonic() < deadline, f"not within {within_s} s: {what}")
+        time.sleep(0.1)
+
+
+def run(*command: str, code: int | None = 0, **more: object) -> str:
+    """Runs a program of the guest; its output."""
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S, **more
+    )
+    expect(code is None or done.returncode == code, f"{command} exited {done.returncode}: {done.stdout}")
+    return done.stdout
+
+
+def healthy() -> bool:
+    try:
+        return request("GET", "/health")[0] == 200
+    except OSError:
+        return False
+
+
+class Plain:
+    """The platform as a child of this script."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with open("/var/log/ringfence.log", "ab") as log:
+            self.process = subprocess.Popen([BINARY, "up"], env=os.environ | LIMITS, stdout=log, stderr=log)
+        until(lambda: healthy() or self.process.poll() is not None, "the platform is ready")
+        expect(self.process.poll() is None, self.log())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def log(self) -> str:
+        return Path("/var/log/ringfence.log").read_text()
+
+
+class Systemd:
+    """The platform as a unit of systemd."""
+
+    def start(self) -> None:
+        run("systemctl", "reset-failed", "ringfence", code=None)
+        run("systemctl", "start", "ringfence")
+        until(
+            lambda: healthy() or run("systemctl", "is-active", "ringfence", code=None).strip() != "active",
+            "the platform is ready",
+        )
+        expect(healthy(), self.log())
+
+    def kill(self) -> None:
+        run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "ringfence")
+        until(lambda: run("systemctl", "is-active", "ringfence", code=None).strip() == "failed", "the unit has ended")
+
+    def log(self) -> str:
+        return run("journalctl", "-u", "ringfence", "--no-pager", "-n", "40")
+
+
+def credentials() -> dict[str, str]:
+    lines = (DATA_DIR / "credentials.env").read_text().splitlines()
+    pairs = (line.removeprefix("export ").split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    return {key: value.strip("'\"") for key, value in pairs}
+
+
+def request(method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(*ADDRESS, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def api(method: str, path: str, want: int, body: object = None) -> object:
+    headers = {"X-API-Key": credentials()["E2B_API_KEY"], "Content-Type": "application/json"}
+    status, text = request(method, path, None if body is None else json.dumps(body).encode(), headers)
+    expect(status == want, f"{method} {path}: {status} {text.decode(errors='replace')}")
+    return json.loads(text) if text else None
+
+
+class Sandbox:
+    """A sandbox, made through the API and used through its agent."""
+
+    def __init__(self) -> None:
+        made = api("POST", "/sandboxes", 201, {"templateID": "base", "timeout": 3600})
+        self.id: str = made["sandboxID"]
+        self.token: str = made["envdAccessToken"]
+
+    def headers(self, user: str, content: str) -> dict[str, str]:
+        return {
+            "E2b-Sandbox-Id": self.id,
+            "E2b-Sandbox-Port": str(AGENT_PORT),
+            "X-Access-Token": self.token,
+            "Authorization": "Basic " + base64.b64encode(f"{user}:".encode()).decode(),
+            "Content-Type": content,
+            "Connect-Protocol-Version": "1",
+        }
+
+    def call(self, method: str, message: object) -> dict:
+        body = json.dumps(message).encode()
+        status, text = request("POST", f"/process.Process/{method}", body, self.headers("root", "application/json"))
+        expect(status == 200, f"{method}: {status} {text.decode(errors='replace')}")
+        return json.loads(text)
+
+    def events(self, command: str, user: str):
+        """The events of a process, as the agent streams them."""
+        config = {"cmd": "/bin/bash", "args": ["-l", "-c", command]}
+        message = json.dumps({"process": config, "stdin": False}).encode()
+        connection = http.client.HTTPConnection(*ADDRESS, timeout=PATIENCE_S)
+        try:
+            envelope = struct.pack(">BI", 0, len(message)) + message
+            connection.request("POST", "/process.Process/Start", envelope, self.headers(user, "application/connect+json"))
+            answer = connection.getresponse()
+            expect(answer.status == 200, f"Start: {answer.status}")
+            while head := answer.read(5):
+                flags, length = struct.unpack(">BI", head)
+                payload = json.loads(answer.read(length))
+                if flags & 2:
+                    expect("error" not in payload, payload)
+                    return
+                yield payload["event"]
+        finally:
+            connection.close()
+
+    def run(self, command: str, user: str = "user", code: int | None = 0) -> str:
+        """Runs a command; what it wrote to both its streams."""
+        output, end = b"", None
+        for event in self.events(command, user):
+            for kind in ("stdout", "stderr"):
+                output += base64.b64decode(event.get("data", {}).get(kind, ""))
+            end = event.get("end", end)
+        text = output.decode(errors="replace")
+        expect(end is not None, f"no end event after: {text}")
+        expect(code is None or end.get("exitCode", 0) == code, f"{command!r}: {end}, {text}")
+        return text
+
+    def start(self, command: str) -> int:
+        """Starts a command and leaves it running; its process id inside."""
+        for event in self.events(command, "user"):
+            return int(event["start"]["pid"])
+        raise AssertionError("no start event")
+
+    def group(self, role: str) -> Path:
+        found = list(CGROUP.glob(f"ringfence-*/{self.id}.*.{role}"))
+        expect(len(found) == 1, f"{role} cgroups: {found}")
+        return found[0]
+
+    def value(self, file: str) -> str:
+        return (self.group("work") / file).read_text().strip()
+
+    def counter(self, file: str, key: str) -> int:
+        return int(dict(line.split() for line in self.value(file).splitlines())[key])
+
+    def delete(self) -> None:
+        api("DELETE", f"/sandboxes/{self.id}", 204)
+
+
+def host_pid(marker: str) -> int:
+    """Id on the host of the one process whose command line has `marker`."""
+    found = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and marker.encode() in hoststate._text(f"{entry}/cmdline").encode()
+    ]
+    expect(len(found) == 1, f"processes with {marker}: {found}")
+    return found[0]
+
+
+def started_at(pid: int) -> str:
+    """When a process began, in clock ticks: tells it from a later one with the same id."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+
+
+def without_modules() -> None:
+    """What the platform says on a kernel that loads no module by itself, step by step until it has all it needs."""
+    helper = MODPROBE.read_text()
+    MODPROBE.write_text("/nonexistent")
+
+    @check("without a loop module, doctor and up say what is missing")
+    def _() -> None:
+        report = run(BINARY, "doctor", code=1)
+        expect("modprobe loop" in report, report)
+        expect("modprobe loop" in run(BINARY, "up", code=1), "up does not say it")
+
+    run("modprobe", "loop")
+    run("modprobe", "overlay")
+
+    @check("without a module for eth0, up still starts or says what is missing")
+    def _() -> str:
+        report = run(BINARY, "doctor", code=None)
+        process = subprocess.Popen([BINARY, "up"], env=os.environ | LIMITS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        until(lambda: healthy() or process.poll() is not None, "the platform is ready or gone")
+        came_up = process.poll() is None
+        process.terminate()
+        said = process.communicate(timeout=PATIENCE_S)[0].decode()
+        run(BINARY, "down", code=None)
+        expect(came_up or "dummy" in said, f"up: {said}\ndoctor: {report}")
+        return "it starts" if came_up else said.strip()
+
+    MODPROBE.write_text(helper)
+
+
+def in_a_container() -> None:
+    @check("in a cgroup namespace whose root holds processes, up says so")
+    def _() -> str:
+        box = CGROUP / "box"
+        box.mkdir()
+        (CGROUP / "cgroup.subtree_control").write_text("+memory +pids +cpu")
+        script = (
+            "echo $$ > /sys/fs/cgroup/box/cgroup.procs; exec unshare --cgroup --mount sh -c "
+            "'mount -t cgroup2 cgroup2 /sys/fs/cgroup && ringfence doctor | grep -A2 cgroups; timeout 60 ringfence up --data-dir /tmp/box'"
+        )
+        said = run("sh", "-c", script, code=None)
+        box.rmdir()
+        return said.strip()
+
+
+def checks(platform: Plain | Systemd, kind: str) -> None:
+    before = hoststate.HostState.take()
+    if kind == "plain":
+        without_modules()
+
+    @check("doctor finds this machine fit")
+    def _() -> str:
+        report = run(BINARY, "doctor")
+        expect(f"version 2 at {CGROUP}" in report, report)
+        return "\n" + re.sub("^", "       ", report.strip(), flags=re.M)
+
+    @check("up is ready")
+    def _() -> None:
+        platform.start()
+
+    made: list[Sandbox] = []
+
+    @check("create")
+    def _() -> None:
+        made.append(Sandbox())
+
+    if not made:
+        print(platform.log(), flush=True)
+        return
+    sandbox = made[0]
+
+    @check("a command's output comes back")
+    def _() -> str:
+        text = sandbox.run("echo out; echo err >&2; uname -r; id -un; pwd")
+        expect(text.startswith("out\n") and "err\n" in text and text.endswith("user\n/home/user\n"), text)
+        sandbox.run("exit 3", code=3)
+        return text.split("\n")[1]
+
+    @check("ids of the sandbox are mapped to a range of its own")
+    def _() -> str:
+        inside, outside, count = map(int, sandbox.run("cat /proc/self/uid_map").split())
+        expect((inside, count) == (0, 65536) and outside >= 0x2000_0000, (inside, outside, count))
+        expect(sandbox.run("id -u", "root") == "0\n", "root is not 0 inside")
+        expect(sandbox.run("sudo id -u; touch /home/user/a /usr/b; stat -c %u /home/user/a /usr/lib", code=None), "")
+        sandbox.start("exec -a mapped-marker sleep 3600")
+        status = Path(f"/proc/{host_pid('mapped-marker')}/status").read_text()
+        expect(f"Uid:\t{outside + 1000}\t" in status, status)
+        return f"0 is {outside}"
+
+    @check("files keep the owners that the sandbox sees, and sudo works")
+    def _() -> None:
+        text = sandbox.run("touch /home/user/mine; sudo touch /usr/bin/roots; stat -c '%u %n' /home/user/mine /usr/bin/roots /usr/bin/sudo; sudo id -u")
+        expect(text == "1000 /home/user/mine\n0 /usr/bin/roots\n0 /usr/bin/sudo\n0\n", text)
+        expect(not Path("/usr/bin/roots").exists(), "a file of the sandbox is on the host")
+
+    @check("both overlays have index and nfs_export on")
+    def _() -> None:
+        lines = [line for line in sandbox.run("cat /proc/self/mountinfo").splitlines() if " - overlay " in line]
+        expect(len(lines) == 2, lines)
+        for line in lines:
+            options = re.split("[ ,]", line)
+            expect({"rw", "index=on", "nfs_export=on"} <= set(options), line)
+            expect("ringfence" not in line and sandbox.id not in line, line)
+
+    @check("eth0 and lo are up")
+    def _() -> str:
+        text = sandbox.run("ip -d -o addr; cat /sys/class/net/eth0/flags /sys/class/net/eth0/address")
+        expect("10.0.0.2/32" in text and "127.0.0.1/8" in text, text)
+        kind = sandbox.run("ip -d link show eth0", "root")
+        return next((word for word in ("dummy", "ifb", "bridge") if word in kind), kind)
+
+    @check("the work cgroup has the limits")
+    def _() -> None:
+        wanted = {
+            "memory.max": str(MEMORY_MB << 20),
+            "pids.max": str(PIDS),
+            "cpu.max": f"{CPUS * 100_000} 100000",
+        }
+        if (sandbox.group("work") / "memory.swap.max").exists():
+            wanted["memory.swap.max"] = "0"
+        expect({file: sandbox.value(file) for file in wanted} == wanted, {file: sandbox.value(file) for file in wanted})
+
+    @check("workload and agent are in their groups, and the sandbox sees none of it")
+    def _() -> None:
+        pid = sandbox.start("exec -a grouped-marker sleep 3600")
+        expect(str(host_pid("grouped-marker")) in sandbox.value("cgroup.procs").split(), "not in the work cgroup")
+        agents = (sandbox.group("agent") / "cgroup.procs").read_text().split()
+        expect(len(agents) == 1, agents)
+        expect(agents[0] not in sandbox.value("cgroup.procs").split(), "the agent is in the work cgroup")
+        text = sandbox.run(f"cat /proc/{pid}/cgroup; ls -A /sys/fs/cgroup")
+        expect("ringfence-" not in text and sandbox.id not in text, text)
+
+    @check("memory limit: 2 GiB are refused, the agent answers after")
+    def _() -> str:
+        killed = sandbox.counter("memory.events", "oom_kill")
+        code = "b = bytearray()\nwhile len(b) < 2 << 30: b += b'x' * (16 << 20)\nprint('survived')"
+        text = sandbox.run(f'python3 -c "{code}"; echo status $?', code=None)
+        expect("survived" not in text, text)
+        expect(sandbox.counter("memory.events", "oom_kill") > killed, sandbox.value("memory.events"))
+        expect(sandbox.run("echo alive") == "alive\n", "the agent does not answer")
+        return text.strip().split("\n")[-1]
+
+    @check("process limit: a fork bomb is bounded, the agent answers after")
+    def _() -> str:
+        held = sandbox.counter("pids.events", "max")
+        code = (
+            "import os, time\n"
+            "n = 0\n"
+            "try:\n"
+            "    while n < 1000:\n"
+            "        if os.fork() == 0: time.sleep(600); os._exit(0)\n"
+            "        n += 1\n"
+            "except OSError as e: print('forked', n, e.errno, flush=True)\n"
+        )
+        bomb: list[str] = []
+        thread = threading.Thread(target=lambda: bomb.append(sandbox.run(f'python3 -c "{code}" & sleep 20; kill $(jobs -p); wait', code=None)))
+        thread.start()
+        until(lambda: sandbox.counter("pids.events", "max") > held, "the limit is met")
+        current = int(sandbox.value("pids.current"))
+        expect(current <= PIDS, f"{current} processes")
+        expect(sandbox.call("List", {}).get("processes"), "the agent does not answer at the limit")
+        run("sh", "-c", f"pgrep -f 'time.sleep' | xargs -r kill -9", code=None)
+        thread.join(PATIENCE_S)
+        until(lambda: int(sandbox.value("pids.current")) < PIDS // 2, "the bomb is over")
+        expect(sandbox.run("echo alive") == "alive\n", "no command runs after")
+        return f"{current} processes at the limit; {''.join(bomb).strip()}"
+
+    @check("cpu limit: two busy loops are throttled")
+    def _() -> str:
+        before_ = sandbox.counter("cpu.stat", "nr_throttled")
+        sandbox.run("timeout 5 bash -c 'while :; do :; done' & timeout 5 bash -c 'while :; do :; done' & wait", code=None)
+        throttled = sandbox.counter("cpu.stat", "nr_throttled") - before_
+        expect(throttled > 0, sandbox.value("cpu.stat"))
+        return f"{throttled} periods throttled"
+
+    @check("disk limit: the image is full at its size, and holds again after")
+    def _() -> str:
+        text = sandbox.run(f"dd if=/dev/zero of=/home/user/fill bs=1M count={2 * DISK_MB} 2>&1; stat -c %s /home/user/fill", code=None)
+        expect("No space left on device" in text, text)
+        size = int(text.strip().split("\n")[-1])
+        expect(DISK_MB // 2 << 20 < size < DISK_MB << 20, size)
+        expect(sandbox.run("rm /home/user/fill && echo x > /home/user/x && cat /home/user/x") == "x\n", "not writable after")
+        return f"{size >> 20} of {DISK_MB} MiB"
+
+    @check("without unprivileged user namespaces, sandboxes start all the same")
+    def _() -> str:
+        switch = Path("/proc/sys/kernel/unprivileged_userns_clone")
+        if not switch.exists():
+            return "this kernel has no such switch"
+        switch.write_text("0")
+        try:
+            other = Sandbox()
+            expect(other.run("echo here") == "here\n", "no output")
+            other.delete()
+        finally:
+            switch.write_text("1")
+        return ""
+
+    @check("four sandboxes side by side")
+    def _() -> None:
+        others: list[Sandbox] = []
+        wrong: list[str] = []
+
+        def one() -> None:
+            try:
+                other = Sandbox()
+                others.append(other)
+                expect(other.run("echo $E2B_SANDBOX_ID").strip() == other.id, "another id")
+            except Exception as error:  # noqa: BLE001: reported by the main thread
+                wrong.append(repr(error))
+
+        threads = [threading.Thread(target=one) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        expect(not wrong and len(others) == 4, wrong)
+        for other in others:
+            other.delete()
+
+    @check("kill -9 of the platform: the next start adopts the sandbox and its processes")
+    def _() -> None:
+        sandbox.run("echo kept > /home/user/kept")
+        inner = sandbox.start("exec -a kept-marker sleep 3600")
+        outer = host_pid("kept-marker")
+        at = started_at(outer)
+        platform.kill()
+        expect(started_at(outer) == at, "the process ended with the platform")
+        platform.start()
+        expect([entry["sandboxID"] for entry in api("GET", "/sandboxes", 200)] == [sandbox.id], "not listed")
+        expect(started_at(outer) == at, "the process did not survive the start")
+        pids = [int(entry["pid"]) for entry in sandbox.call("List", {})["processes"]]
+        expect(inner in pids, f"{inner} is not in {pids}")
+        expect(sandbox.run("cat /home/user/kept") == "kept\n", "the file is gone")
+        expect(sandbox.value("memory.max") == str(MEMORY_MB << 20), "the limit is gone")
+
+    if kind == "systemd":
+
+        @check("stop and start by systemd: the sandbox lives on")
+        def _() -> None:
+            at = started_at(host_pid("kept-marker"))
+            run("systemctl", "restart", "ringfence")
+            until(healthy, "the platform is ready")
+            expect(started_at(host_pid("kept-marker")) == at, "the process ended")
+            expect(sandbox.run("echo alive") == "alive\n", "the agent does not answer")
+
+        @check("systemd's own housekeeping leaves the limits alone")
+        def _() -> str:
+            # Both make systemd write the controllers of the root group anew, without cpu where no unit asks for it.
+            run("systemctl", "daemon-reload")
+            run("systemctl", "daemon-reexec")
+            run("systemd-run", "--wait", "-p", "CPUWeight=50", "true")
+            run("systemd-run", "--wait", "true")
+            for file in ("memory.max", "pids.max", "cpu.max"):
+                expect("max" != sandbox.value(file).split()[0], file)
+            other = Sandbox()
+            expect(other.value("cpu.max") == f"{CPUS * 100_000} 100000", other.value("cpu.max"))
+            other.delete()
+            return (CGROUP / "cgroup.subtree_control").read_text().strip()
+
+    @check("delete leaves no cgroup, loop device or image")
+    def _() -> None:
+        sandbox.delete()
+        left = lambda: (  # noqa: E731: read again until it is empty
+            list(CGROUP.glob(f"ringfence-*/{sandbox.id}*")),
+            hoststate.loop_devices(),
+            list((DATA_DIR / "disks").glob("*.img")),
+        )
+        until(lambda: not any(left()), f"left over: {left()}", 30)
+        status, _text = request("POST", "/process.Process/List", b"{}", sandbox.headers("root", "application/json"))
+        expect(status == 502, f"a gone sandbox answers {status}")
+
+    @check("down leaves nothing: cgroups, loop devices, processes, mounts, namespaces")
+    def _() -> None:
+        for _ in range(2):
+            Sandbox()
+        run(BINARY, "down")
+        if kind == "plain":
+            platform.process.wait(PATIENCE_S)
+        extra = hoststate.left_over(before)
+        expect(not extra, extra)
+
+    if kind == "plain":
+        in_a_container()
+
+    @check("the kernel has nothing to complain about")
+    def _() -> None:
+        lines = run("dmesg").splitlines()
+        bad = [line for line in lines if re.search(r"BUG:|WARNING: CPU|Oops|general protection|overlayfs:.*(fall|conflict|undefined)", line)]
+        expect(not bad, "\n".join(bad))
+
+    if failed:
+        print(platform.log()[-6000:], flush=True)
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    print(f"{os.uname().release}, {kind}: {Path('/proc/1/comm').read_text().strip()} is process 1", flush=True)
+    platform: Plain | Systemd = Systemd() if kind == "systemd" else Plain()
+    if kind == "systemd":
+        Path("/run/ringfence-check.env").write_text("".join(f"{key}={value}\n" for key, value in LIMITS.items()))
+    elif not Path("/dev/loop-control").exists():
+        # A device manager would have made the node, which loads the module when it is opened.
+        pass
+    try:
+        checks(platform, kind)
+    finally:
+        print(f"{len(passed)} passed, {len(failed)} failed", flush=True)
+
+
+main()

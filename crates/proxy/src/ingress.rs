@@ -19,7 +19,7 @@ pub mod route;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -82,28 +82,52 @@ impl Ingress {
         F: FnOnce(&SandboxId) -> Option<Access>,
     {
         if let Some(answer) = refusal(&request, target, find) {
-            return answer.response(request.headers()).map(ResponseBody::own);
+            return self.answer(request, &answer);
         }
+        let dialled = match self.node.ending(&target.id) {
+            Some(mut ending) => dial::dial(self.node.as_ref(), target, &mut ending)
+                .await
+                .map(|stream| (stream, ending)),
+            None => Err(DialError::Gone),
+        };
+        let (stream, ending) = match dialled {
+            Ok(dialled) => dialled,
+            Err(error) => return self.answer(request, &instead(error, target)),
+        };
         let headers = request.headers().clone();
-        match self.forward(request, target).await {
+        match self.forward(request, target, stream, ending).await {
             Ok(response) => response,
-            Err(error) => {
-                let answer = match error {
-                    DialError::Gone => Answer::NotFound(target.id.clone()),
-                    DialError::PortClosed => Answer::PortClosed(target.id.clone(), target.port),
-                };
-                answer.response(&headers).map(ResponseBody::own)
-            }
+            Err(error) => instead(error, target).response(&headers).map(ResponseBody::own),
         }
+    }
+
+    /// Answers in place of a sandbox, and takes what is left of the request's body: a connection that is closed on
+    /// unread bytes is reset, and the answer would be lost with it.
+    pub fn answer(&self, request: Request<Incoming>, answer: &Answer) -> Response<ResponseBody> {
+        let response = answer.response(request.headers()).map(ResponseBody::own);
+        // Whoever waits to be told to send its body has not sent it, and HTTP/2 can end a stream alone.
+        let sends = request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
+        let body = request.into_body();
+        if sends && !body.is_end_stream() {
+            let stop = self.stop.clone();
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => {}
+                    () = body::discard(body) => {}
+                }
+            });
+        }
+        response
     }
 
     async fn forward(
         &self,
         mut request: Request<Incoming>,
         target: &Target,
+        stream: SandboxStream,
+        ending: watch::Receiver<bool>,
     ) -> Result<Response<ResponseBody>, DialError> {
-        let mut ending = self.node.ending(&target.id).ok_or(DialError::Gone)?;
-        let stream = dial::dial(self.node.as_ref(), target, &mut ending).await?;
         let client = request.extensions().get::<ClientConnection>().cloned();
         let client_upgrade = hyper::upgrade::on(&mut request);
         // On HTTP/2 the connection carries other streams, and an error of the body resets this one alone.
@@ -129,6 +153,8 @@ impl Ingress {
             return Err(DialError::PortClosed);
         }
         headers::to_client(response.headers_mut(), upgraded);
+        // The version is the connection's and not the message's; many simple servers inside speak HTTP/1.0.
+        *response.version_mut() = Version::HTTP_11;
         if upgraded {
             let guest_upgrade = hyper::upgrade::on(&mut response);
             flow.finish();
@@ -180,6 +206,14 @@ impl Ingress {
         }?;
         guard.release();
         Ok(response)
+    }
+}
+
+/// The answer in place of a sandbox that could not be reached.
+fn instead(error: DialError, target: &Target) -> Answer {
+    match error {
+        DialError::Gone => Answer::NotFound(target.id.clone()),
+        DialError::PortClosed => Answer::PortClosed(target.id.clone(), target.port),
     }
 }
 

@@ -118,3 +118,28 @@ fn json<T: Serialize>(status: StatusCode, body: &T) -> Result<Response, ApiError
     let content_type = HeaderValue::from_static("application/json; charset=utf-8");
     Ok((status, [(header::CONTENT_TYPE, content_type)], bytes).into_response())
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use serde_json::json;
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_like_any_other_and_tells_nothing() {
+        let router: Router = Router::new()
+            .route("/", get(async || -> &'static str { panic!("a secret") }))
+            .layer(CatchPanicLayer::custom(panicked));
+        let request = http::Request::new(axum::body::Body::empty());
+        let response = router.oneshot(request).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(
+            body,
+            json!({"code": 500, "message": "internal server error", "error_code": "internal_server_error"})
+        );
+    }
+}

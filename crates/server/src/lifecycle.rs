@@ -272,12 +272,13 @@ impl Platform {
         if stop == Stop::Begin {
             let (platform, live) = (Arc::clone(self), Arc::clone(live));
             self.work.spawn(async move {
-                let stopped = platform.end(&live).await;
-                if stopped == Stopped::Failed {
-                    let again_us = platform.settings.clock.now_us() + STOP_RETRY_US;
-                    platform.deadlines.set(&live.id, again_us);
-                }
-                live.set_stopped(stopped);
+                // Told even if the task breaks off, because others wait for it.
+                let mut ended = Ended {
+                    platform,
+                    live,
+                    how: Stopped::Failed,
+                };
+                ended.how = ended.platform.end(&ended.live).await;
             });
         }
         stop
@@ -393,6 +394,23 @@ pub enum AdoptError {
     /// The node failed.
     #[error(transparent)]
     Node(#[from] NodeError),
+}
+
+/// Tells how the end of a sandbox went, when dropped.
+struct Ended {
+    platform: Arc<Platform>,
+    live: Arc<Live>,
+    how: Stopped,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if self.how == Stopped::Failed {
+            let again_us = self.platform.settings.clock.now_us() + STOP_RETRY_US;
+            self.platform.deadlines.set(&self.live.id, again_us);
+        }
+        self.live.set_stopped(self.how);
+    }
 }
 
 fn check_runs(live: &Live) -> Result<(), ExtendError> {

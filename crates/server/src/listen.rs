@@ -91,16 +91,16 @@ impl Site {
         let request = Request::from_parts(parts, body);
         match route {
             Ok(Route::Api) => self.answer_from_api(request).await,
-            Ok(_) if !self.is_ready() => own(&request, &Answer::Unavailable),
+            Ok(_) if !self.is_ready() => self.own(request, &Answer::Unavailable),
             Ok(Route::Sandbox(target)) => self.answer_from_sandbox(request, target).await,
             Ok(Route::SignedFile(signed)) => match self.platform.live.signer(&signed) {
                 Some(id) => {
                     let port = protocol::agent::PORT;
                     self.answer_from_sandbox(request, Target { id, port }).await
                 }
-                None => own(&request, &Answer::BadSignature),
+                None => self.own(request, &Answer::BadSignature),
             },
-            Err(bad) => own(&request, &Answer::BadRequest(bad.message())),
+            Err(bad) => self.own(request, &Answer::BadRequest(bad.message())),
         }
     }
 
@@ -117,6 +117,11 @@ impl Site {
             "sandbox traffic"
         );
         response.map(Body::new)
+    }
+
+    /// An answer of the proxy's own to a request that no sandbox gets.
+    fn own(&self, request: Request<Incoming>, answer: &Answer) -> Response<Body> {
+        self.ingress.answer(request, answer).map(Body::new)
     }
 
     async fn answer_from_api(&self, request: Request<Incoming>) -> Response<Body> {
@@ -146,11 +151,6 @@ impl Site {
         span.in_scope(|| tracing::info!(%method, path, status, duration_ms, "answered"));
         response
     }
-}
-
-/// An answer of the proxy's own to a request that no sandbox gets.
-fn own(request: &Request<Incoming>, answer: &Answer) -> Response<Body> {
-    answer.response(request.headers()).map(Body::new)
 }
 
 /// Accepts connections until `stop`, and serves each on `tasks` until it is done or `abort`.

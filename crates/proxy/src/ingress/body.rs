@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +19,25 @@ use super::flow::Flow;
 /// How long a guest may leave `Expect: 100-continue` unanswered until the body is sent anyway, as RFC 9110 wants of
 /// a client; curl waits as long.
 const CONTINUE_WAIT: Duration = Duration::from_secs(1);
+
+/// How much of a body that nobody wants is read, and for how long, before the connection is closed on the rest.
+const DISCARD: (usize, Duration) = (256 * 1024 * 1024, Duration::from_secs(10));
+
+/// Reads a body to its end for nothing, within bounds.
+pub(super) async fn discard(mut body: Incoming) {
+    let reading = async {
+        let mut left = DISCARD.0;
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            match left.checked_sub(bytes) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    };
+    // Either way there is nothing more to do for it.
+    let _ = tokio::time::timeout(DISCARD.1, reading).await;
+}
 
 type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 

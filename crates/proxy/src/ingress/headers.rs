@@ -101,6 +101,10 @@ pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allo
 pub(super) fn to_client(headers: &mut HeaderMap, upgraded: bool) {
     let protocol = upgraded.then(|| headers.get(UPGRADE).cloned()).flatten();
     remove_hop_by_hop(headers);
+    // Nobody has looked at the length of a message without a body, as in the answer to HEAD.
+    if !has_one_length(headers) {
+        headers.remove(CONTENT_LENGTH);
+    }
     if upgraded {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         if let Some(protocol) = protocol {
@@ -132,7 +136,21 @@ fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
         })
 }
 
+fn has_one_length(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let first = values.next();
+    // Parsing alone takes a plus sign, which no length has.
+    let number = first
+        .filter(|value| value.as_bytes().iter().all(u8::is_ascii_digit))
+        .is_some_and(|value| value.to_str().is_ok_and(|text| text.parse::<u64>().is_ok()));
+    number && values.next().is_none()
+}
+
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    // Where both say how long a message is, the length is the one that lies.
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()

@@ -174,3 +174,18 @@ async fn gone_sandboxes_and_broken_servers_are_told_apart() {
     let connect = format!("CONNECT 3000-{ID}.x:80 HTTP/1.1\r\nHost: 3000-{ID}.x\r\nConnection: close\r\n\r\n");
     assert!(exchange(front.addr, &connect).await.starts_with("HTTP/1.1 400 "));
 }
+
+#[tokio::test]
+async fn an_answer_reaches_a_client_that_is_still_sending() {
+    let front = front([]).await;
+    let body = "x".repeat(8 * 1024 * 1024);
+    let request = get(3000).replace(ID, "igone").replace(
+        "GET / HTTP/1.1",
+        &format!("POST / HTTP/1.1\r\nContent-Length: {}", body.len()),
+    );
+    for _ in 0..20 {
+        // Like most clients: everything is written before anything is read.
+        let text = exchange(front.addr, &format!("{request}{body}")).await;
+        assert!(text.contains("was not found"), "{text}");
+    }
+}

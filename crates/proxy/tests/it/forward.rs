@@ -254,3 +254,70 @@ async fn a_server_that_ignores_the_expectation_gets_the_body_after_a_second() {
     wire.write("hello").await;
     assert!(wire.head().await.starts_with("HTTP/1.1 200 "));
 }
+
+#[tokio::test]
+async fn two_lengths_are_made_one_on_the_way_in() {
+    let front = front([(3000, http_origin(mirror).await)]).await;
+    for lengths in [
+        "Content-Length: 60\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 60",
+    ] {
+        let mut wire = Wire::connect(front.addr).await;
+        wire.write(&format!(
+            "POST / HTTP/1.1\r\nHost: 3000-{ID}.x\r\nConnection: close\r\n{lengths}\r\n\r\n2\r\nok\r\n0\r\n\r\n\
+             GET /smuggled HTTP/1.1\r\nHost: 3000-{ID}.x\r\n\r\n"
+        ))
+        .await;
+        let (text, _) = wire.rest().await;
+        let refused = text.starts_with("HTTP/1.1 400 ");
+        let one = text.contains("body \"ok\"") && !text.contains("content-length: 60");
+        assert!(refused || one, "{text}");
+        assert!(!text.contains("smuggled"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_inside_cannot_break_the_proxy() {
+    const ANSWERS: [&str; 14] = [
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFF\r\nhello",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhello",
+        "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello",
+        "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\nhello",
+        "HTTP/1.1 999 What\r\nConnection: content-length, date\r\nContent-Length: 5\r\n\r\nhello",
+        "HTTP/1.0 200 OK\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\nX: a\0b\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello and more than was said",
+    ];
+    let guest = origin(|mut wire| async move {
+        let head = wire.head().await;
+        let path = head.split(' ').nth(1).expect("a path");
+        let answer: usize = path[1..].parse().expect("a number");
+        wire.write(ANSWERS[answer]).await;
+    })
+    .await;
+    let front = front([(3000, guest)]).await;
+    for method in ["GET", "HEAD"] {
+        for (n, answer) in ANSWERS.iter().enumerate() {
+            let mut wire = Wire::connect(front.addr).await;
+            wire.write(&format!(
+                "{method} /{n} HTTP/1.1\r\nHost: 3000-{ID}.x\r\nConnection: close\r\n\r\n"
+            ))
+            .await;
+            let (text, end) = wire.rest().await;
+            let lengths = text.to_lowercase().matches("content-length:").count();
+            let chunked = text.to_lowercase().matches("transfer-encoding: chunked").count();
+            assert!(
+                text.starts_with("HTTP/1.1 ") || (text.is_empty() && end.is_err()),
+                "{method} {answer:?}: {text:?}"
+            );
+            assert!(lengths + chunked <= 1, "{method} {answer:?}: {text:?}");
+            assert!(!text.contains("more than was said"), "{text:?}");
+        }
+    }
+}

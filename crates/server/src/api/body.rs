@@ -7,12 +7,14 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use http::{HeaderMap, header};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::BodyExt as _;
 use model::limits::BODY_MAX_BYTES;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 
+/// How much of a body that is too large is read before the connection is closed on the rest.
+const DISCARD_MAX_BYTES: usize = 4 * BODY_MAX_BYTES;
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -63,11 +65,12 @@ impl<S: Send + Sync> FromRequest<S> for RequiredBody {
 
 async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> {
     let (parts, body) = request.into_parts();
-    let announced: Option<u64> = parts
+    let announced: Option<usize> = parts
         .headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|bytes| usize::try_from(bytes).map_or(true, |bytes| bytes > BODY_MAX_BYTES)) {
+    // A client that waits to be told to send is told not to; any other is sending already.
+    if announced.is_some_and(|bytes| bytes > BODY_MAX_BYTES) && parts.headers.contains_key(header::EXPECT) {
         return Err(ApiError::too_large(BODY_MAX_BYTES));
     }
     let bytes = tokio::time::timeout(BODY_TIMEOUT, collect(body))
@@ -93,12 +96,28 @@ async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> 
     }
 }
 
-async fn collect(body: Body) -> Result<bytes::Bytes, ApiError> {
-    match Limited::new(body, BODY_MAX_BYTES).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(BODY_MAX_BYTES)),
-        Err(_) => Err(ApiError::schema("failed to read request body")),
+/// Reads a body up to the limit. What is beyond is read too and dropped, within reason, because a connection that is
+/// closed on unread bytes is reset, and the client would not see why.
+async fn collect(mut body: Body) -> Result<Vec<u8>, ApiError> {
+    let mut kept = Vec::new();
+    let mut total: usize = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| ApiError::schema("failed to read request body"))?;
+        let Some(data) = frame.data_ref() else { continue };
+        total = total.saturating_add(data.len());
+        if total <= BODY_MAX_BYTES {
+            kept.extend_from_slice(data);
+        } else {
+            kept = Vec::new();
+        }
+        if total > DISCARD_MAX_BYTES {
+            break;
+        }
     }
+    if total > BODY_MAX_BYTES {
+        return Err(ApiError::too_large(BODY_MAX_BYTES));
+    }
+    Ok(kept)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -124,10 +124,12 @@ async fn an_end_that_fails_is_told_and_tried_again() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let path = format!("/sandboxes/{id}");
-    *platform.node.kill.lock() = Behaviour::Fails;
-    let reply = platform.call("DELETE", &path, "").await;
-    assert!(!reply.error(500).contains("secret"), "{reply:?}");
-    platform.call("GET", &path, "").await.error(404);
+    for behaviour in [Behaviour::Fails, Behaviour::Panics] {
+        *platform.node.kill.lock() = behaviour;
+        let reply = platform.call("DELETE", &path, "").await;
+        assert!(!reply.error(500).contains("secret"), "{reply:?}");
+        platform.call("GET", &path, "").await.error(404);
+    }
     *platform.node.kill.lock() = Behaviour::Works;
     assert_eq!(platform.call("DELETE", &path, "").await.status, 204);
     platform.call("DELETE", &path, "").await.error(404);

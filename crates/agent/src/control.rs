@@ -52,6 +52,8 @@ pub(crate) async fn init(agent: &Rc<Agent>, request: Request<Incoming>) -> Respo
 fn apply(agent: &Agent, body: &[u8]) -> StatusCode {
     let init: Init = match body {
         [] => Init::default(),
+        // A derived reader would also take an array for a struct.
+        body if body.trim_ascii_start().first() != Some(&b'{') => return StatusCode::BAD_REQUEST,
         body => match serde_json::from_slice(body) {
             Ok(init) => init,
             Err(_) => return StatusCode::BAD_REQUEST,

@@ -305,8 +305,17 @@ fn set_up(prepared: &Prepared) -> Result<(), Stage> {
         if adjust != -1 {
             libc::write(adjust, c"100".as_ptr().cast::<c_void>(), 3);
         }
+        // Raw, because glibc keeps two signals to itself, which a container manager may have left ignored. All zero is
+        // the kernel's action "default" with no flags; 8 is the size of its signal sets.
+        let default_action = [0_u64; 4];
         for signal in 1..=64 {
-            libc::signal(signal, libc::SIG_DFL);
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default_action.as_ptr(),
+                ptr::null_mut::<c_void>(),
+                8,
+            );
         }
         let none: libc::sigset_t = std::mem::zeroed();
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());

@@ -1,0 +1,19 @@
+//! The agent as a process, in namespaces of its own, over its real sockets.
+//!
+//! Making the namespaces needs root; without it every test says so and passes. `AGENT_TESTS_MUST_RUN=1` makes that a
+//! failure.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, its helpers included, and says why it is skipped"
+)]
+
+mod client;
+mod control;
+mod files;
+mod gate;
+mod process;
+mod pty;
+mod sandbox;
+mod spawner;
+mod sys;

@@ -1,0 +1,739 @@
+//! Processes: started, fed, signalled, listed, connected to.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use protocol::connect::{Code, Codec, Error};
+use protocol::process::{
+    CloseStdinRequest, ConnectRequest, Empty, ListRequest, ListResponse, ProcessConfig, ProcessInput, ProcessSelector,
+    SendInputRequest, SendSignalRequest, StartRequest, UpdateRequest, signal,
+};
+
+use crate::client::{Client, Rest};
+use crate::sandbox::Sandbox;
+
+const CODECS: [Codec; 2] = [Codec::Json, Codec::Proto];
+
+fn config(cmd: &str, args: &[&str]) -> ProcessConfig {
+    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    ProcessConfig {
+        cmd: cmd.to_owned(),
+        args,
+        ..ProcessConfig::default()
+    }
+}
+
+fn shell(script: &str) -> StartRequest {
+    StartRequest {
+        process: Some(config("/bin/sh", &["-c", script])),
+        stdin: Some(false),
+        ..StartRequest::default()
+    }
+}
+
+fn pid(pid: u32) -> Option<ProcessSelector> {
+    Some(ProcessSelector {
+        pid: Some(pid),
+        tag: None,
+    })
+}
+
+fn tag(tag: &str) -> Option<ProcessSelector> {
+    Some(ProcessSelector {
+        pid: None,
+        tag: Some(tag.to_owned()),
+    })
+}
+
+async fn run(client: &mut Client, codec: Codec, request: &StartRequest) -> Rest {
+    let mut events = client.stream(codec, "Start", request).await;
+    assert!(events.started().await > 1);
+    events.rest().await
+}
+
+async fn kill(client: &mut Client, process: Option<ProcessSelector>, signal: i32) -> Result<Empty, Error> {
+    client
+        .unary(Codec::Json, "SendSignal", &SendSignalRequest { process, signal })
+        .await
+}
+
+#[tokio::test]
+async fn output_and_exit_codes() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut client = sandbox.client().await;
+    for codec in CODECS {
+        let rest = run(&mut client, codec, &shell("echo out; echo err >&2")).await;
+        assert_eq!((rest.out(), rest.err()), ("out\n", "err\n"));
+        assert_eq!(rest.exit(), (0, true, "exit status 0", None));
+        let rest = run(&mut client, codec, &shell("exit 42")).await;
+        assert_eq!(rest.exit(), (42, true, "exit status 42", Some("exit status 42")));
+        let rest = run(&mut client, codec, &shell("kill -SEGV $$")).await;
+        let (code, exited, status, error) = rest.exit();
+        assert_eq!((code, exited, Some(status)), (-1, false, error));
+        assert!(status.starts_with("signal: segmentation fault"), "{status}");
+        // More than any pipe or queue holds, complete and in order.
+        let rest = run(&mut client, codec, &shell("seq 1 200000")).await;
+        let expect: String = (1..=200_000).map(|number| format!("{number}\n")).collect();
+        assert!(rest.out() == expect);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_executed() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut client = sandbox.client().await;
+    let plain = sandbox.path("plain");
+    std::fs::write(&plain, "echo $0 $1 ran").unwrap();
+    let script = plain.to_str().unwrap();
+    for codec in CODECS {
+        for (cmd, code, reason) in [
+            ("no-such-program", 127, "no-such-program: No such file or directory\n"),
+            ("/no/such", 127, "/no/such: No such file or directory\n"),
+            ("", 127, ": No such file or directory\n"),
+            ("/etc/passwd", 126, "/etc/passwd: Permission denied\n"),
+            ("/tmp", 126, "/tmp: Permission denied\n"),
+        ] {
+            let request = StartRequest {
+                process: Some(config(cmd, &["x"])),
+                ..StartRequest::default()
+            };
+            let rest = run(&mut client, codec, &request).await;
+            assert_eq!((rest.exit().0, rest.err()), (code, reason), "{cmd}");
+        }
+    }
+    std::fs::set_permissions(&plain, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let request = StartRequest {
+        process: Some(config(script, &["arg"])),
+        ..StartRequest::default()
+    };
+    assert_eq!(
+        run(&mut client, Codec::Json, &request).await.out(),
+        format!("{script} arg ran\n")
+    );
+}
+
+#[tokio::test]
+async fn the_environment_and_the_user() {
+    let init = r#"{"envVars":{"A":"init","B":"init","E2B_SANDBOX":"no","HOME":"/h"},"sandboxId":"s"}"#;
+    let Some(sandbox) = Sandbox::ready(init).await else {
+        return;
+    };
+    let home = sandbox.path("home/user");
+    for codec in CODECS {
+        let mut request = StartRequest {
+            process: Some(config("env", &[])),
+            ..StartRequest::default()
+        };
+        let envs = [("B", "request"), ("E2B_SANDBOX_ID", "mine"), ("HOME", "/mine")];
+        let envs = envs.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        request.process.as_mut().unwrap().envs = envs.into_iter().collect();
+        let mut client = sandbox.client().await.user("user");
+        let rest = run(&mut client, codec, &request).await;
+        let mut lines: Vec<_> = rest.out().lines().collect();
+        lines.sort_unstable();
+        let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let expect = [
+            "A=init",
+            "B=request",
+            "E2B_SANDBOX=true",
+            "E2B_SANDBOX_ID=mine",
+            "HOME=/mine",
+            "LOGNAME=user",
+        ];
+        assert_eq!(lines, [expect.as_slice(), &[path, "USER=user"]].concat());
+
+        let script = "id -u; id -g; id -G; pwd; umask; cat /proc/self/oom_score_adj; \
+                      grep -E '^(SigIgn|SigBlk)' /proc/self/status; ls /proc/self/fd | wc -l";
+        let rest = run(&mut client, codec, &shell(script)).await;
+        let none = "0000000000000000";
+        // `ls` has its directory open besides stdin, stdout and stderr.
+        let expect = format!(
+            "1000\n1000\n1000 2000\n{}\n0022\n100\nSigBlk:\t{none}\nSigIgn:\t{none}\n4\n",
+            home.display()
+        );
+        assert_eq!(rest.out(), expect);
+        let rest = run(&mut sandbox.client().await, codec, &shell("id -u; id -G; echo $PPID")).await;
+        assert_eq!(rest.out(), "0\n0\n1\n");
+    }
+}
+
+#[tokio::test]
+async fn working_directories() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    std::fs::create_dir(sandbox.path("closed")).unwrap();
+    std::fs::set_permissions(
+        sandbox.path("closed"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o700),
+    )
+    .unwrap();
+    std::fs::create_dir(sandbox.path("home/user/sub")).unwrap();
+    let closed = sandbox.path("closed").display().to_string();
+    let passwd = sandbox.path("passwd").display().to_string();
+    let home = sandbox.path("home/user").display().to_string();
+    let request = |cwd: &str| {
+        let mut config = config("pwd", &[]);
+        config.cwd = Some(cwd.to_owned());
+        StartRequest {
+            process: Some(config),
+            ..StartRequest::default()
+        }
+    };
+    for codec in CODECS {
+        let mut client = sandbox.client().await.user("user");
+        for (cwd, expect) in [
+            ("/usr", "/usr"),
+            ("", &home),
+            ("~", &home),
+            ("sub", &format!("{home}/sub")),
+        ] {
+            assert_eq!(
+                run(&mut client, codec, &request(cwd)).await.out(),
+                format!("{expect}\n"),
+                "{cwd}"
+            );
+        }
+        for (cwd, message) in [
+            ("/no/where", "cwd '/no/where' does not exist".to_owned()),
+            (
+                &closed,
+                format!("error starting process 'pwd': chdir {closed}: permission denied"),
+            ),
+            (
+                &passwd,
+                format!("error starting process 'pwd': chdir {passwd}: not a directory"),
+            ),
+            (
+                "~root",
+                "failed to expand path '~root' for user 'user': cannot expand user-specific home dir".to_owned(),
+            ),
+        ] {
+            let error = client.stream(codec, "Start", &request(cwd)).await.failed().await;
+            assert_eq!((error.code, error.message), (Code::InvalidArgument, message));
+        }
+        let mut lost = sandbox.client().await.user("lost");
+        let error = lost.stream(codec, "Start", &request("")).await.failed().await;
+        assert_eq!(error.message, "cwd '/nowhere' does not exist");
+    }
+    sandbox
+        .host()
+        .await
+        .post("/init", r#"{"defaultWorkdir":"/usr","defaultUser":"user"}"#)
+        .await;
+    let mut client = sandbox.client().await;
+    assert_eq!(run(&mut client, Codec::Json, &request("")).await.out(), "/usr\n");
+    assert_eq!(
+        run(&mut client, Codec::Json, &request("sub")).await.out(),
+        format!("{home}/sub\n")
+    );
+}
+
+#[tokio::test]
+async fn two_megabytes_of_arguments_and_environment() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut client = sandbox.client().await;
+    for codec in CODECS {
+        // One string may have 128 KiB, all together a quarter of the stack limit of 8 MiB.
+        let mut request = shell("echo ${#A} $#");
+        let config = request.process.as_mut().unwrap();
+        config.args.extend((0..8).map(|_| "x".repeat(100_000)));
+        config.envs.insert("A".to_owned(), "a".repeat(100_000));
+        config
+            .envs
+            .extend((0..10).map(|number| (format!("B{number}"), "b".repeat(100_000))));
+        assert_eq!(run(&mut client, codec, &request).await.out(), "100000 7\n");
+        request.process.as_mut().unwrap().args.push("y".repeat(200_000));
+        let rest = run(&mut client, codec, &request).await;
+        assert_eq!((rest.exit().0, rest.err()), (126, "/bin/sh: Argument list too long\n"));
+        request
+            .process
+            .as_mut()
+            .unwrap()
+            .envs
+            .insert("N".to_owned(), "a\0b".to_owned());
+        assert_eq!(
+            client.stream(codec, "Start", &request).await.failed().await.code,
+            Code::InvalidArgument
+        );
+    }
+}
+
+#[tokio::test]
+async fn signals_and_lists() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut other = sandbox.client().await;
+    for codec in CODECS {
+        for (number, status) in [(signal::KILL, "signal: killed"), (signal::TERM, "signal: terminated")] {
+            let mut client = sandbox.client().await;
+            let mut request = shell("echo ready; exec sleep 1000");
+            request.tag = Some("sleeper".to_owned());
+            request
+                .process
+                .as_mut()
+                .unwrap()
+                .envs
+                .insert("K".to_owned(), "V".to_owned());
+            let mut events = client.stream(codec, "Start", &request).await;
+            let started = events.started().await;
+            events.until("ready").await;
+            let list: ListResponse = other.unary(codec, "List", &ListRequest {}).await.unwrap();
+            let [listed] = list.processes.as_slice() else {
+                panic!("{list:?}")
+            };
+            assert_eq!((listed.pid, listed.tag.as_deref()), (started, Some("sleeper")));
+            assert_eq!(listed.config, request.process);
+
+            let message = SendSignalRequest {
+                process: tag("sleeper"),
+                signal: number,
+            };
+            other.unary::<Empty>(codec, "SendSignal", &message).await.unwrap();
+            let rest = events.rest().await;
+            assert_eq!(rest.exit(), (-1, false, status, Some(status)));
+            let list: ListResponse = other.unary(codec, "List", &ListRequest {}).await.unwrap();
+            assert_eq!(list.processes, []);
+            let error = other.unary::<Empty>(codec, "SendSignal", &message).await.unwrap_err();
+            assert_eq!(
+                (error.code, error.message.as_str()),
+                (Code::NotFound, "process with tag sleeper not found")
+            );
+        }
+        let error = kill(&mut other, pid(999_999), signal::KILL).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (Code::NotFound, "process with pid 999999 not found")
+        );
+        assert_eq!(
+            kill(&mut other, None, signal::KILL).await.unwrap_err().code,
+            Code::Unimplemented
+        );
+        let mut client = sandbox.client().await;
+        let mut events = client.stream(codec, "Start", &shell("sleep 1000")).await;
+        let started = events.started().await;
+        let error = kill(&mut other, pid(started), 0).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (Code::Unimplemented, "invalid signal: SIGNAL_UNSPECIFIED")
+        );
+        assert_eq!(
+            kill(&mut other, pid(started), 1).await.unwrap_err().code,
+            Code::Unimplemented
+        );
+        kill(&mut other, pid(started), signal::KILL).await.unwrap();
+        events.rest().await;
+    }
+}
+
+#[tokio::test]
+async fn stdin() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut other = sandbox.client().await;
+    for codec in CODECS {
+        for stdin in [None, Some(true)] {
+            let mut client = sandbox.client().await;
+            let request = StartRequest {
+                process: Some(config("cat", &[])),
+                stdin,
+                ..StartRequest::default()
+            };
+            let mut events = client.stream(codec, "Start", &request).await;
+            let process = pid(events.started().await);
+            let input = |bytes: &[u8]| SendInputRequest {
+                process: process.clone(),
+                input: Some(ProcessInput {
+                    stdin: Some(Bytes::copy_from_slice(bytes)),
+                    pty: None,
+                }),
+            };
+            other
+                .unary::<Empty>(codec, "SendInput", &input(b"one\n"))
+                .await
+                .unwrap();
+            assert_eq!(events.until("\n").await, "one\n");
+            other.unary::<Empty>(codec, "SendInput", &input(b"two")).await.unwrap();
+            let mut wrong = input(b"");
+            wrong.input = Some(ProcessInput {
+                stdin: None,
+                pty: Some(Bytes::new()),
+            });
+            let error = other.unary::<Empty>(codec, "SendInput", &wrong).await.unwrap_err();
+            assert!(
+                error.message.starts_with("error writing to tty: tty not assigned"),
+                "{error}"
+            );
+            assert_eq!(error.code, Code::Internal);
+            wrong.input = None;
+            let error = other.unary::<Empty>(codec, "SendInput", &wrong).await.unwrap_err();
+            assert_eq!(error.code, Code::Unimplemented);
+            let close = CloseStdinRequest {
+                process: process.clone(),
+            };
+            other.unary::<Empty>(codec, "CloseStdin", &close).await.unwrap();
+            let rest = events.rest().await;
+            assert_eq!((rest.out(), rest.exit().0), ("two", 0));
+        }
+        // Closed or never there.
+        for (stdin, close_first) in [(Some(false), false), (Some(true), true)] {
+            let mut client = sandbox.client().await;
+            let mut request = shell("exec sleep 1000");
+            request.stdin = stdin;
+            let mut events = client.stream(codec, "Start", &request).await;
+            let process = pid(events.started().await);
+            for _ in 0..2 * usize::from(close_first) {
+                let close = CloseStdinRequest {
+                    process: process.clone(),
+                };
+                other.unary::<Empty>(codec, "CloseStdin", &close).await.unwrap();
+            }
+            let input = Some(ProcessInput {
+                stdin: Some(Bytes::from_static(b"x")),
+                pty: None,
+            });
+            let message = SendInputRequest {
+                process: process.clone(),
+                input,
+            };
+            let error = other.unary::<Empty>(codec, "SendInput", &message).await.unwrap_err();
+            assert_eq!(error.code, Code::Internal);
+            assert_eq!(error.message, "error writing to stdin: stdin not enabled or closed");
+            let resize = UpdateRequest {
+                process: process.clone(),
+                pty: Some(protocol::process::Pty::default()),
+            };
+            let error = other.unary::<Empty>(codec, "Update", &resize).await.unwrap_err();
+            assert_eq!(error.message, "error resizing tty: tty not assigned to process");
+            other
+                .unary::<Empty>(
+                    codec,
+                    "Update",
+                    &UpdateRequest {
+                        process: process.clone(),
+                        pty: None,
+                    },
+                )
+                .await
+                .unwrap();
+            kill(&mut other, process, signal::KILL).await.unwrap();
+            events.rest().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn input_waits_for_the_reader() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut client = sandbox.client().await;
+    let mut request = shell("read line; echo got $line; wc -c");
+    request.stdin = Some(true);
+    let mut events = client.stream(Codec::Proto, "Start", &request).await;
+    let process = pid(events.started().await);
+    // A megabyte does not fit the pipe, so this stands until the process reads.
+    let bytes: Vec<u8> = std::iter::repeat_n(b'x', 1 << 20).collect();
+    let input = Some(ProcessInput {
+        stdin: Some(Bytes::from(bytes)),
+        pty: None,
+    });
+    let message = SendInputRequest {
+        process: process.clone(),
+        input,
+    };
+    let mut late = sandbox.client().await.with("connect-timeout-ms", "100");
+    let mut sleeper_client = sandbox.client().await;
+    let mut sleeping = shell("sleep 1000");
+    sleeping.stdin = Some(true);
+    let mut sleeper = sleeper_client.stream(Codec::Json, "Start", &sleeping).await;
+    let sleeper_pid = pid(sleeper.started().await);
+    let to_sleeper = SendInputRequest {
+        process: sleeper_pid.clone(),
+        input: message.input.clone(),
+    };
+    let error = late
+        .unary::<Empty>(Codec::Proto, "SendInput", &to_sleeper)
+        .await
+        .unwrap_err();
+    assert_eq!(error.code, Code::DeadlineExceeded);
+
+    let mut other = sandbox.client().await;
+    let first = ProcessInput {
+        stdin: Some(Bytes::from_static(b"line\n")),
+        pty: None,
+    };
+    let first = SendInputRequest {
+        process: process.clone(),
+        input: Some(first),
+    };
+    other.unary::<Empty>(Codec::Proto, "SendInput", &first).await.unwrap();
+    other.unary::<Empty>(Codec::Proto, "SendInput", &message).await.unwrap();
+    other
+        .unary::<Empty>(Codec::Proto, "CloseStdin", &CloseStdinRequest { process })
+        .await
+        .unwrap();
+    assert_eq!(events.rest().await.out(), "got line\n1048576\n");
+    kill(&mut other, sleeper_pid, signal::KILL).await.unwrap();
+}
+
+#[tokio::test]
+async fn connecting_to_the_living_and_the_dead() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut other = sandbox.client().await;
+    for codec in CODECS {
+        let mut client = sandbox.client().await;
+        let mut request = shell("echo early; read line; echo got $line; exit 7");
+        request.stdin = Some(true);
+        request.tag = Some(format!("{codec:?}"));
+        let mut starter = client.stream(codec, "Start", &request).await;
+        let started = starter.started().await;
+        starter.until("early").await;
+        let mut second_client = sandbox.client().await;
+        let connect = ConnectRequest {
+            process: tag(&format!("{codec:?}")),
+        };
+        let mut second = second_client.stream(codec, "Connect", &connect).await;
+        assert_eq!(second.started().await, started);
+        // The starter leaves; the process and the other listener stay.
+        drop(starter);
+        drop(client);
+        let input = Some(ProcessInput {
+            stdin: Some(Bytes::from_static(b"x\n")),
+            pty: None,
+        });
+        let message = SendInputRequest {
+            process: pid(started),
+            input,
+        };
+        other.unary::<Empty>(codec, "SendInput", &message).await.unwrap();
+        let rest = second.rest().await;
+        assert_eq!((rest.out(), rest.exit().0), ("got x\n", 7));
+
+        for selector in [pid(started), tag(&format!("{codec:?}"))] {
+            let mut events = other
+                .stream(codec, "Connect", &ConnectRequest { process: selector })
+                .await;
+            assert_eq!(events.started().await, started);
+            let rest = events.rest().await;
+            assert_eq!((rest.out(), rest.exit().0), ("", 7));
+        }
+        let error = other
+            .stream(codec, "Connect", &ConnectRequest { process: tag("no") })
+            .await
+            .failed()
+            .await;
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (Code::NotFound, "process with tag no not found")
+        );
+        let error = other
+            .stream(codec, "Connect", &ConnectRequest { process: None })
+            .await
+            .failed()
+            .await;
+        assert_eq!(error.code, Code::Unimplemented);
+    }
+}
+
+#[tokio::test]
+async fn deadlines_kill() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    for codec in CODECS {
+        let begun = Instant::now();
+        let mut client = sandbox.client().await.with("connect-timeout-ms", "300");
+        let mut request = shell("echo going; exec sleep 1000");
+        request.tag = Some("doomed".to_owned());
+        let mut events = client.stream(codec, "Start", &request).await;
+        let started = events.started().await;
+        let rest = events.rest().await;
+        assert_eq!(rest.error.unwrap().code, Code::DeadlineExceeded);
+        assert!(begun.elapsed() >= Duration::from_millis(290));
+        let mut other = sandbox.client().await;
+        let mut events = other
+            .stream(codec, "Connect", &ConnectRequest { process: pid(started) })
+            .await;
+        events.started().await;
+        assert_eq!(events.rest().await.exit().2, "signal: killed");
+
+        // On Connect it ends the stream only.
+        let mut events = other.stream(codec, "Start", &shell("exec sleep 1000")).await;
+        let started = events.started().await;
+        let mut watcher = client
+            .stream(codec, "Connect", &ConnectRequest { process: pid(started) })
+            .await;
+        watcher.started().await;
+        assert_eq!(watcher.rest().await.error.unwrap().code, Code::DeadlineExceeded);
+        let mut third = sandbox.client().await;
+        kill(&mut third, pid(started), signal::KILL).await.unwrap();
+        events.rest().await;
+
+        let mut invalid = sandbox.client().await.with("connect-timeout-ms", "soon");
+        let error = invalid.stream(codec, "Start", &shell("true")).await.failed().await;
+        assert_eq!(error.code, Code::InvalidArgument);
+        let mut none = sandbox.client().await.with("connect-timeout-ms", "0");
+        assert_eq!(run(&mut none, codec, &shell("sleep 0.1")).await.exit().0, 0);
+    }
+}
+
+#[tokio::test]
+async fn descendants_hold_the_end_back_until_somebody_kills() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut other = sandbox.client().await;
+    let mut client = sandbox.client().await;
+    let rest = run(&mut client, Codec::Json, &shell("(sleep 0.3; echo late) & echo soon")).await;
+    assert_eq!((rest.out(), rest.exit().0), ("soon\nlate\n", 0));
+
+    let mut events = client
+        .stream(Codec::Json, "Start", &shell("sleep 1000 & echo out; exit 3"))
+        .await;
+    let started = events.started().await;
+    events.until("out").await;
+    kill(&mut other, pid(started), signal::KILL).await.unwrap();
+    // Its own exit code: it was over before.
+    assert_eq!(events.rest().await.exit().0, 3);
+
+    // What a process wrote before it was killed is not lost, whoever else holds the pipe.
+    let marker = sandbox.path("written");
+    let mut request = shell(&format!(
+        "sleep 1000 & echo last words; echo > {}; read x",
+        marker.display()
+    ));
+    request.stdin = Some(true);
+    let mut events = client.stream(Codec::Json, "Start", &request).await;
+    let started = events.started().await;
+    while !marker.exists() {
+        assert_eq!(other.get("/health").await.status, 204);
+    }
+    kill(&mut other, pid(started), signal::TERM).await.unwrap();
+    let rest = events.rest().await;
+    assert_eq!((rest.out(), rest.exit().2), ("last words\n", "signal: terminated"));
+}
+
+#[tokio::test]
+async fn output_without_listeners_is_discarded() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let marker = sandbox.path("done");
+    let mut client = sandbox.client().await;
+    // Far more than the pipe holds: it could not finish if nobody read.
+    let script = format!("echo started; read x; seq 1 300000; echo > {}", marker.display());
+    let mut request = shell(&script);
+    request.stdin = Some(true);
+    let mut events = client.stream(Codec::Json, "Start", &request).await;
+    let started = events.started().await;
+    events.until("started").await;
+    drop(events);
+    drop(client);
+    let mut other = sandbox.client().await;
+    other
+        .unary::<Empty>(Codec::Json, "CloseStdin", &CloseStdinRequest { process: pid(started) })
+        .await
+        .unwrap();
+    let mut watcher = sandbox.client().await;
+    let mut events = watcher
+        .stream(Codec::Json, "Connect", &ConnectRequest { process: pid(started) })
+        .await;
+    events.started().await;
+    assert_eq!(events.rest().await.exit().0, 0);
+    assert!(marker.exists());
+}
+
+#[tokio::test]
+async fn slow_listeners_slow_the_process_down() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut client = sandbox.client().await;
+    let mut events = client
+        .stream(Codec::Proto, "Start", &shell("exec head -c 200000000 /dev/zero"))
+        .await;
+    let started = events.started().await;
+    // Nobody reads the stream now, so the process waits and the agent does not swell.
+    let mut other = sandbox.client().await;
+    let mut quiet = 0;
+    let mut last = 0;
+    while quiet < 20 {
+        assert_eq!(other.get("/health").await.status, 204);
+        let memory = sandbox.memory("RssAnon");
+        assert!(memory < 20_000, "{memory} kB");
+        quiet = if memory == last { quiet + 1 } else { 0 };
+        last = memory;
+    }
+    let list: ListResponse = other.unary(Codec::Json, "List", &ListRequest {}).await.unwrap();
+    assert_eq!(list.processes[0].pid, started);
+    let rest = events.rest().await;
+    assert_eq!(rest.stdout.len(), 200_000_000);
+    assert_eq!(rest.exit().0, 0);
+}
+
+#[tokio::test]
+async fn keepalives_fill_silence() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    for codec in CODECS {
+        let mut client = sandbox.client().await.with("keepalive-ping-interval", "1");
+        let rest = run(&mut client, codec, &shell("sleep 1.5; echo x")).await;
+        assert_eq!((rest.keepalives, rest.out()), (1, "x\n"));
+        let mut client = sandbox.client().await.with("keepalive-ping-interval", "-1");
+        assert_eq!(run(&mut client, codec, &shell("true")).await.keepalives, 0);
+    }
+}
+
+#[tokio::test]
+async fn orphans_are_reaped() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut client = sandbox.client().await;
+    run(
+        &mut client,
+        Codec::Json,
+        &shell("for i in $(seq 100); do (true &) ; done"),
+    )
+    .await;
+    let count = shell("cat /proc/[0-9]*/status | grep -c '^State:.Z'");
+    while run(&mut client, Codec::Json, &count).await.out() != "0\n" {}
+}
+
+#[tokio::test]
+async fn many_at_once() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut running = Vec::new();
+    for number in 0..50 {
+        let mut client = sandbox.client().await;
+        running.push(tokio::spawn(async move {
+            for round in 0..4 {
+                let rest = run(
+                    &mut client,
+                    Codec::Json,
+                    &shell(&format!("echo {number} {round}; exit {round}")),
+                )
+                .await;
+                assert_eq!(rest.out(), format!("{number} {round}\n"));
+                assert_eq!(rest.exit().0, round);
+            }
+        }));
+    }
+    for task in running {
+        task.await.unwrap();
+    }
+}

@@ -1,0 +1,73 @@
+//! Life without a spawner, and with the next one.
+
+use protocol::connect::{Code, Codec};
+use protocol::process::{ProcessConfig, StartRequest};
+
+use crate::sandbox::Sandbox;
+use crate::sys;
+
+fn echo() -> StartRequest {
+    let config = ProcessConfig {
+        cmd: "echo".to_owned(),
+        args: vec!["hi".to_owned()],
+        ..ProcessConfig::default()
+    };
+    StartRequest {
+        process: Some(config),
+        ..StartRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn a_killed_spawner_is_reported_and_replaced() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let program = sys::c_path(std::path::Path::new(env!("CARGO_BIN_EXE_ringfence-agent")));
+    for _ in 0..2 {
+        let mut host = sandbox.host().await;
+        let watch = tokio::spawn(async move { host.get("/spawner").await });
+        let mut client = sandbox.client().await;
+        let mut events = client.stream(Codec::Json, "Start", &echo()).await;
+        events.started().await;
+        assert_eq!(events.rest().await.out(), "hi\n");
+        assert!(!watch.is_finished());
+
+        for pid in sandbox.children("spawner") {
+            sys::kill(pid, libc::SIGKILL);
+        }
+        assert_eq!(watch.await.unwrap().text(), r#"{"alive":false}"#);
+        assert_eq!(sandbox.host().await.get("/spawner").await.text(), r#"{"alive":false}"#);
+        let error = client.stream(Codec::Json, "Start", &echo()).await.failed().await;
+        assert_eq!(error.code, Code::Unavailable);
+
+        // Nobody but root may take its place.
+        let socket = protocol::agent::SPAWNER_SOCKET;
+        assert!(!sys::is_served_inside(
+            sandbox.agent,
+            1000,
+            socket,
+            libc::SOCK_SEQPACKET,
+            b"x"
+        ));
+        sys::start_spawner(sandbox.agent, &program);
+        // It connects in its own time; until then the answer is the same.
+        let mut events = loop {
+            let mut events = client.stream(Codec::Json, "Start", &echo()).await;
+            match events.next().await {
+                Ok(event) if event.start.is_some() => break events,
+                Ok(event) => panic!("{event:?}"),
+                Err(end) => assert_eq!(end.error.unwrap().code, Code::Unavailable),
+            }
+        };
+        let mut out = String::new();
+        while let Ok(event) = events.next().await {
+            out.push_str(&String::from_utf8_lossy(
+                &event.data.unwrap_or_default().stdout.unwrap_or_default(),
+            ));
+        }
+        assert_eq!(out, "hi\n");
+        // Its children are the agent's, so nothing is left unreaped.
+        assert_eq!(sandbox.children("spawner").len(), 1);
+    }
+}

@@ -102,6 +102,8 @@ pub(crate) enum ExtendError {
     Stopping,
     #[error("it is gone")]
     Gone,
+    #[error("the task that changed it broke off")]
+    BrokeOff,
 }
 
 /// How a deadline changes.
@@ -231,6 +233,19 @@ impl Platform {
 
     /// Changes when a sandbox ends, and returns its row.
     pub(crate) async fn set_deadline(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        deadline: Deadline,
+    ) -> Result<SandboxRow, ExtendError> {
+        let (platform, live) = (Arc::clone(self), Arc::clone(live));
+        // A client that hangs up must not leave a row that memory does not follow.
+        let task = self
+            .work
+            .spawn(async move { platform.set_deadline_on_task(&live, deadline).await });
+        task.await.unwrap_or(Err(ExtendError::BrokeOff))
+    }
+
+    async fn set_deadline_on_task(
         self: &Arc<Self>,
         live: &Arc<Live>,
         deadline: Deadline,

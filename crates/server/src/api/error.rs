@@ -169,6 +169,7 @@ impl ApiError {
             ExtendError::Store(error) => error.into(),
             ExtendError::Stopping => Self::stopping(id),
             ExtendError::Gone => Self::no_sandbox(id),
+            ExtendError::BrokeOff => Self::internal().caused_by(error),
         }
     }
 }

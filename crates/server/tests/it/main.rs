@@ -1,6 +1,7 @@
 //! The server as its clients meet it: over sockets, with a database in a temporary directory and a fake node.
 
 mod auth;
+mod connections;
 mod create;
 mod drain;
 mod errors;

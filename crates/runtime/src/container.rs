@@ -58,13 +58,22 @@ pub struct Container {
 struct Launcher {
     socket: OwnedFd,
     process: Child,
+    /// It did not answer in time, so it will not notice that its socket closes either.
+    stuck: bool,
 }
+
+/// How long a launcher may take for one sandbox. It takes milliseconds; the bound is for a host that has come to a
+/// stop, so that a create fails instead of waiting for ever.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Drop for Launcher {
     fn drop(&mut self) {
         // Closing the socket ends it; a new socket pair's other half takes its place for the moment.
         if let Ok((unconnected, _)) = UnixStream::pair() {
             self.socket = unconnected.into();
+        }
+        if self.stuck {
+            let _ = self.process.kill();
         }
         let _ = self.process.wait();
     }
@@ -108,6 +117,7 @@ impl Container {
             disk::make_template(&data_dir, disk_mb)?;
         }
         raise_open_files_of_host();
+        load_interface_module();
         let tree = tree_of(&data_dir, settings.unlimited)?;
         tree.create()?;
         let region = Region::of_hash(path_hash(&data_dir));
@@ -144,7 +154,7 @@ impl Container {
     }
 
     fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let launcher = {
+        let mut launcher = {
             let mut free = self.free.lock();
             loop {
                 match free.pop() {
@@ -160,6 +170,7 @@ impl Container {
         let launcher = match &answer {
             Ok(_) => Ok(launcher),
             Err(_) => {
+                launcher.stuck = true;
                 drop(launcher);
                 self.launchers_lock()
                     .and_then(|lock| Launcher::start(&self.hello, &lock))
@@ -215,7 +226,12 @@ impl Launcher {
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::from(lock.try_clone()?))
             .spawn()?;
-        let launcher = Self { socket, process };
+        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(LAUNCH_TIMEOUT))?;
+        let launcher = Self {
+            socket,
+            process,
+            stuck: false,
+        };
         wire::send_message(&launcher.socket, hello, &[])?;
         match wire::receive_message(&launcher.socket)? {
             Some((Reply::Ready, _)) => Ok(launcher),
@@ -372,4 +388,22 @@ fn raise_open_files_of_host() {
     if have < i64::MAX.unsigned_abs() {
         let _ = fs::write(PATH, i64::MAX.to_string());
     }
+}
+
+/// Loads the module of the interfaces that stand for `eth0`. The kernel would load it by itself, and would then make
+/// an interface for the host, too. Where this does not work, because modules are built in or modprobe is not there,
+/// the launchers find out what there is.
+fn load_interface_module() {
+    [("dummy", "numdummies=0"), ("ifb", "numifbs=0")]
+        .iter()
+        .any(|(module, none)| {
+            Command::new("modprobe")
+                .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+                .args(["-q", module, none])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success())
+        });
 }

@@ -1,6 +1,13 @@
 //! The container driver on the real kernel, as root. Not a libtest binary: the driver executes `/proc/self/exe` as its
 //! launcher and as the agent, so this program has to be able to play those parts too.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test program of its own"
+)]
+
 use std::fs;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -23,6 +30,9 @@ const RESOURCES: Resources = Resources {
     pids: 20,
 };
 
+/// A name and what it promises.
+type Test = (&'static str, fn(&Container));
+
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("launcher") => return runtime::launcher::main(),
@@ -36,7 +46,7 @@ fn main() -> ExitCode {
         eprintln!("these tests make namespaces and mounts: run them as root");
         return ExitCode::FAILURE;
     }
-    let tests: [(&str, fn(&Container)); 7] = [
+    let tests: [Test; 7] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,

@@ -359,6 +359,9 @@ impl OpenTree {
                     "memory.memsw.limit_in_bytes",
                     &memory.to_string(),
                 ))?;
+                // Version 1 counts socket buffers apart from memory, and the host's bound for them is one for all.
+                let sockets = (memory / SOCKET_MEMORY_SHARE).to_string();
+                optional(write_at(memory_dir.as_fd(), "memory.kmem.tcp.limit_in_bytes", &sockets))?;
                 write_at(pids_dir.as_fd(), "pids.max", &resources.pids.to_string())?;
                 write_at(cpu_dir.as_fd(), "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
                 write_at(cpu_dir.as_fd(), "cpu.cfs_quota_us", &quota_us.to_string())?;
@@ -420,15 +423,22 @@ impl OpenTree {
     }
 }
 
+/// Part of a sandbox's memory that its TCP buffers may take where they are counted apart from it.
+const SOCKET_MEMORY_SHARE: u64 = 4;
+
 /// The kernel's default period for CPU quotas, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// Most processes that all sandboxes together may have: the host's pid space less an eighth, and at least 1,024,
-/// which stay for the host itself.
+/// Most processes that all sandboxes together may have: what the host can have less an eighth, and at least 1,024,
+/// which stay for the host itself. Whichever of the two kernel-wide bounds is lower counts: on large machines that is
+/// often the one on threads.
 fn pids_of_all_sandboxes() -> io::Result<u64> {
-    let text = fs::read_to_string("/proc/sys/kernel/pid_max")?;
-    let pid_max: u64 = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
-    Ok(pid_max.saturating_sub((pid_max / 8).max(1024)).max(64))
+    let bound = |name: &str| -> io::Result<u64> {
+        let text = fs::read_to_string(format!("/proc/sys/kernel/{name}"))?;
+        text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+    };
+    let most = bound("pid_max")?.min(bound("threads-max")?);
+    Ok(most.saturating_sub((most / 8).max(1024)).max(64))
 }
 
 fn optional(result: io::Result<()>) -> io::Result<()> {

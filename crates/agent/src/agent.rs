@@ -11,6 +11,7 @@ use protocol::connect::{Code, Error};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
+use crate::files::Transfers;
 use crate::launcher::Launcher;
 use crate::process::table::Table;
 use crate::settings::Settings;
@@ -28,6 +29,7 @@ pub(crate) struct Agent {
     pub(crate) users: Users,
     pub(crate) launcher: Launcher,
     pub(crate) processes: Table,
+    pub(crate) transfers: Transfers,
     /// Work that outlives the request that began it.
     pub(crate) tasks: TaskTracker,
     memory: Arc<Semaphore>,
@@ -50,6 +52,7 @@ impl Agent {
             users: Users::default(),
             launcher: Launcher::new(spawner)?,
             processes: Table::default(),
+            transfers: Transfers::default(),
             tasks: TaskTracker::new(),
             memory: Arc::new(Semaphore::new(MEMORY_LIMIT)),
         })

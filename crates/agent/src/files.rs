@@ -10,6 +10,7 @@ mod metadata;
 mod multipart;
 mod upload;
 
+use std::cell::Cell;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -25,8 +26,38 @@ use crate::paths;
 use crate::server::Peer;
 use crate::users::User;
 
-/// Bytes that are read or written at once.
+/// Bytes that are read or written at once, at most. Each time costs a switch between two threads.
 const CHUNK: usize = 256 * 1024;
+/// Bytes that one chunk of every transfer may come to together. A transfer holds two or three of them.
+const CHUNKS: usize = 8 * 1024 * 1024;
+
+/// How many transfers there are, by which their memory is shared out: transfers that stand still must not add up.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Transfers(Rc<Cell<usize>>);
+
+/// One of them.
+#[derive(Debug)]
+struct Transfer(Rc<Cell<usize>>);
+
+impl Transfers {
+    fn begin(&self) -> Transfer {
+        self.0.set(self.0.get() + 1);
+        Transfer(self.0.clone())
+    }
+}
+
+impl Transfer {
+    /// Bytes of its next chunk.
+    fn chunk(&self) -> usize {
+        (CHUNKS / self.0.get()).clamp(8 * 1024, CHUNK)
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
 
 /// Why a request for a file failed: the status and the message of the answer.
 #[derive(Debug)]
@@ -76,7 +107,7 @@ pub(crate) async fn serve(agent: &Rc<Agent>, peer: Peer, query: &Query, request:
                 let message = format!("error expanding and resolving path '{}': {error}", claim.path);
                 Failure::new(StatusCode::BAD_REQUEST, message)
             })?;
-            download::send(path, request.headers()).await
+            download::send(path, request.headers(), agent.transfers.begin()).await
         } else {
             upload::receive(agent, user, query.get("path"), request).await
         }

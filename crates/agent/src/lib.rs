@@ -1,6 +1,6 @@
 //! The agent inside a sandbox: its pid 1. It starts and feeds processes, moves files, and reaps.
 //!
-//! Clients reach it over TCP, the host over a unix socket that nothing in the sandbox can use ([`control`]). It runs
+//! Clients reach it over TCP, the host over a unix socket that nothing in the sandbox can use (`control`). It runs
 //! as root of the sandbox, outside the cgroup whose limits hold the workload, so that it answers whatever the workload
 //! does; therefore its own memory must be bounded, and processes are started by the [`spawner`] instead.
 //!

@@ -29,12 +29,13 @@ use crate::agent::{Agent, Caller};
 use crate::http::{self as answers, Body, Query, header_text};
 use crate::{control, files, process, rpc, sys};
 
-/// Client connections at a time. An SDK opens at most 210; each may hold a few hundred kilobytes of buffers.
+/// Client connections at a time. An SDK opens at most 210.
 const CONNECTIONS: usize = 1024;
 /// How long a connection may be idle. Proxies keep theirs up to 620 s and must be the ones to close them.
 const IDLE: Duration = Duration::from_secs(640);
-/// Bytes of a connection's buffers: large enough for fast transfers, and the limit of a request's head.
-const BUFFER: usize = 256 * 1024;
+/// Bytes of a connection's buffer each way, and the limit of a request's head. All connections together may hold
+/// `CONNECTIONS` times twice this, which is the price of being called by code that means harm.
+const BUFFER: usize = 64 * 1024;
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

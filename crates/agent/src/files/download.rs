@@ -17,13 +17,16 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 use tokio::task::JoinHandle;
 
-use super::{CHUNK, Failure, blocking, media_type};
+use super::{Failure, Transfer, blocking, media_type};
 use crate::http::{Body, header_text};
 
 /// The file at `path`, as far as the headers want it.
-pub(super) async fn send(path: PathBuf, headers: &HeaderMap) -> Result<Response<Body>, Failure> {
+pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfer: Transfer) -> Result<Response<Body>, Failure> {
     let name = path.clone();
-    let (file, metadata, first) = blocking(move || open(&path)).await?;
+    let (file, metadata, first) = {
+        let limit = transfer.chunk();
+        blocking(move || open(&path, limit)).await?
+    };
     let size = metadata.len();
     let modified = Timestamp::from_second(metadata.mtime())
         .ok()
@@ -68,13 +71,14 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap) -> Result<Response<
                 growing: true,
                 next: None,
                 first,
+                transfer,
             };
             *response.body_mut() = Body::Stream {
                 stream: Box::pin(stream),
                 length: None,
             };
         }
-        Range::Whole => *response.body_mut() = body(file, first, 0, size),
+        Range::Whole => *response.body_mut() = body(file, first, 0, size, transfer),
         Range::Part { start, end } => {
             answer.insert(
                 header::CONTENT_RANGE,
@@ -83,7 +87,7 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap) -> Result<Response<
             let skip = usize::try_from(start).unwrap_or(usize::MAX).min(first.len());
             let keep = usize::try_from(end).unwrap_or(usize::MAX).min(first.len());
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-            *response.body_mut() = body(file, first.slice(skip..keep), start, end);
+            *response.body_mut() = body(file, first.slice(skip..keep), start, end, transfer);
         }
         Range::Unsatisfiable => {
             answer.insert(header::CONTENT_RANGE, number(format!("bytes */{size}")));
@@ -94,7 +98,7 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap) -> Result<Response<
 }
 
 /// The file, what it is, and its first chunk.
-fn open(path: &PathBuf) -> Result<(Arc<File>, Metadata, Bytes), Failure> {
+fn open(path: &PathBuf, limit: usize) -> Result<(Arc<File>, Metadata, Bytes), Failure> {
     let shown = path.display();
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::new(StatusCode::NOT_FOUND, format!("path '{shown}' does not exist")),
@@ -117,7 +121,7 @@ fn open(path: &PathBuf) -> Result<(Arc<File>, Metadata, Bytes), Failure> {
         if !metadata.is_file() {
             return Ok((metadata, Bytes::new()));
         }
-        Ok((metadata, read_at(&file, 0, CHUNK)?))
+        Ok((metadata, read_at(&file, 0, limit)?))
     };
     let (metadata, first) =
         read().map_err(|error| Failure::internal(&format!("error reading file '{shown}'"), &error))?;
@@ -199,7 +203,7 @@ fn parse_range(header: &str, size: u64) -> Range {
 }
 
 /// Bytes `start` to `end` of a file, of which `first` is there already.
-fn body(file: Arc<File>, first: Bytes, start: u64, end: u64) -> Body {
+fn body(file: Arc<File>, first: Bytes, start: u64, end: u64, transfer: Transfer) -> Body {
     let length = end - start;
     if first.len() as u64 >= length {
         return Body::Full(first.slice(..usize::try_from(length).unwrap_or(first.len())));
@@ -212,6 +216,7 @@ fn body(file: Arc<File>, first: Bytes, start: u64, end: u64) -> Body {
         growing: false,
         next: None,
         first,
+        transfer,
     };
     Body::Stream {
         stream: Box::pin(stream),
@@ -228,12 +233,14 @@ struct Chunks {
     growing: bool,
     next: Option<JoinHandle<io::Result<Bytes>>>,
     first: Bytes,
+    transfer: Transfer,
 }
 
 impl Chunks {
     fn read_ahead(&mut self) {
         if self.offset < self.end {
-            let length = usize::try_from(self.end - self.offset).unwrap_or(CHUNK).min(CHUNK);
+            let limit = self.transfer.chunk();
+            let length = usize::try_from(self.end - self.offset).unwrap_or(limit).min(limit);
             let (file, offset) = (self.file.clone(), self.offset);
             self.next = Some(tokio::task::spawn_blocking(move || read_at(&file, offset, length)));
         }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio::task::JoinHandle;
 
 use super::multipart::{Event, Malformed, Reader};
-use super::{CHUNK, Failure, blocking, ensure, metadata, resolve};
+use super::{Failure, Transfer, blocking, ensure, metadata, resolve};
 use crate::agent::Agent;
 use crate::http::{self as answers, Body, header_text};
 use crate::users::User;
@@ -191,7 +191,8 @@ impl Upload<'_> {
 
     async fn open(&self, path: PathBuf) -> Result<Target, Failure> {
         let user = self.user.clone();
-        blocking(move || Ok(Target::new(open(&path, &user)?, path))).await
+        let (file, path) = blocking(move || Ok((open(&path, &user)?, path))).await?;
+        Ok(Target::new(file, path, self.agent.transfers.begin()))
     }
 
     async fn finish(&self, target: Target) -> Result<Written, Failure> {
@@ -285,23 +286,25 @@ struct Target {
     waiting: Vec<Bytes>,
     waiting_bytes: usize,
     writing: Option<JoinHandle<io::Result<()>>>,
+    transfer: Transfer,
 }
 
 impl Target {
-    fn new(file: File, path: PathBuf) -> Self {
+    fn new(file: File, path: PathBuf, transfer: Transfer) -> Self {
         Self {
             file: Arc::new(file),
             path,
             waiting: Vec::new(),
             waiting_bytes: 0,
             writing: None,
+            transfer,
         }
     }
 
     async fn write(&mut self, data: Bytes) -> io::Result<()> {
         self.waiting_bytes += data.len();
         self.waiting.push(data);
-        if self.waiting_bytes < CHUNK {
+        if self.waiting_bytes < self.transfer.chunk() {
             return Ok(());
         }
         self.settle().await?;

@@ -96,6 +96,13 @@ impl Stream for EventStream {
             }
             Next::Nothing => return Poll::Ready(None),
         }
+        // Before any output, of which there may always be more.
+        if let Some(deadline) = &mut this.deadline
+            && deadline.as_mut().poll(ctx).is_ready()
+        {
+            this.next = Next::Nothing;
+            return Poll::Ready(Some(Ok(connect::end_of_stream(Some(&rpc::late())))));
+        }
         let event = match &mut this.events {
             Events::Ended(end) => {
                 let end = end.clone();
@@ -115,12 +122,6 @@ impl Stream for EventStream {
                 data: Some(data),
                 ..ProcessEvent::default()
             });
-        }
-        if let Some(deadline) = &mut this.deadline
-            && deadline.as_mut().poll(ctx).is_ready()
-        {
-            this.next = Next::Nothing;
-            return Poll::Ready(Some(Ok(connect::end_of_stream(Some(&rpc::late())))));
         }
         if this.keepalive.as_mut().poll(ctx).is_ready() {
             return this.envelope(ProcessEvent {

@@ -9,9 +9,9 @@ use protocol::process::DataEvent;
 use tokio::io::unix::AsyncFd;
 
 use super::table::Process;
+use crate::agent::Agent;
 
-/// Bytes of one event of a pipe, and of what is still read after the end was forced: half and all of what the kernel
-/// keeps in a pipe.
+/// Bytes of one event of a pipe: half of what the kernel keeps in it.
 const PIPE_CHUNK: usize = 32 * 1024;
 /// Bytes of one event of a terminal.
 const TERMINAL_CHUNK: usize = 16 * 1024;
@@ -46,11 +46,12 @@ impl Source {
 }
 
 /// Reads until the end of the output, or until the process was ended by force and what it left is read.
-pub(super) async fn relay(file: Rc<AsyncFd<OwnedFd>>, source: Source, process: Rc<Process>) {
+pub(super) async fn relay(agent: Rc<Agent>, file: Rc<AsyncFd<OwnedFd>>, source: Source, process: Rc<Process>) {
     loop {
+        let limit = source.chunk().min(agent.processes.event_limit());
         let bytes = tokio::select! {
             biased;
-            bytes = read(&file, source.chunk()) => bytes,
+            bytes = read(&file, limit) => bytes,
             () = process.cut() => break,
         };
         let Some(bytes) = bytes else { return };

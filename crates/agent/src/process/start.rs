@@ -147,7 +147,11 @@ async fn launch(agent: Rc<Agent>, job: Job, listener: mpsc::Sender<DataEvent>) -
     let readers: Vec<_> = ends
         .outputs
         .into_iter()
-        .map(|(file, source)| agent.tasks.spawn_local(output::relay(file, source, process.clone())))
+        .map(|(file, source)| {
+            agent
+                .tasks
+                .spawn_local(output::relay(agent.clone(), file, source, process.clone()))
+        })
         .collect();
     if let Some(deadline) = job.deadline {
         agent.tasks.spawn_local(end_at(deadline, process.clone()));

@@ -14,8 +14,11 @@ use tokio_util::sync::CancellationToken;
 use super::input::Input;
 use super::status;
 
-/// Output events that may wait for one listener; at 32 KiB each that is half a megabyte.
-const QUEUE: usize = 16;
+/// Output events that may wait for one listener.
+const QUEUE: usize = 8;
+/// Bytes that one event of every process may come to together, so that listeners who do not listen cost the agent
+/// `QUEUE` times this at most.
+const EVENTS: usize = 8 * 1024 * 1024;
 /// How long the end of a process can still be asked for.
 const RETENTION: Duration = Duration::from_secs(30);
 /// How many ends are kept at most: 100 commands a second for the whole time, in about 1 MB.
@@ -230,6 +233,11 @@ impl Table {
         if retained.is_empty() {
             retained.shrink_to_fit();
         }
+    }
+
+    /// Bytes that one event of a process may have: less, the more processes there are.
+    pub(crate) fn event_limit(&self) -> usize {
+        (EVENTS / self.live.borrow().len().max(1)).max(4096)
     }
 
     /// Processes that have not ended.

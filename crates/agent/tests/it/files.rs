@@ -65,6 +65,30 @@ async fn fifty_megabytes_both_ways_in_bounded_memory() {
 }
 
 #[tokio::test]
+async fn transfers_that_stand_still_do_not_add_up() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    std::fs::write(sandbox.path("large"), vec![7; 20_000_000]).unwrap();
+    let url = format!("/files?path={}", sandbox.path("large").display());
+    let mut stalled = Vec::new();
+    for _ in 0..200 {
+        let mut client = sandbox.client().await;
+        let response = client.request(Method::GET, &url, "", full("")).await;
+        stalled.push((client, response));
+    }
+    let memory = sandbox.memory("RssAnon");
+    assert!(memory < 64 * 1024, "{memory} kB");
+    assert_eq!(sandbox.client().await.get(&url).await.body.len(), 20_000_000);
+    for (_, response) in stalled {
+        assert_eq!(
+            response.into_body().collect().await.unwrap().to_bytes().len(),
+            20_000_000
+        );
+    }
+}
+
+#[tokio::test]
 async fn downloads() {
     let Some(sandbox) = Sandbox::ready(r#"{"defaultUser":"user"}"#).await else {
         return;

@@ -580,6 +580,18 @@ async fn deadlines_kill() {
         kill(&mut third, pid(started), signal::KILL).await.unwrap();
         events.rest().await;
 
+        // However much there is to say.
+        let mut events = other.stream(codec, "Start", &shell("exec cat /dev/zero")).await;
+        let started = events.started().await;
+        drop(events);
+        let mut other = sandbox.client().await;
+        let mut watcher = client
+            .stream(codec, "Connect", &ConnectRequest { process: pid(started) })
+            .await;
+        watcher.started().await;
+        assert_eq!(watcher.rest().await.error.unwrap().code, Code::DeadlineExceeded);
+        kill(&mut other, pid(started), signal::KILL).await.unwrap();
+
         let mut invalid = sandbox.client().await.with("connect-timeout-ms", "soon");
         let error = invalid.stream(codec, "Start", &shell("true")).await.failed().await;
         assert_eq!(error.code, Code::InvalidArgument);
@@ -603,8 +615,10 @@ async fn descendants_hold_the_end_back_until_somebody_kills() {
         .await;
     let started = events.started().await;
     events.until("out").await;
+    // Until it is over, and only the end of its output is missing.
+    let probe = shell(&format!("kill -0 {started} 2>/dev/null"));
+    while run(&mut other, Codec::Json, &probe).await.exit().0 == 0 {}
     kill(&mut other, pid(started), signal::KILL).await.unwrap();
-    // Its own exit code: it was over before.
     assert_eq!(events.rest().await.exit().0, 3);
 
     // What a process wrote before it was killed is not lost, whoever else holds the pipe.

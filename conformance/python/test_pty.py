@@ -47,6 +47,8 @@ def test_interrupt_reaches_the_foreground(sandbox: Sandbox) -> None:
     sandbox.pty.send_stdin(terminal.pid, b"echo 'ali''ve'\n")
     read_until(output, b"alive")
     assert sandbox.pty.kill(terminal.pid) is True
+    with pytest.raises(CommandExitException):
+        terminal.wait()
     assert sandbox.pty.kill(terminal.pid) is False
 
 

@@ -14,3 +14,4 @@ mod listen;
 mod live;
 pub mod server;
 pub mod settings;
+pub mod tls;

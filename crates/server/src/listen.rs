@@ -1,4 +1,5 @@
-//! The one port: accepts connections, tells HTTP/1.1 from HTTP/2, and sends each request to a sandbox or to the API.
+//! The one port: accepts connections, tells TLS from plain HTTP and HTTP/1.1 from HTTP/2, and sends each request to a
+//! sandbox or to the API.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -19,6 +20,7 @@ use proxy::ingress::Ingress;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::client::ClientConnection;
 use proxy::ingress::route::{Route, Target, route};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -26,6 +28,7 @@ use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
 use crate::lifecycle::Platform;
+use crate::tls::{self, Tls};
 
 /// How long a new connection may take until its first request is there.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
@@ -61,17 +64,19 @@ pub(crate) struct Site {
     platform: Arc<Platform>,
     api: Router,
     ingress: Ingress,
+    tls: Option<Tls>,
     phase: AtomicU8,
     /// API requests that are being answered.
     pub(crate) requests: TaskTracker,
 }
 
 impl Site {
-    pub(crate) fn new(platform: Arc<Platform>, api: Router, ingress: Ingress) -> Self {
+    pub(crate) fn new(platform: Arc<Platform>, api: Router, ingress: Ingress, tls: Option<Tls>) -> Self {
         Self {
             platform,
             api,
             ingress,
+            tls,
             phase: AtomicU8::new(Phase::Starting as u8),
             requests: TaskTracker::new(),
         }
@@ -189,14 +194,61 @@ fn is_about_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Serves one connection. Dropping its stream after a cut resets it, so every way out of here is one.
+/// Serves one connection, with TLS or without.
 async fn serve(
     tcp: TcpStream,
     site: Arc<Site>,
     tasks: TaskTracker,
     (stop, abort): (CancellationToken, CancellationToken),
 ) {
+    let deadline = tokio::time::Instant::now() + FIRST_REQUEST;
+    let Some(tls) = site.tls.clone() else {
+        let (stream, client) = ClientConnection::new(tcp);
+        return serve_stream(stream, client, site, tasks, deadline, (stop, abort)).await;
+    };
+    let greeting = async {
+        match tokio::time::timeout_at(deadline, tls::begins(&tcp)).await {
+            Ok(Ok(is_tls)) => Some(is_tls),
+            // Gone, or silent for too long.
+            Ok(Err(_)) | Err(_) => None,
+        }
+    };
+    let is_tls = tokio::select! {
+        biased;
+        () = stop.cancelled() => return,
+        greeting = greeting => greeting,
+    };
     let (stream, client) = ClientConnection::new(tcp);
+    match is_tls {
+        None => {}
+        Some(false) => serve_stream(stream, client, site, tasks, deadline, (stop, abort)).await,
+        Some(true) => {
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                accepted = tls.accept(stream) => accepted,
+            };
+            match accepted {
+                // Boxed, so that plain connections do not carry the room for its state.
+                Ok(stream) => Box::pin(serve_stream(stream, client, site, tasks, deadline, (stop, abort))).await,
+                Err(error) => tracing::debug!(%error, "TLS handshake"),
+            }
+        }
+    }
+}
+
+/// Serves the requests of one connection, the first of which must come before `deadline`. Dropping its stream after a
+/// cut resets it, so every way out of here is one.
+async fn serve_stream<S>(
+    stream: S,
+    client: ClientConnection,
+    site: Arc<Site>,
+    tasks: TaskTracker,
+    deadline: tokio::time::Instant,
+    (stop, abort): (CancellationToken, CancellationToken),
+) where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let began = CancellationToken::new();
     let service = {
         let (client, began) = (client.clone(), began.clone());
@@ -219,7 +271,7 @@ async fn serve(
         .max_concurrent_streams(STREAMS);
     let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let mut first_request = Box::pin(async {
-        if tokio::time::timeout(FIRST_REQUEST, began.cancelled()).await.is_ok() {
+        if tokio::time::timeout_at(deadline, began.cancelled()).await.is_ok() {
             std::future::pending::<()>().await;
         }
     });

@@ -80,6 +80,7 @@ impl Server {
             Arc::clone(&platform),
             api::router(Arc::clone(&platform)),
             Ingress::new(node, streams.clone(), abort.clone()),
+            platform.settings.tls.clone(),
         ));
         let server = Self {
             platform,

@@ -5,6 +5,7 @@ use model::resources::Resources;
 use secrecy::SecretBox;
 
 use crate::clock::Clock;
+use crate::tls::Tls;
 
 /// Settings of a server. Nothing in the crate reads configuration or environment by itself.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct Settings {
     pub resources: Resources,
     /// The time.
     pub clock: Clock,
+    /// The certificate with which the port speaks HTTPS besides HTTP; without one it speaks HTTP only.
+    pub tls: Option<Tls>,
 }
 
 impl Settings {
@@ -33,6 +36,7 @@ impl Settings {
             max_lifetime_s: limits::DEFAULT_MAX_LIFETIME_S,
             resources: Resources::default(),
             clock: Clock::system(),
+            tls: None,
         }
     }
 }

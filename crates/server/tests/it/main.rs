@@ -9,4 +9,5 @@ mod lifetime;
 mod list;
 mod platform;
 mod single;
+mod tls;
 mod traffic;

@@ -23,6 +23,7 @@ use server::clock::Clock;
 use server::keys::hash_api_key;
 use server::server::Server;
 use server::settings::Settings;
+use server::tls::Tls;
 use store::Store;
 use store::keys::ApiKeyRow;
 use store::teams::{TeamRow, UserRow};
@@ -343,13 +344,18 @@ fn settings(clock: &TestClock) -> Settings {
 
 impl TestPlatform {
     pub(crate) async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    /// A platform with a certificate.
+    pub(crate) async fn start_with(tls: Option<Tls>) -> Self {
         let directory = TempDir::new().expect("a directory");
         let store = open(directory.path()).await;
         seed(&store).await;
-        Self::over(directory, store, FakeNode::new(), TestClock::new()).await
+        Self::over(directory, store, FakeNode::new(), TestClock::new(), tls).await
     }
 
-    async fn over(directory: TempDir, store: Store, node: Arc<FakeNode>, clock: TestClock) -> Self {
+    async fn over(directory: TempDir, store: Store, node: Arc<FakeNode>, clock: TestClock, tls: Option<Tls>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("address");
         let stop = CancellationToken::new();
@@ -357,7 +363,10 @@ impl TestPlatform {
             listener,
             store.clone(),
             Arc::clone(&node) as Arc<dyn NodeApi>,
-            settings(&clock),
+            Settings {
+                tls,
+                ..settings(&clock)
+            },
             stop.clone(),
         )
         .await
@@ -380,7 +389,7 @@ impl TestPlatform {
         within(self.server.drained()).await;
         let node = FakeNode::new();
         *node.adoptable.lock() = running;
-        Self::over(self.directory, self.store, node, self.clock).await
+        Self::over(self.directory, self.store, node, self.clock, None).await
     }
 
     pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> Reply {

@@ -1,0 +1,143 @@
+//! TLS on the port that also serves plain HTTP: certificates, the first byte that tells the two apart, the handshake.
+//!
+//! The first byte of a TLS connection is the type of a handshake record, and no HTTP request begins with it. It is
+//! looked at and not taken, so neither protocol sees a difference. A handshake has a bound in time, and there is a bound
+//! on how many run side by side, because each holds buffers before anybody has shown a key. TLS is put on top of
+//! [`ClientStream`], so that a connection that is cut is reset as a plain one is, without a `close_notify` that a
+//! client would take for a proper end.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use proxy::ingress::client::ClientStream;
+use rustls::InconsistentKeys;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use secrecy::zeroize::Zeroize as _;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// How long a handshake may take, with the wait for its turn.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How many handshakes run side by side; each may hold some 20 KiB that its client decides about.
+const HANDSHAKES: usize = 1024;
+/// First byte of every TLS connection: the content type of a handshake record.
+const HANDSHAKE_RECORD: u8 = 0x16;
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The certificates are no PEM.
+    #[error("the certificate file is not readable as PEM: {0}")]
+    Certificate(pem::Error),
+    /// There is no certificate.
+    #[error("the certificate file holds no certificate")]
+    NoCertificate,
+    /// The key is no PEM, or none.
+    #[error("the key file holds no private key in PEM: {0}")]
+    Key(pem::Error),
+    /// The two do not fit together, or are of a kind that is not supported.
+    #[error("the certificate and the key cannot be used: {0}")]
+    Unusable(rustls::Error),
+}
+
+/// The certificate that a server shows. Clones share it, so that it can be replaced while the server runs.
+#[derive(Clone)]
+pub struct Tls {
+    config: Arc<RwLock<Arc<rustls::ServerConfig>>>,
+    turns: Arc<Semaphore>,
+}
+
+impl fmt::Debug for Tls {
+    /// Without the configuration: it holds the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// TLS 1.2 and 1.3 with a chain of certificates, the server's own first, and its private key, both in PEM. Clients
+    /// choose HTTP/2 or HTTP/1.1 by ALPN.
+    ///
+    /// # Errors
+    /// [`TlsError`], which never quotes what it read.
+    pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, TlsError> {
+        Ok(Self {
+            config: Arc::new(RwLock::new(config(certificates, key)?)),
+            turns: Arc::new(Semaphore::new(HANDSHAKES)),
+        })
+    }
+
+    /// Shows another certificate from the next handshake on. Connections that stand are left alone.
+    ///
+    /// # Errors
+    /// As [`Self::from_pem`]; the present certificate then stays.
+    pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), TlsError> {
+        let config = config(certificates, key)?;
+        *self.config.write() = config;
+        Ok(())
+    }
+
+    /// Shakes hands with a client.
+    ///
+    /// # Errors
+    /// When the client does not agree, or takes too long.
+    pub(crate) async fn accept(&self, stream: ClientStream) -> io::Result<TlsStream<ClientStream>> {
+        let handshake = async {
+            let _turn = self.turns.acquire().await.map_err(io::Error::other)?;
+            let acceptor = TlsAcceptor::from(Arc::clone(&self.config.read()));
+            acceptor.accept(stream).await
+        };
+        tokio::time::timeout(HANDSHAKE, handshake)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Whether what a client sends begins as TLS does. The byte stays in the socket.
+///
+/// # Errors
+/// When the connection broke. One that ends without a byte is not TLS.
+pub(crate) async fn begins(tcp: &TcpStream) -> io::Result<bool> {
+    let mut first = [0];
+    let got = tcp.peek(&mut first).await?;
+    Ok(got == 1 && first[0] == HANDSHAKE_RECORD)
+}
+
+/// The one implementation of cryptography in the platform.
+#[must_use]
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+fn config(certificates: &[u8], key: &[u8]) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(certificates)
+        .collect::<Result<_, _>>()
+        .map_err(TlsError::Certificate)?;
+    if chain.is_empty() {
+        return Err(TlsError::NoCertificate);
+    }
+    let mut key = PrivateKeyDer::from_pem_slice(key).map_err(TlsError::Key)?;
+    let signing = aws_lc_rs::sign::any_supported_type(&key);
+    key.zeroize();
+    let certified = CertifiedKey::new(chain, signing.map_err(TlsError::Unusable)?);
+    match certified.keys_match() {
+        // Some kinds of key cannot tell; the first handshake does then.
+        Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
+        Err(error) => return Err(TlsError::Unusable(error)),
+    }
+    let mut config = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Unusable)?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}

@@ -101,6 +101,18 @@ impl Backend {
         }
     }
 
+    /// Whether processes lie in the very group below which the tree would grow, and keep controllers from being enabled
+    /// there. The real root of v2 is free of that rule (and has no `cgroup.type`); what a container sees as the root is
+    /// an ordinary group.
+    #[must_use]
+    pub fn is_occupied(&self) -> bool {
+        let Self::V2(root) = self else { return false };
+        let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
+        let enabled = read("cgroup.subtree_control");
+        let lacking = |name: &&str| !enabled.split_whitespace().any(|have| have == *name);
+        root.join("cgroup.type").exists() && CONTROLLERS.iter().any(lacking) && !read("cgroup.procs").trim().is_empty()
+    }
+
     /// What this host offers.
     ///
     /// # Errors

@@ -85,6 +85,7 @@ impl Drop for Launcher {
 /// When the host has no usable cgroups and `unlimited` does not allow that.
 pub fn tree_of(data_dir: &Path, unlimited: bool) -> io::Result<Tree> {
     let backend = match Backend::detect() {
+        Ok(backend) if unlimited && backend.is_occupied() => Backend::None(data_dir.join("run")),
         Ok(backend) => backend,
         Err(_) if unlimited => Backend::None(data_dir.join("run")),
         Err(why) => {

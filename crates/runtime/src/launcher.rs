@@ -144,7 +144,7 @@ impl Launcher {
             templates: Vec::new(),
             first_id: hello.first_id,
             interface,
-            layer_fds: true,
+            layer_fds: takes_layer_fds().during("open overlayfs")?,
         })
     }
 
@@ -205,12 +205,18 @@ impl Launcher {
 
         let disk = self.make_disk(name, resources.disk_mb, user.as_fd())?;
         stages.end("disk");
+        // For both overlays: what was detached once cannot be attached again.
+        let disk_at = match self.layer_fds {
+            true => None,
+            false => Some(Attached::at(place::DISK, disk.as_fd()).during("attach the disk")?),
+        };
         let root = self
             .overlay(&ROOT_LAYERS, disk.as_fd(), "root", user.as_fd(), base_id)
             .during("mount the root")?;
         let usr = self
             .overlay(&USR_LAYERS, disk.as_fd(), "usr", user.as_fd(), base_id)
             .during("mount /usr")?;
+        drop(disk_at);
         wire::send(setup.as_fd(), b"go", &[root.as_fd(), usr.as_fd()]).during("hand over the file system")?;
         drop((root, usr, disk));
         stages.end("overlay");
@@ -248,9 +254,10 @@ impl Launcher {
         Ok(disk)
     }
 
-    /// An overlay whose layers' ids are mapped into the sandbox, attached nowhere yet.
+    /// An overlay whose layers' ids are mapped into the sandbox, attached nowhere yet. Where overlayfs knows layers by
+    /// path only, the disk is attached at [`place::DISK`], and the others get a path for the length of the mount.
     fn overlay(
-        &mut self,
+        &self,
         layers: &[&str],
         disk: BorrowedFd<'_>,
         upper: &str,
@@ -261,49 +268,36 @@ impl Launcher {
             .iter()
             .map(|path| mapped_layer(path, user))
             .collect::<io::Result<Vec<_>>>()?;
-        let attempt = |by_fd: bool| -> io::Result<OwnedFd> {
-            let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            for (key, value) in [
-                ("index", "on"),
-                ("nfs_export", "on"),
-                ("metacopy", "off"),
-                ("redirect_dir", "off"),
-            ] {
-                rustix::mount::fsconfig_set_string(&fs, key, value)?;
-            }
-            if by_fd {
-                for lower in &lowers {
-                    rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", lower)?;
-                }
-                for part in ["upper", "work"] {
-                    let dir = crate::files::open_dir_at(disk, &format!("{upper}/{part}"))?;
-                    rustix::mount::fsconfig_set_fd(&fs, format!("{part}dir"), &dir)?;
-                }
-                return create_as(&fs, base_id);
-            }
-            // Kernels before 6.13 know layers by path only, so the clones get one for the length of the mount.
-            let mut held = Vec::new();
-            let mut paths = Vec::new();
-            for (index, mount) in lowers.iter().map(AsFd::as_fd).chain([disk]).enumerate() {
-                let path = format!("/layers/{index}");
-                setup::attach(mount, CWD, &path)?;
-                held.push(Attached(path.clone()));
-                paths.push(path);
-            }
-            let disk = paths.pop().unwrap_or_default();
-            rustix::mount::fsconfig_set_string(&fs, "lowerdir", paths.join(":"))?;
-            rustix::mount::fsconfig_set_string(&fs, "upperdir", format!("{disk}/{upper}/upper"))?;
-            rustix::mount::fsconfig_set_string(&fs, "workdir", format!("{disk}/{upper}/work"))?;
-            create_as(&fs, base_id)
-        };
-        match attempt(self.layer_fds) {
-            Err(error) if self.layer_fds && error.raw_os_error() == Some(libc::EINVAL) => {
-                let mounted = attempt(false)?;
-                self.layer_fds = false;
-                Ok(mounted)
-            }
-            other => other,
+        let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        for (key, value) in [
+            ("index", "on"),
+            ("nfs_export", "on"),
+            ("metacopy", "off"),
+            ("redirect_dir", "off"),
+        ] {
+            rustix::mount::fsconfig_set_string(&fs, key, value)?;
         }
+        if self.layer_fds {
+            for lower in &lowers {
+                rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", lower)?;
+            }
+            for part in ["upper", "work"] {
+                let dir = crate::files::open_dir_at(disk, &format!("{upper}/{part}"))?;
+                rustix::mount::fsconfig_set_fd(&fs, format!("{part}dir"), &dir)?;
+            }
+            return create_as(&fs, base_id);
+        }
+        let attached = lowers
+            .iter()
+            .enumerate()
+            .map(|(index, lower)| Attached::at(&format!("{}/{index}", place::LAYERS), lower.as_fd()))
+            .collect::<io::Result<Vec<_>>>()?;
+        let paths: Vec<&str> = attached.iter().map(|lower| lower.0.as_str()).collect();
+        rustix::mount::fsconfig_set_string(&fs, "lowerdir", paths.join(":"))?;
+        for part in ["upper", "work"] {
+            rustix::mount::fsconfig_set_string(&fs, format!("{part}dir"), format!("{}/{upper}/{part}", place::DISK))?;
+        }
+        create_as(&fs, base_id)
     }
 
     /// Starts a spawner in the namespaces of the sandbox whose agent this is, born in its workload's cgroup. Returns
@@ -368,6 +362,13 @@ impl Drop for Unfinished {
 /// A layer attached for a moment.
 struct Attached(String);
 
+impl Attached {
+    fn at(path: &str, mount: BorrowedFd<'_>) -> io::Result<Self> {
+        setup::attach(mount, CWD, path)?;
+        Ok(Self(path.to_owned()))
+    }
+}
+
 impl Drop for Attached {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.0.as_str(), rustix::mount::UnmountFlags::DETACH);
@@ -421,6 +422,14 @@ fn find_interface() -> io::Result<&'static str> {
         .into_iter()
         .find(|kind| **kind == answer)
         .ok_or_else(|| io::Error::other(answer))
+}
+
+/// Whether overlayfs takes layers as descriptors, which it does since 6.13. From 6.5 on it knows the option but wants
+/// a path, and before that fsconfig refuses descriptors for it altogether.
+fn takes_layer_fds() -> io::Result<bool> {
+    let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let layer = crate::files::open_dir(Path::new(place::EMPTY))?;
+    Ok(rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", &layer).is_ok())
 }
 
 /// Waits until exec has closed the other end.
@@ -491,11 +500,11 @@ fn make_private_root(data_dir: &Path) -> io::Result<()> {
     ] {
         std::fs::create_dir(at(dir))?;
     }
-    for dir in ["/sys", "/cgroup-lock", "/layers"] {
+    for dir in ["/sys", "/cgroup-lock", place::LAYERS, place::DISK] {
         std::fs::create_dir(at(dir))?;
     }
-    for index in 0..=USR_LAYERS.len() {
-        std::fs::create_dir(at("/layers").join(index.to_string()))?;
+    for index in 0..USR_LAYERS.len() {
+        std::fs::create_dir(at(place::LAYERS).join(index.to_string()))?;
     }
     // A copy, so that a sandbox's mount table does not tell where on the host the platform lies, and an upgrade in
     // place touches no sandbox that runs.

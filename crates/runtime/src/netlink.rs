@@ -130,7 +130,11 @@ pub(crate) fn first_kind() -> io::Result<usize> {
             Err(error) => last = error,
         }
     }
-    Err(last)
+    let kinds = KINDS.join(", ");
+    Err(io::Error::other(format!(
+        "none of {kinds} can be made, the last of them because of: {last} (fix: modprobe {})",
+        KINDS[0]
+    )))
 }
 
 /// Reads the error number that every acknowledgement carries.

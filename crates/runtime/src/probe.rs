@@ -164,6 +164,14 @@ fn kernel() -> Check {
 
 fn cgroups(data_dir: &Path) -> Check {
     match Backend::detect() {
+        Ok(backend) if backend.is_occupied() => Check::gap(
+            "cgroups",
+            Status::Missing,
+            "processes are in the group that looks like the root here, so no limits can be set below it",
+            "no sandbox can be made",
+            "this is a container: in it, mkdir /sys/fs/cgroup/init; \
+             xargs -n 1 < /sys/fs/cgroup/cgroup.procs > /sys/fs/cgroup/init/cgroup.procs",
+        ),
         Ok(Backend::V2(root)) => Check::ok("cgroups", format!("version 2 at {}", root.display())),
         Ok(Backend::Hybrid(root, _)) => Check::ok(
             "cgroups",

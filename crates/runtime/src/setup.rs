@@ -62,6 +62,10 @@ pub(crate) mod place {
     pub(crate) const SYSFS: &str = "/sysfs";
     /// An empty directory.
     pub(crate) const EMPTY: &str = "/empty";
+    /// Where layers get a path each on kernels whose overlayfs needs one.
+    pub(crate) const LAYERS: &str = "/layers";
+    /// Where the disk gets one.
+    pub(crate) const DISK: &str = "/disk";
     /// The agent's binary.
     pub(crate) const AGENT: &str = "/agent";
 }

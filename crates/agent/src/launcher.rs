@@ -1,5 +1,8 @@
 //! The agent's end of the spawner: one request at a time, and a notice when the spawner is gone.
 //!
+//! The kernel may kill the spawner for the workload's want of memory, and the host then makes another. A request that
+//! comes in between waits for that one; a request that a spawner may have carried out already is never repeated.
+//!
 //! One task reads the socket for as long as the agent lives ([`Launcher::run`]); a request waits for what that task
 //! hands it. Nothing the spawner sends is trusted: a packet that nobody waits for, or that is no answer, ends it.
 
@@ -15,6 +18,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::spawner;
 use crate::spawner::request::{Failure, Outcome, Request};
@@ -22,6 +26,8 @@ use crate::sys;
 
 /// A spawner that takes longer than this was stopped by somebody; it is given up, so that the host makes a new one.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a request waits for a spawner when there is none. The host makes a new one in 20 to 600 ms.
+const REPLACEMENT: Duration = Duration::from_secs(2);
 
 /// Why a process was not started.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +45,15 @@ pub(crate) fn describe(errno: i32) -> String {
     let text = io::Error::from_raw_os_error(errno).to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
     text.to_lowercase()
+}
+
+/// What became of one request.
+enum Reply {
+    Outcome(Outcome),
+    /// The spawner never got it.
+    NotSent,
+    /// The spawner got it, and whether it did it is not known.
+    Lost,
 }
 
 /// Starts processes through whichever spawner is connected.
@@ -110,32 +125,54 @@ impl Launcher {
     /// # Errors
     /// [`SpawnError`].
     pub(crate) async fn spawn(&self, request: &Request, stdio: [&OwnedFd; 3]) -> Result<u32, SpawnError> {
-        let _turn = self.turn.lock().await;
-        let socket = self.current().ok_or(SpawnError::NoSpawner)?;
+        let patience = Instant::now() + REPLACEMENT;
+        loop {
+            // Before the turn, so that those who wait do so side by side.
+            let mut alive = self.alive.subscribe();
+            let present = tokio::time::timeout_at(patience, alive.wait_for(|alive| *alive)).await;
+            if !matches!(present, Ok(Ok(_))) {
+                return Err(SpawnError::NoSpawner);
+            }
+            let _turn = self.turn.lock().await;
+            let Some(socket) = self.current() else { continue };
+            match self.ask(&socket, request, stdio).await {
+                Reply::Outcome(Outcome::Started(pid)) => return Ok(pid),
+                Reply::Outcome(Outcome::Failed(failure, errno)) => return Err(SpawnError::Refused { failure, errno }),
+                Reply::NotSent => self.give_up(&socket),
+                Reply::Lost => {
+                    self.give_up(&socket);
+                    return Err(SpawnError::NoSpawner);
+                }
+            }
+        }
+    }
+
+    /// Sends a request and waits for the answer.
+    async fn ask(&self, socket: &AsyncFd<OwnedFd>, request: &Request, stdio: [&OwnedFd; 3]) -> Reply {
         let (answer, answered) = oneshot::channel();
         *self.waiting.borrow_mut() = Some(answer);
         self.in_flight.set(true);
-        let outcome = match spawner::send(socket.get_ref(), request, stdio) {
-            Ok(()) => tokio::time::timeout(PATIENCE, answered).await.ok().and_then(Result::ok),
+        let reply = match spawner::send(socket.get_ref(), request, stdio) {
+            Ok(()) => match tokio::time::timeout(PATIENCE, answered).await {
+                Ok(Ok(outcome)) => Reply::Outcome(outcome),
+                _ => Reply::Lost,
+            },
             // Our own lack of descriptors or memory says nothing about the spawner.
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
-                Some(Outcome::failed(Failure::Process, &error.into()))
+                Reply::Outcome(Outcome::failed(Failure::Process, &error.into()))
             }
-            Err(_) => None,
+            Err(_) => Reply::NotSent,
         };
         self.in_flight.set(false);
         *self.waiting.borrow_mut() = None;
-        match outcome {
-            Some(Outcome::Started(pid)) => Ok(pid),
-            Some(Outcome::Failed(failure, errno)) => Err(SpawnError::Refused { failure, errno }),
-            None => {
-                // Unless it is gone already, and the present one is its successor.
-                if self.current().is_some_and(|current| Rc::ptr_eq(&current, &socket)) {
-                    self.disconnect();
-                    self.given_up.notify_one();
-                }
-                Err(SpawnError::NoSpawner)
-            }
+        reply
+    }
+
+    /// Lets go of a spawner, unless it is gone already and the present one is its successor.
+    fn give_up(&self, socket: &Rc<AsyncFd<OwnedFd>>) {
+        if self.current().is_some_and(|current| Rc::ptr_eq(&current, socket)) {
+            self.disconnect();
+            self.given_up.notify_one();
         }
     }
 

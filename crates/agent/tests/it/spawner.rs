@@ -1,5 +1,7 @@
 //! Life without a spawner, and with the next one.
 
+use std::time::{Duration, Instant};
+
 use protocol::connect::{Code, Codec};
 use protocol::process::{ProcessConfig, StartRequest};
 
@@ -38,9 +40,6 @@ async fn a_killed_spawner_is_reported_and_replaced() {
         }
         assert_eq!(watch.await.unwrap().text(), r#"{"alive":false}"#);
         assert_eq!(sandbox.host().await.get("/spawner").await.text(), r#"{"alive":false}"#);
-        let error = client.stream(Codec::Json, "Start", &echo()).await.failed().await;
-        assert_eq!(error.code, Code::Unavailable);
-
         // Nobody but root may take its place.
         let socket = protocol::agent::SPAWNER_SOCKET;
         assert!(!sys::is_served_inside(
@@ -51,15 +50,9 @@ async fn a_killed_spawner_is_reported_and_replaced() {
             b"x"
         ));
         sys::start_spawner(sandbox.agent, &program);
-        // It connects in its own time; until then the answer is the same.
-        let mut events = loop {
-            let mut events = client.stream(Codec::Json, "Start", &echo()).await;
-            match events.next().await {
-                Ok(event) if event.start.is_some() => break events,
-                Ok(event) => panic!("{event:?}"),
-                Err(end) => assert_eq!(end.error.unwrap().code, Code::Unavailable),
-            }
-        };
+        // It connects in its own time, for which a start waits.
+        let mut events = client.stream(Codec::Json, "Start", &echo()).await;
+        events.started().await;
         let mut out = String::new();
         while let Ok(event) = events.next().await {
             out.push_str(&String::from_utf8_lossy(
@@ -70,4 +63,44 @@ async fn a_killed_spawner_is_reported_and_replaced() {
         // Its children are the agent's, so nothing is left unreaped.
         assert_eq!(sandbox.children("spawner").len(), 1);
     }
+}
+
+#[tokio::test]
+async fn starts_wait_for_the_next_spawner_but_not_forever() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    for pid in sandbox.children("spawner") {
+        sys::kill(pid, libc::SIGKILL);
+    }
+    assert_eq!(sandbox.host().await.get("/spawner").await.text(), r#"{"alive":false}"#);
+    // Side by side: the second does not wait for the first to give up.
+    let since = Instant::now();
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        let mut client = sandbox.client().await;
+        waiting.spawn(async move { client.stream(Codec::Json, "Start", &echo()).await.failed().await });
+    }
+    for error in waiting.join_all().await {
+        assert_eq!(error.code, Code::Unavailable);
+        assert!(error.message.contains("spawner is gone"), "{}", error.message);
+    }
+    let waited = since.elapsed();
+    assert!(
+        (Duration::from_secs(2)..Duration::from_secs(4)).contains(&waited),
+        "{waited:?}"
+    );
+
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        let mut client = sandbox.client().await;
+        waiting.spawn(async move {
+            let mut events = client.stream(Codec::Proto, "Start", &echo()).await;
+            events.started().await;
+            events.rest().await.out().to_owned()
+        });
+    }
+    let program = sys::c_path(std::path::Path::new(env!("CARGO_BIN_EXE_ringfence-agent")));
+    sys::start_spawner(sandbox.agent, &program);
+    assert_eq!(waiting.join_all().await, ["hi\n"; 5]);
 }

@@ -48,6 +48,19 @@ pub struct Init {
     /// Id of the template; becomes `E2B_TEMPLATE_ID`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_id: Option<String>,
+    /// Whether those who present no credential at all are admitted beside those with the token; a wrong credential is
+    /// refused either way. Goes with the token and is set with it: absent means no.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open_to_anonymous: bool,
+    /// Processors that the sandbox may use; without it, metrics tell the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_count: Option<u32>,
+    /// Memory that the sandbox may use, in MiB; without it, metrics tell the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mb: Option<u32>,
+    /// Certificates in PEM that programs in the sandbox are to trust; replaces those of an earlier call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_bundle: Option<String>,
 }
 
 impl std::fmt::Debug for Init {

@@ -179,6 +179,40 @@ pub struct SendInputRequest {
     pub input: Option<ProcessInput>,
 }
 
+/// One message of the request of `StreamInput`; exactly one field is set.
+#[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StreamInputRequest {
+    /// Whose input follows. May come again.
+    #[prost(message, optional, tag = "1")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<StreamInputStart>,
+    #[prost(message, optional, tag = "2")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<StreamInputData>,
+    #[prost(message, optional, tag = "3")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keepalive: Option<Empty>,
+}
+
+/// Names the process that input is for.
+#[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StreamInputStart {
+    #[prost(message, optional, tag = "1")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<ProcessSelector>,
+}
+
+/// A piece of input. Its field number is two in the clients' contract, not one.
+#[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StreamInputData {
+    #[prost(message, optional, tag = "2")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<ProcessInput>,
+}
+
 /// Request of `SendSignal`.
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -1,12 +1,25 @@
 //! Signatures of file URLs, so that a link works without a header.
 //!
-//! `v1_` and the unpadded standard base64 of SHA-256 over `path:operation:user:token[:expiration]`, where path and
-//! user are the raw query values. The agent checks them, and the ingress finds a sandbox by them.
+//! `v1_` and SHA-256 over `path:operation:user:token[:expiration]`, where path and user are the raw query values. The
+//! agent checks them, and the ingress finds a sandbox by them.
+//!
+//! There are two vendors' forms. In the [`Form::Absolute`] one the hash is unpadded standard base64 and the
+//! expiration is a Unix time. In the [`Form::Relative`] one the hash is lower-case hex and the expiration is a number
+//! of seconds from the making of the link, hashed as such. Nothing in such a link says when it was made, so **its
+//! expiration cannot be enforced: a link in hex form works for as long as the sandbox has its token.** The forms differ
+//! in length, so no signature is both, and an absolute time never passes for a relative one.
+
+use std::fmt::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+
+/// What every signature begins with.
+const VERSION: &str = "v1_";
+/// Bytes of a signature in the relative form: two digits for each of the hash's 32 bytes.
+const RELATIVE_LENGTH: usize = VERSION.len() + 64;
 
 /// What a signature covers.
 #[derive(Debug, Clone, Copy)]
@@ -17,14 +30,46 @@ pub struct Claim<'a> {
     pub operation: &'a str,
     /// The `username` query value, as sent (empty when absent).
     pub username: &'a str,
-    /// The `signature_expiration` query value: Unix seconds.
+    /// The `signature_expiration` query value: Unix seconds or, in the relative form, seconds.
     pub expiration: Option<i64>,
 }
 
+/// How a signature is written, and with it what its expiration means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Base64; the expiration is a Unix time, to be enforced by whoever serves the file.
+    Absolute,
+    /// Hex; the expiration is relative to a time that nobody knows, and has no effect.
+    Relative,
+}
+
 impl Claim<'_> {
-    /// The signature of this claim under an access token.
+    /// The signature of this claim under an access token, in absolute form.
     #[must_use]
     pub fn sign(&self, token: &str) -> String {
+        self.write(token, Form::Absolute)
+    }
+
+    /// The form in which `signature` is the signature of this claim, compared in constant time; `None` when it is not.
+    #[must_use]
+    pub fn form(&self, token: &str, signature: &str) -> Option<Form> {
+        // The length of a signature is no secret.
+        let form = if signature.len() == RELATIVE_LENGTH {
+            Form::Relative
+        } else {
+            Form::Absolute
+        };
+        let matches: bool = self.write(token, form).as_bytes().ct_eq(signature.as_bytes()).into();
+        matches.then_some(form)
+    }
+
+    /// Whether `signature` is the signature of this claim in either form. Says nothing about its expiration.
+    #[must_use]
+    pub fn verify(&self, token: &str, signature: &str) -> bool {
+        self.form(token, signature).is_some()
+    }
+
+    fn write(&self, token: &str, form: Form) -> String {
         let mut hash = Sha256::new();
         for part in [self.path, ":", self.operation, ":", self.username, ":", token] {
             hash.update(part.as_bytes());
@@ -32,13 +77,18 @@ impl Claim<'_> {
         if let Some(expiration) = self.expiration {
             hash.update(format!(":{expiration}").as_bytes());
         }
-        format!("v1_{}", STANDARD_NO_PAD.encode(hash.finalize()))
-    }
-
-    /// Whether `signature` is the signature of this claim, compared in constant time.
-    #[must_use]
-    pub fn verify(&self, token: &str, signature: &str) -> bool {
-        self.sign(token).as_bytes().ct_eq(signature.as_bytes()).into()
+        let hash = hash.finalize();
+        let mut signature = VERSION.to_owned();
+        match form {
+            Form::Absolute => STANDARD_NO_PAD.encode_string(hash, &mut signature),
+            Form::Relative => {
+                for byte in hash {
+                    // Writing to a string cannot fail.
+                    let _ = write!(signature, "{byte:02x}");
+                }
+            }
+        }
+        signature
     }
 }
 
@@ -79,5 +129,38 @@ mod tests {
         }
         assert!(!claim.verify("other", &claim.sign(token)));
         assert!(!claim.verify(token, ""));
+    }
+
+    #[test]
+    fn the_hex_form() {
+        let claim = Claim {
+            path: "hello.txt",
+            operation: "read",
+            username: "user",
+            expiration: Some(300),
+        };
+        // printf 'hello.txt:read:user:secret:300' | sha256sum
+        let hex = "v1_4d332b8efa81d7cae045eefae6f69034c0742baed40ffb494864135941fab8f0";
+        assert_eq!(claim.form("secret", hex), Some(Form::Relative));
+        assert!(claim.verify("secret", hex));
+        assert_eq!(claim.form("secret", &claim.sign("secret")), Some(Form::Absolute));
+        let unlimited = Claim {
+            expiration: None,
+            ..claim
+        };
+        // printf 'hello.txt:read:user:secret' | sha256sum
+        let unlimited_hex = "v1_3aae99a34ba9a929f142c06b85baa0fcdae2f6a39fb71175b00ca97e69e38744";
+        assert_eq!(unlimited.form("secret", unlimited_hex), Some(Form::Relative));
+        for (claim, token, signature) in [
+            (claim, "other", hex),
+            (unlimited, "secret", hex),
+            (claim, "secret", &hex.to_ascii_uppercase().replace('V', "v")),
+            (claim, "secret", &hex[3..]),
+            (claim, "secret", &hex[..hex.len() - 1]),
+            (claim, "secret", &format!("{hex}0")),
+            (claim, "secret", &hex.replace("v1_", "v2_")),
+        ] {
+            assert_eq!(claim.form(token, signature), None, "{signature}");
+        }
     }
 }

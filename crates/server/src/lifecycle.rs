@@ -199,6 +199,7 @@ impl Platform {
                 default_workdir: None,
                 sandbox_id: Some(row.id.as_str().to_owned()),
                 template_id: Some(row.template_id.as_str().to_owned()),
+                ..Init::default()
             },
         }
     }

@@ -52,6 +52,34 @@ fn both_encodings() {
         ..ProcessEvent::default()
     };
     check(&keepalive, r#"{"keepalive":{}}"#, b"\x22\x00");
+    let input = StreamInputRequest {
+        data: Some(StreamInputData {
+            input: Some(ProcessInput {
+                stdin: Some(Bytes::from_static(b"hi\n")),
+                pty: None,
+            }),
+        }),
+        ..StreamInputRequest::default()
+    };
+    check(
+        &input,
+        r#"{"data":{"input":{"stdin":"aGkK"}}}"#,
+        b"\x12\x07\x12\x05\x0a\x03hi\n",
+    );
+    let select = StreamInputRequest {
+        start: Some(StreamInputStart {
+            process: Some(ProcessSelector {
+                pid: Some(5),
+                tag: None,
+            }),
+        }),
+        ..StreamInputRequest::default()
+    };
+    check(
+        &select,
+        r#"{"start":{"process":{"pid":5}}}"#,
+        b"\x0a\x04\x0a\x02\x08\x05",
+    );
     let start = StartRequest {
         process: Some(ProcessConfig {
             cmd: "a".to_owned(),

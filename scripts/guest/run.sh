@@ -45,11 +45,15 @@ finish() {
     kill -KILL "$machine" 2>/dev/null || true
     wait "$machine" 2>/dev/null || true
   fi
-  rm -rf "$work"
+  # debootstrap, when interrupted, leaves /proc mounted in its tree.
+  awk -v below="$work/" 'index($5, below) == 1 { print $5 }' /proc/self/mountinfo | sort -r | xargs -r umount
+  rm -rf --one-file-system "$work"
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
 mkdir -p "$cache"
+
+# Each directory of the cache is made under another name first, so that one that is there is whole.
 
 # The kernel's package, by an apt with sources and lists of its own, so that the host's are left alone.
 fetch_kernel() {
@@ -67,7 +71,8 @@ CONF
   package=$(APT_CONFIG=$apt/apt.conf apt-cache depends --no-recommends --no-suggests linux-image-cloud-amd64 |
     sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
   (cd "$apt" && APT_CONFIG=$apt/apt.conf apt-get download -qq "$package")
-  mkdir -p "$into.new"
+  rm -rf "$into.new"
+  mkdir "$into.new"
   dpkg-deb -x "$apt"/linux-image-*.deb "$into.new"
   mv "$into.new" "$into"
 }
@@ -76,6 +81,7 @@ CONF
 fetch_root() {
   local into=$1 packages=bash,ca-certificates,e2fsprogs,iproute2,kmod,procps,python3,sudo,util-linux
   [ "$init" = plain ] || packages+=,systemd,systemd-sysv,dbus
+  rm -rf --one-file-system "$into.new"
   debootstrap --variant=minbase --include="$packages" bookworm "$into.new" http://deb.debian.org/debian >"$work/debootstrap.log" 2>&1 || {
     tail -n 20 "$work/debootstrap.log" >&2
     return 1
@@ -106,6 +112,7 @@ if [ "$init" = systemd ]; then
 else
   process_one=/opt/guest/init
 fi
+
 # The initial file system only finds the disk; everything else loads as it would for a user.
 early=$work/early
 mkdir -p "$early"/{bin,dev,proc,sys,new}
@@ -127,10 +134,11 @@ truncate -s 4G "$work/disk.img"
 mkfs.ext4 -q -F -E nodiscard -d "$tree" "$work/disk.img"
 rm -rf "$tree"
 
-# One thread per emulated core, at the lowest priority. The machine ends when the kernel powers off or panics.
+# One thread per emulated core, at the lowest priority. The machine ends when the kernel powers off or panics. Without
+# cx16, because QEMU 7.2's cmpxchg16b now and then loses the flags, which newer kernels meet in their allocator.
 say "booting $release"
 begun=$SECONDS
-nice -n 19 qemu-system-x86_64 -machine pc -accel tcg,thread=multi -cpu max -smp 2 -m 2048 \
+nice -n 19 qemu-system-x86_64 -machine pc -accel tcg,thread=multi -cpu max,-cx16 -smp 2 -m 2048 \
   -nodefaults -no-user-config -display none -no-reboot -serial "file:$work/console" \
   -drive "file=$work/disk.img,format=raw,if=virtio,cache=unsafe" \
   -kernel "$cache/kernel-$kernel/boot/vmlinuz-$release" -initrd "$work/early.img" \
@@ -157,5 +165,9 @@ if [ -z "$closing" ]; then
   tail -n 60 "$work/console" >&2
   exit 1
 fi
+if [[ $closing != *" 0 failed" ]]; then
+  [ -n "$verbose" ] || tail -n 60 "$work/console" >&2
+  printf '\n%s\n' "$closing"
+  exit 1
+fi
 printf '\n%s\n' "$closing"
-[[ $closing == *" 0 failed" ]]

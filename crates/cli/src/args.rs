@@ -71,6 +71,8 @@ pub(crate) enum Command {
         format: Format,
         #[command(flatten)]
         listen: ListenArg,
+        #[command(flatten)]
+        tls: TlsArgs,
     },
     /// Make and list teams, the owners of sandboxes, templates and keys
     #[command(subcommand)]
@@ -95,6 +97,35 @@ pub(crate) struct UpArgs {
     /// [env: RINGFENCE_DOMAIN] [default: sandbox.localhost:<port of --listen>]
     #[arg(long, value_name = "DOMAIN")]
     domain: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
+}
+
+/// HTTPS.
+#[derive(Debug, Args)]
+pub(crate) struct TlsArgs {
+    /// Speak HTTPS too, on the same port; without --tls-cert, with a certificate of an authority of the data
+    /// directory's own [env: RINGFENCE_TLS] [default: false, or true with tls_cert]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    tls: Option<String>,
+    /// Certificates to show, PEM, the server's own first; read again at SIGHUP
+    /// [env: RINGFENCE_TLS_CERT] [default: none]
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<String>,
+    /// Private key of the first certificate, PEM
+    /// [env: RINGFENCE_TLS_KEY] [default: none]
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<String>,
+}
+
+impl TlsArgs {
+    fn flags(&self) -> [(&'static Key, &Option<String>); 3] {
+        [
+            (keys::TLS, &self.tls),
+            (keys::TLS_CERT, &self.tls_cert),
+            (keys::TLS_KEY, &self.tls_key),
+        ]
+    }
 }
 
 /// The address of the platform.
@@ -162,8 +193,12 @@ impl Cli {
             Command::Up(up) => {
                 flags.push((keys::LISTEN, &up.listen.listen));
                 flags.push((keys::DOMAIN, &up.domain));
+                flags.extend(up.tls.flags());
             }
-            Command::Doctor { listen, .. } => flags.push((keys::LISTEN, &listen.listen)),
+            Command::Doctor { listen, tls, .. } => {
+                flags.push((keys::LISTEN, &listen.listen));
+                flags.extend(tls.flags());
+            }
             Command::Down | Command::Team(_) | Command::Key(_) | Command::Bench(_) => {}
         }
         flags

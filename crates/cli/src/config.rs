@@ -20,6 +20,7 @@ use model::limits::DEFAULT_MAX_LIFETIME_S;
 use model::resources::Resources;
 
 use self::keys::{Key, Kind};
+use crate::tls::{Files, Https};
 
 /// A setting that cannot be used: always the operator's to correct, so the exit code is that of wrong usage.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +34,14 @@ pub(crate) enum ConfigError {
         why: String,
         /// Where the value came from.
         source_of: Source,
+    },
+    /// A key that means nothing without another.
+    #[error("{key}: it needs {other} too")]
+    Lacks {
+        /// The key.
+        key: &'static str,
+        /// The key that is not set.
+        other: &'static str,
     },
     /// A key that does not exist.
     #[error("unknown key {name} in {file}{}", .meant.map(|key| format!("; did you mean {key}?")).unwrap_or_default())]
@@ -111,6 +120,8 @@ pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     /// The domain of sandboxes as configured, if it was.
     pub(crate) domain: Option<String>,
+    /// Whether the port speaks HTTPS.
+    pub(crate) https: Https,
     /// The format of the log.
     pub(crate) log_format: LogFormat,
     /// The filter of the log, if configured.
@@ -192,6 +203,7 @@ impl Sources {
                 .parse(keys::LISTEN, listen)?
                 .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 3000))),
             domain: given.parse(keys::DOMAIN, domain)?,
+            https: given.https()?,
             log_format: given.parse(keys::LOG_FORMAT, log_format)?.unwrap_or(LogFormat::Text),
             log_level: given.parse(keys::LOG_LEVEL, log_level)?,
             database_url: database_url
@@ -315,6 +327,23 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
+    /// HTTPS: asked for, or meant by whoever names files for it.
+    fn https(&self) -> Result<Https, ConfigError> {
+        let wanted = self.parse(keys::TLS, boolean)?;
+        let files = (self.parse(keys::TLS_CERT, file)?, self.parse(keys::TLS_KEY, file)?);
+        let lacks = |key: &'static Key, other: &'static Key| ConfigError::Lacks {
+            key: key.name,
+            other: other.name,
+        };
+        match (wanted, files) {
+            (_, (Some(_), None)) => Err(lacks(keys::TLS_CERT, keys::TLS_KEY)),
+            (_, (None, Some(_))) => Err(lacks(keys::TLS_KEY, keys::TLS_CERT)),
+            (Some(false), _) | (None, (None, None)) => Ok(Https::Off),
+            (Some(true), (None, None)) => Ok(Https::Local),
+            (_, (Some(certificates), Some(key))) => Ok(Https::Files(Files { certificates, key })),
+        }
+    }
+
     /// The value that wins for a key, parsed; none when nobody set it.
     fn parse<T>(&self, key: &'static Key, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, ConfigError> {
         let flag = self.sources.flags.iter().find(|(given, _)| given.name == key.name);
@@ -342,6 +371,13 @@ fn directory(text: &str) -> Result<PathBuf, String> {
     // Line breaks and quotes would break the credentials file and the line that tells how to load it.
     if text.contains(|c: char| c.is_control() || c == '\'') {
         return Err(format!("{text:?} holds a quote or a control character"));
+    }
+    std::path::absolute(text).map_err(|error| error.to_string())
+}
+
+fn file(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("it is empty".to_owned());
     }
     std::path::absolute(text).map_err(|error| error.to_string())
 }

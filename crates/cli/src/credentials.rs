@@ -6,14 +6,17 @@
 use std::fmt::{self, Write as _};
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::data_dir::DataDir;
 use crate::secret::{AccessPair, ApiKey};
 
 /// Name of the file in the data directory.
 pub(crate) const FILE: &str = "credentials.env";
+/// Name of the file for clients that speak HTTPS, which is there while the platform does.
+pub(crate) const TLS_FILE: &str = "credentials-tls.env";
 
 /// Where clients find the platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +120,46 @@ pub(crate) fn write(dir: &DataDir, key: &ApiKey, pair: &AccessPair, addresses: &
     dir.write_private(FILE, text.as_bytes())
 }
 
+/// Writes the file for clients that speak HTTPS, with the keys of the other file. It holds no address but the domain:
+/// SDKs then make `https://api.<domain>` and `https://<port>-<id>.<domain>` of it. `authority` is what they must trust,
+/// where it is none that systems trust already.
+///
+/// # Errors
+/// When the system refuses, or the other file holds no keys.
+pub(crate) fn write_tls(dir: &DataDir, domain: &str, authority: Option<&Path>) -> Result<()> {
+    let found = Credentials::read(dir)?.unwrap_or_default();
+    let (Some(key), Some(pair)) = (found.api_key, found.pair) else {
+        bail!("no credentials to write");
+    };
+    let mut text = String::from(
+        "# Written by `ringfence up`, for HTTPS. Load with: set -a; . <this file>; set +a\n\
+         # Not on top of credentials.env: the addresses there would win.\n",
+    );
+    for (name, value) in [
+        ("E2B_API_KEY", key.expose()),
+        ("E2B_DOMAIN", domain),
+        ("RINGFENCE_ACCESS_KEY", &pair.access),
+        ("RINGFENCE_SECRET_KEY", &pair.secret),
+    ] {
+        let _ = writeln!(text, "{name}={value}");
+    }
+    if let Some(path) = authority {
+        let path = quoted(&path.display().to_string());
+        let _ = writeln!(text, "SSL_CERT_FILE={path}\nNODE_EXTRA_CA_CERTS={path}");
+    }
+    dir.write_private(TLS_FILE, text.as_bytes())
+}
+
+/// A path as a shell reads it back. It holds no single quote: the data directory is checked for that.
+fn quoted(path: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
+    if path.chars().all(plain) {
+        path.to_owned()
+    } else {
+        format!("'{path}'")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
@@ -155,6 +198,36 @@ mod tests {
                 (read_pair.access, read_pair.secret),
                 (pair.access.clone(), pair.secret.clone())
             );
+        }
+    }
+
+    #[test]
+    fn the_file_for_https_has_the_same_keys_and_no_address() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
+        assert!(write_tls(&dir, "d", None).is_err());
+        let (key, pair) = (ApiKey::generate().unwrap(), AccessPair::generate().unwrap());
+        let addresses = Addresses::of(SocketAddr::from(([127, 0, 0, 1], 1)), "d:1".to_owned());
+        write(&dir, &key, &pair, &addresses).unwrap();
+        let path = dir.path().join(TLS_FILE);
+        for (authority, want) in [
+            (None, None),
+            (Some("/d/tls/ca.pem"), Some("/d/tls/ca.pem")),
+            (Some("/my $data/ca.pem"), Some("'/my $data/ca.pem'")),
+        ] {
+            write_tls(&dir, "d:1", authority.map(Path::new)).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(text.contains(&format!("\nE2B_API_KEY={}\n", key.expose())), "{text}");
+            assert!(text.contains("\nE2B_DOMAIN=d:1\n") && !text.contains("_URL="), "{text}");
+            assert!(
+                text.contains(&format!("\nRINGFENCE_SECRET_KEY={}\n", pair.secret)),
+                "{text}"
+            );
+            for name in ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"] {
+                let line = want.map(|path| format!("\n{name}={path}\n"));
+                assert!(line.map_or(!text.contains(name), |line| text.contains(&line)), "{text}");
+            }
         }
     }
 

@@ -138,28 +138,68 @@ impl DataDir {
     /// # Errors
     /// When the system refuses.
     pub(crate) fn write_private(&self, name: &str, content: &[u8]) -> Result<()> {
-        let path = self.path.join(name);
-        self.write_and_rename(name, &path, content)
-            .with_context(|| format!("write {}", path.display()))
+        self.write(name, 0o600, content)
     }
 
-    fn write_and_rename(&self, name: &str, path: &Path, content: &[u8]) -> io::Result<()> {
-        let temporary = self.path.join(format!(".{name}.new"));
-        // One left over by a crash would keep its own mode.
-        match fs::remove_file(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        File::open(&self.path)?.sync_all()
+    /// As [`Self::write_private`], with a mode, and also below a directory of the directory.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn write(&self, name: &str, mode: u32, content: &[u8]) -> Result<()> {
+        let path = self.path.join(name);
+        write_and_rename(&path, mode, content).with_context(|| format!("write {}", path.display()))
     }
+
+    /// Makes a directory below the directory, unless it is there.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn make_directory(&self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        match DirBuilder::new().mode(0o755).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(error).with_context(|| format!("make {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a file of the directory, if it is there.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn write_and_rename(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    };
+    let temporary = parent.join(format!(".{}.new", name.display()));
+    // One left over by a crash would keep its own mode.
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)?;
+    file.write_all(content)?;
+    // By the file and not when it is opened: what everybody may read must not depend on the umask.
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(parent)?.sync_all()
 }
 
 /// A data directory held by this process.

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::config::Settings;
 use crate::data_dir::{DataDir, InUse};
 use crate::output::{self, Format};
+use crate::tls::{self, Https};
 
 /// One finding, as it is shown.
 #[derive(Debug, Serialize)]
@@ -90,6 +91,7 @@ pub(crate) fn run(settings: &Settings, format: Format) -> Result<ExitCode> {
     let (data_dir, in_use) = data_dir(&settings.data_dir);
     checks.push(data_dir);
     checks.push(port(settings, in_use));
+    checks.extend(https(settings));
     let report = Report {
         ready: !checks.iter().any(Finding::is_missing),
         checks,
@@ -206,6 +208,41 @@ fn port(settings: &Settings, running: bool) -> Finding {
             "clients cannot reach the platform",
             "end the program that has it, or choose another address with --listen",
         ),
+    }
+}
+
+/// What `up` would find about HTTPS, none when it is off.
+fn https(settings: &Settings) -> Option<Finding> {
+    const NAME: &str = "https";
+    const FIX: &str = "name a certificate and its private key in PEM with --tls-cert and --tls-key";
+    let degraded = |detail: String, cost: &str, fix: &str| {
+        let status = word(Status::Degraded);
+        Finding {
+            status,
+            ..Finding::missing(NAME, detail, cost, fix)
+        }
+    };
+    match &settings.https {
+        Https::Off => None,
+        Https::Local => Some(match tls::authority_of(&settings.data_dir) {
+            Ok(Some(path)) => Finding::ok(NAME, format!("clients must trust {}", path.display())),
+            Ok(None) | Err(_) => Finding::ok(NAME, "an authority of its own will be made"),
+        }),
+        Https::Files(files) => Some(match files.load() {
+            Err(error) => Finding::missing(NAME, format!("{error:#}"), "the platform does not start", FIX),
+            Ok(_) => {
+                let uncovered = files.uncovered(&settings.domain_at(settings.listen.port()));
+                if let Some(exposure) = files.exposure() {
+                    let cost = "other users of this host can pose as the platform";
+                    degraded(exposure, cost, "chmod 0600 the file of --tls-key")
+                } else if uncovered.is_empty() {
+                    Finding::ok(NAME, files.to_string())
+                } else {
+                    let detail = format!("{files} are not for {}", uncovered.join(" and "));
+                    degraded(detail, "clients refuse to talk to these names", FIX)
+                }
+            }
+        }),
     }
 }
 

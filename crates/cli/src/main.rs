@@ -21,6 +21,7 @@ mod output;
 mod secret;
 mod signals;
 mod templates;
+mod tls;
 mod up;
 
 use std::process::ExitCode;

@@ -22,6 +22,7 @@ use crate::data_dir::DataDir;
 use crate::doctor;
 use crate::secret::MasterKey;
 use crate::signals::Signals;
+use crate::tls::{self, Https};
 use crate::{accounts, harden, open_store, output, templates};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
@@ -121,6 +122,7 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
     let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir)?;
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
+    let shown = tls::prepare(&settings.https, dir, &addresses.domain).context("prepare HTTPS")?;
     let account = accounts::default_account(&store).await?;
     if settings.base_template {
         templates::ensure_base(&store, &settings.resources).await?;
@@ -128,6 +130,11 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
         templates::ensure_no_base(&store).await?;
     }
     accounts::ensure_credentials(&store, dir, &master, &account, &addresses).await?;
+    match &shown {
+        Some(shown) => credentials::write_tls(dir, &addresses.domain, shown.authority.as_deref())?,
+        // Of an earlier start: nothing would answer who follows it.
+        None => dir.remove(credentials::TLS_FILE)?,
+    }
 
     let node = Node::start(node::Settings {
         data_dir: dir.path().to_owned(),
@@ -142,6 +149,10 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
     }
 
     let stop = CancellationToken::new();
+    if let (Some(shown), Https::Files(files)) = (&shown, &settings.https) {
+        tls::reload_on_hangup(files.clone(), shown.tls.clone(), stop.clone())?;
+    }
+    let https = shown.is_some();
     let server = Server::start(
         listener,
         store.clone(),
@@ -149,6 +160,7 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
         server::settings::Settings {
             max_lifetime_s: settings.max_lifetime_s,
             resources: settings.resources,
+            tls: shown.map(|shown| shown.tls),
             ..server::settings::Settings::new(addresses.domain.clone(), SecretBox::new(Box::new(master.token_seed())))
         },
         stop.clone(),
@@ -156,7 +168,7 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
     .await
     .context("start the server")?;
 
-    tracing::info!(listen = %bound, domain = addresses.domain, data_dir = %dir.path().display(), "ready");
+    tracing::info!(listen = %bound, domain = addresses.domain, https, data_dir = %dir.path().display(), "ready");
     Ok(Started {
         store,
         node,

@@ -79,6 +79,20 @@ keys! {
         "Domain under which sandboxes are reached as <port>-<id>.<domain>, with the port that clients use unless it is \
          the one of their scheme. Used as written.",
     },
+    TLS = {
+        "tls", Some("--tls"), Boolean, "false, or true with tls_cert",
+        "Whether the port speaks HTTPS besides HTTP. Without tls_cert it shows a certificate of an authority of its \
+         own, which clients must trust: <data-dir>/tls/ca.pem.",
+    },
+    TLS_CERT = {
+        "tls_cert", Some("--tls-cert"), Text, "none",
+        "File of the certificates to show, in PEM, the server's own first, for <domain> and *.<domain>. SIGHUP makes \
+         the platform read it again.",
+    },
+    TLS_KEY = {
+        "tls_key", Some("--tls-key"), Text, "none",
+        "File of the private key of the first certificate, in PEM.",
+    },
     LOG_FORMAT = {
         "log_format", Some("--log-format"), Text, "text",
         "Format of the log on stderr: text, or json with one object per line.",

@@ -78,8 +78,16 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             Some((table, word)) => format!("[{table}]\n{word} = {quoted}\n"),
             None => format!("{} = {quoted}\n", key.name),
         };
+        // Either file of a certificate is of no use without the other.
+        let (file, partner) = match key.name {
+            "tls_cert" => (format!("{file}tls_key = \"x\"\n"), Some(("RINGFENCE_TLS_KEY", "x"))),
+            "tls_key" => (format!("{file}tls_cert = \"x\"\n"), Some(("RINGFENCE_TLS_CERT", "x"))),
+            _ => (file, None),
+        };
         let by_file = format!("{:?}", resolve(&[], &[], Some(&file)).unwrap());
-        let by_env = format!("{:?}", resolve(&[], &[(&key.env(), text)], None).unwrap());
+        let own = key.env();
+        let env: Vec<_> = partner.into_iter().chain([(own.as_str(), text)]).collect();
+        let by_env = format!("{:?}", resolve(&[], &env, None).unwrap());
         assert_eq!(by_file, by_env, "{}", key.name);
     }
 }
@@ -154,6 +162,25 @@ fn unknown_variables_with_our_prefix_are_reported() {
         ("E2B_API_KEY", "x"),
     ];
     assert_eq!(resolve(&[], &env, None).unwrap().unknown_env, ["RINGFENCE_LISTN"]);
+}
+
+#[test]
+fn https_is_asked_for_or_meant() {
+    let files = [(keys::TLS_CERT, "/c"), (keys::TLS_KEY, "/k")];
+    let given = Https::Files(Files {
+        certificates: "/c".into(),
+        key: "/k".into(),
+    });
+    let https = |flags: &[_]| resolve(flags, &[], None).map(|settings| settings.https);
+    assert_eq!(https(&[]).unwrap(), Https::Off);
+    assert_eq!(https(&[(keys::TLS, "true")]).unwrap(), Https::Local);
+    assert_eq!(https(&files).unwrap(), given);
+    assert_eq!(https(&[files[0], files[1], (keys::TLS, "true")]).unwrap(), given);
+    assert_eq!(https(&[files[0], files[1], (keys::TLS, "false")]).unwrap(), Https::Off);
+    for (one, other) in [(files[0], "tls_key"), (files[1], "tls_cert")] {
+        let error = https(&[one, (keys::TLS, "true")]).unwrap_err().to_string();
+        assert!(error.contains(other), "{error}");
+    }
 }
 
 #[test]

@@ -1,0 +1,225 @@
+//! The data directory's own authority, and the certificate that it makes for the platform.
+//!
+//! Clients are told once to trust `tls/ca.pem`, so it outlives everything: the server's certificate is made again when
+//! it runs out or the domain changes, always by the same authority. All that is in `ca.pem` follows from `ca.key`, its
+//! times too, so a lost `ca.pem` comes back as what clients trust already, and a wrong clock does no harm to it. The
+//! key is read only to sign: it may be kept elsewhere in between.
+//!
+//! Whether a certificate will do is decided by verifying it as a client would, not by what was once written down.
+//! Python's strict checks want an authority key identifier, Go wants names in the extension and not in the subject,
+//! and Apple's clients refuse certificates that are valid for longer than 397 days.
+
+use std::fmt::Write as _;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PublicKeyData as _, date_time_ymd,
+};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use secrecy::zeroize::Zeroizing;
+use server::tls::{Tls, provider};
+use sha2::{Digest as _, Sha256};
+
+use super::{exposure, host_of};
+use crate::data_dir::DataDir;
+
+/// The directory, below the data directory.
+const DIRECTORY: &str = "tls";
+/// The authority's certificate, below the data directory: for everybody.
+pub(super) const AUTHORITY: &str = "tls/ca.pem";
+/// The authority's private key. Whoever has it can pose as anybody to clients that trust the authority.
+const AUTHORITY_KEY: &str = "tls/ca.key";
+/// The platform's certificate.
+const CERTIFICATE: &str = "tls/server.pem";
+/// The platform's private key.
+const KEY: &str = "tls/server.key";
+
+/// Mode of what everybody may read.
+const PUBLIC: u32 = 0o644;
+/// Mode of what nobody else may read.
+const PRIVATE: u32 = 0o600;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long a certificate counts, from a day before it is made, for clients whose clocks are behind.
+const VALID: Duration = DAY.saturating_mul(396);
+/// How long before its end a certificate is made again.
+const RENEW: Duration = DAY.saturating_mul(30);
+
+/// The platform's certificate for a domain; whatever is missing, does not fit or ends soon is made.
+///
+/// # Errors
+/// When files cannot be read or written, or the authority's key is none.
+pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Result<Tls> {
+    dir.make_directory(DIRECTORY)?;
+    for key in [AUTHORITY_KEY, KEY] {
+        if let Some(exposure) = exposure(&dir.path().join(key)) {
+            tracing::warn!("{exposure}");
+        }
+    }
+    let host = host_of(domain);
+    let authority = read(dir, AUTHORITY)?;
+    if let Some(tls) = present(dir, authority.as_ref().map(|pem| pem.as_slice()), host, now)? {
+        return Ok(tls);
+    }
+
+    let authority_key = authority_key(dir, authority.is_some())?;
+    let params = authority_params(&authority_key);
+    let issuer = Issuer::from_params(&params, &authority_key);
+    let key = KeyPair::generate().context("make a private key")?;
+    let made = server_params(host, now)?
+        .signed_by(&key, &issuer)
+        .context("make the certificate")?
+        .pem();
+    if !authority.is_some_and(|authority| accepted(&authority, made.as_bytes(), host, now)) {
+        let authority = params
+            .self_signed(&authority_key)
+            .context("make the certificate authority")?;
+        dir.write(AUTHORITY, PUBLIC, authority.pem().as_bytes())?;
+        tracing::info!(
+            "made a certificate authority: clients must trust {}",
+            dir.path().join(AUTHORITY).display()
+        );
+    }
+    let key = Zeroizing::new(key.serialize_pem());
+    // A crash between the two leaves a pair that does not fit, which is then made again.
+    dir.write(KEY, PRIVATE, key.as_bytes())?;
+    dir.write(CERTIFICATE, PUBLIC, made.as_bytes())?;
+    tracing::info!("made a certificate for {host} and *.{host}");
+    if !host.contains('.') {
+        tracing::warn!("most clients take no wildcard of a single word such as *.{host}: choose a domain with a dot");
+    }
+    Tls::from_pem(made.as_bytes(), key.as_bytes()).context("use the certificate that was just made")
+}
+
+fn read(dir: &DataDir, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>> {
+    let path = dir.path().join(name);
+    match std::fs::read(&path) {
+        Ok(content) => Ok(Some(Zeroizing::new(content))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+    }
+}
+
+/// The certificate of an earlier start, if clients will take it for another while.
+fn present(dir: &DataDir, authority: Option<&[u8]>, host: &str, now: SystemTime) -> Result<Option<Tls>> {
+    let (Some(authority), Some(certificate), Some(key)) = (authority, read(dir, CERTIFICATE)?, read(dir, KEY)?) else {
+        return Ok(None);
+    };
+    // A clock that went back makes it one of the future.
+    let will_do = [now, now + RENEW]
+        .into_iter()
+        .all(|at| accepted(authority, &certificate, host, at));
+    Ok(will_do.then(|| Tls::from_pem(&certificate, &key)).and_then(Result::ok))
+}
+
+fn authority_key(dir: &DataDir, was_there: bool) -> Result<KeyPair> {
+    if let Some(pem) = read(dir, AUTHORITY_KEY)? {
+        let path = dir.path().join(AUTHORITY_KEY);
+        let text = std::str::from_utf8(&pem).ok();
+        // Without the parser's reason, which could quote what it read.
+        return text
+            .and_then(|text| KeyPair::from_pem(text).ok())
+            .with_context(|| format!("{} holds no private key in PEM", path.display()));
+    }
+    if was_there {
+        tracing::warn!(
+            "{} is gone: a new authority is made, and clients must be told to trust it",
+            dir.path().join(AUTHORITY_KEY).display()
+        );
+    }
+    let key = KeyPair::generate().context("make a private key")?;
+    let pem = Zeroizing::new(key.serialize_pem());
+    dir.write(AUTHORITY_KEY, PRIVATE, pem.as_bytes())?;
+    Ok(key)
+}
+
+/// The authority of a key. Its name is the key's as well, since clients that trust two authorities of one name may try
+/// the wrong one only.
+fn authority_params(key: &KeyPair) -> CertificateParams {
+    let digest = Sha256::digest(key.subject_public_key_info());
+    let name = digest
+        .iter()
+        .take(4)
+        .fold("Ringfence local authority ".to_owned(), |mut name, byte| {
+            let _ = write!(name, "{byte:02x}");
+            name
+        });
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.not_before = date_time_ymd(2025, 1, 1);
+    params.not_after = date_time_ymd(2049, 12, 31);
+    params
+}
+
+fn server_params(host: &str, now: SystemTime) -> Result<CertificateParams> {
+    let mut names = vec![
+        host.to_owned(),
+        format!("*.{host}"),
+        "localhost".to_owned(),
+        "127.0.0.1".to_owned(),
+        "::1".to_owned(),
+    ];
+    names.sort();
+    names.dedup();
+    let mut params = CertificateParams::new(names).with_context(|| format!("make a certificate for {host}"))?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    // The domain may be longer than a subject can be, and clients read the names from the extension.
+    params.distinguished_name.push(DnType::CommonName, "Ringfence");
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    let begin = now.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(DAY);
+    params.not_before = date_time_ymd(1970, 1, 1) + begin;
+    params.not_after = params.not_before + VALID;
+    Ok(params)
+}
+
+/// Whether a client that trusts `authority` takes `certificate` at that time for every name of the platform.
+fn accepted(authority: &[u8], certificate: &[u8], host: &str, at: SystemTime) -> bool {
+    let accept = || -> Result<()> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority)?)?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
+        let certificate = CertificateDer::from_pem_slice(certificate)?;
+        let at = UnixTime::since_unix_epoch(at.duration_since(UNIX_EPOCH).unwrap_or_default());
+        let mut names = vec![
+            host.to_owned(),
+            "localhost".to_owned(),
+            "127.0.0.1".to_owned(),
+            "::1".to_owned(),
+        ];
+        if host.contains('.') {
+            names.push(format!("api.{host}"));
+        }
+        // What is no name at all cannot be asked for by any client either.
+        for name in names.into_iter().filter_map(|name| ServerName::try_from(name).ok()) {
+            verifier.verify_server_cert(&certificate, &[], &name, &[], at)?;
+        }
+        Ok(())
+    };
+    match accept() {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::debug!("the certificate will not do: {error:#}");
+            false
+        }
+    }
+}
+
+/// Names of the files, for the tests.
+#[cfg(test)]
+pub(super) fn files(dir: &std::path::Path) -> [std::path::PathBuf; 4] {
+    [AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY].map(|name| dir.join(name))
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import statistics
 import time
 from pathlib import Path
 
@@ -243,10 +244,12 @@ def percentile(values: list[float], share: float) -> float:
 
 # Below this a p99 on a small shared machine is the noise of its own scheduler.
 FLOOR_MS = 12.0
-COMMANDS = 200
+COMMANDS = 300
+# One burst of somebody else's work would decide a single round, so the middle one of several counts.
+ROUNDS = 3
 
 
-def test_a_neighbour_stays_fast_beside_a_fork_bomb_and_a_cpu_hog(sandbox: Sandbox, neighbour: Sandbox) -> None:
+def test_a_neighbour_stays_fast_beside_a_fork_bomb_and_a_cpu_hog(neighbour: Sandbox) -> None:
     def measure() -> list[float]:
         took = []
         for _ in range(COMMANDS):
@@ -256,19 +259,21 @@ def test_a_neighbour_stays_fast_beside_a_fork_bomb_and_a_cpu_hog(sandbox: Sandbo
         return took
 
     measure()
-    idle = measure()
-    for _ in range(4):
-        sandbox.commands.run(SPIN, background=True, user="root", timeout=0)
-    sandbox.commands.run(BOMB, background=True, user="root", timeout=0)
-    loaded = measure()
-    report = {
-        name: {share: round(percentile(values, share), 1) for share in (0.5, 0.9, 0.99, 1.0)}
-        for name, values in (("idle", idle), ("loaded", loaded))
-    }
-    print(f"`true` in a neighbour, ms: {report}")
-    bound = 3 * max(percentile(idle, 0.99), FLOOR_MS)
-    assert percentile(loaded, 0.99) <= bound, report
-    assert sandbox.kill()
+    idle_p99, loaded_p99 = [], []
+    for number in range(ROUNDS):
+        idle = measure()
+        with Sandbox.create(timeout=120) as hog:
+            for _ in range(4):
+                hog.commands.run(SPIN, background=True, user="root", timeout=0)
+            hog.commands.run(BOMB, background=True, user="root", timeout=0)
+            loaded = measure()
+        for name, values in (("idle", idle), ("loaded", loaded)):
+            shares = {share: round(percentile(values, share), 1) for share in (0.5, 0.9, 0.99, 1.0)}
+            print(f"round {number}: `true` in a neighbour, {name}, ms: {shares}")
+        idle_p99.append(percentile(idle, 0.99))
+        loaded_p99.append(percentile(loaded, 0.99))
+    bound = 3 * max(statistics.median(idle_p99), FLOOR_MS)
+    assert statistics.median(loaded_p99) <= bound, (idle_p99, loaded_p99)
 
 
 def test_limits_hold_for_terminals_too(sandbox: Sandbox) -> None:

@@ -58,14 +58,23 @@ impl Agent {
         })
     }
 
+    /// Takes a share of the memory for messages, given back when it is dropped.
+    ///
+    /// # Errors
+    /// `resource_exhausted` when there is not that much.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let full = |_| Error::new(Code::ResourceExhausted, "too many large requests at once");
+        self.memory.clone().try_acquire_many_owned(bytes).map_err(full)
+    }
+
     /// Reads a whole request body of at most [`MESSAGE_LIMIT`] bytes.
     ///
     /// # Errors
     /// `resource_exhausted` when it is longer, or when too much is being read at once; `invalid_argument` when the
     /// connection ends first.
     pub(crate) async fn read_message(&self, mut body: Incoming) -> Result<Message, Error> {
-        let full = || Error::new(Code::ResourceExhausted, "too many large requests at once");
-        let mut share = self.memory.clone().try_acquire_many_owned(0).map_err(|_| full())?;
+        let mut share = self.reserve(0)?;
         let mut bytes = BytesMut::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Error::new(Code::InvalidArgument, format!("read request: {error}")))?;
@@ -74,8 +83,7 @@ impl Agent {
                 let message = format!("message is larger than the limit of {MESSAGE_LIMIT} bytes");
                 return Err(Error::new(Code::ResourceExhausted, message));
             }
-            let more = u32::try_from(data.len()).unwrap_or(u32::MAX);
-            share.merge(self.memory.clone().try_acquire_many_owned(more).map_err(|_| full())?);
+            share.merge(self.reserve(data.len())?);
             if bytes.is_empty() {
                 // The usual small request is one frame, which need not be copied.
                 bytes = BytesMut::from(data);

@@ -49,6 +49,7 @@ pub(crate) async fn serve(
         }
         "Update" => rpc::unary(agent, caller, request, async |call, message| update(call, &message)).await,
         "SendInput" => rpc::unary(agent, caller, request, input::send).await,
+        "StreamInput" => rpc::client_stream(agent, caller, request, input::stream).await,
         "SendSignal" => {
             rpc::unary(agent, caller, request, async |call, message| {
                 send_signal(call, &message)

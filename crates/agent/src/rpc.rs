@@ -5,10 +5,11 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use protocol::connect::{self, Code, Codec, Error, Message};
 use tokio::sync::OwnedSemaphorePermit;
@@ -132,6 +133,125 @@ pub(crate) async fn stream<I: Message, S: Stream<Item = io::Result<Bytes>> + 'st
             response
         }
         Err(error) => error_for(&headers, &error),
+    }
+}
+
+/// Serves a method whose request is a stream of messages, and whose answer is one.
+pub(crate) async fn client_stream<O: Message>(
+    agent: &Rc<Agent>,
+    caller: Caller,
+    request: Request<Incoming>,
+    method: impl AsyncFnOnce(&Call, &mut Inbox) -> Result<O, Error>,
+) -> Response<Body> {
+    let Some(codec) = accepted(&request, Codec::of_stream) else {
+        return refuse(&request, "application/connect+json, application/connect+proto");
+    };
+    let (head, body) = request.into_parts();
+    let mut inbox = match Inbox::new(agent, codec, body) {
+        Ok(inbox) => inbox,
+        Err(error) => return error_for(&head.headers, &error),
+    };
+    let work = async {
+        check_headers(&head.headers, STREAM_ENCODING)?;
+        let (call, deadline) = call(agent, caller, &head.headers)?;
+        let work = method(&call, &mut inbox);
+        match deadline {
+            None => work.await,
+            Some(deadline) => tokio::time::timeout_at(deadline, work)
+                .await
+                .unwrap_or_else(|_| Err(late())),
+        }
+    };
+    match work.await {
+        Ok(output) => {
+            let answer = [codec.envelope(&output), connect::end_of_stream(None)].concat();
+            answers::response(StatusCode::OK, codec.stream_content_type(), answer)
+        }
+        Err(error) => {
+            // The answer goes out at once, but a connection that is closed on a client which is still sending is reset,
+            // and the answer with it.
+            agent.tasks.spawn_local(drain(inbox.body));
+            error_for(&head.headers, &error)
+        }
+    }
+}
+
+/// Reads on for a while.
+async fn drain(mut body: Incoming) {
+    const BYTES: usize = 16 * 1024 * 1024;
+    const TIME: Duration = Duration::from_secs(10);
+    let mut drained = 0;
+    let read = async {
+        while drained < BYTES
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            drained += frame.data_ref().map_or(0, Bytes::len);
+        }
+    };
+    let _ = tokio::time::timeout(TIME, read).await;
+}
+
+/// The messages of a request, one at a time: the next is not read from the socket before it is asked for.
+pub(crate) struct Inbox {
+    agent: Rc<Agent>,
+    codec: Codec,
+    body: Incoming,
+    buffer: BytesMut,
+    /// As much as is in the buffer.
+    share: OwnedSemaphorePermit,
+}
+
+/// A message out of an [`Inbox`].
+pub(crate) struct Received<I> {
+    pub(crate) message: I,
+    /// Its share of the memory for messages.
+    pub(crate) _share: Option<OwnedSemaphorePermit>,
+}
+
+impl Inbox {
+    fn new(agent: &Rc<Agent>, codec: Codec, body: Incoming) -> Result<Self, Error> {
+        Ok(Self {
+            share: agent.reserve(0)?,
+            agent: agent.clone(),
+            codec,
+            body,
+            buffer: BytesMut::new(),
+        })
+    }
+
+    /// The next message; `None` at the end of the request.
+    ///
+    /// # Errors
+    /// `unknown` when the connection or the request ends within a message, and those of reading one.
+    pub(crate) async fn next<I: Message>(&mut self) -> Result<Option<Received<I>>, Error> {
+        /// Behind a longer message, what else is in the buffer is moved out of its memory.
+        const LONG: usize = 64 * 1024;
+        loop {
+            if let Some((flags, bytes)) = connect::take_envelope(&mut self.buffer, MESSAGE_LIMIT)? {
+                connect::check_flags(flags)?;
+                let share = self.share.split(connect::ENVELOPE_HEADER + bytes.len());
+                if bytes.len() > LONG || self.buffer.is_empty() {
+                    self.buffer = BytesMut::from(&self.buffer[..]);
+                }
+                let message = self.codec.decode(&bytes)?;
+                return Ok(Some(Received { message, _share: share }));
+            }
+            let broken = |reason: &str| Error::new(Code::Unknown, format!("error streaming input: {reason}"));
+            match self.body.frame().await {
+                None if self.buffer.is_empty() => return Ok(None),
+                None => {
+                    return Err(broken(
+                        "protocol error: incomplete envelope: unexpected end of the body",
+                    ));
+                }
+                Some(Err(error)) => return Err(broken(&error.to_string())),
+                Some(Ok(frame)) => {
+                    let Ok(data) = frame.into_data() else { continue };
+                    self.share.merge(self.agent.reserve(data.len())?);
+                    self.buffer.extend_from_slice(&data);
+                }
+            }
+        }
     }
 }
 

@@ -247,6 +247,23 @@ pub fn take_envelope(buffer: &mut BytesMut, limit: usize) -> Result<Option<(u8, 
     Ok(Some((flags, buffer.split_to(length).freeze())))
 }
 
+/// Checks the flags of an envelope in a request.
+///
+/// # Errors
+/// `unimplemented` for a compressed message, `invalid_argument` for any other flag.
+pub fn check_flags(flags: u8) -> Result<(), Error> {
+    if flags & FLAG_COMPRESSED != 0 {
+        return Err(Error::new(Code::Unimplemented, "compressed messages are not supported"));
+    }
+    if flags != 0 {
+        return Err(Error::new(
+            Code::InvalidArgument,
+            format!("protocol error: invalid envelope flags {flags:#04x}"),
+        ));
+    }
+    Ok(())
+}
+
 /// The one message in the body of a server-stream request.
 ///
 /// # Errors
@@ -263,15 +280,7 @@ pub fn only_envelope(body: Bytes, limit: usize) -> Result<Bytes, Error> {
             "protocol error: incomplete envelope: unexpected end of the body",
         ));
     };
-    if flags & FLAG_COMPRESSED != 0 {
-        return Err(Error::new(Code::Unimplemented, "compressed messages are not supported"));
-    }
-    if flags != 0 {
-        return Err(Error::new(
-            Code::InvalidArgument,
-            format!("protocol error: invalid envelope flags {flags:#04x}"),
-        ));
-    }
+    check_flags(flags)?;
     if !buffer.is_empty() {
         return Err(Error::new(Code::Unimplemented, "unary request has multiple messages"));
     }

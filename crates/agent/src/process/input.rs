@@ -5,13 +5,14 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use protocol::connect::{Code, Error};
-use protocol::process::{CloseStdinRequest, Empty, ProcessInput, SendInputRequest};
+use protocol::process::{CloseStdinRequest, Empty, ProcessInput, SendInputRequest, StreamInputRequest};
 use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::Mutex;
 
-use crate::rpc::Call;
+use super::table::Process;
+use crate::rpc::{Call, Inbox};
 
 /// The agent's end of a process's input.
 pub(crate) enum Input {
@@ -36,7 +37,39 @@ impl Input {
 /// `SendInput`.
 pub(super) async fn send(call: &Call, message: SendInputRequest) -> Result<Empty, Error> {
     let process = call.agent.processes.find_live(message.process.as_ref())?;
-    let input = message.input.unwrap_or_default();
+    write(&process, message.input.unwrap_or_default()).await?;
+    Ok(Empty {})
+}
+
+/// `StreamInput`. The next piece is not read before the process took the last, so whoever sends faster than it reads
+/// has to wait.
+pub(super) async fn stream(call: &Call, inbox: &mut Inbox) -> Result<Empty, Error> {
+    let mut process = None;
+    while let Some(received) = inbox.next::<StreamInputRequest>().await? {
+        match &received.message {
+            StreamInputRequest { start: Some(start), .. } => {
+                process = Some(call.agent.processes.find_live(start.process.as_ref())?);
+            }
+            StreamInputRequest { data: Some(data), .. } => {
+                let early = || Error::new(Code::InvalidArgument, "input before the process was named");
+                let process = process.as_ref().ok_or_else(early)?;
+                write(process, data.input.clone().unwrap_or_default()).await?;
+            }
+            StreamInputRequest {
+                keepalive: Some(Empty {}),
+                ..
+            } => {}
+            StreamInputRequest { .. } => {
+                let message = "invalid event type: neither start nor data nor keepalive is set";
+                return Err(Error::new(Code::Unimplemented, message));
+            }
+        }
+    }
+    Ok(Empty {})
+}
+
+/// Writes all of an input, once those before it are written.
+async fn write(process: &Process, input: ProcessInput) -> Result<(), Error> {
     let written = match (&process.input, input) {
         (Input::Terminal(..), ProcessInput { stdin: Some(_), .. }) => Err((
             "stdin",
@@ -44,21 +77,28 @@ pub(super) async fn send(call: &Call, message: SendInputRequest) -> Result<Empty
         )),
         (Input::Nothing, ProcessInput { stdin: Some(_), .. }) => Err(("stdin", CLOSED.to_owned())),
         (Input::Pipe(pipe), ProcessInput { stdin: Some(bytes), .. }) => {
-            // A process that is over does not empty its pipe any more, though a descendant may hold it open.
-            let mut pipe = pipe.lock().await;
-            match &mut *pipe {
-                None => Err(("stdin", CLOSED.to_owned())),
-                Some(pipe) => {
-                    let explain = |error| format!("error writing to stdin of process '{}': {error}", process.pid);
-                    pipe.write_all(&bytes).await.map_err(|error| ("stdin", explain(error)))
+            let written = until_over(process, async {
+                let mut pipe = pipe.lock().await;
+                match &mut *pipe {
+                    None => Ok(false),
+                    Some(pipe) => pipe.write_all(&bytes).await.map(|()| true),
+                }
+            });
+            match written.await {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(("stdin", CLOSED.to_owned())),
+                Err(error) => {
+                    let reason = format!("error writing to stdin of process '{}': {error}", process.pid);
+                    Err(("stdin", reason))
                 }
             }
         }
         (Input::Terminal(terminal, turn), ProcessInput { pty: Some(bytes), .. }) => {
-            let _turn = turn.lock().await;
-            write_all(terminal, &bytes)
-                .await
-                .map_err(|error| ("tty", error.to_string()))
+            let written = until_over(process, async {
+                let _turn = turn.lock().await;
+                write_all(terminal, &bytes).await
+            });
+            written.await.map_err(|error| ("tty", error.to_string()))
         }
         (Input::Nothing | Input::Pipe(_), ProcessInput { pty: Some(_), .. }) => Err((
             "tty",
@@ -71,9 +111,15 @@ pub(super) async fn send(call: &Call, message: SendInputRequest) -> Result<Empty
             ));
         }
     };
-    match written {
-        Ok(()) => Ok(Empty {}),
-        Err((what, reason)) => Err(Error::new(Code::Internal, format!("error writing to {what}: {reason}"))),
+    written.map_err(|(what, reason)| Error::new(Code::Internal, format!("error writing to {what}: {reason}")))
+}
+
+/// Does some writing, unless the process ends first: a descendant may hold its input open and never read it.
+async fn until_over<T>(process: &Process, write: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::select! {
+        biased;
+        written = write => written,
+        () = process.over() => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the process has ended")),
     }
 }
 

@@ -16,4 +16,5 @@ mod process;
 mod pty;
 mod sandbox;
 mod spawner;
+mod stream_input;
 mod sys;

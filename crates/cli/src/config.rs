@@ -136,6 +136,8 @@ pub(crate) struct Settings {
     pub(crate) resources: Resources,
     /// Longest life of a sandbox, in seconds.
     pub(crate) max_lifetime_s: u32,
+    /// Whether every agent wants its token.
+    pub(crate) always_secure: bool,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Environment variables that look like ours and mean nothing, to be warned of.
@@ -220,6 +222,7 @@ impl Sources {
                 pids: number(keys::SANDBOX_PIDS, 32, u32::MAX, base.pids)?,
             },
             max_lifetime_s: number(keys::SANDBOX_MAX_LIFETIME_S, 1, u32::MAX, DEFAULT_MAX_LIFETIME_S)?,
+            always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
                 .env

@@ -159,6 +159,7 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
         node.clone(),
         server::settings::Settings {
             max_lifetime_s: settings.max_lifetime_s,
+            always_secure: settings.always_secure,
             resources: settings.resources,
             tls: shown.map(|shown| shown.tls),
             ..server::settings::Settings::new(addresses.domain.clone(), SecretBox::new(Box::new(master.token_seed())))

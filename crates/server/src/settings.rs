@@ -18,6 +18,8 @@ pub struct Settings {
     pub token_seed: SecretBox<[u8; 32]>,
     /// Longest life of a sandbox from its start, in seconds.
     pub max_lifetime_s: u32,
+    /// Every agent wants its token, also where a client of the older path did not ask for that.
+    pub always_secure: bool,
     /// What a sandbox may use, as far as the template's build leaves it open (the number of processes).
     pub resources: Resources,
     /// The time.
@@ -34,6 +36,7 @@ impl Settings {
             domain,
             token_seed,
             max_lifetime_s: limits::DEFAULT_MAX_LIFETIME_S,
+            always_secure: false,
             resources: Resources::default(),
             clock: Clock::system(),
             tls: None,

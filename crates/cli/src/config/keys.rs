@@ -134,6 +134,11 @@ keys! {
         "sandbox.max_lifetime_s", None, Integer, "86400",
         "Longest life of a sandbox from its start, in seconds, whatever timeout it asks for.",
     },
+    SANDBOX_ALWAYS_SECURE = {
+        "sandbox.always_secure", None, Boolean, "false",
+        "Let every agent insist on its token. Otherwise one whose client left `secure` out on the older create path also \
+         answers callers without any credential, as that path promises.",
+    },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",
         "Start even where no cgroup is usable. Sandboxes then run without limits of cpu, memory and processes.",

@@ -60,6 +60,30 @@ async fn a_create_answers_with_everything_that_clients_need() {
 }
 
 #[tokio::test]
+async fn only_the_older_path_may_leave_an_agent_open_to_callers_without_a_credential() {
+    let platform = TestPlatform::start().await;
+    for (path, keys, open) in [
+        ("/sandboxes", "", true),
+        ("/sandboxes", "\"secure\":false", true),
+        ("/sandboxes", "\"secure\":true", false),
+        ("/v2/sandboxes", "", false),
+        ("/v2/sandboxes", "\"secure\":false", false),
+    ] {
+        let reply = create(&platform, path, keys).await;
+        assert_eq!(reply.status, 201, "{path} {keys}");
+        assert!(
+            reply.json["envdAccessToken"].is_string(),
+            "a token comes with every sandbox"
+        );
+        let started = platform.node.started.lock();
+        let init = &started.last().expect("a start").init;
+        assert_eq!(init.open_to_anonymous, open, "{path} {keys}");
+        assert!(init.access_token.is_some());
+        assert_eq!((init.cpu_count, init.memory_mb), (Some(2), Some(1024)));
+    }
+}
+
+#[tokio::test]
 async fn defaults_differ_by_path_and_null_means_the_default() {
     let platform = TestPlatform::start().await;
     for (path, keys, seconds) in [

@@ -83,7 +83,7 @@ async fn create(
             disk_mb: build.disk_mb,
             agent_version: build.agent_version.unwrap_or_else(|| agent::VERSION.to_owned()),
             metadata: wish.metadata,
-            secure: true,
+            secure: wish.secure || platform.settings.always_secure,
             allow_public_traffic: wish.allow_public_traffic.unwrap_or(true),
             allow_internet_access: wish.allow_internet_access,
             network_json: wish
@@ -127,6 +127,7 @@ fn server_timing(stages: &[(&str, Duration)]) -> String {
 struct Wish {
     template: String,
     timeout_s: u32,
+    secure: bool,
     metadata: BTreeMap<String, String>,
     env_vars: BTreeMap<String, String>,
     allow_internet_access: Option<bool>,
@@ -147,10 +148,11 @@ impl Wish {
         let metadata = fields.texts("metadata")?.unwrap_or_default();
         let env_vars = fields.texts("envVars")?.unwrap_or_default();
         let allow_internet_access = fields.flag("allow_internet_access", Null::Refused)?;
-        if version == Version::V1 {
-            // Accepted and without effect: every sandbox is secured, and every client can work with that.
-            fields.flag("secure", Null::Refused)?;
-        }
+        // On the older path the client chooses whether its agent also answers callers without any credential.
+        let secure = match version {
+            Version::V1 => fields.flag("secure", Null::Refused)?.unwrap_or(false),
+            Version::V2 => true,
+        };
         // The SDK does all of it inside the sandbox; nothing is left to do here.
         fields.object("mcp", Null::Absent)?;
 
@@ -180,6 +182,7 @@ impl Wish {
         Ok(Self {
             template,
             timeout_s,
+            secure,
             metadata,
             env_vars,
             allow_internet_access,

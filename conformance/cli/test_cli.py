@@ -1,0 +1,208 @@
+"""The published command line client: lists, creates, runs commands, opens terminals, kills.
+
+RINGFENCE_NODE names the program that runs it and RINGFENCE_NODE_MODULES a directory with the pinned client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.platform import Platform
+from harness.traffic import until
+
+
+class Client:
+    """The client with nothing but the platform's credentials, in a home of its own."""
+
+    def __init__(self, platform: Platform, home: Path) -> None:
+        modules = Path(os.environ["RINGFENCE_NODE_MODULES"]).resolve()
+        self.program = [os.environ["RINGFENCE_NODE"], str(modules / "@e2b" / "cli" / "dist" / "index.js")]
+        self.environment = {**platform.environment(), **platform.credentials(), "HOME": str(home), "TERM": "xterm"}
+
+    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.program, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **({"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}),
+        )
+
+    def ok(self, *arguments: str, stdin: str | None = None) -> str:
+        """Standard output of a call that must succeed."""
+        ran = self.run(*arguments, stdin=stdin)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    def ids(self, *arguments: str) -> set[str]:
+        return {item["sandboxId"] for item in json.loads(self.ok("sandbox", "list", "-f", "json", *arguments))}
+
+
+class Terminal:
+    """The client in a terminal, as a person would use it."""
+
+    def __init__(self, client: Client, *arguments: str) -> None:
+        self.screen = ""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(client.program[0], [*client.program, *arguments], client.environment)
+
+    def shows(self, pattern: str, within_s: float = 30.0) -> re.Match[str]:
+        deadline = time.monotonic() + within_s
+        while not (found := re.search(pattern, self.screen)):
+            assert time.monotonic() < deadline, self.screen
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.screen += os.read(self.fd, 65536).decode(errors="replace")
+        return found
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def end(self) -> int:
+        """The exit code, once the client has ended by itself."""
+        deadline = time.monotonic() + 30
+        while True:
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.screen += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:
+                    pass
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.fd)
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < deadline, self.screen
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            os.close(self.fd)
+
+
+@pytest.fixture
+def client(platform: Platform, tmp_path: Path) -> Iterator[Client]:
+    """A client; the sandboxes that it made end with the test."""
+    made = Client(platform, tmp_path)
+    try:
+        yield made
+    finally:
+        made.ok("sandbox", "kill", "--all")
+
+
+@pytest.fixture
+def box(client: Client) -> str:
+    """The id of a sandbox that the client made."""
+    return client.ok("sandbox", "create", "-d", "base").strip()
+
+
+def test_create_list_info_and_kill(client: Client) -> None:
+    assert client.ids() == set()
+    assert "No sandboxes found" in client.ok("sandbox", "list")
+    first = client.ok("sandbox", "create", "--detach").strip()
+    second = client.ok("sandbox", "create", "-d", "base", "--timeout", "600").strip()
+    assert re.fullmatch("[a-z0-9]+", first) and first != second
+    assert client.ids() == {first, second}
+    assert client.ids("--limit", "1") < {first, second}
+    assert client.ids("--template", "base") == {first, second}
+    assert client.ids("--metadata", "none=such") == set()
+    table = client.ok("sandbox", "list")
+    assert first in table and "Running" in table
+
+    info = json.loads(client.ok("sandbox", "info", "-f", "json", second))
+    assert (info["sandboxId"], info["name"], info["state"]) == (second, "base", "running")
+    assert second in client.ok("sandbox", "info", second)
+
+    assert "has been killed" in client.ok("sandbox", "kill", first)
+    assert client.ids() == {second}
+    assert "wasn't found" in client.run("sandbox", "kill", first).stderr
+    assert client.run("sandbox", "info", first).returncode == 1
+    assert "Killed 1" in client.ok("sandbox", "kill", "--all")
+    assert client.ids() == set()
+
+
+def test_an_unknown_template(client: Client) -> None:
+    refused = client.run("sandbox", "create", "-d", "no-such-template")
+    assert refused.returncode == 1
+    assert "404" in refused.stderr
+
+
+def test_a_wrong_key(client: Client) -> None:
+    key = client.environment["E2B_API_KEY"]
+    client.environment["E2B_API_KEY"] = "e2b_" + "0" * 40
+    refused = client.run("sandbox", "list")
+    client.environment["E2B_API_KEY"] = key
+    assert refused.returncode == 1
+    assert "Unauthorized" in refused.stderr
+
+
+def test_exec_passes_output_and_exit_code_on(client: Client, box: str) -> None:
+    ran = client.run("sandbox", "exec", box, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (ran.returncode, ran.stdout) == (3, "out\n")
+    assert ran.stderr.startswith("err\n")
+    assert client.ok("sandbox", "exec", box, "echo", "it's", "a b") == "it's a b\n"
+    assert client.run("sandbox", "exec", box, "no-such-program").returncode == 127
+
+
+def test_exec_user_directory_and_environment(client: Client, box: str) -> None:
+    said = client.ok(
+        "sandbox", "exec", "-u", "root", "-c", "/tmp", "-e", "A=b c", box, "sh", "-c", 'id -u; pwd; echo "$A"'
+    )
+    assert said == "0\n/tmp\nb c\n"
+    assert client.ok("sandbox", "exec", box, "sh", "-c", "whoami; pwd") == "user\n/home/user\n"
+
+
+def test_exec_reads_a_pipe_to_its_end(client: Client, box: str) -> None:
+    lines = "".join(f"line {n}\n" for n in range(5000))
+    assert client.ok("sandbox", "exec", box, "wc", "-l", stdin=lines).strip() == "5000"
+    assert client.ok("sandbox", "exec", box, "cat", stdin="pipéd") == "pipéd"
+
+
+def test_exec_in_the_background(client: Client, box: str) -> None:
+    client.ok("sandbox", "exec", "-b", box, "sh", "-c", "sleep 0.5; echo done > left")
+    until(lambda: client.run("sandbox", "exec", box, "cat", "left").stdout == "done\n", "it went on")
+
+
+def test_exec_in_a_sandbox_that_is_not_there(client: Client) -> None:
+    assert client.run("sandbox", "exec", "inothing0000000000000", "true").returncode == 1
+
+
+def test_a_terminal_on_a_running_sandbox(client: Client, box: str) -> None:
+    terminal = Terminal(client, "sandbox", "connect", "-u", "root", "-c", "/tmp", "-e", "A=b", box)
+    try:
+        terminal.shows(r"# ")
+        terminal.type('echo "<$A-$PWD-$(id -u)>"\r')
+        terminal.shows("<b-/tmp-0>")
+        terminal.type("exit\r")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    assert client.ids() == {box}
+
+
+def test_a_terminal_on_a_new_sandbox_takes_it_along(client: Client) -> None:
+    terminal = Terminal(client, "sandbox", "create", "base")
+    try:
+        box = terminal.shows("sandbox ID .*?(i[a-z0-9]{15,})").group(1)
+        terminal.shows(r"\$ ")
+        terminal.type('echo "<$(whoami)>"\r')
+        terminal.shows("<user>")
+        assert client.ids() == {box}
+        terminal.type("exit\r")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    until(lambda: client.ids() == set(), "it ended with its terminal")

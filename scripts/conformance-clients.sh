@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Drives the release binary (or RINGFENCE_BIN) with published clients other than Python's SDK, at pinned versions:
+# the JavaScript SDK on Node, the command line client, and the Go SDK. Ends at the first failure.
+#
+# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go (default: all)
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+. scripts/common.sh
+
+need_root
+# The SDKs have helpers for git, which the built-in `base` template shows where the host has it.
+need_packages "${run_packages[@]}" git
+binary=${RINGFENCE_BIN:-$(release_binary)}
+export PYTHONDONTWRITEBYTECODE=1
+clients="$root/target/clients"
+mkdir -p "$clients"
+
+# The SDK's `engines` ask for Node 20.18.1 or newer; Debian 12 has 18, which is enough to run npm, and npm has Node.
+node_version=20.20.2
+node_serves() {
+  command -v "$1" >/dev/null &&
+    "$1" -e 'const [a, b, c] = process.versions.node.split(".").map(Number); process.exit(a > 22 || (a === 22 && b >= 9) || (a === 20 && (b > 18 || (b === 18 && c >= 1))) ? 0 : 1)'
+}
+
+need_node() {
+  command -v npm >/dev/null || need_packages nodejs npm
+  if node_serves node; then
+    RINGFENCE_NODE=$(command -v node)
+  else
+    local arch
+    case $(uname -m) in
+      x86_64) arch=x64 ;;
+      aarch64) arch=arm64 ;;
+      *) arch=$(uname -m) ;;
+    esac
+    RINGFENCE_NODE="$clients/node/node_modules/node-linux-$arch/bin/node"
+    node_serves "$RINGFENCE_NODE" ||
+      npm install --prefix "$clients/node" --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
+        "node-linux-$arch@$node_version"
+    node_serves "$RINGFENCE_NODE"
+  fi
+  export RINGFENCE_NODE
+}
+
+# Installs what a lock file pins and prints the directory that holds it.
+npm_packages() { # DIRECTORY
+  local into="$clients/npm/${1//\//-}" want
+  want=$(sha256sum <"$1/package-lock.json")
+  if [ "$(cat "$into/.pins" 2>/dev/null)" != "$want" ]; then
+    rm -rf "$into"
+    mkdir -p "$into"
+    cp "$1/package.json" "$1/package-lock.json" "$into/"
+    npm ci --prefix "$into" --no-audit --no-fund --loglevel=error >&2
+    printf '%s\n' "$want" >"$into/.pins"
+  fi
+  printf '%s\n' "$into/node_modules"
+}
+
+suite() { # DIRECTORY: one pytest run, bounded in time; the harness around the clients is Python's
+  local venv
+  venv=$(sdk_environment 2.63.0)
+  (cd conformance && RINGFENCE_BIN=$binary timeout --signal=INT --kill-after=60 900 \
+    "$venv/bin/pytest" -s -p no:cacheprovider "$1")
+}
+
+run_javascript() {
+  need_node
+  local version
+  for version in 2.51.0 2.49.0; do
+    RINGFENCE_NODE_MODULES=$(npm_packages "conformance/javascript/$version")
+    export RINGFENCE_NODE_MODULES
+    suite javascript
+  done
+}
+
+run_cli() {
+  need_node
+  RINGFENCE_NODE_MODULES=$(npm_packages conformance/cli)
+  export RINGFENCE_NODE_MODULES
+  suite cli
+}
+
+# The Go SDK asks for Go 1.22; Debian 12 has 1.19, which can fetch a newer one as a module.
+go_version=1.22.12
+go_serves() {
+  command -v "$1" >/dev/null && [ "$(GOTOOLCHAIN=local "$1" env GOVERSION | cut -d. -f2)" -ge 22 ]
+}
+
+need_go() {
+  if go_serves go; then
+    RINGFENCE_GO=$(command -v go)
+  elif go_serves /usr/local/go/bin/go; then
+    RINGFENCE_GO=/usr/local/go/bin/go
+  else
+    need_packages golang-go
+    local arch into="$clients/go-$go_version"
+    arch=$(go env GOARCH)
+    RINGFENCE_GO="$into/bin/go"
+    if ! go_serves "$RINGFENCE_GO"; then
+      go mod download "golang.org/toolchain@v0.0.1-go$go_version.linux-$arch"
+      rm -rf "$into"
+      cp -r "$(go env GOMODCACHE)/golang.org/toolchain@v0.0.1-go$go_version.linux-$arch" "$into"
+      chmod -R u+w "$into"
+      # Files of a module carry no execute bits.
+      chmod +x "$into"/bin/* "$into"/pkg/tool/*/*
+      go_serves "$RINGFENCE_GO"
+    fi
+  fi
+  export RINGFENCE_GO
+}
+
+run_go() {
+  need_go
+  suite go
+}
+
+wanted=("$@")
+[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go)
+report=()
+for client in "${wanted[@]}"; do
+  say "$client"
+  begun=$SECONDS
+  "run_$client"
+  report+=("$(printf '%-10s passed in %4d s' "$client" $((SECONDS - begun)))")
+done
+say "all passed"
+printf '%s\n' "${report[@]}"

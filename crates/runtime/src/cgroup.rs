@@ -214,8 +214,15 @@ impl Tree {
 
     /// Removes the tree, if it is empty.
     pub fn remove(&self) {
+        let mut attempts = REMOVE_ATTEMPTS;
         for root in self.roots() {
-            let _ = fs::remove_dir(root);
+            while let Err(error) = fs::remove_dir(&root)
+                && error.kind() == io::ErrorKind::ResourceBusy
+                && attempts > 0
+            {
+                attempts -= 1;
+                std::thread::sleep(REMOVE_PAUSE);
+            }
         }
     }
 
@@ -437,6 +444,11 @@ impl OpenTree {
 
 /// Part of a sandbox's memory that its TCP buffers may take where they are counted apart from it.
 const SOCKET_MEMORY_SHARE: u64 = 4;
+
+/// How often, and how far apart, to try to remove a group that is busy. A launcher that was waited for leaves the groups
+/// it had joined a moment later, when it is switched out for the last time.
+const REMOVE_ATTEMPTS: u32 = 200;
+const REMOVE_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// The kernel's default period for CPU quotas, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;

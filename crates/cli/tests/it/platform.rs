@@ -2,6 +2,8 @@
 //!
 //! Needs root and a host on which `doctor` finds nothing missing. Elsewhere it says loudly that it did nothing.
 
+mod tls;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Stdio};

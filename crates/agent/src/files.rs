@@ -1,24 +1,34 @@
 //! `/files`: whole files out of and into the sandbox.
 //!
+//! Links to files are signed in one of two forms ([`protocol::signature`]). The expiration of the hexadecimal one is
+//! relative to a moment that nothing in the link tells, so it has no effect: such a link works for as long as the
+//! sandbox has its token. Uploads of many files that are neither signed nor carry the token are refused like any other.
+//!
 //! Memory per transfer is constant. File access runs on a few blocking threads, so that a slow disk delays transfers
 //! and nothing else; sockets stay on the one thread of everything.
 
+mod coding;
+pub(crate) mod compose;
 mod download;
 mod ensure;
 mod media_type;
 mod metadata;
 mod multipart;
+mod pack;
+mod source;
 mod upload;
 
 use std::cell::Cell;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use jiff::Timestamp;
-use protocol::signature::Claim;
+use protocol::signature::{Claim, Form};
+use tokio::sync::Semaphore;
 
 use crate::agent::Agent;
 use crate::http::{self as answers, Body, Query};
@@ -31,9 +41,26 @@ const CHUNK: usize = 256 * 1024;
 /// Bytes that one chunk of every transfer may come to together. A transfer holds two or three of them.
 const CHUNKS: usize = 8 * 1024 * 1024;
 
-/// How many transfers there are, by which their memory is shared out: transfers that stand still must not add up.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Transfers(Rc<Cell<usize>>);
+/// What bounds the memory of all transfers: transfers that stand still must not add up.
+#[derive(Debug, Clone)]
+pub(crate) struct Transfers {
+    /// How many there are, by which their memory is shared out.
+    count: Rc<Cell<usize>>,
+    /// Permits to pack a download.
+    packers: Arc<Semaphore>,
+    /// Permits to unpack an upload.
+    unpackers: Arc<Semaphore>,
+}
+
+impl Default for Transfers {
+    fn default() -> Self {
+        Self {
+            count: Rc::default(),
+            packers: Arc::new(Semaphore::new(pack::AT_ONCE)),
+            unpackers: Arc::new(Semaphore::new(source::AT_ONCE)),
+        }
+    }
+}
 
 /// One of them.
 #[derive(Debug)]
@@ -41,8 +68,8 @@ struct Transfer(Rc<Cell<usize>>);
 
 impl Transfers {
     fn begin(&self) -> Transfer {
-        self.0.set(self.0.get() + 1);
-        Transfer(self.0.clone())
+        self.count.set(self.count.get() + 1);
+        Transfer(self.count.clone())
     }
 }
 
@@ -101,13 +128,13 @@ pub(crate) async fn serve(agent: &Rc<Agent>, peer: Peer, query: &Query, request:
             let token = request.headers().get("x-access-token").map(http::HeaderValue::as_bytes);
             authorize(agent, token, query.get("signature"), &claim)?;
         }
-        let user = user(agent, query)?;
+        let user = find_user(agent, query.get("username"))?;
         if reading {
             let path = resolve(agent, &user, claim.path).map_err(|error| {
                 let message = format!("error expanding and resolving path '{}': {error}", claim.path);
                 Failure::new(StatusCode::BAD_REQUEST, message)
             })?;
-            download::send(path, request.headers(), agent.transfers.begin()).await
+            download::send(path, request.headers(), &agent.transfers).await
         } else {
             upload::receive(agent, user, query.get("path"), request).await
         }
@@ -116,7 +143,7 @@ pub(crate) async fn serve(agent: &Rc<Agent>, peer: Peer, query: &Query, request:
         .unwrap_or_else(|failure| answers::error(failure.status, &failure.message))
 }
 
-/// Token or signature; neither when no token is set.
+/// Token or signature; neither when no token is set, or when those who show nothing are admitted.
 fn authorize(agent: &Agent, token: Option<&[u8]>, signature: Option<&str>, claim: &Claim<'_>) -> Result<(), Failure> {
     let refuse = |message| Err(Failure::new(StatusCode::UNAUTHORIZED, message));
     let settings = agent.settings.borrow();
@@ -130,20 +157,24 @@ fn authorize(agent: &Agent, token: Option<&[u8]>, signature: Option<&str>, claim
         };
     }
     let Some(signature) = signature else {
-        return refuse("missing signature query parameter");
+        return match settings.admits(None) {
+            true => Ok(()),
+            false => refuse("missing signature query parameter"),
+        };
     };
-    if !claim.verify(expected, signature) {
-        return refuse("invalid signature");
-    }
-    match claim.expiration {
-        Some(expiration) if expiration < Timestamp::now().as_second() => refuse("signature is already expired"),
-        _ => Ok(()),
+    match (claim.form(expected, signature), claim.expiration) {
+        (None, _) => refuse("invalid signature"),
+        (Some(Form::Absolute), Some(expiration)) if expiration < Timestamp::now().as_second() => {
+            refuse("signature is already expired")
+        }
+        // A relative expiration counts from a time that the link does not tell, so it cannot be enforced.
+        (Some(Form::Absolute | Form::Relative), _) => Ok(()),
     }
 }
 
-/// The user of the `username` parameter, even an empty one, or else the default user.
-fn user(agent: &Agent, query: &Query) -> Result<User, Failure> {
-    let name = match query.get("username") {
+/// The user of that name, even of an empty one, or else the default user.
+fn find_user(agent: &Agent, name: Option<&str>) -> Result<User, Failure> {
+    let name = match name {
         Some(name) => name.to_owned(),
         None => agent.settings.borrow().default_user.clone(),
     };

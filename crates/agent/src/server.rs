@@ -211,10 +211,12 @@ async fn route(agent: &Rc<Agent>, peer: Peer, caller: Caller, request: Request<I
             let query = Query::parse(request.uri().query());
             files::serve(agent, peer, &query, request).await
         }
+        ("/files/compose", &Method::POST) => files::compose::serve(agent, request).await,
         ("/init", &Method::POST) if peer == Peer::Host => control::init(agent, request).await,
         ("/spawner", &Method::GET) if peer == Peer::Host => control::spawner(agent).await,
         ("/health" | "/envs", _) => wrong_method("GET"),
         ("/files", _) => wrong_method("GET, POST"),
+        ("/files/compose", _) => wrong_method("POST"),
         _ => not_found(),
     }
 }

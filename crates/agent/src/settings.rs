@@ -10,11 +10,17 @@ use subtle::ConstantTimeEq;
 #[derive(Clone)]
 pub(crate) struct Settings {
     token: Option<String>,
+    /// Whether those who show no token are admitted too.
+    open_to_anonymous: bool,
     user_env: BTreeMap<String, String>,
     sandbox_id: Option<String>,
     template_id: Option<String>,
     pub(crate) default_user: String,
     pub(crate) default_workdir: Option<String>,
+    /// Processors that the sandbox may use, if that is limited.
+    pub(crate) cpu_count: Option<u32>,
+    /// Memory that the sandbox may use in MiB, if that is limited.
+    pub(crate) memory_mb: Option<u32>,
     last_init: Option<Timestamp>,
 }
 
@@ -22,11 +28,14 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             token: None,
+            open_to_anonymous: false,
             user_env: BTreeMap::new(),
             sandbox_id: None,
             template_id: None,
             default_user: "root".to_owned(),
             default_workdir: None,
+            cpu_count: None,
+            memory_mb: None,
             last_init: None,
         }
     }
@@ -54,6 +63,9 @@ impl Settings {
         }
         self.last_init = timestamp.or(self.last_init);
         self.token = init.access_token.filter(|token| !token.is_empty());
+        self.open_to_anonymous = init.open_to_anonymous;
+        self.cpu_count = init.cpu_count.filter(|count| *count > 0).or(self.cpu_count);
+        self.memory_mb = init.memory_mb.filter(|memory| *memory > 0).or(self.memory_mb);
         if let Some(env) = init.env_vars {
             self.user_env = env;
         }
@@ -79,11 +91,11 @@ impl Settings {
         self.token.as_deref()
     }
 
-    /// Whether a client with this `X-Access-Token` may call, compared in constant time.
+    /// Whether a client with this `X-Access-Token`, or without one, may call; compared in constant time.
     pub(crate) fn admits(&self, presented: Option<&[u8]>) -> bool {
         match (&self.token, presented) {
             (None, _) => true,
-            (Some(_), None) => false,
+            (Some(_), None) => self.open_to_anonymous,
             (Some(token), Some(presented)) => token.as_bytes().ct_eq(presented).into(),
         }
     }
@@ -178,5 +190,15 @@ mod tests {
         for wrong in [None, Some(b"".as_slice()), Some(b"Secret"), Some(b"secret ")] {
             assert!(!settings.admits(wrong));
         }
+        settings
+            .apply(init(r#"{"accessToken":"secret","openToAnonymous":true}"#))
+            .unwrap();
+        assert!(settings.admits(None) && settings.admits(Some(b"secret")));
+        for wrong in [b"".as_slice(), b"Secret", b"secret "] {
+            assert!(!settings.admits(Some(wrong)));
+        }
+        // It goes with the token, and is not left behind.
+        settings.apply(init(r#"{"accessToken":"secret"}"#)).unwrap();
+        assert!(!settings.admits(None));
     }
 }

@@ -1,10 +1,10 @@
-//! `GET /files`: a file, or one range of it.
+//! `GET /files`: a file, or one range of it, or all of it packed.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::future::Future;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -17,17 +17,37 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 use tokio::task::JoinHandle;
 
-use super::{Failure, Transfer, blocking, media_type};
+use super::coding::{self, Coding};
+use super::pack::Packed;
+use super::{Failure, Transfer, Transfers, blocking, media_type};
 use crate::http::{Body, header_text};
 
 /// The file at `path`, as far as the headers want it.
-pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfer: Transfer) -> Result<Response<Body>, Failure> {
+pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfers: &Transfers) -> Result<Response<Body>, Failure> {
     let name = path.clone();
-    let (file, metadata, first) = {
+    let transfer = transfers.begin();
+    let coding = coding::choose(headers);
+    let (file, metadata, first, coding) = {
         let limit = transfer.chunk();
-        blocking(move || open(&path, limit)).await?
+        blocking(move || open(&path, coding, limit)).await?
     };
     let size = metadata.len();
+    // Files of the kernel have no size before they are read.
+    let sizeless = size == 0 && !first.is_empty();
+    if let Coding::Gzip { only } = coding {
+        match transfers.packers.clone().try_acquire_owned() {
+            Ok(permit) => {
+                let end = if sizeless { u64::MAX } else { size };
+                return Ok(packed(&name, Packed::new(file, first, end, transfer, permit)));
+            }
+            Err(_) if only => {
+                let message = "too many compressed downloads at once";
+                return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, message));
+            }
+            // Nobody insists, and as it is it costs less.
+            Err(_) => {}
+        }
+    }
     let modified = Timestamp::from_second(metadata.mtime())
         .ok()
         .filter(|modified| modified.as_second() > 0);
@@ -35,11 +55,8 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfer: Transfer)
 
     let mut response = Response::new(Body::Empty);
     let answer = response.headers_mut();
-    answer.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    name_it(answer, &name);
     answer.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    if let Ok(disposition) = HeaderValue::from_str(&media_type::disposition(&name)) {
-        answer.insert(header::CONTENT_DISPOSITION, disposition);
-    }
     if let Some(Ok(modified)) = modified.as_deref().map(HeaderValue::from_str) {
         answer.insert(header::LAST_MODIFIED, modified);
     }
@@ -62,8 +79,7 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfer: Transfer)
     };
     let number = |text: String| HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("bytes"));
     match range {
-        // Files of the kernel have no size before they are read.
-        Range::Whole if size == 0 && !first.is_empty() => {
+        Range::Whole if sizeless => {
             let stream = Chunks {
                 file,
                 offset: first.len() as u64,
@@ -97,8 +113,33 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfer: Transfer)
     Ok(response)
 }
 
-/// The file, what it is, and its first chunk.
-fn open(path: &PathBuf, limit: usize) -> Result<(Arc<File>, Metadata, Bytes), Failure> {
+/// The headers of every answer with a file.
+fn name_it(headers: &mut HeaderMap, path: &Path) {
+    headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    if let Ok(disposition) = HeaderValue::from_str(&media_type::disposition(path)) {
+        headers.insert(header::CONTENT_DISPOSITION, disposition);
+    }
+}
+
+fn packed(path: &Path, content: Packed) -> Response<Body> {
+    let mut response = Response::new(Body::Stream {
+        stream: Box::pin(content),
+        length: None,
+    });
+    let headers = response.headers_mut();
+    name_it(headers, path);
+    headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    let media_type = media_type::by_extension(path).unwrap_or(media_type::BINARY);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
+}
+
+/// The file, what it is, its first chunk, and its coding, about which nothing is said before the file is there.
+fn open(
+    path: &PathBuf,
+    coding: Result<Coding, Failure>,
+    limit: usize,
+) -> Result<(Arc<File>, Metadata, Bytes, Coding), Failure> {
     let shown = path.display();
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::new(StatusCode::NOT_FOUND, format!("path '{shown}' does not exist")),
@@ -110,6 +151,7 @@ fn open(path: &PathBuf, limit: usize) -> Result<(Arc<File>, Metadata, Bytes), Fa
             format!("path '{shown}' is a directory"),
         ));
     }
+    let coding = coding?;
     // Whatever is there by now, opening it must not wait: not for the writer of a pipe, not for a device.
     let file = OpenOptions::new()
         .read(true)
@@ -131,11 +173,11 @@ fn open(path: &PathBuf, limit: usize) -> Result<(Arc<File>, Metadata, Bytes), Fa
             format!("path '{shown}' is not a regular file"),
         ));
     }
-    Ok((Arc::new(file), metadata, first))
+    Ok((Arc::new(file), metadata, first, coding))
 }
 
 /// Up to `limit` bytes, fewer only at the end.
-fn read_at(file: &File, offset: u64, limit: usize) -> io::Result<Bytes> {
+pub(super) fn read_at(file: &File, offset: u64, limit: usize) -> io::Result<Bytes> {
     let mut buffer = vec![0; limit];
     let mut filled = 0;
     while filled < limit {

@@ -2,13 +2,24 @@
 
 use std::path::Path;
 
+/// The type of what is nothing in particular.
+pub(super) const BINARY: &str = "application/octet-stream";
+
 /// The media type of a file: by its extension, else by whether its beginning is text.
 pub(super) fn of(path: &Path, beginning: &[u8]) -> &'static str {
-    let extension = path
-        .extension()
-        .and_then(|extension| extension.to_str())
-        .unwrap_or_default();
-    match extension.to_ascii_lowercase().as_str() {
+    by_extension(path).unwrap_or_else(|| {
+        if is_text(&beginning[..beginning.len().min(512)]) {
+            "text/plain; charset=utf-8"
+        } else {
+            BINARY
+        }
+    })
+}
+
+/// The media type of a file by its extension, if that is known.
+pub(super) fn by_extension(path: &Path) -> Option<&'static str> {
+    let extension = path.extension()?.to_str()?;
+    Some(match extension.to_ascii_lowercase().as_str() {
         "avif" => "image/avif",
         "css" => "text/css; charset=utf-8",
         "gif" => "image/gif",
@@ -23,9 +34,8 @@ pub(super) fn of(path: &Path, beginning: &[u8]) -> &'static str {
         "wasm" => "application/wasm",
         "webp" => "image/webp",
         "xml" => "text/xml; charset=utf-8",
-        _ if is_text(&beginning[..beginning.len().min(512)]) => "text/plain; charset=utf-8",
-        _ => "application/octet-stream",
-    }
+        _ => return None,
+    })
 }
 
 fn is_text(bytes: &[u8]) -> bool {

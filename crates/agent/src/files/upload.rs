@@ -4,36 +4,45 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, chown, fchown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap};
 use http::{Request, Response, StatusCode};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Serialize;
 use tokio::task::JoinHandle;
 
 use super::multipart::{Event, Malformed, Reader};
+use super::source::Source;
 use super::{Failure, Transfer, blocking, ensure, metadata, resolve};
 use crate::agent::Agent;
 use crate::http::{self as answers, Body, header_text};
 use crate::users::User;
 
-/// How much of a refused upload is still read, in bytes, so that the client gets to the answer. Past it the
-/// connection is cut.
-const DRAIN: usize = 16 * 1024 * 1024;
-
 /// A file that was written, as the answer tells it.
 #[derive(Serialize)]
-struct Written {
+pub(super) struct Written {
     path: String,
     name: String,
     r#type: &'static str,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     metadata: BTreeMap<String, String>,
+}
+
+impl Written {
+    /// A file without metadata.
+    pub(super) fn file(path: &Path) -> Self {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        Self {
+            path: path.to_string_lossy().into_owned(),
+            name: name.unwrap_or_default(),
+            r#type: "file",
+            metadata: BTreeMap::new(),
+        }
+    }
 }
 
 /// Where uploads go, and as whose.
@@ -52,31 +61,31 @@ pub(super) async fn receive(
     path: Option<&str>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Failure> {
-    let (head, mut body) = request.into_parts();
-    let result = receive_body(agent, user, path, &head.headers, &mut body).await;
-    if result.is_err() {
-        drain(&mut body).await;
-    }
+    let (head, body) = request.into_parts();
+    let mut source = match Source::new(&head.headers, body, &agent.transfers.unpackers).await {
+        Ok(source) => source,
+        Err(refused) => return Err(refused.drain().await),
+    };
+    let result = receive_from(agent, user, path, &head.headers, &mut source).await;
+    // What follows a form is read as well, so that the connection can be used again.
+    source.drain().await;
     Ok(answers::json(StatusCode::OK, &result?))
 }
 
-async fn receive_body(
+async fn receive_from(
     agent: &Agent,
     user: User,
     path: Option<&str>,
     headers: &HeaderMap,
-    body: &mut Incoming,
+    source: &mut Source,
 ) -> Result<Vec<Written>, Failure> {
     let bad = |message: String| Failure::new(StatusCode::BAD_REQUEST, message);
-    match header_text(headers, header::CONTENT_ENCODING) {
-        None | Some("" | "identity") => {}
-        Some(other) => {
-            let message = format!("error decompressing request body: unsupported Content-Encoding: {other}");
-            return Err(bad(message));
-        }
-    }
     let metadata = metadata::of_headers(headers).map_err(|reason| bad(format!("invalid metadata: {reason}")))?;
-    let announced = header_text(headers, header::CONTENT_LENGTH).map(str::to_owned);
+    // Of what is packed, the length says nothing about the file.
+    let announced = match source {
+        Source::Plain(_) => header_text(headers, header::CONTENT_LENGTH).map(str::to_owned),
+        Source::Packed(_) => None,
+    };
     let upload = Upload {
         agent,
         user,
@@ -94,52 +103,26 @@ async fn receive_body(
         let Some(path) = path.filter(|path| !path.is_empty()) else {
             return Err(bad("path query parameter is required for raw body upload".to_owned()));
         };
-        return Ok(vec![upload.raw(path, body).await?]);
+        return Ok(vec![upload.raw(path, source).await?]);
     }
     if essence.starts_with("multipart/") {
-        return upload.form(path, content_type, body).await;
+        return upload.form(path, content_type, source).await;
     }
     Err(bad(format!(
         "unsupported content type: {content_type}, expected multipart/form-data or application/octet-stream"
     )))
 }
 
-/// Reads on for a while after an error: a client that is still sending may never look at an answer otherwise.
-async fn drain(body: &mut Incoming) {
-    let mut drained = 0;
-    while drained < DRAIN
-        && let Some(Ok(frame)) = body.frame().await
-    {
-        drained += frame.data_ref().map_or(0, Bytes::len);
-    }
-}
-
-/// The next data of a body; `None` at its end.
-async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Failure> {
-    while let Some(frame) = body.frame().await {
-        let reading = |error: hyper::Error| {
-            Failure::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("error reading request body: {error}"),
-            )
-        };
-        if let Ok(data) = frame.map_err(reading)?.into_data() {
-            return Ok(Some(data));
-        }
-    }
-    Ok(None)
-}
-
 impl Upload<'_> {
-    async fn raw(&self, path: &str, body: &mut Incoming) -> Result<Written, Failure> {
+    async fn raw(&self, path: &str, source: &mut Source) -> Result<Written, Failure> {
         let mut target = self.open(self.resolve(path)?).await?;
-        while let Some(data) = next_data(body).await? {
+        while let Some(data) = source.next().await? {
             target.write(data).await.map_err(|error| self.write_failure(&error))?;
         }
         self.finish(target).await
     }
 
-    async fn form(&self, path: Option<&str>, content_type: &str, body: &mut Incoming) -> Result<Vec<Written>, Failure> {
+    async fn form(&self, path: Option<&str>, content_type: &str, source: &mut Source) -> Result<Vec<Written>, Failure> {
         let malformed =
             |what: &str, error: Malformed| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{what}: {error}"));
         let mut reader = Reader::new(content_type).map_err(|error| malformed("error parsing multipart form", error))?;
@@ -148,7 +131,7 @@ impl Upload<'_> {
         let mut target: Option<Target> = None;
         loop {
             match reader.next().map_err(|error| malformed("error reading form", error))? {
-                None => match next_data(body).await? {
+                None => match source.next().await? {
                     Some(data) => reader.push(data),
                     None => return Err(malformed("error reading form", Malformed::Truncated)),
                 },
@@ -179,8 +162,6 @@ impl Upload<'_> {
                 Some(Event::End) => break,
             }
         }
-        // Whatever follows the form is read, so that the connection can be used again.
-        drain(body).await;
         Ok(written)
     }
 
@@ -207,13 +188,8 @@ impl Upload<'_> {
         })
         .await?;
         Ok(Written {
-            name: path
-                .file_name()
-                .map(|name| name.to_string_lossy().into_owned())
-                .unwrap_or_default(),
-            path: path.to_string_lossy().into_owned(),
-            r#type: "file",
             metadata,
+            ..Written::file(&path)
         })
     }
 
@@ -230,7 +206,8 @@ impl Upload<'_> {
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+/// Whether the disk, or the user's share of it, is full.
+pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 

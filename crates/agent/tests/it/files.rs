@@ -461,6 +461,30 @@ async fn signed_urls() {
         200
     );
 
+    // The hexadecimal form: 300 seconds from whenever it was made, or from 1970, are no end.
+    for (expiration, hash) in [
+        (
+            Some(300),
+            "188895a128a370c0435f37a2f4401dbea107644cedb405ae9ac979c985afd83f",
+        ),
+        (None, "1eae62cf270a67bfbf05dd12ba351d50037c1286c39aacaa20e4a5ab3e851b01"),
+    ] {
+        let relative = Claim { expiration, ..claim };
+        let link = url(&relative, &format!("v1_{hash}"));
+        assert_eq!(client.get(&link).await.text(), "new");
+        refused(&upload(&mut client, &link, RAW, "x").await, "invalid signature");
+        let shorter = url(&past, &format!("v1_{hash}"));
+        refused(&client.get(&shorter).await, "invalid signature");
+        let shouted = url(&relative, &format!("v1_{}", hash.to_ascii_uppercase()));
+        refused(&client.get(&shouted).await, "invalid signature");
+    }
+    // A form with many files and neither signature nor token.
+    let form = part("file", "; filename=\"a\"", "1") + &part("file", "; filename=\"b\"", "2") + "--XX--\r\n";
+    refused(
+        &upload(&mut client, "/files?username=user", FORM, form).await,
+        "missing signature query parameter",
+    );
+
     let mut right = sandbox.client().await.with("x-access-token", "secret");
     assert_eq!(right.get("/files?path=f").await.text(), "new");
     let mut wrong = sandbox.client().await.with("x-access-token", "wrong");
@@ -468,4 +492,32 @@ async fn signed_urls() {
         &wrong.get(&link).await,
         "access token present in header but does not match",
     );
+}
+
+#[tokio::test]
+async fn those_without_a_credential_may_be_admitted() {
+    let init = r#"{"accessToken":"secret","openToAnonymous":true,"defaultUser":"user"}"#;
+    let Some(sandbox) = Sandbox::ready(init).await else {
+        return;
+    };
+    std::fs::write(sandbox.path("home/user/f"), "content").unwrap();
+    let mut nobody = sandbox.client().await;
+    assert_eq!(nobody.get("/envs").await.status, 200);
+    assert_eq!(nobody.get("/files?path=f").await.text(), "content");
+    assert_eq!(upload(&mut nobody, "/files?path=g", RAW, "x").await.status, 200);
+    let mut right = sandbox.client().await.with("x-access-token", "secret");
+    assert_eq!(right.get("/envs").await.status, 200);
+    assert_eq!(right.get("/files?path=f").await.text(), "content");
+    // What is wrong is refused, even where nothing would have done.
+    for token in ["wrong", ""] {
+        let mut wrong = sandbox.client().await.with("x-access-token", token);
+        assert_eq!(wrong.get("/envs").await.status, 401);
+        assert_eq!(wrong.post("/process.Process/List", "{}").await.status, 401);
+        assert_eq!(wrong.get("/files?path=f").await.status, 401);
+        assert_eq!(wrong.get("/health").await.status, 204);
+    }
+    assert_eq!(nobody.get("/files?path=f&signature=v1_x").await.status, 401);
+    sandbox.host().await.post("/init", r#"{"accessToken":"secret"}"#).await;
+    assert_eq!(nobody.get("/envs").await.status, 401);
+    assert_eq!(nobody.get("/files?path=f").await.status, 401);
 }

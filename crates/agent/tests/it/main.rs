@@ -9,9 +9,11 @@
 )]
 
 mod client;
+mod compose;
 mod control;
 mod files;
 mod gate;
+mod packed;
 mod process;
 mod pty;
 mod sandbox;

@@ -1,0 +1,117 @@
+//! A file in gzip, made while it is sent.
+//!
+//! Reading and packing are one step on a blocking thread, and the next step runs while the network takes what the last
+//! one made. Only so many files are packed at once: a packer keeps far more memory than a file that is sent as it is.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use futures_util::Stream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinHandle;
+
+use super::Transfer;
+use super::download::read_at;
+
+/// Files that are packed at a time. Each costs about 350 KiB for the packer's tables and window, and its chunks.
+pub(super) const AT_ONCE: usize = 32;
+
+/// See the module.
+pub(super) struct Packed {
+    next: Option<JoinHandle<Step>>,
+    transfer: Transfer,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The packer, unless it is done, and what it made.
+type Step = io::Result<(Option<Box<Packer>>, Bytes)>;
+
+struct Packer {
+    file: Arc<File>,
+    offset: u64,
+    end: u64,
+    /// The beginning of the file, which is there already.
+    first: Bytes,
+    encoder: GzEncoder<Vec<u8>>,
+}
+
+impl Packed {
+    /// The file up to `end`, or to its end if that comes earlier; `first` is its beginning.
+    pub(super) fn new(
+        file: Arc<File>,
+        first: Bytes,
+        end: u64,
+        transfer: Transfer,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        let packer = Packer {
+            file,
+            offset: 0,
+            end,
+            first,
+            // The fastest level: a network that is worth packing for is still slower.
+            encoder: GzEncoder::new(Vec::new(), Compression::fast()),
+        };
+        let mut packed = Self {
+            next: None,
+            transfer,
+            _permit: permit,
+        };
+        packed.step(Box::new(packer));
+        packed
+    }
+
+    fn step(&mut self, packer: Box<Packer>) {
+        let limit = self.transfer.chunk();
+        self.next = Some(tokio::task::spawn_blocking(move || packer.step(limit)));
+    }
+}
+
+impl Packer {
+    fn step(mut self: Box<Self>, limit: usize) -> Step {
+        let mut data = std::mem::take(&mut self.first);
+        if data.is_empty() {
+            let length = usize::try_from(self.end - self.offset).unwrap_or(limit).min(limit);
+            data = read_at(&self.file, self.offset, length)?;
+        }
+        if data.is_empty() {
+            return Ok((None, self.encoder.finish()?.into()));
+        }
+        self.offset += data.len() as u64;
+        self.encoder.write_all(&data)?;
+        let packed = std::mem::take(self.encoder.get_mut());
+        Ok((Some(self), packed.into()))
+    }
+}
+
+impl Stream for Packed {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, ctx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            let Some(next) = &mut this.next else {
+                return Poll::Ready(None);
+            };
+            let step = ready!(Pin::new(next).poll(ctx)).unwrap_or_else(|crash| Err(io::Error::other(crash)));
+            this.next = None;
+            let (packer, packed) = match step {
+                Ok(step) => step,
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            };
+            if let Some(packer) = packer {
+                this.step(packer);
+            }
+            // What packs well is kept back for a while.
+            if !packed.is_empty() {
+                return Poll::Ready(Some(Ok(packed)));
+            }
+        }
+    }
+}

@@ -19,7 +19,10 @@ from pathlib import Path
 import pytest
 
 from harness.platform import Platform
+from harness.secure import secure_platform
 from harness.traffic import until
+
+RESOLVE = Path(__file__).parent.parent / "javascript" / "resolve.cjs"
 
 
 class Client:
@@ -28,7 +31,13 @@ class Client:
     def __init__(self, platform: Platform, home: Path) -> None:
         modules = Path(os.environ["RINGFENCE_NODE_MODULES"]).resolve()
         self.program = [os.environ["RINGFENCE_NODE"], str(modules / "@e2b" / "cli" / "dist" / "index.js")]
-        self.environment = {**platform.environment(), **platform.credentials(), "HOME": str(home), "TERM": "xterm"}
+        self.environment = {
+            **platform.environment(),
+            **platform.credentials(),
+            "HOME": str(home),
+            "TERM": "xterm",
+            "NODE_OPTIONS": f"--require={RESOLVE}",
+        }
 
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -206,3 +215,22 @@ def test_a_terminal_on_a_new_sandbox_takes_it_along(client: Client) -> None:
     finally:
         terminal.close()
     until(lambda: client.ids() == set(), "it ended with its terminal")
+
+
+def test_over_https_by_the_name_of_each_sandbox(work_dir: Path, tmp_path: Path) -> None:
+    with secure_platform(work_dir / "cli") as platform:
+        client = Client(platform, tmp_path)
+        box = client.ok("sandbox", "create", "-d", "base").strip()
+        assert client.ids() == {box}
+        assert client.ok("sandbox", "exec", box, "cat", stdin="piped") == "piped"
+        assert client.run("sandbox", "exec", box, "sh", "-c", "exit 9").returncode == 9
+        terminal = Terminal(client, "sandbox", "connect", box)
+        try:
+            terminal.shows(r"\$ ")
+            terminal.type('echo "<$(whoami)>"\r')
+            terminal.shows("<user>")
+            terminal.type("exit\r")
+            assert terminal.end() == 0
+        finally:
+            terminal.close()
+        assert "has been killed" in client.ok("sandbox", "kill", box)

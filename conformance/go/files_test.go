@@ -1,6 +1,6 @@
 //go:build files
 
-// Files, directories and watches: the SDK signs in its own way (hexadecimal, with a lifetime instead of a moment),
+// Files and directories: the SDK signs in its own way (hexadecimal, with a lifetime instead of a moment),
 // uploads several files without any signature, and looks at every file after writing it.
 package conformance
 
@@ -123,28 +123,4 @@ func TestDirectories(t *testing.T) {
 	info, err := files.GetInfo(ctx, "/tmp")
 	must(t, err)
 	same(t, info.Permissions, "dtrwxrwxrwx")
-}
-
-func TestAWatch(t *testing.T) {
-	ctx := within(t)
-	box := sandboxFor(t)
-	_, err := box.Files().MakeDir(ctx, "/home/user/dir")
-	must(t, err)
-	watch, err := box.Files().WatchDir(ctx, "/home/user/dir", sandbox.WithRecursive(true))
-	must(t, err)
-	outcome(t, box, "mkdir dir/sub && echo x > dir/file && rm dir/file")
-	wanted := map[string]bool{"create sub": true, "create file": true, "write file": true, "remove file": true}
-	for len(wanted) > 0 {
-		select {
-		case event, open := <-watch.Events():
-			if !open {
-				t.Fatalf("ended before %v: %v", wanted, watch.Err())
-			}
-			delete(wanted, fmt.Sprintf("%s %s", event.Type, event.Name))
-		case <-ctx.Done():
-			t.Fatalf("not heard: %v", wanted)
-		}
-	}
-	watch.Stop()
-	must(t, watch.Err())
 }

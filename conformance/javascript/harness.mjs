@@ -3,8 +3,8 @@
 import http from 'node:http'
 import { Sandbox } from 'e2b'
 
-// The platform's address, from the credentials that the SDK reads too.
-export const address = new URL(process.env.E2B_API_URL)
+// Where the platform listens.
+const [hostname, port] = process.env.RINGFENCE_ADDRESS.split(':')
 
 /** A sandbox of its own for one test; it ends with the test, whatever happened. */
 export async function sandboxFor(t, options = {}) {
@@ -38,7 +38,7 @@ export async function until(condition, what, withinMs = 20_000) {
 export function request(host, path = '/', { method = 'GET', headers = {}, body } = {}) {
   return new Promise((resolve, reject) => {
     const sent = http.request(
-      { host: address.hostname, port: address.port, path, method, headers: { ...headers, Host: host }, agent: false },
+      { host: hostname, port, path, method, headers: { ...headers, Host: host }, agent: false },
       (answer) => {
         const chunks = []
         answer.on('data', (chunk) => chunks.push(chunk))

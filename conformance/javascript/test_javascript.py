@@ -1,4 +1,5 @@
-"""The JavaScript SDK on Node: the suites beside this file, run by Node's own test runner against one platform.
+"""The JavaScript SDK on Node: the suites beside this file, run by Node's own test runner against one platform, with
+routing headers over HTTP and with a host name per sandbox over HTTPS.
 
 RINGFENCE_NODE names the program and RINGFENCE_NODE_MODULES a directory with the pinned SDK. The suites are copied next
 to it, so that they import the SDK by its name like any program does.
@@ -10,35 +11,57 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.platform import Platform
+from harness.secure import secure_platform
 
 HERE = Path(__file__).parent
 SUITES = ("lifecycle", "commands", "pty", "files", "traffic", "git")
 # These make calls that the agent does not serve: the Filesystem RPCs and compressed uploads.
-UNSERVED = ("filesystem", "compression")
+UNSERVED = ("filesystem", "watch", "compression")
 
 
 def test_every_suite_is_named() -> None:
     assert {path.name.removesuffix(".test.mjs") for path in HERE.glob("*.test.mjs")} == {*SUITES, *UNSERVED}
 
 
+@pytest.fixture(scope="module")
+def secure(work_dir: Path) -> Iterator[Platform]:
+    with secure_platform(work_dir / "javascript") as server:
+        yield server
+
+
 @pytest.mark.parametrize("suite", SUITES)
-def test_javascript(platform: Platform, tmp_path: Path, suite: str) -> None:
+def test_over_http(platform: Platform, tmp_path: Path, suite: str) -> None:
+    run(platform, tmp_path, suite)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_over_https(secure: Platform, tmp_path: Path, suite: str) -> None:
+    run(secure, tmp_path, suite)
+
+
+def run(platform: Platform, directory: Path, suite: str) -> None:
+    """Runs one suite; every test of it must pass."""
     modules = Path(os.environ["RINGFENCE_NODE_MODULES"]).resolve()
     version = json.loads((modules / "e2b" / "package.json").read_text())["version"]
-    for source in HERE.glob("*.mjs"):
-        shutil.copy(source, tmp_path)
-    (tmp_path / "node_modules").symlink_to(modules)
-    command = [os.environ["RINGFENCE_NODE"], "--test", "--test-reporter=spec", "--test-timeout=120000"]
-    environment = {**platform.environment(), **platform.credentials(), "HOME": str(tmp_path)}
+    for source in HERE.glob("*.?js"):
+        shutil.copy(source, directory)
+    (directory / "node_modules").symlink_to(modules)
     ran = subprocess.run(
-        [*command, f"{suite}.test.mjs"],
-        cwd=tmp_path,
-        env=environment,
+        [os.environ["RINGFENCE_NODE"], "--test", "--test-reporter=spec", "--test-timeout=120000", f"{suite}.test.mjs"],
+        cwd=directory,
+        env={
+            **platform.environment(),
+            **platform.credentials(),
+            "HOME": str(directory),
+            "NODE_OPTIONS": f"--require={directory}/resolve.cjs",
+            "RINGFENCE_ADDRESS": f"127.0.0.1:{platform.port}",
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -46,7 +69,8 @@ def test_javascript(platform: Platform, tmp_path: Path, suite: str) -> None:
         timeout=300,
     )
     print(f"\ne2b {version}, {suite}\n{ran.stdout}")
-    counts = dict(line.split()[1:3] for line in ran.stdout.splitlines() if line.startswith("ℹ ") and len(line.split()) == 3)
+    closing = [line.split() for line in ran.stdout.splitlines() if line.startswith("ℹ ")]
+    counts = {words[1]: words[2] for words in closing if len(words) == 3}
     assert ran.returncode == 0
     assert int(counts["pass"]) > 0
     assert (counts["pass"], counts["skipped"], counts["todo"]) == (counts["tests"], "0", "0")

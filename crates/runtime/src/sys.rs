@@ -99,7 +99,8 @@ pub(crate) fn prctl(option: c_int, argument: c_ulong) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_prctl, option, argument, 0usize, 0usize, 0usize) }).map(drop)
 }
 
-/// Sets the permitted, effective and inheritable capability sets to `set`.
+/// Sets the permitted and effective capability sets to `set`, and empties the inheritable one: what a process of
+/// another user inherits, a program whose file capabilities name it would turn into its own.
 pub(crate) fn set_capabilities(set: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
@@ -123,12 +124,12 @@ pub(crate) fn set_capabilities(set: u64) -> io::Result<()> {
         Data {
             effective: word(0),
             permitted: word(0),
-            inheritable: word(0),
+            inheritable: 0,
         },
         Data {
             effective: word(32),
             permitted: word(32),
-            inheritable: word(32),
+            inheritable: 0,
         },
     ];
     // SAFETY: both structures have the layout the kernel wants and outlive the call.

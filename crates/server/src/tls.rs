@@ -26,8 +26,9 @@ use tokio_rustls::server::TlsStream;
 
 /// How long a handshake may take, with the wait for its turn.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How many handshakes run side by side; each may hold some 20 KiB that its client decides about.
-const HANDSHAKES: usize = 1024;
+/// How many handshakes run side by side: a client can make each of them hold a greeting of 64 KiB, so all of them hold
+/// 128 MiB at most. Others wait for their turn, which comes when a slow one runs out of time.
+const HANDSHAKES: usize = 2048;
 /// First byte of every TLS connection: the content type of a handshake record.
 const HANDSHAKE_RECORD: u8 = 0x16;
 

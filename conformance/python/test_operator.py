@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -173,3 +174,13 @@ def test_without_root_one_message_says_what_is_missing(platform: Platform) -> No
     assert failed.returncode == 1
     assert "root" in failed.stderr
     assert "panicked" not in failed.stderr
+
+
+def test_every_setting_is_documented(platform: Platform) -> None:
+    shown = platform.run("up", "--help").stdout
+    documented = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    settings = set(re.findall(r"\[env: (RINGFENCE_\w+)\]", shown))
+    assert len(settings) > 10
+    assert {name for name in settings if f"`{name}`" not in documented} == set()
+    described = set(re.findall(r"`(RINGFENCE_\w+)`", documented.partition("A file with some of them")[0]))
+    assert described - settings - {"RINGFENCE_CONFIG"} == set()

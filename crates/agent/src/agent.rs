@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::files::Transfers;
 use crate::launcher::Launcher;
+use crate::metrics::Metrics;
 use crate::process::table::Table;
 use crate::settings::Settings;
 use crate::users::{User, Users};
@@ -30,6 +31,7 @@ pub(crate) struct Agent {
     pub(crate) launcher: Launcher,
     pub(crate) processes: Table,
     pub(crate) transfers: Transfers,
+    pub(crate) metrics: Metrics,
     /// Work that outlives the request that began it.
     pub(crate) tasks: TaskTracker,
     memory: Arc<Semaphore>,
@@ -45,7 +47,7 @@ impl Agent {
     /// An agent whose spawner is at the other end of this socket.
     ///
     /// # Errors
-    /// Those of registering the socket with the event loop.
+    /// Those of registering the socket with the event loop, and of opening `/proc`.
     pub(crate) fn new(spawner: Option<OwnedFd>) -> std::io::Result<Self> {
         Ok(Self {
             settings: RefCell::default(),
@@ -53,6 +55,7 @@ impl Agent {
             launcher: Launcher::new(spawner)?,
             processes: Table::default(),
             transfers: Transfers::default(),
+            metrics: Metrics::new()?,
             tasks: TaskTracker::new(),
             memory: Arc::new(Semaphore::new(MEMORY_LIMIT)),
         })

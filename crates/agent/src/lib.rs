@@ -12,6 +12,7 @@ mod control;
 mod files;
 mod http;
 mod launcher;
+mod metrics;
 mod paths;
 mod process;
 mod rpc;

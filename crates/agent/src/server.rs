@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 
 use crate::agent::{Agent, Caller};
 use crate::http::{self as answers, Body, Query, header_text};
-use crate::{control, files, process, rpc, sys};
+use crate::{control, files, metrics, process, rpc, sys};
 
 /// Client connections at a time. An SDK opens at most 210.
 const CONNECTIONS: usize = 1024;
@@ -211,10 +211,11 @@ async fn route(agent: &Rc<Agent>, peer: Peer, caller: Caller, request: Request<I
             let query = Query::parse(request.uri().query());
             files::serve(agent, peer, &query, request).await
         }
+        ("/metrics", &Method::GET) => metrics::serve(agent).await,
         ("/files/compose", &Method::POST) => files::compose::serve(agent, request).await,
         ("/init", &Method::POST) if peer == Peer::Host => control::init(agent, request).await,
         ("/spawner", &Method::GET) if peer == Peer::Host => control::spawner(agent).await,
-        ("/health" | "/envs", _) => wrong_method("GET"),
+        ("/health" | "/envs" | "/metrics", _) => wrong_method("GET"),
         ("/files", _) => wrong_method("GET, POST"),
         ("/files/compose", _) => wrong_method("POST"),
         _ => not_found(),

@@ -13,6 +13,7 @@ mod compose;
 mod control;
 mod files;
 mod gate;
+mod metrics;
 mod packed;
 mod process;
 mod pty;

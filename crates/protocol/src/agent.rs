@@ -58,9 +58,6 @@ pub struct Init {
     /// Memory that the sandbox may use, in MiB; without it, metrics tell the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<u32>,
-    /// Certificates in PEM that programs in the sandbox are to trust; replaces those of an earlier call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ca_bundle: Option<String>,
 }
 
 impl std::fmt::Debug for Init {

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Every test of the repository: formatting, lints, unit and integration tests, then the suites that drive the release
-# binary from outside (the published SDK, escapes, crashes). Ends at the first failure; a skipped test is a failure.
+# binary from outside (the published SDK, other clients, escapes, crashes). Ends at the first failure; a skipped test
+# is a failure.
 #
-# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk escape crash (default: all, in this order)
+# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk clients escape crash (default: all in order)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -47,6 +48,10 @@ step_sdk() {
   suite 2.45.1 900 python
 }
 
+step_clients() {
+  RINGFENCE_BIN=$binary scripts/conformance-clients.sh
+}
+
 step_escape() {
   suite 2.63.0 1200 escape
 }
@@ -56,7 +61,7 @@ step_crash() {
 }
 
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk escape crash)
+[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk clients escape crash)
 report=()
 for step in "${steps[@]}"; do
   say "$step"

@@ -31,7 +31,7 @@ def test_go(work_dir: Path) -> None:
             text=True,
             timeout=600,
         )
-    print(f"\n{ran.stdout}")
-    assert ran.returncode == 0
-    assert len(re.findall("^--- PASS", ran.stdout, re.M)) > 0
-    assert not re.findall("^ *--- (SKIP|FAIL)", ran.stdout, re.M)
+        print(f"\n{ran.stdout}")
+        assert ran.returncode == 0
+        assert len(re.findall("^--- PASS", ran.stdout, re.M)) > 0
+        assert not re.findall("^ *--- (SKIP|FAIL)", ran.stdout, re.M)

@@ -39,6 +39,7 @@ def secure_platform(data_dir: Path) -> Iterator[SecurePlatform]:
         assert server.terminate() == 0, server.log_tail(12)
         down = server.down()
         assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
+        left = left_over(before)
+        assert left == {}, left
     finally:
         server.close()

@@ -169,6 +169,9 @@ impl Launcher {
 
         let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
         let interface = self.interface;
+        // What lies there counts as memory of the sandbox, and nothing gives it back when memory runs out: with more
+        // than this, a full /dev/shm would leave no room for the `rm` that empties it.
+        let shared_memory_mb = resources.memory_mb / 2;
         let (setup, theirs) = pair(SocketType::SEQPACKET)?;
         let (boot, agent_boot) = pair(SocketType::STREAM)?;
         let (agent_spawner, spawner) = pair(SocketType::SEQPACKET)?;
@@ -176,7 +179,7 @@ impl Launcher {
         let cloned = sys::clone3(sys::NAMESPACES, groups.agent.as_ref().map(AsFd::as_fd));
         let (pid, pidfd) = match cloned {
             Ok(Cloned::Child) => run_child(&theirs, |socket| {
-                setup::become_agent(socket, interface, agent_boot, agent_spawner)
+                setup::become_agent(socket, interface, shared_memory_mb, agent_boot, agent_spawner)
             }),
             Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
             Err(error) => {

@@ -106,6 +106,7 @@ impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
 pub(crate) fn become_agent(
     socket: BorrowedFd<'_>,
     interface: &str,
+    shared_memory_mb: u32,
     boot: OwnedFd,
     spawner: OwnedFd,
 ) -> Result<Infallible, Failure> {
@@ -123,7 +124,7 @@ pub(crate) fn become_agent(
     // The id maps are written by now, so 0 is the sandbox's root.
     sys::set_ids(0, 0, 0).step("become root of the sandbox")?;
     sys::clear_groups().step("drop groups")?;
-    build_tree(root.as_fd(), usr)?;
+    build_tree(root.as_fd(), usr, shared_memory_mb)?;
     check_overlays()?;
     wire::send(socket, READY, &[]).step("report")?;
     become_program(&[(boot, BOOT_FD), (spawner, SPAWNER_FD)], &[c"ringfence", c"agent"])
@@ -157,7 +158,7 @@ fn become_program(placed: &[(OwnedFd, i32)], arguments: &[&CStr]) -> Result<Infa
     Err(sys::exec(c"/run/ringfence/agent", arguments)).step("execute the agent")
 }
 
-fn build_tree(root: BorrowedFd<'_>, usr: OwnedFd) -> Result<(), Failure> {
+fn build_tree(root: BorrowedFd<'_>, usr: OwnedFd, shared_memory_mb: u32) -> Result<(), Failure> {
     attach(root, CWD, place::NEW).step("attach the root")?;
     let new = rustix::fs::open(
         place::NEW,
@@ -178,8 +179,16 @@ fn build_tree(root: BorrowedFd<'_>, usr: OwnedFd) -> Result<(), Failure> {
         ("gid", "5"),
     ];
     put(mount("devpts", &pts, attr::NOSUID | attr::NOEXEC)?, "dev/pts").step("attach /dev/pts")?;
-    let everyone = [("mode", "1777")];
-    put(mount("tmpfs", &everyone, attr::NOSUID | attr::NODEV)?, "dev/shm").step("attach /dev/shm")?;
+    let size = format!("{shared_memory_mb}m");
+    put(
+        mount(
+            "tmpfs",
+            &[("mode", "1777"), ("size", &size)],
+            attr::NOSUID | attr::NODEV,
+        )?,
+        "dev/shm",
+    )
+    .step("attach /dev/shm")?;
     put(
         mount("mqueue", &[], attr::NOSUID | attr::NODEV | attr::NOEXEC)?,
         "dev/mqueue",

@@ -9,6 +9,7 @@ use futures_util::Stream;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
 use serde::Serialize;
 
 /// The body of an answer. It need not be `Send`: everything but file access runs on one thread.
@@ -52,6 +53,24 @@ impl http_body::Body for Body {
             Self::Stream { length: None, .. } => SizeHint::default(),
         }
     }
+}
+
+/// Reads the rest of a request that is answered before its end. A connection that is closed on a client which is still
+/// sending is reset, and the answer with it, so the client gets to send for a while.
+pub(crate) async fn read_on(mut body: hyper::body::Incoming) {
+    /// What a client may still send: more than a disk of the usual size could have taken before it was full.
+    const BYTES: u64 = 1 << 30;
+    /// How long it may take for that.
+    const TIME: std::time::Duration = std::time::Duration::from_secs(30);
+    let mut left = BYTES;
+    let read = async {
+        while left > 0
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+    };
+    let _ = tokio::time::timeout(TIME, read).await;
 }
 
 /// An answer with a body of this type.

@@ -170,25 +170,10 @@ pub(crate) async fn client_stream<O: Message>(
         Err(error) => {
             // The answer goes out at once, but a connection that is closed on a client which is still sending is reset,
             // and the answer with it.
-            agent.tasks.spawn_local(drain(inbox.body));
+            agent.tasks.spawn_local(answers::read_on(inbox.body));
             error_for(&head.headers, &error)
         }
     }
-}
-
-/// Reads on for a while.
-async fn drain(mut body: Incoming) {
-    const BYTES: usize = 16 * 1024 * 1024;
-    const TIME: Duration = Duration::from_secs(10);
-    let mut drained = 0;
-    let read = async {
-        while drained < BYTES
-            && let Some(Ok(frame)) = body.frame().await
-        {
-            drained += frame.data_ref().map_or(0, Bytes::len);
-        }
-    };
-    let _ = tokio::time::timeout(TIME, read).await;
 }
 
 /// The messages of a request, one at a time: the next is not read from the socket before it is asked for.

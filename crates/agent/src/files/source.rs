@@ -15,15 +15,12 @@ use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Failure, blocking};
-use crate::http::header_text;
+use crate::http::{header_text, read_on};
 
 /// Uploads that are unpacked at a time; the next one waits. Each costs about 200 KiB: window, buffers, a piece.
 pub(super) const AT_ONCE: usize = 64;
 /// Bytes of a piece, give or take what one step of unpacking makes.
 const PIECE: usize = 64 * 1024;
-/// How much of a refused upload is still read, in bytes, so that the client gets to the answer. Past it the
-/// connection is cut.
-const DRAIN: usize = 16 * 1024 * 1024;
 
 /// See the module.
 pub(super) enum Source {
@@ -89,8 +86,8 @@ impl Source {
     /// at an answer otherwise.
     pub(super) async fn drain(self) {
         match self {
-            Self::Plain(body) => drain(body).await,
-            Self::Packed(packed) => drain(packed.body).await,
+            Self::Plain(body) => read_on(body).await,
+            Self::Packed(packed) => read_on(packed.body).await,
         }
     }
 }
@@ -101,17 +98,8 @@ pub(super) struct Refused(pub(super) Failure, pub(super) Incoming);
 impl Refused {
     /// Reads on as [`Source::drain`] does, and returns the reason.
     pub(super) async fn drain(self) -> Failure {
-        drain(self.1).await;
+        read_on(self.1).await;
         self.0
-    }
-}
-
-async fn drain(mut body: Incoming) {
-    let mut drained = 0;
-    while drained < DRAIN
-        && let Some(Ok(frame)) = body.frame().await
-    {
-        drained += frame.data_ref().map_or(0, Bytes::len);
     }
 }
 

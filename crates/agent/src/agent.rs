@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
 use crate::files::Transfers;
+use crate::filesystem::Filesystem;
 use crate::launcher::Launcher;
 use crate::metrics::Metrics;
 use crate::process::table::Table;
@@ -31,6 +32,7 @@ pub(crate) struct Agent {
     pub(crate) launcher: Launcher,
     pub(crate) processes: Table,
     pub(crate) transfers: Transfers,
+    pub(crate) filesystem: Filesystem,
     pub(crate) metrics: Metrics,
     /// Work that outlives the request that began it.
     pub(crate) tasks: TaskTracker,
@@ -55,6 +57,7 @@ impl Agent {
             launcher: Launcher::new(spawner)?,
             processes: Table::default(),
             transfers: Transfers::default(),
+            filesystem: Filesystem::default(),
             metrics: Metrics::new()?,
             tasks: TaskTracker::new(),
             memory: Arc::new(Semaphore::new(MEMORY_LIMIT)),

@@ -10,6 +10,7 @@
 mod agent;
 mod control;
 mod files;
+mod filesystem;
 mod http;
 mod launcher;
 mod metrics;

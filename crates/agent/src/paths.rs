@@ -41,7 +41,7 @@ pub(crate) fn resolve(path: &str, user: &User, default_workdir: Option<&str>) ->
 }
 
 /// Removes `.` and resolves `..` by text, as far as the root.
-fn clean(path: &Path) -> PathBuf {
+pub(crate) fn clean(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for component in path.components() {
         match component {

@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 
 use crate::agent::{Agent, Caller};
 use crate::http::{self as answers, Body, Query, header_text};
-use crate::{control, files, metrics, process, rpc, sys};
+use crate::{control, files, filesystem, metrics, process, rpc, sys};
 
 /// Client connections at a time. An SDK opens at most 210.
 const CONNECTIONS: usize = 1024;
@@ -201,6 +201,11 @@ async fn route(agent: &Rc<Agent>, peer: Peer, caller: Caller, request: Request<I
     let path = request.uri().path().to_owned();
     if let Some(method) = path.strip_prefix(protocol::process::SERVICE) {
         return process::serve(agent, caller, method, request)
+            .await
+            .unwrap_or_else(not_found);
+    }
+    if let Some(method) = path.strip_prefix(protocol::filesystem::SERVICE) {
+        return filesystem::serve(agent, caller, method, request)
             .await
             .unwrap_or_else(not_found);
     }

@@ -4,6 +4,7 @@
 //! of at most [`LIMIT`] bytes, anything malformed skipped. libc's lookups are not used; in a static program they load
 //! shared code out of the image.
 
+use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -51,6 +52,34 @@ impl Users {
         let text = read_bounded(&self.group).unwrap_or_default();
         groups_of(&text, user)
     }
+
+    /// All names, as both files have them now.
+    pub(crate) fn names(&self) -> Names {
+        let names = |path| names_by_id(&read_bounded(path).unwrap_or_default());
+        Names {
+            users: names(&self.passwd),
+            groups: names(&self.group),
+        }
+    }
+}
+
+/// Names of users and groups by their ids.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Names {
+    /// The user's name, or the id of one that has none.
+    pub(crate) fn user(&self, id: u32) -> String {
+        self.users.get(&id).cloned().unwrap_or_else(|| id.to_string())
+    }
+
+    /// The group's name, or the id of one that has none.
+    pub(crate) fn group(&self, id: u32) -> String {
+        self.groups.get(&id).cloned().unwrap_or_else(|| id.to_string())
+    }
 }
 
 /// A regular file's first [`LIMIT`] bytes. Never waits, whatever is under that name.
@@ -87,6 +116,20 @@ fn find_user(passwd: &[u8], name: &str) -> Option<User> {
         }),
         _ => None,
     })
+}
+
+/// First and third field of every line, which are name and id in both files. The first name of an id counts.
+fn names_by_id(text: &[u8]) -> HashMap<u32, String> {
+    let mut names = HashMap::new();
+    for fields in lines(text) {
+        if let [name, _, id, ..] = fields.as_slice()
+            && !name.is_empty()
+            && let Ok(id) = id.parse()
+        {
+            names.entry(id).or_insert_with(|| (*name).to_owned());
+        }
+    }
+    names
 }
 
 fn groups_of(group: &[u8], user: &User) -> Vec<u32> {
@@ -136,6 +179,18 @@ mod tests {
         assert_eq!(groups_of(b"", &user), [1001]);
         let many: String = (2000..9000).map(|id| format!("g:x:{id}:user\n")).collect();
         assert_eq!(groups_of(many.as_bytes(), &user).len(), GROUP_LIMIT);
+    }
+
+    #[test]
+    fn names_are_found_by_id() {
+        let names = Names {
+            users: names_by_id(PASSWD),
+            groups: names_by_id(b"wheel:x:0:\n"),
+        };
+        for (id, expect) in [(0, "root"), (1000, "user"), (7, "noshell"), (5, "5")] {
+            assert_eq!(names.user(id), expect);
+        }
+        assert_eq!((names.group(0).as_str(), names.group(1).as_str()), ("wheel", "1"));
     }
 
     #[test]

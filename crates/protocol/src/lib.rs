@@ -1,10 +1,11 @@
 //! The wire contracts: server ↔ node ([`node`]), host ↔ agent ([`agent`]) and client ↔ agent ([`connect`],
-//! [`process`]).
+//! [`process`], [`filesystem`]).
 //!
 //! Invariant: data and seams only. No policy, no state, no transport of its own.
 
 pub mod agent;
 pub mod connect;
+pub mod filesystem;
 pub mod node;
 pub mod process;
 pub mod signature;

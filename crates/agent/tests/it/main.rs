@@ -12,6 +12,8 @@ mod client;
 mod compose;
 mod control;
 mod files;
+mod filesystem;
+mod filesystem_watch;
 mod gate;
 mod metrics;
 mod packed;

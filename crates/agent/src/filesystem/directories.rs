@@ -1,0 +1,77 @@
+//! Making directories, and moving entries.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::path::Path;
+
+use protocol::connect::{Code, Error};
+
+use crate::users::User;
+
+/// Makes a directory and what it needs above, as the user's.
+///
+/// # Errors
+/// `already_exists`; `invalid_argument` when something else is there; `internal`.
+pub(super) fn make(path: &Path, user: &User) -> Result<(), Error> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            let message = format!("directory already exists: {}", path.display());
+            Err(Error::new(Code::AlreadyExists, message))
+        }
+        Ok(_) => {
+            let message = format!("path already exists but it is not a directory: {}", path.display());
+            Err(Error::new(Code::InvalidArgument, message))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            ensure(path, user).map_err(|error| internal("error creating directory", &error))
+        }
+        Err(error) => Err(internal("error getting file info", &error)),
+    }
+}
+
+/// Gives `source` the name `destination`, over a file that has it, and makes the directories that it needs.
+///
+/// # Errors
+/// `not_found` without a source; `internal`.
+pub(super) fn rename(source: &Path, destination: &Path, user: &User) -> Result<(), Error> {
+    let failed = |error: io::Error| match error.kind() {
+        ErrorKind::NotFound => Error::new(Code::NotFound, format!("source file not found: {error}")),
+        _ => internal("error renaming", &error),
+    };
+    // Asked first, so that no directories are made for nothing.
+    fs::symlink_metadata(source).map_err(failed)?;
+    if let Some(parent) = destination.parent() {
+        ensure(parent, user).map_err(|error| internal("error creating directory", &error))?;
+    }
+    fs::rename(source, destination).map_err(failed)
+}
+
+fn internal(what: &str, error: &io::Error) -> Error {
+    Error::new(Code::Internal, format!("{what}: {error}"))
+}
+
+/// Makes those of `directory` and its ancestors that are missing.
+fn ensure(directory: &Path, user: &User) -> io::Result<()> {
+    if fs::metadata(directory).is_ok_and(|metadata| metadata.is_dir()) {
+        return Ok(());
+    }
+    let mut ancestors: Vec<&Path> = directory
+        .ancestors()
+        .filter(|path| !path.as_os_str().is_empty())
+        .collect();
+    ancestors.reverse();
+    for path in ancestors {
+        match DirBuilder::new().mode(0o755).create(path) {
+            Ok(()) => chown(path, Some(user.uid), Some(user.gid))?,
+            // It was there, or another request was faster.
+            Err(_) if fs::metadata(path).is_ok_and(|metadata| metadata.is_dir()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                let message = format!("path is a file: {}", path.display());
+                return Err(io::Error::new(ErrorKind::NotADirectory, message));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! Watching directories: `WatchDir`, and the watchers that clients ask for news.
+//!
+//! Each watch has its own kernel queue, which one task empties into a queue of ours; whoever listens takes from there.
+//! All queues are bounded, the kernel's included, and so is the number of watches. When something had to be dropped,
+//! the watch ends with an error that says so: events are never missing without a word.
+
+mod queue;
+mod stream;
+mod tree;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use protocol::connect::{Code, Codec, Error};
+use protocol::filesystem::{FilesystemEvent, WatchRequest, WatcherEvents, WatcherName};
+use protocol::process::Empty;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::queue::Queue;
+use self::tree::{Outbox, Tree};
+use super::{blocking, permits, resolve};
+use crate::rpc::Call;
+use crate::sys;
+
+/// Watches at a time; the kernel's usual limit for one user is the same.
+const WATCHERS: usize = 128;
+/// Characters of a watcher's name after the `w`.
+const NAME: usize = 20;
+
+/// All watches.
+#[derive(Default)]
+pub(super) struct Watchers {
+    count: Rc<Cell<usize>>,
+    /// Those that clients ask for news, by name. They stay until they are removed.
+    polled: RefCell<HashMap<String, Watcher>>,
+    /// Bytes in all queues.
+    queued: Rc<Cell<usize>>,
+    /// Directories in all watches.
+    directories: Arc<AtomicUsize>,
+}
+
+/// One watch, which ends when this is dropped.
+pub(super) struct Watcher {
+    queue: Rc<Queue>,
+    _stop: DropGuard,
+    _place: Place,
+}
+
+/// One of the [`WATCHERS`].
+struct Place(Rc<Cell<usize>>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl Watchers {
+    fn place(&self) -> Result<Place, Error> {
+        if self.count.get() >= WATCHERS {
+            let message = format!("too many watchers: {WATCHERS} is the limit");
+            return Err(Error::new(Code::ResourceExhausted, message));
+        }
+        self.count.set(self.count.get() + 1);
+        Ok(Place(self.count.clone()))
+    }
+}
+
+/// Serves `WatchDir`. The directory is being watched when this returns.
+pub(super) async fn watch(
+    call: &Call,
+    codec: Codec,
+    message: WatchRequest,
+    legacy: bool,
+) -> Result<impl Stream<Item = io::Result<Bytes>> + use<>, Error> {
+    let watcher = open(call, message).await?;
+    Ok(stream::events(watcher, call, codec, legacy))
+}
+
+/// Serves `CreateWatcher`.
+pub(super) async fn create(call: &Call, message: WatchRequest) -> Result<WatcherName, Error> {
+    let watcher = open(call, message).await?;
+    let watcher_id = random_name().map_err(|error| failed(&error))?;
+    let polled = &call.agent.filesystem.watchers.polled;
+    polled.borrow_mut().insert(watcher_id.clone(), watcher);
+    Ok(WatcherName { watcher_id })
+}
+
+/// Serves `GetWatcherEvents`.
+pub(super) fn take(call: &Call, message: &WatcherName, legacy: bool) -> Result<WatcherEvents, Error> {
+    let polled = call.agent.filesystem.watchers.polled.borrow();
+    let watcher = polled.get(&message.watcher_id).ok_or_else(|| unknown(message))?;
+    let events = watcher.queue.take_all()?;
+    let form = |event| if legacy { without_entry(event) } else { event };
+    Ok(WatcherEvents {
+        events: events.into_iter().map(form).collect(),
+    })
+}
+
+/// Serves `RemoveWatcher`.
+pub(super) fn remove(call: &Call, message: &WatcherName) -> Result<Empty, Error> {
+    let mut polled = call.agent.filesystem.watchers.polled.borrow_mut();
+    polled.remove(&message.watcher_id).ok_or_else(|| unknown(message))?;
+    Ok(Empty {})
+}
+
+fn unknown(message: &WatcherName) -> Error {
+    let message = format!("watcher with id {} not found", message.watcher_id);
+    Error::new(Code::NotFound, message)
+}
+
+fn without_entry(event: FilesystemEvent) -> FilesystemEvent {
+    FilesystemEvent { entry: None, ..event }
+}
+
+fn random_name() -> io::Result<String> {
+    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    let mut name = String::from("w");
+    while name.len() <= NAME {
+        let mut bytes = [0; 32];
+        let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        // From 252 on some letters would come more often than others.
+        let fair = bytes[..count].iter().filter(|byte| **byte < 252);
+        let letters = fair.map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()]));
+        name.extend(letters.take(NAME + 1 - name.len()));
+    }
+    Ok(name)
+}
+
+async fn open(call: &Call, message: WatchRequest) -> Result<Watcher, Error> {
+    let path = resolve(call, &call.caller.user(&call.agent)?, &message.path)?;
+    let filesystem = &call.agent.filesystem;
+    let place = filesystem.watchers.place()?;
+    let walk = permits(&filesystem.walks, 1).await?;
+    let users = call.agent.users.clone();
+    let directories = filesystem.watchers.directories.clone();
+    let (tree, inotify) = blocking(move |abandoned| {
+        let _walk = walk;
+        Tree::open(path, &message, users, directories, abandoned)
+    })
+    .await?;
+    let inotify = sys::watch(inotify, Interest::READABLE).map_err(|error| failed(&error))?;
+    let queue = Rc::new(Queue::new(filesystem.watchers.queued.clone()));
+    let stop = CancellationToken::new();
+    let (queue_of_task, stop_of_task) = (queue.clone(), stop.clone());
+    call.agent.tasks.spawn_local(async move {
+        let work = async {
+            let Err(error) = fill(tree, inotify, &queue_of_task).await;
+            queue_of_task.fail(error);
+        };
+        tokio::select! {
+            () = stop_of_task.cancelled() => {}
+            () = work => {}
+        }
+    });
+    Ok(Watcher {
+        queue,
+        _stop: stop.drop_guard(),
+        _place: place,
+    })
+}
+
+/// Carries events from the kernel's queue to ours, until that fails.
+async fn fill(
+    mut tree: Box<Tree>,
+    inotify: AsyncFd<OwnedFd>,
+    queue: &Queue,
+) -> Result<std::convert::Infallible, Error> {
+    loop {
+        let mut ready = inotify.readable().await.map_err(|error| failed(&error))?;
+        let batch = match ready.try_io(|inotify| tree::read_batch(inotify.get_ref())) {
+            Ok(batch) => batch.map_err(|error| failed(&error))?,
+            Err(_) => {
+                tree.settle();
+                continue;
+            }
+        };
+        let needs_files = tree.needs_files(&batch);
+        let apply = move || {
+            let mut outbox = Outbox::default();
+            let result = tree.apply_all(&batch, &mut outbox);
+            (tree, outbox, result)
+        };
+        let (tree_again, outbox, result) = if needs_files {
+            let crashed = |_| Error::new(Code::Internal, "watcher error: file access failed");
+            tokio::task::spawn_blocking(apply).await.map_err(crashed)?
+        } else {
+            apply()
+        };
+        tree = tree_again;
+        queue.push(outbox)?;
+        result?;
+        // Whoever makes events faster than we read them must not keep us from everything else.
+        tokio::task::yield_now().await;
+    }
+}
+
+fn failed(error: &io::Error) -> Error {
+    Error::new(Code::Internal, format!("watcher error: {error}"))
+}

@@ -229,7 +229,7 @@ def test_a_fork_bomb_is_held(sandbox: Sandbox, neighbour: Sandbox) -> None:
     for _ in range(20):
         peak = max(peak, processes())
         assert neighbour.commands.run("echo answered").stdout == "answered\n"
-    assert peak <= 2048 + 8
+    assert peak <= 512 + 8
     assert sandbox.is_running()
     begun = time.monotonic()
     assert sandbox.kill()

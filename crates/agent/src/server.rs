@@ -147,7 +147,10 @@ async fn answer(agent: &Rc<Agent>, peer: Peer, request: Request<Incoming>) -> Re
     let cross_origin = request.headers().contains_key(header::ORIGIN);
     let mut response = match admit(agent, peer, &request) {
         Ok(caller) => Box::pin(route(agent, peer, caller, request)).await,
-        Err(refusal) => *refusal,
+        Err(refusal) => {
+            answers::read_on(request.into_body()).await;
+            *refusal
+        }
     };
     if cross_origin {
         answers::allow_any_origin(response.headers_mut());

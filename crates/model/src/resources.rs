@@ -21,7 +21,7 @@ impl Default for Resources {
             cpu_count: 2,
             memory_mb: 1024,
             disk_mb: 10 * 1024,
-            pids: 2048,
+            pids: 512,
         }
     }
 }

@@ -127,7 +127,7 @@ keys! {
         "Disk that a sandbox of `base` may fill, in MiB, at least 64.",
     },
     SANDBOX_PIDS = {
-        "sandbox.pids", None, Integer, "2048",
+        "sandbox.pids", None, Integer, "512",
         "Processes and threads that a sandbox may have, at least 32.",
     },
     SANDBOX_MAX_LIFETIME_S = {

@@ -129,8 +129,12 @@ impl Launcher {
         loop {
             // Before the turn, so that those who wait do so side by side.
             let mut alive = self.alive.subscribe();
-            let present = tokio::time::timeout_at(patience, alive.wait_for(|alive| *alive)).await;
-            if !matches!(present, Ok(Ok(_))) {
+            // What `wait_for` returns holds a lock on the value. Kept over the request, it would stop the one thread for
+            // good as soon as the spawner's death is to be written there; `is_ok_and` lets go of it at once.
+            let present = tokio::time::timeout_at(patience, alive.wait_for(|alive| *alive))
+                .await
+                .is_ok_and(|alive| alive.is_ok());
+            if !present {
                 return Err(SpawnError::NoSpawner);
             }
             let _turn = self.turn.lock().await;
@@ -138,7 +142,12 @@ impl Launcher {
             match self.ask(&socket, request, stdio).await {
                 Reply::Outcome(Outcome::Started(pid)) => return Ok(pid),
                 Reply::Outcome(Outcome::Failed(failure, errno)) => return Err(SpawnError::Refused { failure, errno }),
-                Reply::NotSent => self.give_up(&socket),
+                Reply::NotSent => {
+                    self.give_up(&socket);
+                    if Instant::now() >= patience {
+                        return Err(SpawnError::NoSpawner);
+                    }
+                }
                 Reply::Lost => {
                     self.give_up(&socket);
                     return Err(SpawnError::NoSpawner);

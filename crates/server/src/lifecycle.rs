@@ -202,7 +202,6 @@ impl Platform {
                 open_to_anonymous: !row.secure,
                 cpu_count: Some(row.cpu_count),
                 memory_mb: Some(row.memory_mb),
-                ..Init::default()
             },
         }
     }

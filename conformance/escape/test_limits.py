@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import statistics
 import time
@@ -91,19 +92,35 @@ def test_what_the_kernel_counts_per_user_is_counted_per_sandbox(
 
 
 def test_a_memory_hog_is_killed_and_the_agent_lives(sandbox: Sandbox, neighbour: Sandbox) -> None:
-    before = memory_available_mb()
     for _ in range(3):
         with pytest.raises(CommandExitException) as killed:
             sandbox.commands.run("exec python3 -c 'x=[bytearray(1<<20) for _ in range(4000)]'", user="root")
         assert killed.value.exit_code in (-1, 137)
         assert root(sandbox, "echo next") == "next\n"
     assert root(neighbour, "echo untouched") == "untouched\n"
-    assert before - memory_available_mb() < 1024
+    assert 900 < peak_memory_mb(sandbox) <= 1024
+
+
+# Twice what a sandbox may have: the host's own use moves by hundreds of MB, and a hog whose memory nobody counted would
+# take far more.
+HOST_LOSS_MB = 2048
 
 
 def memory_available_mb() -> int:
     line = [line for line in open("/proc/meminfo") if line.startswith("MemAvailable")][0]
     return int(line.split()[1]) // 1024
+
+
+def peak_memory_mb(sandbox: Sandbox) -> float:
+    """The most memory that a sandbox's workload ever held, as the kernel counts it. What the host has left says less:
+    it moves with everything else that runs there."""
+    name = f"ringfence-*/{sandbox.sandbox_id}.*.work"
+    files = [
+        *glob.glob(f"/sys/fs/cgroup/memory/{name}/memory.max_usage_in_bytes"),
+        *glob.glob(f"/sys/fs/cgroup/{name}/memory.peak"),
+    ]
+    assert len(files) == 1, files
+    return int(Path(files[0]).read_text()) / (1 << 20)
 
 
 def test_the_workload_is_killed_before_anything_of_the_host(sandbox: Sandbox) -> None:
@@ -114,10 +131,9 @@ def test_the_workload_is_killed_before_anything_of_the_host(sandbox: Sandbox) ->
 
 
 def test_memory_in_files_counts_too(sandbox: Sandbox) -> None:
-    before = memory_available_mb()
     for place in ("/dev/shm", "/run", "/tmp"):
         status(sandbox, f"head -c 3G /dev/zero > {place}/fill", timeout=120)
-        assert before - memory_available_mb() < 1400, place
+        assert peak_memory_mb(sandbox) <= 1024, place
         root(sandbox, f"rm -f {place}/fill")
     assert root(sandbox, "echo next") == "next\n"
 
@@ -133,7 +149,7 @@ def test_memory_that_nobody_maps_counts_too(sandbox: Sandbox) -> None:
     ):
         sandbox.files.write("/tmp/hidden.py", code)
         status(sandbox, "ulimit -n $(ulimit -Hn); exec python3 /tmp/hidden.py", timeout=120)
-        assert before - memory_available_mb() < 1400
+        until(lambda: before - memory_available_mb() < HOST_LOSS_MB, "the host has its memory back")
         assert root(sandbox, "echo next") == "next\n"
     assert time.monotonic() - start < 120
 
@@ -177,7 +193,7 @@ def test_an_fd_hog_meets_its_own_limit(sandbox: Sandbox, neighbour: Sandbox) -> 
     )
     before = memory_available_mb()
     assert int(start_hog(sandbox, code)) > 1000
-    assert before - memory_available_mb() < 1400
+    until(lambda: before - memory_available_mb() < HOST_LOSS_MB, "the host keeps its memory")
     for box in (sandbox, neighbour):
         assert root(box, "cat /etc/hostname > /dev/null; echo opened") == "opened\n"
     open("/etc/hostname").close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
+import threading
 
 import httpx
 import pytest
@@ -104,8 +106,20 @@ def test_a_large_body_both_ways(sandbox: Sandbox, platform: Platform) -> None:
     host = serve(sandbox, 8007)
     wait_served(platform.url, host)
     body = os.urandom(20 * 1024 * 1024)
-    answer = httpx.post(f"{platform.url}/echo", headers={"Host": host}, content=body, timeout=60)
-    assert answer.status_code == 200 and answer.content == body
+    # The server answers while it reads and nothing between buffers, so a client that only reads after its last byte
+    # would wait for the server for as long as the server waits for it.
+    url = httpx.URL(platform.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
+    connection.putrequest("POST", "/echo", skip_host=True)
+    connection.putheader("Host", host)
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders()
+    sender = threading.Thread(target=connection.send, args=(body,))
+    sender.start()
+    answer = connection.getresponse()
+    assert answer.status == 200 and answer.read() == body
+    sender.join(60)
+    connection.close()
 
 
 def test_a_websocket_server(sandbox: Sandbox, platform: Platform) -> None:

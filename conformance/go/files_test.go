@@ -1,5 +1,3 @@
-//go:build files
-
 // Files and directories: the SDK signs in its own way (hexadecimal, with a lifetime instead of a moment),
 // uploads several files without any signature, and looks at every file after writing it.
 package conformance

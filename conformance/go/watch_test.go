@@ -1,5 +1,3 @@
-//go:build watch
-
 package conformance
 
 import (

@@ -98,6 +98,7 @@ async fn insert_api_key(store: &Store, account: &Account, name: &str, key: &ApiK
         mask: key.mask(),
         created_us: now_us(),
         revoked_us: None,
+        last_used_us: None,
     };
     store.api_key_insert(&row, key.hash()).await?;
     Ok(row.id)
@@ -339,7 +340,7 @@ pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format)
             team: team.name.clone(),
             name: key.name,
             kind: "api",
-            mask: key.mask,
+            mask: key.mask.to_string(),
             created_at: time(key.created_us),
             revoked_at: key.revoked_us.map(time),
         }));
@@ -382,7 +383,7 @@ pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format)
 pub(crate) async fn revoke_key(store: &Store, id: &str) -> Result<()> {
     let now = now_us();
     let mask = match store.api_key_revoke(id, now).await? {
-        Some(row) => row.mask,
+        Some(row) => row.mask.to_string(),
         None => match store.access_key_revoke(id, now).await? {
             Some(row) => row.id,
             None => bail!("there is no key {id}; see `ringfence key list`"),

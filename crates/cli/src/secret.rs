@@ -18,7 +18,7 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use hmac::{Hmac, Mac};
 use server::keys::API_KEY_PREFIX;
 use sha2::Sha256;
-use store::keys::KeyHash;
+use store::keys::{KeyHash, KeyMask};
 
 use crate::data_dir::DataDir;
 
@@ -193,12 +193,8 @@ impl ApiKey {
     }
 
     /// What people recognise it by.
-    pub(crate) fn mask(&self) -> String {
-        let hex = &self.text[API_KEY_PREFIX.len()..];
-        match hex.len() {
-            8.. => format!("{}{}...{}", API_KEY_PREFIX, &hex[..2], &hex[hex.len() - 4..]),
-            _ => format!("{}...", API_KEY_PREFIX),
-        }
+    pub(crate) fn mask(&self) -> KeyMask {
+        KeyMask::of(API_KEY_PREFIX, &self.text[API_KEY_PREFIX.len()..])
     }
 }
 
@@ -243,7 +239,7 @@ mod tests {
             *key.hash(),
             KeyHash::new("44bacb42d6ad0732427deb6e706ba557e970f8467f617575ff72c1c65b005d89".to_owned())
         );
-        assert_eq!(key.mask(), "e2b_53...dd90");
+        assert_eq!(key.mask().to_string(), "e2b_53...dd90");
         assert_eq!(
             ApiKey::parse(&key.text.to_uppercase().replace("E2B", "e2b"))
                 .unwrap()

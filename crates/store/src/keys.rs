@@ -1,4 +1,4 @@
-//! API keys and access keys.
+//! API keys and access keys, and what keys and access tokens have in common.
 //!
 //! What is stored of an API key cannot be used to act for its owner: only the SHA-256 of the key, computed by the
 //! caller. The secret of an access key signs requests and must be recoverable, so the caller seals it first. Neither
@@ -22,11 +22,74 @@ impl KeyHash {
     pub fn new(text: String) -> Self {
         Self(text)
     }
+
+    /// The text, for a statement.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 impl fmt::Debug for KeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("KeyHash(hidden)")
+    }
+}
+
+/// What people recognise a key or token by: too little to guess the rest. It prints as `e2b_53...dd90`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyMask {
+    /// What every key of its kind begins with, e.g. `e2b_`.
+    pub prefix: String,
+    /// How many characters follow the prefix.
+    pub value_length: u32,
+    /// The first two of them; empty where the key is too short to show any.
+    pub first: String,
+    /// The last four of them; empty where the key is too short to show any.
+    pub last: String,
+}
+
+/// Stands between the shown ends of a key.
+const HIDDEN: &str = "...";
+/// Shortest value of which something is shown.
+const SHOWN_FROM: usize = 8;
+
+impl KeyMask {
+    /// The mask of a key that consists of `prefix` and `value`.
+    ///
+    /// # Panics
+    /// When `value` is longer than 4 GiB.
+    #[must_use]
+    pub fn of(prefix: &str, value: &str) -> Self {
+        let shown = value.len() >= SHOWN_FROM && value.is_ascii();
+        Self {
+            prefix: prefix.to_owned(),
+            value_length: u32::try_from(value.len()).expect("keys are short"),
+            first: if shown { value[..2].to_owned() } else { String::new() },
+            last: if shown {
+                value[value.len() - 4..].to_owned()
+            } else {
+                String::new()
+            },
+        }
+    }
+
+    /// Reads the columns `mask` and `value_length`.
+    pub(crate) fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let text = columns.text("mask")?;
+        let (shown, last) = text.split_once(HIDDEN).ok_or_else(|| columns.corrupt("mask"))?;
+        let at = shown.rfind('_').map_or(0, |at| at + 1);
+        Ok(Self {
+            prefix: shown[..at].to_owned(),
+            value_length: columns.count("value_length")?,
+            first: shown[at..].to_owned(),
+            last: last.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for KeyMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}{HIDDEN}{}", self.prefix, self.first, self.last)
     }
 }
 
@@ -65,12 +128,14 @@ pub struct ApiKeyRow {
     pub user_id: UserId,
     /// What its owner calls it.
     pub name: String,
-    /// The recognisable part of the key, fit for display.
-    pub mask: String,
+    /// The recognisable part of the key.
+    pub mask: KeyMask,
     /// When it was made, in microseconds since the Unix epoch.
     pub created_us: i64,
     /// When it stopped to count, if it did, in microseconds since the Unix epoch.
     pub revoked_us: Option<i64>,
+    /// When it last let somebody in, as far as that was noted, in microseconds since the Unix epoch.
+    pub last_used_us: Option<i64>,
 }
 
 /// Who a presented API key speaks for.
@@ -112,9 +177,10 @@ impl FromColumns for ApiKeyRow {
             team_id: columns.id("team_id")?,
             user_id: columns.id("user_id")?,
             name: columns.text("name")?,
-            mask: columns.text("mask")?,
+            mask: KeyMask::from_columns(columns)?,
             created_us: columns.int("created_us")?,
             revoked_us: columns.int_opt("revoked_us")?,
+            last_used_us: columns.int_opt("last_used_us")?,
         })
     }
 }
@@ -147,6 +213,13 @@ impl FromColumns for AccessKeyRow {
     }
 }
 
+/// The columns of an [`ApiKeyRow`].
+macro_rules! api_key_columns {
+    () => {
+        "id, team_id, user_id, name, mask, value_length, created_us, revoked_us, last_used_us"
+    };
+}
+
 impl Store {
     /// Stores a new API key under its hash.
     ///
@@ -155,19 +228,21 @@ impl Store {
     /// or user.
     pub async fn api_key_insert(&self, key: &ApiKeyRow, hash: &KeyHash) -> Result<(), StoreError> {
         storable("key name", &key.name)?;
-        storable("key mask", &key.mask)?;
         let query = sqlx::query(
-            "INSERT INTO api_keys (id, team_id, user_id, name, hash, mask, created_us, revoked_us) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+            "INSERT INTO api_keys \
+             (id, team_id, user_id, name, hash, mask, value_length, created_us, revoked_us, last_used_us) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         )
         .bind(key.id.as_str())
         .bind(key.team_id.as_str())
         .bind(key.user_id.as_str())
         .bind(key.name.as_str())
-        .bind(hash.0.as_str())
-        .bind(key.mask.as_str())
+        .bind(hash.as_str())
+        .bind(key.mask.to_string())
+        .bind(i64::from(key.mask.value_length))
         .bind(key.created_us)
-        .bind(key.revoked_us);
+        .bind(key.revoked_us)
+        .bind(key.last_used_us);
         self.db.write("API key", "insert an API key", query).await?;
         Ok(())
     }
@@ -177,10 +252,11 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn api_key_list(&self, team: &TeamId) -> Result<Vec<ApiKeyRow>, StoreError> {
-        let query = sqlx::query(
-            "SELECT id, team_id, user_id, name, mask, created_us, revoked_us FROM api_keys \
-             WHERE team_id = $1 ORDER BY created_us, id",
-        )
+        let query = sqlx::query(concat!(
+            "SELECT ",
+            api_key_columns!(),
+            " FROM api_keys WHERE team_id = $1 ORDER BY created_us, id"
+        ))
         .bind(team.as_str());
         self.db.read_all("list API keys", query).await
     }
@@ -191,13 +267,60 @@ impl Store {
     /// When the database fails.
     pub async fn api_key_revoke(&self, id: &str, revoked_us: i64) -> Result<Option<ApiKeyRow>, StoreError> {
         storable("key ID", id)?;
-        let query = sqlx::query(
-            "UPDATE api_keys SET revoked_us = COALESCE(revoked_us, $2) WHERE id = $1 \
-             RETURNING id, team_id, user_id, name, mask, created_us, revoked_us",
-        )
+        let query = sqlx::query(concat!(
+            "UPDATE api_keys SET revoked_us = COALESCE(revoked_us, $2) WHERE id = $1 RETURNING ",
+            api_key_columns!()
+        ))
         .bind(id)
         .bind(revoked_us);
         self.db.write_returning("revoke an API key", query).await
+    }
+
+    /// Ends an API key of that team. `false` when the team has no such key, or it was revoked before. The row stays, so
+    /// that the same key cannot come back.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn api_key_revoke_of(&self, team: &TeamId, id: &str, revoked_us: i64) -> Result<bool, StoreError> {
+        storable("key ID", id)?;
+        let query =
+            sqlx::query("UPDATE api_keys SET revoked_us = $3 WHERE id = $1 AND team_id = $2 AND revoked_us IS NULL")
+                .bind(id)
+                .bind(team.as_str())
+                .bind(revoked_us);
+        let changed = self.db.write("API key", "revoke an API key", query).await?;
+        Ok(changed > 0)
+    }
+
+    /// Renames an API key of that team and returns it; none when the team has no such key, or it was revoked.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn api_key_rename(&self, team: &TeamId, id: &str, name: &str) -> Result<Option<ApiKeyRow>, StoreError> {
+        storable("key ID", id)?;
+        storable("key name", name)?;
+        let query = sqlx::query(concat!(
+            "UPDATE api_keys SET name = $3 WHERE id = $1 AND team_id = $2 AND revoked_us IS NULL RETURNING ",
+            api_key_columns!()
+        ))
+        .bind(id)
+        .bind(team.as_str())
+        .bind(name);
+        self.db.write_returning("rename an API key", query).await
+    }
+
+    /// Notes when an API key let somebody in, unless a later time is noted. It is a write, so callers note a use at
+    /// most every so often.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn api_key_used(&self, id: &str, at_us: i64) -> Result<(), StoreError> {
+        let query =
+            sqlx::query("UPDATE api_keys SET last_used_us = $2 WHERE id = $1 AND COALESCE(last_used_us, $2 - 1) < $2")
+                .bind(id)
+                .bind(at_us);
+        self.db.write("API key", "note the use of a key", query).await?;
+        Ok(())
     }
 
     /// Who the key with this hash speaks for; none if there is no such key or it was revoked.
@@ -206,7 +329,7 @@ impl Store {
     /// When the database fails.
     pub async fn api_key_by_hash(&self, hash: &KeyHash) -> Result<Option<ApiKeyOwner>, StoreError> {
         let query = sqlx::query("SELECT id, team_id, user_id FROM api_keys WHERE hash = $1 AND revoked_us IS NULL")
-            .bind(hash.0.as_str());
+            .bind(hash.as_str());
         self.db.read_optional("find an API key", query).await
     }
 

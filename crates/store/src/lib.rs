@@ -2,11 +2,13 @@
 //!
 //! What is kept, and why it may not be rebuilt from observation:
 //!
-//! - teams, users, API keys and access keys: who may ask for what. API keys only as hashes; the secrets of access
-//!   keys only as ciphertext that the caller sealed;
+//! - teams, users, API keys, access tokens and access keys: who may ask for what. API keys and access tokens only as
+//!   hashes; the secrets of access keys only as ciphertext that the caller sealed;
+//! - limits of single teams, where they differ from the platform's;
 //! - templates, their aliases and builds: what a name means to a team;
 //! - sandboxes: who owns them, what they were made of and when they end. Deadlines survive a restart of the platform.
-//!   Environment variables are secrets of the client and are **not** stored.
+//!   Environment variables are secrets of the client and are **not** stored;
+//! - idempotency keys: which request came first, and what of its answer is no secret.
 //!
 //! Everything else (routes, connections, metrics) lives in memory and is rebuilt from these rows.
 //!
@@ -23,10 +25,13 @@ mod migrations;
 mod row;
 
 pub mod error;
+pub mod idempotency;
 pub mod keys;
+pub mod limits;
 pub mod sandboxes;
 pub mod teams;
 pub mod templates;
+pub mod tokens;
 
 use crate::db::Db;
 use crate::error::StoreError;

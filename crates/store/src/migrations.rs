@@ -10,7 +10,10 @@ use crate::db::{Db, Transaction};
 use crate::error::{StoreError, sort};
 
 /// The steps, oldest first; a step's version is its place, counted from 1.
-const STEPS: &[&str] = &[include_str!("migrations/0001_first.sql")];
+const STEPS: &[&str] = &[
+    include_str!("migrations/0001_first.sql"),
+    include_str!("migrations/0002_rest.sql"),
+];
 
 const WHAT: &str = "migrate the schema";
 const ROW: &str = "schema version";

@@ -80,6 +80,15 @@ impl Store {
         self.db.read_optional("find a team", query).await
     }
 
+    /// The team with that id.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn team_by_id(&self, id: &TeamId) -> Result<Option<TeamRow>, StoreError> {
+        let query = sqlx::query("SELECT id, name, created_us FROM teams WHERE id = $1").bind(id.as_str());
+        self.db.read_optional("find a team", query).await
+    }
+
     /// Every team, oldest first.
     ///
     /// # Errors
@@ -103,6 +112,15 @@ impl Store {
             .bind(user.created_us);
         self.db.write("user", "insert a user", query).await?;
         Ok(())
+    }
+
+    /// The user with that id.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn user_by_id(&self, id: &UserId) -> Result<Option<UserRow>, StoreError> {
+        let query = sqlx::query("SELECT id, team_id, name, created_us FROM users WHERE id = $1").bind(id.as_str());
+        self.db.read_optional("find a user", query).await
     }
 
     /// The user of that name in that team.

@@ -25,7 +25,7 @@ use server::server::Server;
 use server::settings::Settings;
 use server::tls::Tls;
 use store::Store;
-use store::keys::ApiKeyRow;
+use store::keys::{ApiKeyRow, KeyMask};
 use store::teams::{TeamRow, UserRow};
 use store::templates::{BuildRow, BuildStatus, TemplateRow};
 use tempfile::TempDir;
@@ -267,9 +267,10 @@ async fn seed(store: &Store) {
             team_id: team(n),
             user_id: user(n),
             name,
-            mask: String::new(),
+            mask: KeyMask::of("e2b_", &key[4..]),
             created_us: 0,
             revoked_us: None,
+            last_used_us: None,
         };
         let hash = hash_api_key(key).expect("a key");
         store.api_key_insert(&row, &hash).await.expect("a key");

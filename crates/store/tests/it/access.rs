@@ -2,8 +2,9 @@
 
 use std::error::Error;
 
+use store::Store;
 use store::error::StoreError;
-use store::keys::{AccessKeyRow, ApiKeyOwner, ApiKeyRow, KeyHash, SealedSecret};
+use store::keys::{AccessKeyRow, ApiKeyOwner, ApiKeyRow, KeyHash, KeyMask, SealedSecret};
 use store::teams::{TeamRow, UserRow};
 
 use crate::database::Database;
@@ -43,6 +44,8 @@ pub(crate) async fn teams_and_users(db: Database) {
     assert_eq!(store.team_by_name("default").await.unwrap(), Some(row.clone()));
     assert_eq!(store.team_by_name("Default").await.unwrap(), None);
     assert_eq!(store.team_list().await.unwrap(), [row.clone(), second.clone()]);
+    assert_eq!(store.team_by_id(&second.id).await.unwrap().as_ref(), Some(&second));
+    assert_eq!(store.team_by_id(&team_id(3)).await.unwrap(), None);
 
     let user = UserRow {
         id: user_id(1),
@@ -73,6 +76,8 @@ pub(crate) async fn teams_and_users(db: Database) {
         store.user_by_name(&second.id, "default").await.unwrap(),
         Some(elsewhere)
     );
+    assert_eq!(store.user_by_id(&user.id).await.unwrap().as_ref(), Some(&user));
+    assert_eq!(store.user_by_id(&user_id(3)).await.unwrap(), None);
     let nowhere = UserRow {
         id: user_id(3),
         team_id: team_id(3),
@@ -93,9 +98,10 @@ pub(crate) async fn api_keys(db: Database) {
         team_id: team.clone(),
         user_id: user_id(1),
         name: "first".to_owned(),
-        mask: "e2b_…42d8".to_owned(),
+        mask: KeyMask::of("e2b_", "53ae1fed82754c17ad8077fbc8bcdd90"),
         created_us: 5,
         revoked_us: None,
+        last_used_us: None,
     };
     let stored = KeyHash::new(hash.to_owned());
     store.api_key_insert(&key, &stored).await.unwrap();
@@ -133,6 +139,58 @@ pub(crate) async fn api_keys(db: Database) {
     assert_eq!(store.api_key_revoke(&uuid(1), 7).await.unwrap(), Some(revoked.clone()));
     assert_eq!(store.api_key_by_hash(&stored).await.unwrap(), None);
     assert_eq!(store.api_key_list(&team).await.unwrap(), [revoked]);
+    store.close().await;
+}
+
+/// Key `n` of team `team`, with a hash of its own.
+async fn api_key(store: &Store, n: u32, team: u32) -> (ApiKeyRow, KeyHash) {
+    let key = ApiKeyRow {
+        id: uuid(n),
+        team_id: team_id(team),
+        user_id: user_id(team),
+        name: format!("key {n}"),
+        mask: KeyMask::of("e2b_", "short"),
+        created_us: i64::from(n),
+        revoked_us: None,
+        last_used_us: None,
+    };
+    let hash = KeyHash::new(format!("hash {n}"));
+    store.api_key_insert(&key, &hash).await.unwrap();
+    (key, hash)
+}
+
+pub(crate) async fn api_keys_are_managed_within_their_team(db: Database) {
+    let store = db.open().await;
+    let (own, other) = (team(&store, 1).await, team(&store, 2).await);
+    let (key, hash) = api_key(&store, 1, 1).await;
+    assert_eq!(key.mask.to_string(), "e2b_...");
+    api_key(&store, 2, 1).await;
+
+    assert_eq!(store.api_key_rename(&other, &key.id, "stolen").await.unwrap(), None);
+    assert!(!store.api_key_revoke_of(&other, &key.id, 6).await.unwrap());
+    assert!(store.api_key_by_hash(&hash).await.unwrap().is_some());
+    let renamed = ApiKeyRow {
+        name: "new".to_owned(),
+        ..key.clone()
+    };
+    assert_eq!(
+        store.api_key_rename(&own, &key.id, "new").await.unwrap(),
+        Some(renamed.clone())
+    );
+
+    for (at_us, noted) in [(7, 7), (5, 7), (9, 9)] {
+        store.api_key_used(&key.id, at_us).await.unwrap();
+        let rows = store.api_key_list(&own).await.unwrap();
+        let uses: Vec<_> = rows.iter().map(|row| row.last_used_us).collect();
+        assert_eq!(uses, [Some(noted), None]);
+    }
+
+    assert!(store.api_key_revoke_of(&own, &key.id, 10).await.unwrap());
+    assert_eq!(store.api_key_by_hash(&hash).await.unwrap(), None);
+    assert!(!store.api_key_revoke_of(&own, &key.id, 11).await.unwrap());
+    assert_eq!(store.api_key_rename(&own, &key.id, "back").await.unwrap(), None);
+    let first = store.api_key_list(&own).await.unwrap().remove(0);
+    assert_eq!((first.name.as_str(), first.revoked_us), ("new", Some(10)));
     store.close().await;
 }
 

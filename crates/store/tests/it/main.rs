@@ -11,12 +11,15 @@
 mod access;
 mod concurrency;
 mod database;
+mod idempotency;
+mod limits;
 mod lists;
 mod opening;
 mod postgres;
 mod samples;
 mod sandboxes;
 mod templates;
+mod tokens;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +39,15 @@ const CASES: &[(&str, Case)] = cases![
     access::teams_and_users,
     access::api_keys,
     access::access_keys,
+    access::api_keys_are_managed_within_their_team,
     access::text_that_one_engine_refuses,
+    tokens::a_life,
+    tokens::uses_are_noted_forwards,
+    limits::of_teams,
+    idempotency::a_life,
+    idempotency::one_of_many_claims_wins,
+    idempotency::expired_claims_are_free,
+    idempotency::late_owners_change_nothing,
     templates::names_are_resolved_in_scope_order,
     templates::a_taken_alias_leaves_no_template,
     templates::spawns_are_counted,
@@ -58,6 +69,7 @@ const CASES: &[(&str, Case)] = cases![
     opening::many_open_a_new_database_at_once,
     opening::a_second_migration_changes_nothing,
     opening::a_newer_schema_is_refused,
+    opening::an_older_schema_is_migrated,
     opening::rows_survive_a_drop_without_close,
     opening::columns_are_text_or_bigint,
 ];

@@ -3,13 +3,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use sqlx::Row;
+use sqlx::{Connection, Row};
 use store::Store;
 use store::error::StoreError;
+use store::keys::KeyMask;
 use tokio::task::JoinSet;
 
 use crate::database::Database;
-use crate::samples::{running, sandbox, team};
+use crate::samples::{running, sandbox, team, team_id};
 
 pub(crate) async fn many_open_a_new_database_at_once(db: Database) {
     let mut openings = JoinSet::new();
@@ -38,7 +39,7 @@ pub(crate) async fn a_second_migration_changes_nothing(db: Database) {
         .await
         .unwrap();
     let versions: Vec<i64> = versions.iter().map(|row| row.get("version")).collect();
-    assert_eq!(versions, [1]);
+    assert_eq!(versions, [1, 2]);
     again.close().await;
 }
 
@@ -53,6 +54,32 @@ pub(crate) async fn a_newer_schema_is_refused(db: Database) {
         matches!(error, StoreError::SchemaTooNew { found: 1000, .. }),
         "{error:?}"
     );
+}
+
+/// A database as the first release left it.
+pub(crate) async fn an_older_schema_is_migrated(db: Database) {
+    if let Some(file) = &db.file {
+        fs::File::create(file).unwrap();
+    }
+    let mut raw = db.raw().await;
+    for sql in [
+        include_str!("../../src/migrations/0001_first.sql"),
+        "CREATE TABLE schema_versions (version BIGINT PRIMARY KEY); INSERT INTO schema_versions (version) VALUES (1)",
+        "INSERT INTO teams (id, name, created_us) VALUES ('00000000-0000-4000-8000-000000000001', 'team', 1)",
+        "INSERT INTO users (id, team_id, name, created_us) VALUES ('00000000-0000-4000-8000-000000000001', \
+         '00000000-0000-4000-8000-000000000001', 'user', 1)",
+        "INSERT INTO api_keys (id, team_id, user_id, name, hash, mask, created_us) VALUES ('k', \
+         '00000000-0000-4000-8000-000000000001', '00000000-0000-4000-8000-000000000001', 'key', 'hash', \
+         'e2b_53...dd90', 1)",
+    ] {
+        sqlx::raw_sql(sql).execute(&mut raw).await.unwrap();
+    }
+    raw.close().await.unwrap();
+    let store = db.open().await;
+    let keys = store.api_key_list(&team_id(1)).await.unwrap();
+    let mask = KeyMask::of("e2b_", "53ae1fed82754c17ad8077fbc8bcdd9053aedd90");
+    assert_eq!((keys.len(), &keys[0].mask, keys[0].last_used_us), (1, &mask, None));
+    store.close().await;
 }
 
 pub(crate) async fn rows_survive_a_drop_without_close(db: Database) {

@@ -1,4 +1,4 @@
-//! The vocabulary of the platform: ids, limits, resources and the life of a sandbox.
+//! The vocabulary of the platform: ids, limits, resources, levels of a log and the life of a sandbox.
 //!
 //! Invariant: this crate is pure and total. No I/O, no async, no clock, no SQL, no HTTP: randomness and time are
 //! arguments, and every function returns for every input.
@@ -6,4 +6,5 @@
 pub mod id;
 pub mod lifecycle;
 pub mod limits;
+pub mod log;
 pub mod resources;

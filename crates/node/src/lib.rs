@@ -9,6 +9,7 @@
 
 mod control;
 mod dial;
+mod journal;
 mod owner;
 mod slots;
 
@@ -19,9 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::SandboxId;
+use model::log::Level;
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxStream, StartSandbox, StartedSandbox,
+    DialError, HostRoom, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxLog, SandboxSample, SandboxStream,
+    StartSandbox, StartedSandbox,
 };
 use runtime::container::{self, Container};
 use runtime::driver::{Driver, Found};
@@ -31,6 +34,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::journal::{Journal, now_us};
 use crate::owner::Owned;
 use crate::slots::Slots;
 
@@ -56,6 +60,7 @@ pub struct Node {
     shared: Arc<Shared>,
     container: Arc<Container>,
     exits: Mutex<Option<mpsc::Receiver<SandboxExit>>>,
+    logs: Mutex<Option<mpsc::Receiver<SandboxLog>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -68,6 +73,7 @@ pub(crate) struct Shared {
     pub(crate) sandboxes: Mutex<HashMap<SandboxId, Arc<Owned>>>,
     pub(crate) slots: Mutex<Slots>,
     pub(crate) exits: mpsc::Sender<SandboxExit>,
+    pub(crate) logs: mpsc::Sender<SandboxLog>,
 }
 
 impl Node {
@@ -84,6 +90,7 @@ impl Node {
         };
         let container = blocking(move || Container::open(&settings)).await??;
         let (exits, receiver) = mpsc::channel(EXITS);
+        let (logs, logs_receiver) = mpsc::channel(journal::WAITING);
         let driver: Arc<dyn Driver> = container.clone();
         let shared = Shared {
             driver,
@@ -91,11 +98,13 @@ impl Node {
             sandboxes: Mutex::default(),
             slots: Mutex::default(),
             exits,
+            logs,
         };
         Ok(Arc::new(Self {
             shared: Arc::new(shared),
             container,
             exits: Mutex::new(Some(receiver)),
+            logs: Mutex::new(Some(logs_receiver)),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         }))
@@ -181,7 +190,14 @@ impl Node {
         }
         for Found { name, alive } in keep {
             let Some(sandbox) = alive else { continue };
-            let owned = Arc::new(Owned::new(name.clone(), sandbox));
+            let journal = Journal::new(name.id.clone(), self.shared.logs.clone());
+            let adopted = ("event_type", "sandbox_adopted".to_owned());
+            journal.host(
+                Level::Info,
+                "the platform was restarted; the sandbox went on",
+                [adopted],
+            );
+            let owned = Arc::new(Owned::new(name.clone(), sandbox, journal));
             self.shared.sandboxes.lock().insert(name.id, Arc::clone(&owned));
             self.tasks
                 .spawn(owner::own(Arc::clone(&self.shared), owned, None, self.stop.clone()));
@@ -193,6 +209,37 @@ impl Node {
             .map_err(failed)?
             .map_err(failed)?;
         Ok(names.into_iter().map(|name| name.id).collect())
+    }
+
+    async fn measure(&self) -> Result<Vec<SandboxSample>, NodeError> {
+        let owned: Vec<Arc<Owned>> = self.shared.sandboxes.lock().values().cloned().collect();
+        let sweep = move || {
+            let samples = owned.iter().filter(|owned| !owned.is_ending()).filter_map(|owned| {
+                let at_us = now_us();
+                let usage = owned.sandbox().usage().ok()?;
+                Some(SandboxSample {
+                    id: owned.id().clone(),
+                    at_us,
+                    cpu_time_us: usage.cpu_time_us,
+                    memory_used_bytes: usage.memory_used_bytes,
+                    memory_cache_bytes: usage.memory_cache_bytes,
+                    memory_total_bytes: usage.memory_total_bytes,
+                    disk_used_bytes: usage.disk_used_bytes,
+                    disk_total_bytes: usage.disk_total_bytes,
+                })
+            });
+            samples.collect()
+        };
+        blocking(sweep).await.map_err(failed)
+    }
+
+    async fn measure_host(&self) -> Result<HostRoom, NodeError> {
+        let driver = Arc::clone(&self.shared.driver);
+        let room = blocking(move || driver.room()).await.map_err(failed)?.map_err(failed)?;
+        Ok(HostRoom {
+            memory_available_bytes: room.memory_available_bytes,
+            disk_available_bytes: room.disk_available_bytes,
+        })
     }
 
     fn owned(&self, id: &SandboxId) -> Option<Arc<Owned>> {
@@ -235,6 +282,18 @@ impl NodeApi for Node {
 
     fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>> {
         self.exits.lock().take()
+    }
+
+    fn logs(&self) -> Option<mpsc::Receiver<SandboxLog>> {
+        self.logs.lock().take()
+    }
+
+    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
+        Box::pin(self.measure())
+    }
+
+    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+        Box::pin(self.measure_host())
     }
 }
 

@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use model::id::SandboxId;
+use model::log::Level;
 use protocol::node::{NodeError, SandboxExit, StartSandbox, StartedSandbox};
 use runtime::driver::Sandbox;
 use runtime::slot::Name;
@@ -13,6 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::control::Control;
+use crate::journal::Journal;
 use crate::{AGENT_TIMEOUT, Shared, blocking, failed};
 
 /// Shortest time between two attempts to talk to an agent or to give a sandbox a new spawner: a sandbox whose root
@@ -31,16 +34,22 @@ pub(crate) struct Owned {
     ending: watch::Sender<bool>,
     /// Turns true when none of its processes runs any more.
     ended: watch::Sender<bool>,
+    journal: Journal,
 }
 
 impl Owned {
-    pub(crate) fn new(name: Name, sandbox: Arc<dyn Sandbox>) -> Self {
+    pub(crate) fn new(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
         Self {
             name,
             sandbox,
             ending: watch::Sender::new(false),
             ended: watch::Sender::new(false),
+            journal,
         }
+    }
+
+    pub(crate) fn id(&self) -> &SandboxId {
+        &self.name.id
     }
 
     pub(crate) fn sandbox(&self) -> &Arc<dyn Sandbox> {
@@ -85,7 +94,16 @@ pub(crate) async fn start(
         Ok((control, agent_version)) => {
             let mut stages = started.stages;
             stages.push(("init", before_init.elapsed()));
-            let owned = Arc::new(Owned::new(name.clone(), started.sandbox));
+            let journal = Journal::new(name.id.clone(), shared.logs.clone());
+            let fields = [
+                ("event_type", "sandbox_start".to_owned()),
+                ("template_id", request.template.to_string()),
+                ("cpu_count", resources.cpu_count.to_string()),
+                ("memory_mb", resources.memory_mb.to_string()),
+                ("disk_mb", resources.disk_mb.to_string()),
+            ];
+            journal.host(Level::Info, "the sandbox started", fields);
+            let owned = Arc::new(Owned::new(name.clone(), started.sandbox, journal));
             Ok((owned, control, StartedSandbox { agent_version, stages }))
         }
         Err(error) => {
@@ -113,8 +131,16 @@ pub(crate) async fn own(shared: Arc<Shared>, owned: Arc<Owned>, control: Option<
     }
     shared.sandboxes.lock().remove(&owned.name.id);
     owned.ended.send_replace(true);
-    if died {
+    let fields = [("event_type", "sandbox_end".to_owned())];
+    if !died {
+        owned.journal.host(Level::Info, "the sandbox was ended", fields);
+    } else {
         tracing::info!(sandbox.id = %owned.name.id, "the sandbox ended by itself");
+        owned.journal.host(
+            Level::Error,
+            "the sandbox ended by itself: its first process is gone",
+            fields,
+        );
         let _ = shared
             .exits
             .send(SandboxExit {
@@ -176,6 +202,11 @@ async fn keep_spawner(shared: &Arc<Shared>, owned: &Arc<Owned>, mut control: Opt
         match open.spawner_ended().await {
             Ok(()) => {
                 tracing::warn!(sandbox.id = %owned.name.id, "the spawner ended, starting another");
+                owned.journal.host(
+                    Level::Warn,
+                    "the process that starts commands was killed and is replaced; the usual reason is that the sandbox ran out of memory",
+                    [("event_type", "spawner_replaced".to_owned())],
+                );
                 let sandbox = Arc::clone(&owned.sandbox);
                 if let Ok(Err(error)) | Err(error) = blocking(move || sandbox.respawn()).await {
                     tracing::warn!(sandbox.id = %owned.name.id, "start a spawner: {error}");

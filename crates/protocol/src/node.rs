@@ -4,11 +4,13 @@
 //! The server keeps what should exist; the node makes it so on its host and reports what ended. Nothing here assumes
 //! that the host can see a sandbox's processes or files.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
 use model::id::{SandboxId, TemplateId};
+use model::log::Level;
 use model::resources::Resources;
 use tokio::sync::{mpsc, watch};
 
@@ -83,6 +85,55 @@ pub struct SandboxExit {
     pub id: SandboxId,
 }
 
+/// Something that happened in a sandbox, for its log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxLog {
+    /// Which one.
+    pub id: SandboxId,
+    /// When, in microseconds since 1970, by the host's clock.
+    pub at_us: i64,
+    /// How much it matters.
+    pub level: Level,
+    /// Which part of the platform tells: `sandbox` is the host, `process` and `agent` are the agent inside, whose
+    /// word is not to be trusted.
+    pub logger: &'static str,
+    /// One sentence for people. Bounded by the node, whoever wrote it.
+    pub message: String,
+    /// The same for programs. Keys and values are bounded by the node.
+    pub fields: BTreeMap<String, String>,
+}
+
+/// What a sandbox uses at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxSample {
+    /// Which one.
+    pub id: SandboxId,
+    /// When, in microseconds since 1970, by the host's clock.
+    pub at_us: i64,
+    /// Processor time that the workload has used since the sandbox started, on all cores together, in microseconds.
+    pub cpu_time_us: u64,
+    /// Memory of the workload that only its processes can give back, in bytes: everything charged to it but
+    /// [`Self::memory_cache_bytes`]. Files in memory (`/dev/shm`) are in here, for the kernel cannot drop them.
+    pub memory_used_bytes: u64,
+    /// Page cache of files on disk, in bytes, which the kernel drops when the memory is wanted.
+    pub memory_cache_bytes: u64,
+    /// Most that both may come to, in bytes.
+    pub memory_total_bytes: u64,
+    /// What is written on the sandbox's own disk, in bytes, as `df` inside tells.
+    pub disk_used_bytes: u64,
+    /// Size of that disk for files, in bytes, as `df` inside tells.
+    pub disk_total_bytes: u64,
+}
+
+/// Free room of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostRoom {
+    /// Memory that new sandboxes could use without swapping, in bytes.
+    pub memory_available_bytes: u64,
+    /// Free space on the file system that holds the sandboxes' disks, in bytes.
+    pub disk_available_bytes: u64,
+}
+
 /// One host that runs sandboxes.
 pub trait NodeApi: Send + Sync + 'static {
     /// Starts a sandbox and returns once its agent has taken `init`. On an error nothing of it is left.
@@ -105,4 +156,15 @@ pub trait NodeApi: Send + Sync + 'static {
 
     /// Where unasked-for ends are reported. Yields the one receiver at the first call and `None` after.
     fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>>;
+
+    /// Where entries for sandboxes' logs arrive. Yields the one receiver at the first call and `None` after. Bounded:
+    /// when it is full, entries are dropped, and a later entry of the same sandbox says how many.
+    fn logs(&self) -> Option<mpsc::Receiver<SandboxLog>>;
+
+    /// A sample of every sandbox that runs here. One that cannot be read is left out: it is ending, or the host has no
+    /// control groups to ask.
+    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>>;
+
+    /// The room that is left on the host.
+    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>>;
 }

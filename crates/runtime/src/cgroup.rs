@@ -281,6 +281,36 @@ impl Tree {
         }
     }
 
+    /// Where the kernel counts what a sandbox's workload uses; `None` without cgroups.
+    pub(crate) fn meters(&self, name: &Name) -> Option<Meters> {
+        let of = |root: &Path| Self::group(&root.join(&self.name), name, Role::Work);
+        match &self.backend {
+            Backend::V2(root) => {
+                let group = of(root);
+                Some(Meters {
+                    cpu: group.join("cpu.stat"),
+                    memory_charged: group.join("memory.current"),
+                    memory_limit: group.join("memory.max"),
+                    memory_stat: group.join("memory.stat"),
+                    cache_field: "file",
+                    shared_field: "shmem",
+                })
+            }
+            Backend::Hybrid(unified, [memory, ..]) => {
+                let group = of(memory);
+                Some(Meters {
+                    cpu: of(unified).join("cpu.stat"),
+                    memory_charged: group.join("memory.usage_in_bytes"),
+                    memory_limit: group.join("memory.limit_in_bytes"),
+                    memory_stat: group.join("memory.stat"),
+                    cache_field: "total_cache",
+                    shared_field: "total_shmem",
+                })
+            }
+            Backend::None(_) => None,
+        }
+    }
+
     /// Removes the groups of a sandbox. `false` when a process is still in one of them.
     #[must_use]
     pub fn remove_groups(&self, name: &Name) -> bool {
@@ -296,6 +326,20 @@ impl Tree {
         }
         gone
     }
+}
+
+/// Files in which the kernel counts what a workload uses.
+#[derive(Debug)]
+pub(crate) struct Meters {
+    /// Has a line `usage_usec`.
+    pub(crate) cpu: PathBuf,
+    pub(crate) memory_charged: PathBuf,
+    pub(crate) memory_limit: PathBuf,
+    pub(crate) memory_stat: PathBuf,
+    /// Line of `memory_stat` with the page cache, files in memory included.
+    pub(crate) cache_field: &'static str,
+    /// Line of `memory_stat` with the files in memory alone.
+    pub(crate) shared_field: &'static str,
 }
 
 /// The tree as the launcher sees it: descriptors instead of paths, because the launcher leaves the host's mounts.

@@ -24,6 +24,7 @@ use crate::cgroup::{Backend, Tree};
 use crate::driver::{Driver, Found, Sandbox, Started};
 use crate::netns::SocketMaker;
 use crate::slot::{Name, Region, Slot, path_hash};
+use crate::usage::{self, Room, Usage};
 use crate::wire::{self, Hello, Reply, Request};
 use crate::{base, disk};
 
@@ -302,6 +303,10 @@ impl Driver for Container {
         }
         Ok(())
     }
+
+    fn room(&self) -> io::Result<Room> {
+        usage::room(&self.data_dir)
+    }
 }
 
 impl Container {
@@ -363,6 +368,11 @@ impl Sandbox for Running {
             (Reply::Failed(why), _) => Err(io::Error::other(why)),
             _ => Err(io::Error::other("an answer of the launcher that does not fit")),
         }
+    }
+
+    fn usage(&self) -> io::Result<Usage> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        usage::read(&driver.tree, &self.name, self.pid, self.agent.as_fd())
     }
 
     fn kill(&self) {

@@ -1,7 +1,7 @@
 //! The seam between a node and whatever isolates its sandboxes.
 //!
 //! Nothing above it may assume that the host sees a sandbox's processes or files: a sandbox can be started, reached
-//! by socket, given a new spawner, watched for its end and killed, and that is all.
+//! by socket, measured, given a new spawner, watched for its end and killed, and that is all.
 
 use std::fmt::Debug;
 use std::io;
@@ -13,6 +13,7 @@ use model::resources::Resources;
 
 use crate::netns::SocketMaker;
 use crate::slot::Name;
+use crate::usage::{Room, Usage};
 
 /// One way to isolate sandboxes.
 pub trait Driver: Debug + Send + Sync {
@@ -37,6 +38,12 @@ pub trait Driver: Debug + Send + Sync {
     /// # Errors
     /// When the data directory cannot be read.
     fn sweep(&self, keep: &[Name]) -> io::Result<()>;
+
+    /// What is free on the host for more sandboxes.
+    ///
+    /// # Errors
+    /// When the host cannot be asked.
+    fn room(&self) -> io::Result<Room>;
 }
 
 /// A sandbox that an earlier platform left.
@@ -81,6 +88,12 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// With the step that failed.
     fn respawn(&self) -> io::Result<()>;
+
+    /// What the sandbox uses at this moment. Takes some 30 µs and waits for nothing inside the sandbox.
+    ///
+    /// # Errors
+    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] where the host does not count.
+    fn usage(&self) -> io::Result<Usage>;
 
     /// Kills every process of the sandbox and waits until none is left. Blocks for milliseconds.
     fn kill(&self);

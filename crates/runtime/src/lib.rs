@@ -24,4 +24,5 @@ pub mod seccomp;
 mod setup;
 pub mod slot;
 mod sys;
+pub mod usage;
 mod wire;

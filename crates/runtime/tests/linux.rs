@@ -46,13 +46,14 @@ fn main() -> ExitCode {
         eprintln!("these tests make namespaces and mounts: run them as root");
         return ExitCode::FAILURE;
     }
-    let tests: [Test; 7] = [
+    let tests: [Test; 8] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,
         ),
         ("its ids are in a range of its own", has_ids_of_its_own),
         ("its workload is limited and its agent is not", is_limited),
+        ("what it uses is measured from outside", is_measured),
         ("a sandbox is found by a later driver", is_found_again),
         ("a spawner is replaced inside the workload's group", spawner_is_replaced),
         ("a start that fails leaves nothing running", failed_start_leaves_nothing),
@@ -237,6 +238,34 @@ fn is_limited(container: &Container) {
     assert_eq!(value("pids", ["pids.max", "pids.max"]), "20");
     let cpu = value("cpu", ["cpu.cfs_quota_us", "cpu.max"]);
     assert!(cpu == "100000" || cpu == "100000 100000", "{cpu}");
+}
+
+fn is_measured(container: &Container) {
+    let name = name("ione.0");
+    let started = start(container, &name);
+    let pid = agent_pid(&started.sandbox);
+    let before = started.sandbox.usage().unwrap();
+    assert!(before.cpu_time_us > 0, "{before:?}");
+    assert_eq!(before.memory_total_bytes, 64 << 20);
+    assert!(before.memory_used_bytes > 0, "{before:?}");
+    assert!(before.memory_used_bytes < 32 << 20, "{before:?}");
+    assert!(before.disk_total_bytes > 32 << 20, "{before:?}");
+    assert!(before.disk_total_bytes <= 64 << 20, "{before:?}");
+    // A file that exists: the host's root is nobody in there and could not make one.
+    let file = format!("/proc/{pid}/root/etc/passwd");
+    fs::write(&file, vec![1; 8 << 20]).unwrap();
+    let full = started.sandbox.usage().unwrap();
+    let more = full.disk_used_bytes - before.disk_used_bytes;
+    assert!(((8 << 20)..(9 << 20)).contains(&more), "{more}");
+    // What was freed is free at once, whatever the image on the host still holds.
+    fs::write(&file, "").unwrap();
+    let empty = started.sandbox.usage().unwrap();
+    assert!(empty.disk_used_bytes < before.disk_used_bytes + (1 << 20), "{empty:?}");
+    let again = container.find().unwrap().pop().unwrap().alive.unwrap();
+    assert!(again.usage().unwrap().cpu_time_us >= before.cpu_time_us);
+    started.sandbox.kill();
+    assert!(started.sandbox.usage().is_err());
+    assert!(container.room().unwrap().disk_available_bytes > 0);
 }
 
 fn is_found_again(container: &Container) {

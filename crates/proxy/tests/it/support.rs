@@ -19,7 +19,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use model::id::SandboxId;
 use protocol::node::{
-    DialError, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxStream, StartSandbox, StartedSandbox,
+    DialError, HostRoom, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxLog, SandboxSample, SandboxStream,
+    StartSandbox, StartedSandbox,
 };
 use proxy::ingress::client::ClientConnection;
 use proxy::ingress::route::{Route, route};
@@ -79,6 +80,18 @@ impl NodeApi for FakeNode {
 
     fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>> {
         None
+    }
+
+    fn logs(&self) -> Option<mpsc::Receiver<SandboxLog>> {
+        None
+    }
+
+    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+        Box::pin(async { Err(NodeError::Failed("this node has no host".to_owned())) })
     }
 }
 

@@ -15,7 +15,8 @@ use hyper_util::rt::TokioIo;
 use model::id::{SandboxId, TeamId, UserId};
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxStream, StartSandbox, StartedSandbox,
+    DialError, HostRoom, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxLog, SandboxSample, SandboxStream,
+    StartSandbox, StartedSandbox,
 };
 use secrecy::SecretBox;
 use serde_json::Value;
@@ -69,12 +70,20 @@ pub(crate) struct FakeNode {
     pub(crate) origin: Mutex<Option<SocketAddr>>,
     pub(crate) exits: mpsc::Sender<SandboxExit>,
     exits_receiver: Mutex<Option<mpsc::Receiver<SandboxExit>>>,
+    /// Entries for sandboxes' logs, as if they came from the host.
+    #[expect(dead_code, reason = "for tests of logs, the first of which removes this line")]
+    pub(crate) logs: mpsc::Sender<SandboxLog>,
+    logs_receiver: Mutex<Option<mpsc::Receiver<SandboxLog>>>,
+    /// What the sandboxes use; those that do not run are left out of the answer.
+    pub(crate) samples: Mutex<Vec<SandboxSample>>,
+    pub(crate) room: Mutex<HostRoom>,
     pub(crate) reconcile: Mutex<Behaviour>,
 }
 
 impl FakeNode {
     pub(crate) fn new() -> Arc<Self> {
         let (exits, receiver) = mpsc::channel(16);
+        let (logs, logs_receiver) = mpsc::channel(1024);
         Arc::new(Self {
             start: Mutex::new(Behaviour::Works),
             kill: Mutex::new(Behaviour::Works),
@@ -89,6 +98,13 @@ impl FakeNode {
             origin: Mutex::default(),
             exits,
             exits_receiver: Mutex::new(Some(receiver)),
+            logs,
+            logs_receiver: Mutex::new(Some(logs_receiver)),
+            samples: Mutex::default(),
+            room: Mutex::new(HostRoom {
+                memory_available_bytes: 64 << 30,
+                disk_available_bytes: 1 << 40,
+            }),
             reconcile: Mutex::new(Behaviour::Works),
         })
     }
@@ -187,6 +203,26 @@ impl NodeApi for FakeNode {
 
     fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>> {
         self.exits_receiver.lock().take()
+    }
+
+    fn logs(&self) -> Option<mpsc::Receiver<SandboxLog>> {
+        self.logs_receiver.lock().take()
+    }
+
+    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
+        Box::pin(async move {
+            let running = self.running.lock();
+            let samples = self.samples.lock();
+            Ok(samples
+                .iter()
+                .filter(|sample| running.contains_key(&sample.id))
+                .cloned()
+                .collect())
+        })
+    }
+
+    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+        Box::pin(async move { Ok(*self.room.lock()) })
     }
 }
 

@@ -14,9 +14,18 @@ import pytest
 
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
+from harness.secure import SecurePlatform
 
 # Small enough to be filled in a test, large enough for a 100 MB file twice.
 CONFIG = "[sandbox]\ndisk_mb = 768\n"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tls",
+        action="store_true",
+        help="reach the platform over HTTPS, each sandbox by a name of its own; run it by harness/names.py",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,10 +55,13 @@ def work_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def platform(work_dir: Path) -> Iterator[Platform]:
+def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platform]:
     """A running platform whose credentials are in the environment; afterwards nothing of it may be left."""
     before = HostState.take()
-    server = Platform(work_dir / "data", config=CONFIG)
+    if request.config.getoption("--tls"):
+        server: Platform = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}")
+    else:
+        server = Platform(work_dir / "data", config=CONFIG)
     try:
         server.start()
         server.use()
@@ -92,7 +104,8 @@ def neighbour(platform: Platform):
         box.kill()
 
 
-def pytest_report_header() -> str:
+def pytest_report_header(config: pytest.Config) -> str:
     from importlib.metadata import version
 
-    return f"e2b {version('e2b')}, platform {os.environ.get('RINGFENCE_BIN')}"
+    way = "HTTPS and names" if config.getoption("--tls") else "HTTP and headers"
+    return f"e2b {version('e2b')} over {way}, platform {os.environ.get('RINGFENCE_BIN')}"

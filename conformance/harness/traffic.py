@@ -9,8 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
+
+from harness.platform import Platform
+from harness.secure import SecurePlatform
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 
@@ -28,9 +32,16 @@ def until(condition: Callable[[], bool], what: str, within_s: float = 20.0) -> N
         time.sleep(0.02)
 
 
-def get(url: str, host: str, path: str = "/", **options: object) -> httpx.Response:
+def get(url: str, host: str, path: str = "/", client: Any = httpx) -> httpx.Response:
     """One GET to a sandbox's port by its public host name."""
-    return httpx.get(f"{url}{path}", headers={"Host": host, **options.pop("headers", {})}, timeout=30, **options)
+    return client.get(f"{url}{path}", headers={"Host": host}, timeout=30)
+
+
+def by_name(platform: Platform, host: str, path: str = "/", http2: bool = False) -> httpx.Response:
+    """One GET as a browser makes it: over HTTPS to the name itself where the platform serves that."""
+    secure = isinstance(platform, SecurePlatform)
+    with httpx.Client(http1=not http2, http2=http2, timeout=30) as client:
+        return client.get(f"https://{host}{path}") if secure else get(platform.url, host, path, client=client)
 
 
 def wait_served(url: str, host: str, path: str = "/") -> httpx.Response:

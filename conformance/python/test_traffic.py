@@ -13,7 +13,7 @@ from e2b import Sandbox
 from websockets.sync.client import connect
 
 from harness.platform import Platform
-from harness.traffic import get, program, until, wait_served
+from harness.traffic import by_name, get, program, until, wait_served
 
 
 def serve(sandbox: Sandbox, port: int, address: str = "0.0.0.0") -> str:
@@ -42,7 +42,8 @@ def receive(connection: socket.socket, wanted: bytes) -> bytes:
 def test_an_http_server_by_its_host_name(sandbox: Sandbox, platform: Platform) -> None:
     host = serve(sandbox, 8000)
     assert host.startswith(f"8000-{sandbox.sandbox_id}.")
-    answer = wait_served(platform.url, host, "/some/path?a=b%20c")
+    wait_served(platform.url, host)
+    answer = by_name(platform, host, "/some/path?a=b%20c")
     assert answer.status_code == 200
     seen = answer.json()
     assert (seen["method"], seen["path"]) == ("GET", "/some/path?a=b%20c")
@@ -75,8 +76,7 @@ def test_the_old_host_form_with_a_client_id(sandbox: Sandbox, platform: Platform
 def test_http_2_from_outside(sandbox: Sandbox, platform: Platform) -> None:
     host = serve(sandbox, 8004)
     wait_served(platform.url, host)
-    with httpx.Client(http1=False, http2=True) as client:
-        answer = client.get(f"{platform.url}/two", headers={"Host": host})
+    answer = by_name(platform, host, "/two", http2=True)
     assert (answer.http_version, answer.status_code, answer.json()["path"]) == ("HTTP/2", 200, "/two")
 
 

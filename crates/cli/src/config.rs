@@ -16,8 +16,8 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use model::limits::DEFAULT_MAX_LIFETIME_S;
 use model::resources::Resources;
+use server::settings::{BUCKET_MAX, CapacitySettings, Limits, TeamLimits};
 
 use self::keys::{Key, Kind};
 use crate::tls::{Files, Https};
@@ -28,8 +28,8 @@ pub(crate) enum ConfigError {
     /// A value of no use.
     #[error("{key}: {why} ({source_of})")]
     Value {
-        /// The key.
-        key: &'static str,
+        /// The key, with the team's name where it is a team's.
+        key: String,
         /// What is wrong with the value.
         why: String,
         /// Where the value came from.
@@ -134,8 +134,10 @@ pub(crate) struct Settings {
     pub(crate) base_template: bool,
     /// What a sandbox of `base` may use.
     pub(crate) resources: Resources,
-    /// Longest life of a sandbox, in seconds.
-    pub(crate) max_lifetime_s: u32,
+    /// What teams may use.
+    pub(crate) limits: Limits,
+    /// What must stay free on this host.
+    pub(crate) capacity: CapacitySettings,
     /// Whether every agent wants its token.
     pub(crate) always_secure: bool,
     /// Whether to run without a usable cgroup.
@@ -221,7 +223,24 @@ impl Sources {
                 disk_mb: number(keys::SANDBOX_DISK_MB, 64, u32::MAX, base.disk_mb)?,
                 pids: number(keys::SANDBOX_PIDS, 32, u32::MAX, base.pids)?,
             },
-            max_lifetime_s: number(keys::SANDBOX_MAX_LIFETIME_S, 1, u32::MAX, DEFAULT_MAX_LIFETIME_S)?,
+            limits: given.limits()?,
+            capacity: CapacitySettings {
+                memory_floor_mb: number(
+                    keys::CAPACITY_MEMORY_FLOOR_MB,
+                    0,
+                    u32::MAX,
+                    CapacitySettings::MEMORY_FLOOR_MB,
+                )?,
+                disk_floor_mb: number(
+                    keys::CAPACITY_DISK_FLOOR_MB,
+                    0,
+                    u32::MAX,
+                    CapacitySettings::DISK_FLOOR_MB,
+                )?,
+                max_sandboxes: given
+                    .parse(keys::CAPACITY_MAX_SANDBOXES, |text| limit(text, u32::MAX))?
+                    .flatten(),
+            },
             always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
@@ -235,11 +254,16 @@ impl Sources {
     }
 }
 
-/// The configuration file, flattened: `[sandbox] pids` is `sandbox.pids`.
+/// The values of one table of the file and the tables in it, flattened: `[sandbox] pids` is `sandbox.pids`.
+type Values = BTreeMap<&'static str, String>;
+
+/// The configuration file.
 #[derive(Default)]
 struct File {
     path: String,
-    values: BTreeMap<&'static str, String>,
+    values: Values,
+    /// The tables of single teams, by their names.
+    teams: BTreeMap<String, Values>,
 }
 
 impl File {
@@ -269,36 +293,66 @@ impl File {
         })?;
         let mut file = Self {
             path,
-            values: BTreeMap::new(),
+            ..Self::default()
         };
-        file.flatten("", &table)?;
+        let mut table = table;
+        let teams = match table.remove(keys::TEAM) {
+            None => toml::Table::new(),
+            Some(toml::Value::Table(teams)) => teams,
+            Some(_) => return Err(file.unknown(keys::TEAM.to_owned())),
+        };
+        for (team, value) in teams {
+            let at = format!("{}.{team}", keys::TEAM);
+            let toml::Value::Table(own) = value else {
+                return Err(file.unknown(at));
+            };
+            let mut values = Values::new();
+            file.flatten(keys::PER_TEAM, &format!("{at}."), "", &own, &mut values)?;
+            file.teams.insert(team, values);
+        }
+        let mut values = Values::new();
+        file.flatten(keys::ALL, "", "", &table, &mut values)?;
+        file.values = values;
         Ok(file)
     }
 
-    fn flatten(&mut self, prefix: &str, table: &toml::Table) -> Result<(), ConfigError> {
+    /// Takes the values of `known` keys out of a table. `at` is where the table with them begins, `prefix` where in
+    /// that one `table` is.
+    fn flatten(
+        &self,
+        known: &[&'static Key],
+        at: &str,
+        prefix: &str,
+        table: &toml::Table,
+        values: &mut Values,
+    ) -> Result<(), ConfigError> {
         for (word, value) in table {
             let name = format!("{prefix}{word}");
-            let is_table = keys::ALL.iter().any(|key| key.name.starts_with(&format!("{name}.")));
-            match (keys::by_name(&name), value) {
-                (None, toml::Value::Table(inner)) if is_table => self.flatten(&format!("{name}."), inner)?,
-                (None, _) => {
-                    return Err(ConfigError::Unknown {
-                        meant: similar(&name),
-                        name,
-                        file: self.path.clone(),
-                    });
+            let is_table = known.iter().any(|key| key.name.starts_with(&format!("{name}.")));
+            match (known.iter().find(|key| key.name == name), value) {
+                (None, toml::Value::Table(inner)) if is_table => {
+                    self.flatten(known, at, &format!("{name}."), inner, values)?;
                 }
+                (None, _) => return Err(self.unknown(format!("{at}{name}"))),
                 (Some(key), value) => {
                     let text = scalar(key.kind, value).ok_or_else(|| ConfigError::Value {
-                        key: key.name,
+                        key: format!("{at}{name}"),
                         why: format!("it must be {}", key.kind.describe()),
                         source_of: Source::File(self.path.clone()),
                     })?;
-                    self.values.insert(key.name, text);
+                    values.insert(key.name, text);
                 }
             }
         }
         Ok(())
+    }
+
+    fn unknown(&self, name: String) -> ConfigError {
+        ConfigError::Unknown {
+            meant: similar(&name),
+            name,
+            file: self.path.clone(),
+        }
     }
 }
 
@@ -347,6 +401,28 @@ impl Given<'_> {
         }
     }
 
+    /// What teams may use: as the keys say, and for single teams as their tables do.
+    fn limits(&self) -> Result<Limits, ConfigError> {
+        let default = team_limits(TeamLimits::default(), |key, parse| self.parse(key, parse))?;
+        let teams = self.file.teams.iter().map(|(team, values)| {
+            let own = team_limits(default, |key, parse| {
+                let Some(text) = values.get(key.name) else {
+                    return Ok(None);
+                };
+                parse(text).map(Some).map_err(|why| ConfigError::Value {
+                    key: format!("{}.{team}.{}", keys::TEAM, key.name),
+                    why,
+                    source_of: Source::File(self.file.path.clone()),
+                })
+            });
+            Ok((team.clone(), own?))
+        });
+        Ok(Limits {
+            default,
+            teams: teams.collect::<Result<_, ConfigError>>()?,
+        })
+    }
+
     /// The value that wins for a key, parsed; none when nobody set it.
     fn parse<T>(&self, key: &'static Key, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, ConfigError> {
         let flag = self.sources.flags.iter().find(|(given, _)| given.name == key.name);
@@ -360,11 +436,33 @@ impl Given<'_> {
             return Ok(None);
         };
         parse(text).map(Some).map_err(|why| ConfigError::Value {
-            key: key.name,
+            key: key.name.to_owned(),
             why,
             source_of,
         })
     }
+}
+
+/// A number of a limit, or none for no limit.
+type ParseLimit = fn(&str) -> Result<Option<u32>, String>;
+
+/// The keys of [`keys::PER_TEAM`] as `value` has them, and as `base` where it has none.
+fn team_limits(
+    base: TeamLimits,
+    value: impl Fn(&'static Key, ParseLimit) -> Result<Option<Option<u32>>, ConfigError>,
+) -> Result<TeamLimits, ConfigError> {
+    let any: ParseLimit = |text| limit(text, u32::MAX);
+    let rate: ParseLimit = |text| limit(text, BUCKET_MAX);
+    let lifetime: ParseLimit = |text| integer(text, 1, u32::MAX).map(Some);
+    let lifetime_s = value(keys::SANDBOX_MAX_LIFETIME_S, lifetime)?.flatten();
+    Ok(TeamLimits {
+        max_lifetime_s: lifetime_s.unwrap_or(base.max_lifetime_s),
+        sandboxes: value(keys::LIMITS_SANDBOXES, any)?.unwrap_or(base.sandboxes),
+        cpu_count: value(keys::LIMITS_CPU_COUNT, any)?.unwrap_or(base.cpu_count),
+        memory_mb: value(keys::LIMITS_MEMORY_MB, any)?.unwrap_or(base.memory_mb),
+        creates_per_minute: value(keys::LIMITS_CREATES_PER_MINUTE, rate)?.unwrap_or(base.creates_per_minute),
+        requests_per_second: value(keys::LIMITS_REQUESTS_PER_SECOND, rate)?.unwrap_or(base.requests_per_second),
+    })
 }
 
 fn directory(text: &str) -> Result<PathBuf, String> {
@@ -459,6 +557,11 @@ fn integer(text: &str, min: u32, max: u32) -> Result<u32, String> {
         _ if max == u32::MAX => Err(format!("{number} is not at least {min}")),
         _ => Err(format!("{number} is not between {min} and {max}")),
     }
+}
+
+/// A limit; 0 is none.
+fn limit(text: &str, max: u32) -> Result<Option<u32>, String> {
+    integer(text, 0, max).map(|number| (number > 0).then_some(number))
 }
 
 fn boolean(text: &str) -> Result<bool, String> {

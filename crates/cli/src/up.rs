@@ -158,7 +158,8 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
         store.clone(),
         node.clone(),
         server::settings::Settings {
-            max_lifetime_s: settings.max_lifetime_s,
+            limits: settings.limits.clone(),
+            capacity: settings.capacity,
             always_secure: settings.always_secure,
             resources: settings.resources,
             tls: shown.map(|shown| shown.tls),

@@ -7,6 +7,7 @@ mod auth;
 mod body;
 mod error;
 mod query;
+mod rate;
 mod sandboxes;
 
 use std::any::Any;
@@ -45,6 +46,7 @@ pub(crate) fn router(platform: Arc<Platform>) -> Router {
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(axum::middleware::from_fn(rate::show_rate))
         .layer(cors())
         .with_state(platform)
 }
@@ -97,11 +99,15 @@ fn cors() -> CorsLayer {
         "x-api-key",
         "x-team-id",
     ];
-    const EXPOSED: [&str; 5] = [
+    const EXPOSED: [&str; 9] = [
         "x-next-token",
         "x-total-running",
         "x-request-id",
+        "ratelimit-limit",
+        "ratelimit-remaining",
+        "ratelimit-reset",
         "retry-after",
+        "should-retry",
         "server-timing",
     ];
     CorsLayer::new()

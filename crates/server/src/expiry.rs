@@ -56,6 +56,11 @@ impl Deadlines {
         self.set.lock().remove(id);
     }
 
+    /// The first deadline, in microseconds since the Unix epoch.
+    pub(crate) fn first_us(&self) -> Option<i64> {
+        self.set.lock().ordered.first().map(|(end_us, _)| *end_us)
+    }
+
     /// Takes out and returns every sandbox whose deadline has come, waiting for the first.
     pub(crate) async fn due(&self, clock: &Clock) -> Vec<SandboxId> {
         loop {

@@ -6,12 +6,15 @@
 //! so that a client that hangs up halfway leaves nothing half done. Stopping the server never touches a sandbox.
 
 mod api;
+mod capacity;
 pub mod clock;
 mod expiry;
 pub mod keys;
 mod lifecycle;
 mod listen;
 mod live;
+mod quota;
+mod rate;
 pub mod server;
 pub mod settings;
 pub mod tls;

@@ -19,16 +19,21 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::capacity::Capacity;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::expiry::Deadlines;
 use crate::keys;
-use crate::live::{Live, LiveTable, Stop, Stopped};
+use crate::live::{Live, LiveTable, Place, Stop, Stopped};
+use crate::quota::{OverQuota, Quotas, TeamQuota, Used};
 use crate::settings::Settings;
 
 /// User that runs commands and owns files when a request names none.
 const DEFAULT_USER: &str = "user";
 /// Pause before an end that failed is tried again, in microseconds.
 const STOP_RETRY_US: i64 = SECOND_US;
+/// Longest wait that a client is told when there is no room, in seconds. A sandbox may be killed long before its
+/// deadline, so a later one says nothing.
+const NO_ROOM_WAIT_MAX_S: i64 = 30;
 
 /// Everything that requests and background tasks share.
 #[derive(Debug)]
@@ -38,6 +43,8 @@ pub(crate) struct Platform {
     pub(crate) settings: Settings,
     pub(crate) live: LiveTable,
     pub(crate) deadlines: Deadlines,
+    pub(crate) quotas: Quotas,
+    pub(crate) capacity: Capacity,
     /// Work that a request began and that outlives it.
     pub(crate) work: TaskTracker,
 }
@@ -54,6 +61,8 @@ impl std::fmt::Debug for NodeHandle {
 /// A sandbox to create.
 #[derive(Debug)]
 pub(crate) struct Create {
+    /// What it takes of its team's limits and of the host.
+    pub(crate) place: Place,
     /// Its row to be.
     pub(crate) row: NewSandbox,
     /// Seconds from the moment it runs until it ends.
@@ -86,7 +95,15 @@ pub(crate) enum CreateError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Node(#[from] NodeError),
+    Node(NodeError),
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
+    #[error("{why}")]
+    NoRoom {
+        why: String,
+        /// Seconds until there may be.
+        retry_after_s: u32,
+    },
     #[error("it ended while it was being started")]
     Died,
     #[error("the task that created it broke off")]
@@ -116,6 +133,28 @@ pub(crate) enum Deadline {
 }
 
 impl Platform {
+    /// Takes what a sandbox of this size needs of its team's limits and of the host, before anything of it is made.
+    pub(crate) async fn reserve(&self, quota: &Arc<TeamQuota>, share: Used) -> Result<Place, CreateError> {
+        let reservation = quota.reserve(share)?;
+        let seat = self.capacity.admit(&*self.node.0, &self.settings.clock).await;
+        Ok(Place {
+            reservation,
+            seat: seat.map_err(|why| self.no_room(why.to_string()))?,
+        })
+    }
+
+    /// There may be room once the next sandbox reaches its deadline, or before.
+    fn no_room(&self, why: String) -> CreateError {
+        let wait_s = self.deadlines.first_us().map_or(NO_ROOM_WAIT_MAX_S, |first_us| {
+            let wait_us = (first_us - self.settings.clock.now_us()).max(0);
+            (wait_us / SECOND_US + 1).min(NO_ROOM_WAIT_MAX_S)
+        });
+        CreateError::NoRoom {
+            why,
+            retry_after_s: u32::try_from(wait_s).unwrap_or(1),
+        }
+    }
+
     /// Starts a sandbox and returns once its agent answered.
     pub(crate) async fn create(self: &Arc<Self>, create: Create) -> Result<Created, CreateError> {
         let id = create.row.id.clone();
@@ -138,13 +177,16 @@ impl Platform {
         let clock = Instant::now();
         let row = self.store.sandbox_insert(create.row).await?;
         let mut store_time = clock.elapsed();
-        let live = self.enlist(&row);
+        let live = self.enlist(&row, create.place);
 
         let started = match self.node.0.start(self.start_request(&row, create.env_vars)).await {
             Ok(started) => started,
             Err(error) => {
                 self.forget(&row.id).await;
-                return Err(error.into());
+                return Err(match error {
+                    NodeError::Capacity(why) => self.no_room(why),
+                    NodeError::NotFound(_) | NodeError::Failed(_) => CreateError::Node(error),
+                });
             }
         };
 
@@ -207,10 +249,10 @@ impl Platform {
     }
 
     /// Puts a row into memory.
-    fn enlist(&self, row: &SandboxRow) -> Arc<Live> {
+    fn enlist(&self, row: &SandboxRow, place: Place) -> Arc<Live> {
         let seed = &self.settings.token_seed;
         let traffic_token = (!row.allow_public_traffic).then(|| keys::traffic_token(seed, &row.id));
-        let live = Live::new(row, keys::access_token(seed, &row.id), traffic_token);
+        let live = Live::new(row, place, keys::access_token(seed, &row.id), traffic_token);
         self.live.insert(Arc::clone(&live));
         live
     }
@@ -329,6 +371,9 @@ impl Platform {
 
     /// Makes rows, node and memory agree after a start: what still runs is adopted, the rest is removed.
     pub(crate) async fn adopt(&self) -> Result<usize, AdoptError> {
+        for name in self.quotas.unknown_names(&self.store).await? {
+            tracing::warn!(team = name, "the configuration limits a team that does not exist");
+        }
         let rows = self.store.sandbox_list_live().await?;
         let wanted: Vec<SandboxId> = rows
             .iter()
@@ -339,7 +384,12 @@ impl Platform {
         let mut count = 0;
         for row in rows {
             if row.state == State::Running && adopted.contains(&row.id) {
-                self.enlist(&row);
+                let quota = self.quotas.of(&self.store, &row.team_id).await?;
+                let place = Place {
+                    reservation: quota.occupy(Used::by_one(row.cpu_count, row.memory_mb)),
+                    seat: self.capacity.occupy(),
+                };
+                self.enlist(&row, place);
                 self.deadlines.set(&row.id, row.end_us);
                 count += 1;
             } else {

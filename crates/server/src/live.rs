@@ -16,6 +16,9 @@ use secrecy::{ExposeSecret, SecretString};
 use store::sandboxes::SandboxRow;
 use tokio::sync::watch;
 
+use crate::capacity::Seat;
+use crate::quota::Reservation;
+
 /// One sandbox.
 #[derive(Debug)]
 pub(crate) struct Live {
@@ -33,6 +36,18 @@ pub(crate) struct Live {
     pub(crate) turn: tokio::sync::Mutex<()>,
     life: Mutex<Life>,
     stopped: watch::Sender<Option<Stopped>>,
+    place: Mutex<Option<Place>>,
+}
+
+/// What a sandbox takes of its team's limits and of its host, given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Of the team's limits.
+    #[expect(dead_code, reason = "held for what its end gives back")]
+    pub(crate) reservation: Reservation,
+    /// Of the host.
+    #[expect(dead_code, reason = "held for what its end gives back")]
+    pub(crate) seat: Seat,
 }
 
 #[derive(Debug)]
@@ -65,7 +80,12 @@ pub(crate) enum Stop {
 
 impl Live {
     /// A sandbox as its row says.
-    pub(crate) fn new(row: &SandboxRow, access_token: SecretString, traffic_token: Option<SecretString>) -> Arc<Self> {
+    pub(crate) fn new(
+        row: &SandboxRow,
+        place: Place,
+        access_token: SecretString,
+        traffic_token: Option<SecretString>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             id: row.id.clone(),
             team: row.team_id.clone(),
@@ -80,6 +100,7 @@ impl Live {
                 stop_failed: false,
             }),
             stopped: watch::Sender::new(None),
+            place: Mutex::new(Some(place)),
         })
     }
 
@@ -165,8 +186,12 @@ impl LiveTable {
         self.0.write().insert(live.id.clone(), live);
     }
 
+    /// Forgets a sandbox of which nothing is left, and gives back its place, whoever still holds it.
     pub(crate) fn remove(&self, id: &SandboxId) {
-        self.0.write().remove(id);
+        let live = self.0.write().remove(id);
+        if let Some(live) = live {
+            live.place.lock().take();
+        }
     }
 
     pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Live>> {

@@ -15,11 +15,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api;
+use crate::capacity::Capacity;
 use crate::expiry::Deadlines;
 pub use crate::lifecycle::AdoptError;
 use crate::lifecycle::{NodeHandle, Platform};
 use crate::listen::{Phase, Site};
 use crate::live::LiveTable;
+use crate::quota::Quotas;
 use crate::settings::Settings;
 
 /// How long API requests, and what they began, may take to finish once the server is told to stop.
@@ -71,6 +73,8 @@ impl Server {
         let platform = Arc::new(Platform {
             store,
             node: NodeHandle(Arc::clone(&node)),
+            quotas: Quotas::new(settings.limits.clone()),
+            capacity: Capacity::new(settings.capacity),
             settings,
             live: LiveTable::default(),
             deadlines: Deadlines::default(),

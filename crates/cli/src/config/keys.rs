@@ -139,16 +139,57 @@ keys! {
         "Let every agent insist on its token. Otherwise one whose client left `secure` out on the older create path also \
          answers callers without any credential, as that path promises.",
     },
+    LIMITS_SANDBOXES = {
+        "limits.sandboxes", None, Integer, "0",
+        "Most sandboxes that a team may have at once; 0 is no limit.",
+    },
+    LIMITS_CPU_COUNT = {
+        "limits.cpu_count", None, Integer, "0",
+        "Most cores of all sandboxes of a team together; 0 is no limit.",
+    },
+    LIMITS_MEMORY_MB = {
+        "limits.memory_mb", None, Integer, "0",
+        "Most memory of all sandboxes of a team together, in MiB, as far as they may use it; 0 is no limit.",
+    },
+    LIMITS_CREATES_PER_MINUTE = {
+        "limits.creates_per_minute", None, Integer, "0",
+        "Sandboxes that a team may ask for per minute, also all at once; 0 is no limit.",
+    },
+    LIMITS_REQUESTS_PER_SECOND = {
+        "limits.requests_per_second", None, Integer, "0",
+        "Requests to the API that a team may make per second, also all at once; 0 is no limit.",
+    },
+    CAPACITY_MEMORY_FLOOR_MB = {
+        "capacity.memory_floor_mb", None, Integer, "256",
+        "Memory of this host that creates leave available, in MiB; 0 starts sandboxes until the host has none.",
+    },
+    CAPACITY_DISK_FLOOR_MB = {
+        "capacity.disk_floor_mb", None, Integer, "1024",
+        "Space on the file system of the data directory that creates leave free, in MiB; 0 fills it.",
+    },
+    CAPACITY_MAX_SANDBOXES = {
+        "capacity.max_sandboxes", None, Integer, "0",
+        "Most sandboxes at once, of all teams; 0 is as many as this host has room for.",
+    },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",
         "Start even where no cgroup is usable. Sandboxes then run without limits of cpu, memory and processes.",
     },
 }
 
-/// The key of that name.
-pub(crate) fn by_name(name: &str) -> Option<&'static Key> {
-    ALL.iter().copied().find(|key| key.name == name)
-}
+/// Keys that a table of a single team may set too: `limits.sandboxes` of the team `research` is
+/// `team.research.limits.sandboxes`. There is no flag and no variable for those.
+pub(crate) const PER_TEAM: &[&Key] = &[
+    SANDBOX_MAX_LIFETIME_S,
+    LIMITS_SANDBOXES,
+    LIMITS_CPU_COUNT,
+    LIMITS_MEMORY_MB,
+    LIMITS_CREATES_PER_MINUTE,
+    LIMITS_REQUESTS_PER_SECOND,
+];
+
+/// The table whose tables are those of single teams.
+pub(crate) const TEAM: &str = "team";
 
 /// The reference of all keys, as the end of a help text.
 pub(crate) fn reference() -> String {
@@ -167,6 +208,10 @@ pub(crate) fn reference() -> String {
         for line in wrap(key.meaning, 100) {
             let _ = writeln!(text, "      {line}");
         }
+    }
+    text.push_str("\nFor one team, in the file only, as team.<name>.<key>:\n");
+    for key in PER_TEAM {
+        let _ = writeln!(text, "  {}", key.name);
     }
     text.push_str("\nExit codes: 0 clean, 1 failure, 2 wrong usage or configuration.");
     text

@@ -28,10 +28,25 @@ fn defaults_are_what_the_table_says() {
     assert_eq!(settings.database_url.expose(), "sqlite:/var/lib/ringfence/ringfence.db");
     assert_eq!(settings.base_template.to_string(), keys::BASE_TEMPLATE.default);
     assert_eq!(settings.unlimited.to_string(), keys::UNLIMITED.default);
-    assert_eq!(
-        settings.max_lifetime_s.to_string(),
-        keys::SANDBOX_MAX_LIFETIME_S.default
-    );
+    assert!(settings.limits.teams.is_empty());
+    let limits = settings.limits.default;
+    assert_eq!(limits.max_lifetime_s.to_string(), keys::SANDBOX_MAX_LIFETIME_S.default);
+    for (value, key) in [
+        (limits.sandboxes, keys::LIMITS_SANDBOXES),
+        (limits.cpu_count, keys::LIMITS_CPU_COUNT),
+        (limits.memory_mb, keys::LIMITS_MEMORY_MB),
+        (limits.creates_per_minute, keys::LIMITS_CREATES_PER_MINUTE),
+        (limits.requests_per_second, keys::LIMITS_REQUESTS_PER_SECOND),
+        (settings.capacity.max_sandboxes, keys::CAPACITY_MAX_SANDBOXES),
+    ] {
+        assert_eq!((value, key.default), (None, "0"), "{}", key.name);
+    }
+    for (value, key) in [
+        (settings.capacity.memory_floor_mb, keys::CAPACITY_MEMORY_FLOOR_MB),
+        (settings.capacity.disk_floor_mb, keys::CAPACITY_DISK_FLOOR_MB),
+    ] {
+        assert_eq!(value.to_string(), key.default, "{}", key.name);
+    }
     for (value, key) in [
         (settings.resources.cpu_count, keys::SANDBOX_CPU_COUNT),
         (settings.resources.memory_mb, keys::SANDBOX_MEMORY_MB),
@@ -120,6 +135,26 @@ fn errors_name_the_key_and_where_the_value_came_from() {
         ("memory_mb = 5", ["memory_mb", "did you mean sandbox.memory_mb?"]),
         ("sandbox = 5", ["unknown key", "sandbox"]),
         ("a = 1\na = 2", ["configuration file", "line 2"]),
+        (
+            "[limits]\nrequests_per_second = 1000001",
+            ["limits.requests_per_second", "between 0 and 1000000"],
+        ),
+        ("[limits]\nsandboxes = -1", ["limits.sandboxes", "-1"]),
+        ("team = 5", ["unknown key", "team"]),
+        ("team.a = 5", ["unknown key", "team.a"]),
+        (
+            "[team.a]\nsandboxes = 5",
+            ["unknown key team.a.sandboxes", "did you mean limits.sandboxes?"],
+        ),
+        ("[team.a]\nlisten = \"a:1\"", ["unknown key", "team.a.listen"]),
+        (
+            "[team.a.limits]\nsandboxes = \"5\"",
+            ["team.a.limits.sandboxes", "whole number"],
+        ),
+        (
+            "[team.\"a b\".sandbox]\nmax_lifetime_s = 0",
+            ["team.a b.sandbox.max_lifetime_s", "at least 1"],
+        ),
     ] {
         let error = resolve(&[], &[], Some(file)).unwrap_err().to_string();
         for part in parts {
@@ -151,6 +186,32 @@ fn the_password_of_a_database_is_never_shown() {
         let error = resolve(&[], &[], Some(file)).unwrap_err();
         assert!(!format!("{error} {error:?}").contains(secret), "{error}");
     }
+}
+
+#[test]
+fn a_team_has_its_own_limits_and_the_common_ones_where_it_has_none() {
+    let file = "[limits]\nsandboxes = 10\nmemory_mb = 4096\nrequests_per_second = 1000000\n\
+                [team.research.limits]\nsandboxes = 50\nmemory_mb = 0\n\
+                [team.research.sandbox]\nmax_lifetime_s = 60\n[team.idle]\n";
+    let env = [("RINGFENCE_LIMITS_CPU_COUNT", "8")];
+    let limits = resolve(&[], &env, Some(file)).unwrap().limits;
+    let default = TeamLimits {
+        sandboxes: Some(10),
+        cpu_count: Some(8),
+        memory_mb: Some(4096),
+        requests_per_second: Some(BUCKET_MAX),
+        ..TeamLimits::default()
+    };
+    assert_eq!(limits.default, default);
+    let research = TeamLimits {
+        sandboxes: Some(50),
+        memory_mb: None,
+        max_lifetime_s: 60,
+        ..default
+    };
+    assert_eq!(limits.of("research"), research);
+    assert_eq!(limits.of("idle"), default);
+    assert_eq!(limits.of("another"), default);
 }
 
 #[test]

@@ -8,8 +8,10 @@ use http::request;
 use model::id::{SandboxId, TeamId, UserId};
 
 use super::error::ApiError;
+use super::rate::RateSlot;
 use crate::keys::{InvalidApiKey, hash_api_key};
 use crate::lifecycle::Platform;
+use crate::quota::TeamQuota;
 
 /// Header that carries the API key.
 const API_KEY: &str = "x-api-key";
@@ -22,8 +24,24 @@ pub(crate) struct Caller {
     pub(crate) team: TeamId,
     /// The user.
     pub(crate) user: UserId,
+    /// What the team may use.
+    pub(crate) quota: Arc<TeamQuota>,
     /// What finding that out took.
     pub(crate) auth_time: Duration,
+    rate: RateSlot,
+}
+
+impl Caller {
+    /// Counts a create against the team's rate of them.
+    pub(crate) fn count_create(&self, now_us: i64) -> Result<(), ApiError> {
+        let Some(creates) = &self.quota.creates else {
+            return Ok(());
+        };
+        let taken = creates.take(now_us);
+        self.rate.set(taken.unwrap_or_else(|level| level));
+        taken.map_err(|level| ApiError::too_often("creates per minute", level))?;
+        Ok(())
+    }
 }
 
 impl FromRequestParts<Arc<Platform>> for Caller {
@@ -46,10 +64,19 @@ impl FromRequestParts<Arc<Platform>> for Caller {
             .await?
             .ok_or_else(|| ApiError::unauthenticated("invalid API key: cannot get the team for it"))?;
         tracing::Span::current().record("team.id", owner.team_id.as_str());
+        let quota = platform.quotas.of(&platform.store, &owner.team_id).await?;
+        let rate = parts.extensions.get::<RateSlot>().cloned().unwrap_or_default();
+        if let Some(requests) = &quota.requests {
+            let taken = requests.take(platform.settings.clock.now_us());
+            rate.set(taken.unwrap_or_else(|level| level));
+            taken.map_err(|level| ApiError::too_often("requests per second", level))?;
+        }
         Ok(Self {
             team: owner.team_id,
             user: owner.user_id,
+            quota,
             auth_time: begun.elapsed(),
+            rate,
         })
     }
 }

@@ -3,13 +3,19 @@
 use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use model::id::InvalidId;
-use protocol::node::NodeError;
 use serde_json::json;
 use store::error::StoreError;
 
 use crate::lifecycle::{Chain, CreateError, ExtendError};
+use crate::quota::OverQuota;
+use crate::rate::Level;
+
+/// Tells SDKs that know it not to try again by themselves, whatever the status.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
+/// Seconds after which to ask again a server that is not ready. A start takes less, a drain and a start a little more.
+const READY_AFTER_S: u32 = 1;
 
 /// An answer that is not a success.
 #[derive(Debug)]
@@ -17,6 +23,7 @@ pub(crate) struct ApiError {
     status: StatusCode,
     message: String,
     error_code: Option<&'static str>,
+    headers: Vec<(HeaderName, HeaderValue)>,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
@@ -26,12 +33,19 @@ impl ApiError {
             status,
             message: message.into(),
             error_code: None,
+            headers: Vec::new(),
             source: None,
         }
     }
 
     fn code(mut self, error_code: &'static str) -> Self {
         self.error_code = Some(error_code);
+        self
+    }
+
+    /// Says after how many seconds another try may work.
+    fn retry_after(mut self, seconds: u32) -> Self {
+        self.headers.push((header::RETRY_AFTER, HeaderValue::from(seconds)));
         self
     }
 
@@ -114,6 +128,19 @@ impl ApiError {
             StatusCode::SERVICE_UNAVAILABLE,
             "the platform is not ready, try again in a moment",
         )
+        .retry_after(READY_AFTER_S)
+    }
+
+    /// 429: the team asks more often than it may.
+    pub(crate) fn too_often(what: &str, level: Level) -> Self {
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!(
+                "your team is limited to {} {what}, try again in {} s",
+                level.limit, level.next_in_s
+            ),
+        )
+        .retry_after(level.next_in_s)
     }
 }
 
@@ -149,16 +176,37 @@ impl From<CreateError> for ApiError {
         };
         match error {
             CreateError::Store(error) => error.into(),
-            CreateError::Node(NodeError::Capacity(_)) => Self::new(
+            CreateError::OverQuota(over) => over.into(),
+            CreateError::NoRoom { retry_after_s, .. } => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "there is no room for another sandbox at the moment",
             )
             .code("sandbox_capacity_unavailable")
+            .retry_after(retry_after_s)
             .caused_by(error),
-            CreateError::Node(NodeError::NotFound(_) | NodeError::Failed(_))
-            | CreateError::Died
-            | CreateError::BrokeOff => failed(error),
+            CreateError::Node(_) | CreateError::Died | CreateError::BrokeOff => failed(error),
         }
+    }
+}
+
+impl From<OverQuota> for ApiError {
+    /// 429 that waiting does not mend: without `Retry-After`, and with the word that keeps SDKs from trying again.
+    fn from(over: OverQuota) -> Self {
+        let OverQuota {
+            what,
+            limit,
+            used,
+            wanted,
+        } = over;
+        let mut error = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!(
+                "your team is limited to {limit} {what}, {used} are in use and this sandbox needs {wanted}: kill a \
+                 sandbox, or ask the operator of this platform for more"
+            ),
+        );
+        error.headers.push((SHOULD_RETRY, HeaderValue::from_static("false")));
+        error
     }
 }
 
@@ -190,6 +238,8 @@ impl IntoResponse for ApiError {
             body["error_code"] = json!(error_code);
         }
         let content_type = HeaderValue::from_static("application/json; charset=utf-8");
-        (self.status, [(header::CONTENT_TYPE, content_type)], body.to_string()).into_response()
+        let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body.to_string()).into_response();
+        response.headers_mut().extend(self.headers);
+        response
     }
 }

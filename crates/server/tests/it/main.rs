@@ -6,6 +6,7 @@ mod create;
 mod drain;
 mod errors;
 mod lifetime;
+mod limits;
 mod list;
 mod platform;
 mod single;

@@ -1,6 +1,6 @@
 //! A platform to test against: a server on a free port, SQLite in a temporary directory, a node that only pretends.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,7 +23,7 @@ use serde_json::Value;
 use server::clock::Clock;
 use server::keys::hash_api_key;
 use server::server::Server;
-use server::settings::Settings;
+use server::settings::{Limits, Settings, TeamLimits};
 use server::tls::Tls;
 use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
@@ -76,7 +76,8 @@ pub(crate) struct FakeNode {
     logs_receiver: Mutex<Option<mpsc::Receiver<SandboxLog>>>,
     /// What the sandboxes use; those that do not run are left out of the answer.
     pub(crate) samples: Mutex<Vec<SandboxSample>>,
-    pub(crate) room: Mutex<HostRoom>,
+    /// What the host has left; none when it cannot tell.
+    pub(crate) room: Mutex<Option<HostRoom>>,
     pub(crate) reconcile: Mutex<Behaviour>,
 }
 
@@ -101,10 +102,10 @@ impl FakeNode {
             logs,
             logs_receiver: Mutex::new(Some(logs_receiver)),
             samples: Mutex::default(),
-            room: Mutex::new(HostRoom {
+            room: Mutex::new(Some(HostRoom {
                 memory_available_bytes: 64 << 30,
                 disk_available_bytes: 1 << 40,
-            }),
+            })),
             reconcile: Mutex::new(Behaviour::Works),
         })
     }
@@ -222,7 +223,7 @@ impl NodeApi for FakeNode {
     }
 
     fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
-        Box::pin(async move { Ok(*self.room.lock()) })
+        Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::Failed("it cannot tell".to_owned())) })
     }
 }
 
@@ -256,6 +257,7 @@ pub(crate) struct TestPlatform {
     pub(crate) stop: CancellationToken,
     pub(crate) server: Server,
     pub(crate) directory: TempDir,
+    adjust: fn(&mut Settings),
 }
 
 pub(crate) fn team(n: u8) -> TeamId {
@@ -373,7 +375,13 @@ async fn template(store: &Store, id: &str, team: Option<TeamId>, aliases: &[&str
 fn settings(clock: &TestClock) -> Settings {
     let clock = clock.clone();
     Settings {
-        max_lifetime_s: MAX_LIFETIME_S,
+        limits: Limits {
+            default: TeamLimits {
+                max_lifetime_s: MAX_LIFETIME_S,
+                ..TeamLimits::default()
+            },
+            teams: BTreeMap::new(),
+        },
         clock: Clock::new(move || clock.now_us()),
         ..Settings::new("sandbox.test:3000".to_owned(), SecretBox::new(Box::new([7; 32])))
     }
@@ -389,10 +397,30 @@ impl TestPlatform {
         let directory = TempDir::new().expect("a directory");
         let store = open(directory.path()).await;
         seed(&store).await;
-        Self::over(directory, store, FakeNode::new(), TestClock::new(), tls).await
+        Self::over(directory, store, FakeNode::new(), TestClock::new(), tls, |_| {}).await
     }
 
-    async fn over(directory: TempDir, store: Store, node: Arc<FakeNode>, clock: TestClock, tls: Option<Tls>) -> Self {
+    /// A platform with other settings, also after a restart.
+    pub(crate) async fn start_adjusted(adjust: fn(&mut Settings)) -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let store = open(directory.path()).await;
+        seed(&store).await;
+        Self::over(directory, store, FakeNode::new(), TestClock::new(), None, adjust).await
+    }
+
+    async fn over(
+        directory: TempDir,
+        store: Store,
+        node: Arc<FakeNode>,
+        clock: TestClock,
+        tls: Option<Tls>,
+        adjust: fn(&mut Settings),
+    ) -> Self {
+        let mut settings = Settings {
+            tls,
+            ..settings(&clock)
+        };
+        adjust(&mut settings);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("address");
         let stop = CancellationToken::new();
@@ -400,10 +428,7 @@ impl TestPlatform {
             listener,
             store.clone(),
             Arc::clone(&node) as Arc<dyn NodeApi>,
-            Settings {
-                tls,
-                ..settings(&clock)
-            },
+            settings,
             stop.clone(),
         )
         .await
@@ -416,6 +441,7 @@ impl TestPlatform {
             stop,
             server,
             directory,
+            adjust,
         }
     }
 
@@ -426,7 +452,7 @@ impl TestPlatform {
         within(self.server.drained()).await;
         let node = FakeNode::new();
         *node.adoptable.lock() = running;
-        Self::over(self.directory, self.store, node, self.clock, None).await
+        Self::over(self.directory, self.store, node, self.clock, None, self.adjust).await
     }
 
     pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> Reply {

@@ -25,6 +25,7 @@ use crate::api::body::{Fields, Null, RequiredBody};
 use crate::api::error::ApiError;
 use crate::clock::SECOND_US;
 use crate::lifecycle::{Create, EnvVars, Platform};
+use crate::quota::Used;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
@@ -64,10 +65,15 @@ async fn create(
     let name = TemplateName::parse(&wish.template)?;
     let (template, build) = find_build(platform, &caller.team, &name).await?;
     let resolve_time = begun.elapsed();
-    wish.check(platform)?;
+    wish.check(caller)?;
 
     let now_us = platform.settings.clock.now_us();
+    caller.count_create(now_us)?;
+    let place = platform
+        .reserve(&caller.quota, Used::by_one(build.cpu_count, build.memory_mb))
+        .await?;
     let create = Create {
+        place,
         row: NewSandbox {
             id: random_id()?,
             team_id: caller.team.clone(),
@@ -77,7 +83,7 @@ async fn create(
             alias: shown_alias(template.aliases, &name.name),
             execution_id: uuid::Uuid::new_v4().to_string(),
             end_us: now_us + i64::from(wish.timeout_s) * SECOND_US,
-            max_end_us: now_us + i64::from(platform.settings.max_lifetime_s) * SECOND_US,
+            max_end_us: now_us + i64::from(caller.quota.limits.max_lifetime_s) * SECOND_US,
             cpu_count: build.cpu_count,
             memory_mb: build.memory_mb,
             disk_mb: build.disk_mb,
@@ -193,11 +199,11 @@ impl Wish {
     }
 
     /// Refuses what is well-formed and cannot be done.
-    fn check(&self, platform: &Platform) -> Result<(), ApiError> {
+    fn check(&self, caller: &Caller) -> Result<(), ApiError> {
         if self.timeout_s == 0 {
             return Err(ApiError::invalid("timeout must be greater than 0"));
         }
-        check_longest(self.timeout_s, platform)?;
+        check_longest(self.timeout_s, caller)?;
         for (name, value) in &self.env_vars {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 return Err(ApiError::invalid(
@@ -212,9 +218,9 @@ impl Wish {
     }
 }
 
-/// Refuses a timeout beyond the longest life of a sandbox.
-pub(super) fn check_longest(timeout_s: u32, platform: &Platform) -> Result<(), ApiError> {
-    let longest_s = platform.settings.max_lifetime_s;
+/// Refuses a timeout beyond the longest life of a sandbox of the team.
+pub(super) fn check_longest(timeout_s: u32, caller: &Caller) -> Result<(), ApiError> {
+    let longest_s = caller.quota.limits.max_lifetime_s;
     if timeout_s <= longest_s {
         return Ok(());
     }

@@ -83,7 +83,7 @@ async fn connect(
 ) -> Result<Response, ApiError> {
     // Says how to resume, and this sandbox runs.
     fields.flag("memory", Null::Refused)?;
-    super::create::check_longest(timeout_s, platform)?;
+    super::create::check_longest(timeout_s, caller)?;
     // Never shortens: of two clients that connect, the one that needs less must not end the other's sandbox.
     let row = change(platform, caller, sandbox, timeout_s, Deadline::AtLeast).await?;
     json(StatusCode::OK, &ConnectionInfo::new(row, platform))

@@ -1,0 +1,337 @@
+//! What teams may use, how often they may ask, and what the host has room for.
+
+use std::sync::Arc;
+
+use protocol::node::{HostRoom, SandboxExit};
+use server::settings::{Settings, TeamLimits};
+
+use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, within};
+
+const MIB: u64 = 1024 * 1024;
+
+async fn create_as(platform: &TestPlatform, key: &str, keys: &str) -> Reply {
+    let body = format!("{{\"templateID\":\"base\"{keys}}}");
+    platform.call_as(Some(key), "POST", "/sandboxes", &body).await
+}
+
+async fn create(platform: &TestPlatform) -> Reply {
+    create_as(platform, KEY, r#","timeout":600"#).await
+}
+
+/// Fails unless the answer is that of a limit that waiting does not mend.
+fn over_quota(reply: &Reply, fragment: &str) {
+    assert!(reply.error(429).contains(fragment), "{reply:?}");
+    assert_eq!(reply.header("should-retry"), "false");
+    assert_eq!(
+        reply.header("retry-after"),
+        "",
+        "SDKs try again when they are told a time"
+    );
+}
+
+/// Waits until another create works: an end that nobody waited for has come then.
+async fn until_created(platform: &TestPlatform) -> String {
+    within(async {
+        loop {
+            let reply = create(platform).await;
+            if reply.status == 201 {
+                return reply.json["sandboxID"].as_str().expect("an id").to_owned();
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_team_has_no_more_sandboxes_at_once_than_it_may() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(2)).await;
+    let first = platform.create("").await;
+    let second = platform.create(r#","timeout":60"#).await;
+    over_quota(&create(&platform).await, "2 sandboxes at once");
+    assert_eq!(platform.node.ids().len(), 2, "nothing was started");
+    assert_eq!(create_as(&platform, OTHER_KEY, "").await.status, 201, "another team");
+
+    // Every way to end makes room: killed, past its deadline, ended by itself, failed to start.
+    let killed = platform.call("DELETE", &format!("/sandboxes/{first}"), "").await;
+    assert_eq!(killed.status, 204);
+    let third = until_created(&platform).await;
+    over_quota(&create(&platform).await, "sandboxes");
+    platform.clock.advance(61);
+    platform.until_gone(&second).await;
+    until_created(&platform).await;
+    over_quota(&create(&platform).await, "sandboxes");
+    let id: model::id::SandboxId = third.parse().expect("an id");
+    platform.node.running.lock().remove(&id);
+    platform.node.exits.send(SandboxExit { id }).await.expect("listened to");
+    platform.until_gone(&third).await;
+    for behaviour in [Behaviour::Fails, Behaviour::Full, Behaviour::Panics, Behaviour::Dies] {
+        *platform.node.start.lock() = behaviour;
+        assert!(create(&platform).await.status.is_server_error(), "{behaviour:?}");
+        // What a start left behind may be removed after the answer.
+        within(async {
+            while platform.store.sandbox_list_live().await.expect("a database").len() > 2 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+    *platform.node.start.lock() = Behaviour::Works;
+    until_created(&platform).await;
+    over_quota(&create(&platform).await, "sandboxes");
+}
+
+#[tokio::test]
+async fn a_burst_does_not_overshoot_and_what_fails_counts_no_more() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(10)).await;
+    let platform = Arc::new(platform);
+    let mut creates = tokio::task::JoinSet::new();
+    for _ in 0..60 {
+        let platform = Arc::clone(&platform);
+        creates.spawn(async move { create(&platform).await.status.as_u16() });
+    }
+    let mut statuses = creates.join_all().await;
+    statuses.sort_unstable();
+    assert_eq!(statuses, [[201; 10].as_slice(), [429; 50].as_slice()].concat());
+    assert_eq!(platform.node.ids().len(), 10);
+}
+
+#[tokio::test]
+async fn what_was_adopted_counts() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(2)).await;
+    let kept = platform.create(r#","timeout":600"#).await;
+    let lost = platform.create(r#","timeout":600"#).await;
+    platform.node.running.lock().remove(&lost.parse().expect("an id"));
+    let platform = platform.restart().await;
+    assert_eq!(create(&platform).await.status, 201, "the one that was lost made room");
+    over_quota(&create(&platform).await, "sandboxes");
+    let killed = platform.call("DELETE", &format!("/sandboxes/{kept}"), "").await;
+    assert_eq!(killed.status, 204);
+    assert_eq!(create(&platform).await.status, 201);
+}
+
+#[tokio::test]
+async fn cores_and_memory_are_limited_together() {
+    // A sandbox of `base` is given 2 cores and 1024 MiB.
+    for (adjust, fit, fragment) in [
+        (
+            (|settings: &mut Settings| settings.limits.default.cpu_count = Some(6)) as fn(&mut Settings),
+            3,
+            "6 cores, 6 are in use and this sandbox needs 2",
+        ),
+        (|settings| settings.limits.default.cpu_count = Some(5), 2, "cores"),
+        (
+            |settings| settings.limits.default.memory_mb = Some(2048),
+            2,
+            "2048 MiB of memory, 2048 are in use and this sandbox needs 1024",
+        ),
+        (|settings| settings.limits.default.memory_mb = Some(2047), 1, "memory"),
+    ] {
+        let platform = TestPlatform::start_adjusted(adjust).await;
+        for _ in 0..fit {
+            assert_eq!(create(&platform).await.status, 201, "{fragment}");
+        }
+        over_quota(&create(&platform).await, fragment);
+    }
+}
+
+#[tokio::test]
+async fn limits_of_a_team_go_by_its_name() {
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.limits.default.sandboxes = Some(1);
+        let own = TeamLimits {
+            max_lifetime_s: 100,
+            sandboxes: Some(2),
+            ..settings.limits.default
+        };
+        settings.limits.teams.insert("team2".to_owned(), own);
+        settings.limits.teams.insert("nobody".to_owned(), own);
+    })
+    .await;
+    for (key, longest_s, fit) in [(KEY, MAX_LIFETIME_S, 1), (OTHER_KEY, 100, 2)] {
+        let timeout = |seconds: u32| format!(",\"timeout\":{seconds}");
+        let too_long = create_as(&platform, key, &timeout(longest_s + 1)).await;
+        assert!(too_long.error(400).contains("timeout"), "{too_long:?}");
+        let mut id = String::new();
+        for _ in 0..fit {
+            let reply = create_as(&platform, key, &timeout(longest_s)).await;
+            assert_eq!(reply.status, 201, "{reply:?}");
+            reply.json["sandboxID"].as_str().expect("an id").clone_into(&mut id);
+        }
+        over_quota(&create_as(&platform, key, "").await, "sandboxes");
+        // Set exactly, and cut at the team's longest life; a connect beyond it is refused.
+        let path = format!("/sandboxes/{id}/timeout");
+        platform
+            .call_as(Some(key), "POST", &path, r#"{"timeout":2147483647}"#)
+            .await;
+        assert_eq!(platform.seconds_left(&id).await, i64::from(longest_s));
+        for (seconds, status) in [(longest_s, 200), (longest_s + 1, 400)] {
+            let path = format!("/sandboxes/{id}/connect");
+            let body = format!("{{\"timeout\":{seconds}}}");
+            let reply = platform.call_as(Some(key), "POST", &path, &body).await;
+            assert_eq!(reply.status, status, "{reply:?}");
+        }
+    }
+}
+
+/// The limit, what is left of it, seconds until it is whole, and seconds to wait.
+fn rate(reply: &Reply) -> [&str; 4] {
+    [
+        "ratelimit-limit",
+        "ratelimit-remaining",
+        "ratelimit-reset",
+        "retry-after",
+    ]
+    .map(|name| reply.header(name))
+}
+
+#[tokio::test]
+async fn requests_are_limited_and_every_answer_tells_how_many_are_left() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.requests_per_second = Some(3)).await;
+    let list = async |key| platform.call_as(Some(key), "GET", "/sandboxes", "").await;
+    assert_eq!(rate(&list(KEY).await), ["3", "2", "1", ""]);
+    let missing = platform.call("GET", "/sandboxes/inone", "").await;
+    missing.error(404);
+    assert_eq!(rate(&missing), ["3", "1", "1", ""], "errors count and tell too");
+    assert_eq!(rate(&list(KEY).await), ["3", "0", "1", ""]);
+    let refused = list(KEY).await;
+    assert!(refused.error(429).contains("3 requests per second"), "{refused:?}");
+    assert_eq!(rate(&refused), ["3", "0", "1", "1"]);
+    assert_eq!(refused.header("should-retry"), "", "another try works");
+    assert_eq!(rate(&list(OTHER_KEY).await), ["3", "2", "1", ""], "another team");
+    let unknown = platform.call_as(None, "GET", "/sandboxes", "").await;
+    unknown.error(401);
+    assert_eq!(rate(&unknown), ["", "", "", ""]);
+    platform.clock.advance(1);
+    assert_eq!(rate(&list(KEY).await), ["3", "2", "1", ""]);
+}
+
+#[tokio::test]
+async fn creates_are_limited_by_a_rate_of_their_own() {
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.limits.default.creates_per_minute = Some(2);
+        settings.limits.default.requests_per_second = Some(100);
+    })
+    .await;
+    // A body that is refused is no create.
+    platform.call("POST", "/sandboxes", "{}").await.error(400);
+    assert_eq!(rate(&create(&platform).await), ["2", "1", "30", ""]);
+    assert_eq!(rate(&create(&platform).await), ["2", "0", "60", ""]);
+    let refused = create(&platform).await;
+    assert!(refused.error(429).contains("2 creates per minute"), "{refused:?}");
+    assert_eq!(rate(&refused), ["2", "0", "60", "30"]);
+    assert_eq!(refused.header("should-retry"), "");
+    assert_eq!(rate(&platform.call("GET", "/sandboxes", "").await)[0], "100");
+    platform.clock.advance(29);
+    create(&platform).await.error(429);
+    platform.clock.advance(1);
+    assert_eq!(create(&platform).await.status, 201);
+}
+
+#[tokio::test]
+async fn without_limits_nothing_is_said_of_them() {
+    let platform = TestPlatform::start().await;
+    for _ in 0..20 {
+        let reply = create(&platform).await;
+        assert_eq!(reply.status, 201);
+        assert_eq!(rate(&reply), ["", "", "", ""]);
+    }
+}
+
+/// Fails unless the answer is that of a host without room, and returns after how many seconds to try again.
+fn no_room(reply: &Reply) -> u32 {
+    reply.error(503);
+    assert_eq!(reply.json["error_code"], "sandbox_capacity_unavailable");
+    assert_eq!(reply.header("should-retry"), "", "another try may work");
+    reply.header("retry-after").parse().expect("whole seconds")
+}
+
+#[tokio::test]
+async fn the_host_has_no_more_sandboxes_than_it_may_also_in_a_burst() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.capacity.max_sandboxes = Some(5)).await;
+    let platform = Arc::new(platform);
+    let mut creates = tokio::task::JoinSet::new();
+    for n in 0..40 {
+        let platform = Arc::clone(&platform);
+        let key = if n % 2 == 0 { KEY } else { OTHER_KEY };
+        creates.spawn(async move { create_as(&platform, key, r#","timeout":10"#).await.status.as_u16() });
+    }
+    let mut statuses = creates.join_all().await;
+    statuses.sort_unstable();
+    assert_eq!(statuses, [[201; 5].as_slice(), [503; 35].as_slice()].concat());
+    assert_eq!(platform.node.ids().len(), 5);
+    // The first deadline is 10 s away.
+    assert_eq!(no_room(&create(&platform).await), 11);
+    platform.clock.advance(7);
+    assert_eq!(no_room(&create(&platform).await), 4);
+    platform.clock.advance(4);
+    until_created(&platform).await;
+}
+
+#[tokio::test]
+async fn a_restart_counts_what_runs_against_the_room() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.capacity.max_sandboxes = Some(2)).await;
+    let first = platform.create(r#","timeout":600"#).await;
+    let platform = platform.restart().await;
+    assert_eq!(create(&platform).await.status, 201);
+    assert_eq!(
+        no_room(&create(&platform).await),
+        30,
+        "no longer than this, however far the next deadline is"
+    );
+    let killed = platform.call("DELETE", &format!("/sandboxes/{first}"), "").await;
+    assert_eq!(killed.status, 204);
+    assert_eq!(create(&platform).await.status, 201);
+}
+
+#[tokio::test]
+async fn memory_and_disk_below_the_floor_are_no_room() {
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.capacity.memory_floor_mb = 100;
+        settings.capacity.disk_floor_mb = 200;
+    })
+    .await;
+    for (memory_bytes, disk_bytes, fits) in [
+        (100 * MIB, 200 * MIB, true),
+        (100 * MIB - 1, 200 * MIB, false),
+        (100 * MIB, 200 * MIB - 1, false),
+        (100 * MIB, 200 * MIB, true),
+    ] {
+        *platform.node.room.lock() = Some(HostRoom {
+            memory_available_bytes: memory_bytes,
+            disk_available_bytes: disk_bytes,
+        });
+        // Beyond the time that a reading is good for.
+        platform.clock.advance(1);
+        let reply = create(&platform).await;
+        if fits {
+            assert_eq!(reply.status, 201, "{memory_bytes} {disk_bytes}");
+        } else {
+            no_room(&reply);
+        }
+    }
+    assert_eq!(
+        platform.node.ids().len(),
+        2,
+        "nothing was started where there was no room"
+    );
+    *platform.node.room.lock() = None;
+    platform.clock.advance(1);
+    assert_eq!(create(&platform).await.status, 201, "a host that cannot tell is tried");
+}
+
+#[tokio::test]
+async fn a_refusal_takes_nothing() {
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.limits.default.sandboxes = Some(1);
+        settings.capacity.max_sandboxes = Some(1);
+    })
+    .await;
+    let other = create_as(&platform, OTHER_KEY, r#","timeout":600"#).await;
+    // The team could, the host could not: the team's share must be free again after each.
+    for _ in 0..3 {
+        no_room(&create(&platform).await);
+    }
+    let path = format!("/sandboxes/{}", other.json["sandboxID"].as_str().expect("an id"));
+    platform.call_as(Some(OTHER_KEY), "DELETE", &path, "").await;
+    assert_eq!(create(&platform).await.status, 201);
+}

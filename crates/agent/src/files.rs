@@ -11,6 +11,7 @@ mod coding;
 pub(crate) mod compose;
 mod download;
 mod ensure;
+mod gzip;
 mod media_type;
 mod metadata;
 mod multipart;

@@ -11,6 +11,8 @@ mod agent;
 mod control;
 mod files;
 mod filesystem;
+#[cfg(test)]
+mod fuzz;
 mod http;
 mod launcher;
 mod metrics;

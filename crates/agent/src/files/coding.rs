@@ -1,7 +1,8 @@
 //! Which coding of a file a client gets, by its `Accept-Encoding`.
 //!
 //! The client's order of preference decides, and gzip is the only coding besides identity. Ranges and conditions are
-//! about the bytes of the file, so they are answered in identity only.
+//! about the bytes of the file, so they are answered in identity only. A client that takes either gets gzip only where
+//! it pays, which is not decided here.
 
 use http::StatusCode;
 use http::header::{self, HeaderMap};

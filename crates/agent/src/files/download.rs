@@ -1,4 +1,4 @@
-//! `GET /files`: a file, or one range of it, or all of it packed.
+//! `GET /files`: a file, or one range of it, or all of it packed if that pays.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::future::Future;
@@ -18,7 +18,7 @@ use jiff::fmt::rfc2822::DateTimePrinter;
 use tokio::task::JoinHandle;
 
 use super::coding::{self, Coding};
-use super::pack::Packed;
+use super::pack::{self, Packed};
 use super::{Failure, Transfer, Transfers, blocking, media_type};
 use crate::http::{Body, header_text};
 
@@ -151,19 +151,24 @@ fn open(
             format!("path '{shown}' is a directory"),
         ));
     }
-    let coding = coding?;
+    let mut coding = coding?;
     // Whatever is there by now, opening it must not wait: not for the writer of a pipe, not for a device.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)
         .map_err(|error| Failure::internal(&format!("error opening file '{shown}'"), &error))?;
-    let read = || -> io::Result<(Metadata, Bytes)> {
+    let mut read = || -> io::Result<(Metadata, Bytes)> {
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Ok((metadata, Bytes::new()));
         }
-        Ok((metadata, read_at(&file, 0, limit)?))
+        let first = read_at(&file, 0, limit)?;
+        // The libraries of most clients accept gzip without being asked, so accepting is no wish for it.
+        if coding == (Coding::Gzip { only: false }) && !pack::pays(&file, &first, metadata.len())? {
+            coding = Coding::Identity;
+        }
+        Ok((metadata, first))
     };
     let (metadata, first) =
         read().map_err(|error| Failure::internal(&format!("error reading file '{shown}'"), &error))?;

@@ -4,23 +4,55 @@
 //! one made. Only so many files are packed at once: a packer keeps far more memory than a file that is sent as it is.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use futures_util::Stream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use super::Transfer;
 use super::download::read_at;
+use super::gzip::{self, Gzip};
 
 /// Files that are packed at a time. Each costs about 350 KiB for the packer's tables and window, and its chunks.
 pub(super) const AT_ONCE: usize = 32;
+
+/// Below this, in bytes, an answer is one packet either way.
+const SMALL: u64 = 1024;
+/// Places of a file that are looked at, from its beginning to its end.
+const PLACES: u64 = 8;
+/// Bytes of each.
+const PLACE: usize = 4096;
+
+/// Whether a file of that size is worth packing: a quarter of it must go, as far as a few places can tell. What changes
+/// in between is dealt with while packing. `first` is the file's beginning.
+///
+/// # Errors
+/// Those of reading.
+pub(super) fn pays(file: &File, first: &Bytes, size: u64) -> io::Result<bool> {
+    if size.max(first.len() as u64) < SMALL {
+        return Ok(false);
+    }
+    let samples = if size <= first.len() as u64 {
+        // All there is, or, in a file of the kernel, all that is known.
+        vec![first.slice(..first.len().min(PLACE * 8))]
+    } else {
+        let step = (size - PLACE as u64) / (PLACES - 1);
+        (0..PLACES)
+            .map(|place| read_at(file, place * step, PLACE))
+            .collect::<io::Result<_>>()?
+    };
+    let (mut length, mut packed) = (0, 0);
+    for sample in samples {
+        length += sample.len();
+        packed += gzip::sampled_length(&sample)?;
+    }
+    Ok(packed <= length / 4 * 3)
+}
 
 /// See the module.
 pub(super) struct Packed {
@@ -38,7 +70,7 @@ struct Packer {
     end: u64,
     /// The beginning of the file, which is there already.
     first: Bytes,
-    encoder: GzEncoder<Vec<u8>>,
+    gzip: Gzip,
 }
 
 impl Packed {
@@ -55,8 +87,7 @@ impl Packed {
             offset: 0,
             end,
             first,
-            // The fastest level: a network that is worth packing for is still slower.
-            encoder: GzEncoder::new(Vec::new(), Compression::fast()),
+            gzip: Gzip::new(),
         };
         let mut packed = Self {
             next: None,
@@ -80,12 +111,13 @@ impl Packer {
             let length = usize::try_from(self.end - self.offset).unwrap_or(limit).min(limit);
             data = read_at(&self.file, self.offset, length)?;
         }
+        let mut packed = Vec::new();
         if data.is_empty() {
-            return Ok((None, self.encoder.finish()?.into()));
+            self.gzip.finish(&mut packed)?;
+            return Ok((None, packed.into()));
         }
         self.offset += data.len() as u64;
-        self.encoder.write_all(&data)?;
-        let packed = std::mem::take(self.encoder.get_mut());
+        self.gzip.write(&data, &mut packed)?;
         Ok((Some(self), packed.into()))
     }
 }

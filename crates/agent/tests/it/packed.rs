@@ -45,29 +45,75 @@ async fn downloads_are_packed_for_those_who_prefer_it() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
-    let mixed = [noise(700_000), vec![7; 3_000_000], b"end".to_vec()].concat();
-    for (name, content, media_type) in [
-        ("mixed", mixed, "application/octet-stream"),
-        ("empty", Vec::new(), "application/octet-stream"),
-        ("small.json", b"{}".to_vec(), "application/json"),
+    let text = |length: usize| b"a line of text\n".repeat(length / 15);
+    // Packed where that pays on the whole, whatever the file begins or ends with.
+    for (name, content, media_type, pays) in [
+        (
+            "mixed",
+            [noise(700_000), vec![7; 3_000_000], b"end".to_vec()].concat(),
+            "application/octet-stream",
+            true,
+        ),
+        (
+            "noise-behind",
+            [text(4_000_000), noise(3_000_000)].concat(),
+            "application/octet-stream",
+            true,
+        ),
+        ("sparse.json", vec![0; 5_000_000], "application/json", true),
+        ("text", text(2000), "application/octet-stream", true),
+        ("noise", noise(3_000_000), "application/octet-stream", false),
+        (
+            "text-before",
+            [text(300_000), noise(6_000_000)].concat(),
+            "application/octet-stream",
+            false,
+        ),
+        (
+            "text-behind",
+            [noise(6_000_000), text(300_000)].concat(),
+            "application/octet-stream",
+            false,
+        ),
+        ("empty", Vec::new(), "text/plain; charset=utf-8", false),
+        ("small.json", text(1000), "application/json", false),
     ] {
         std::fs::write(sandbox.path(name), &content).unwrap();
         let url = format!("/files?path={}", sandbox.path(name).display());
-        let mut client = sandbox.client().await.with("accept-encoding", "gzip, deflate");
-        let answer = client.get(&url).await;
-        assert_eq!((answer.status, answer.header("content-encoding")), (200, "gzip"));
-        assert_eq!(answer.header("content-type"), media_type);
-        assert_eq!(answer.header("vary"), "Accept-Encoding");
-        assert_eq!(answer.header("content-disposition"), format!("inline; filename={name}"));
-        for absent in ["content-length", "last-modified", "accept-ranges"] {
-            assert_eq!(answer.header(absent), "", "{absent}");
+        for (accepted, packed) in [
+            ("gzip, deflate", pays),
+            ("gzip, identity;q=0.5", pays),
+            // Who refuses identity gets gzip, for better or worse.
+            ("gzip;q=0.1, identity;q=0", true),
+            ("gzip;q=0.5, identity", false),
+            ("gzip;q=0", false),
+        ] {
+            let mut client = sandbox.client().await.with("accept-encoding", accepted);
+            let answer = client.get(&url).await;
+            let coding = if packed { "gzip" } else { "" };
+            assert_eq!(
+                (answer.status, answer.header("content-encoding")),
+                (200, coding),
+                "{name} {accepted}"
+            );
+            assert_eq!(answer.header("vary"), "Accept-Encoding");
+            assert_eq!(answer.header("content-disposition"), format!("inline; filename={name}"));
+            if packed {
+                if pays {
+                    assert_eq!(answer.header("content-type"), media_type);
+                }
+                for absent in ["content-length", "last-modified", "accept-ranges"] {
+                    assert_eq!(answer.header(absent), "", "{absent}");
+                }
+                assert!(unpack(&answer.body) == content);
+                // What does not shrink hardly grows.
+                assert!(answer.body.len() < content.len() + content.len() / 50 + 64);
+            } else {
+                assert_eq!(answer.header("content-length"), content.len().to_string());
+                assert_eq!(answer.header("accept-ranges"), "bytes");
+                assert!(answer.body == content);
+            }
         }
-        assert!(unpack(&answer.body) == content);
-
-        let mut client = sandbox.client().await.with("accept-encoding", "gzip;q=0.5, identity");
-        let answer = client.get(&url).await;
-        assert_eq!((answer.status, answer.header("content-encoding")), (200, ""));
-        assert!(answer.body == content);
     }
     // A file of the kernel, which has no size.
     let mut client = sandbox.client().await.with("accept-encoding", "gzip");
@@ -125,7 +171,9 @@ async fn packed_downloads_that_stand_still_do_not_add_up() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
-    let content = noise(1_000_000).repeat(4);
+    // It shrinks to about half, which is still more than two sockets hold.
+    let content: Vec<u8> = noise(1_000_000).chunks(40).flat_map(|line| line.repeat(2)).collect();
+    let content = content.repeat(6);
     std::fs::write(sandbox.path("large"), &content).unwrap();
     let url = format!("/files?path={}", sandbox.path("large").display());
     let mut stalled = Vec::new();

@@ -1,0 +1,268 @@
+//! A gzip stream that stores what does not shrink.
+//!
+//! Packing noise takes ten times as long as copying it and saves nothing, so the stream goes block by block: as long
+//! as blocks shrink they are packed, and from the first one that does not they are stored as they are, until a look at
+//! the beginning of a later one says that packing pays again. It stays one member, because several are more than many
+//! clients can read.
+//!
+//! Invariant: between two blocks of different kinds the output ends at a whole byte and the packer has forgotten what
+//! came before, so no block refers to bytes behind a stored one.
+
+use std::io;
+
+use flate2::{Compress, Compression, Crc, FlushCompress, Status};
+
+/// Bytes of a block: what a stored one can hold.
+const BLOCK: usize = 65_535;
+/// Bytes of a block that are packed to see whether it shrinks. A quarter of what the packer looks back.
+const LOOK: usize = 8 * 1024;
+/// Blocks that are stored without a look, at most: what shrinks again is noticed after a megabyte.
+const BLIND: u32 = 16;
+/// Identification, deflate, no flags, no time, fastest level, unknown system.
+const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Gzip {
+    packer: Compress,
+    sum: Crc,
+    mode: Mode,
+    begun: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Pack,
+    /// `blind` of the blocks from here on are not looked at, and twice as many after the next look.
+    Store {
+        blind: u32,
+        next: u32,
+    },
+}
+
+impl Mode {
+    /// To be decided by a look at the next block.
+    const LOOK: Self = Self::Store { blind: 0, next: 1 };
+}
+
+impl Gzip {
+    pub(super) fn new() -> Self {
+        Self {
+            packer: packer(),
+            sum: Crc::new(),
+            mode: Mode::LOOK,
+            begun: false,
+        }
+    }
+
+    /// Adds data; what the stream has for it so far is appended to `out`.
+    ///
+    /// # Errors
+    /// None that the packer is known to have.
+    pub(super) fn write(&mut self, data: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+        self.begin(out);
+        self.sum.update(data);
+        data.chunks(BLOCK).try_for_each(|block| self.block(block, out))
+    }
+
+    /// Appends the end of the stream.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(super) fn finish(mut self, out: &mut Vec<u8>) -> io::Result<()> {
+        self.begin(out);
+        match self.mode {
+            Mode::Pack => while run(&mut self.packer, &[], FlushCompress::Finish, out)? != Status::StreamEnd {},
+            Mode::Store { .. } => store(&[], true, out),
+        }
+        out.extend_from_slice(&self.sum.sum().to_le_bytes());
+        out.extend_from_slice(&self.sum.amount().to_le_bytes());
+        Ok(())
+    }
+
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if !self.begun {
+            self.begun = true;
+            out.extend_from_slice(&HEADER);
+        }
+    }
+
+    fn block(&mut self, block: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+        if let Mode::Store { blind, next } = self.mode {
+            if blind > 0 {
+                self.mode = Mode::Store { blind: blind - 1, next };
+                store(block, false, out);
+                return Ok(());
+            }
+            let look = &block[..block.len().min(LOOK)];
+            let shrunk = packed_length(&mut self.packer, look)?;
+            self.packer.reset();
+            if !shrinks(look.len(), shrunk) {
+                let blind = next.min(BLIND);
+                self.mode = Mode::Store { blind, next: blind * 2 };
+                store(block, false, out);
+                return Ok(());
+            }
+            self.mode = Mode::Pack;
+        }
+        let before = out.len();
+        pack(&mut self.packer, block, out)?;
+        // The packer holds some of it back, which evens out from block to block.
+        if block.len() >= LOOK && !shrinks(block.len(), out.len() - before) {
+            flush(&mut self.packer, out)?;
+            self.packer.reset();
+            self.mode = Mode::LOOK;
+        }
+        Ok(())
+    }
+}
+
+/// How long a text is when it is packed on its own, in bytes.
+///
+/// # Errors
+/// As [`Gzip::write`].
+pub(super) fn sampled_length(sample: &[u8]) -> io::Result<usize> {
+    packed_length(&mut packer(), sample)
+}
+
+fn packer() -> Compress {
+    // The fastest level: a network that is worth packing for is still slower.
+    Compress::new(Compression::fast(), false)
+}
+
+fn packed_length(packer: &mut Compress, text: &[u8]) -> io::Result<usize> {
+    let mut out = Vec::with_capacity(text.len() + 64);
+    pack(packer, text, &mut out)?;
+    flush(packer, &mut out)?;
+    Ok(out.len())
+}
+
+/// Whether a block of this length is worth packing: an eighth must go.
+fn shrinks(length: usize, packed: usize) -> bool {
+    packed <= length - length / 8
+}
+
+fn pack(packer: &mut Compress, mut data: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+    while !data.is_empty() {
+        let before = packer.total_in();
+        run(packer, data, FlushCompress::None, out)?;
+        let taken = usize::try_from(packer.total_in() - before).unwrap_or(data.len());
+        data = &data[taken..];
+    }
+    Ok(())
+}
+
+/// Has the packer give what it holds back, up to a whole byte.
+fn flush(packer: &mut Compress, out: &mut Vec<u8>) -> io::Result<()> {
+    loop {
+        run(packer, &[], FlushCompress::Sync, out)?;
+        // Room that is left over says that there was no more.
+        if out.len() < out.capacity() {
+            return Ok(());
+        }
+    }
+}
+
+fn run(packer: &mut Compress, data: &[u8], flush: FlushCompress, out: &mut Vec<u8>) -> io::Result<Status> {
+    const ROOM: usize = 16 * 1024;
+    if out.capacity() - out.len() < ROOM {
+        out.reserve(ROOM);
+    }
+    packer.compress_vec(data, out, flush).map_err(io::Error::other)
+}
+
+/// Appends a stored block.
+fn store(block: &[u8], last: bool, out: &mut Vec<u8>) {
+    // A block is never longer than its length can say.
+    let length = u16::try_from(block.len()).unwrap_or(u16::MAX);
+    out.push(u8::from(last));
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(&(!length).to_le_bytes());
+    out.extend_from_slice(block);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use flate2::read::GzDecoder;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fuzz;
+
+    fn packed(pieces: &[Vec<u8>]) -> Vec<u8> {
+        let mut gzip = Gzip::new();
+        let mut out = Vec::new();
+        for piece in pieces {
+            gzip.write(piece, &mut out).unwrap();
+        }
+        gzip.finish(&mut out).unwrap();
+        out
+    }
+
+    fn unpacked(bytes: &[u8]) -> Vec<u8> {
+        // Of one member: with several, what follows the first would be missing.
+        let mut reader = GzDecoder::new(bytes);
+        let mut out = Vec::new();
+        reader.read_to_end(&mut out).unwrap();
+        assert!(reader.into_inner().is_empty());
+        out
+    }
+
+    fn noise(length: usize, seed: u64) -> Vec<u8> {
+        let mut state = seed | 1;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        (0..length).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn what_shrinks_is_packed_and_what_does_not_is_stored() {
+        let text = |length: usize| {
+            b"a line of text\n"
+                .iter()
+                .copied()
+                .cycle()
+                .take(length)
+                .collect::<Vec<_>>()
+        };
+        let mut lengths = Vec::new();
+        for (content, at_most) in [
+            (Vec::new(), 32),
+            (b"x".to_vec(), 32),
+            (text(2_000_000), 40_000),
+            (noise(2_000_000, 1), 2_000_500),
+            ([text(1_000_000), noise(1_000_000, 2)].concat(), 1_080_000),
+            // It takes a megabyte at most until packing begins again.
+            ([noise(1_000_000, 3), text(4_000_000)].concat(), 1_000_000 + 20 * BLOCK),
+            ([noise(100_000, 4), text(100_000)].concat().repeat(10), 1_700_000),
+        ] {
+            for piece in [1000, 256 * 1024, 5_000_000] {
+                let pieces: Vec<Vec<u8>> = content.chunks(piece).map(<[u8]>::to_vec).collect();
+                let packed = packed(&pieces);
+                assert!(unpacked(&packed) == content);
+                assert!(piece < BLOCK || packed.len() <= at_most, "{} {at_most}", packed.len());
+                lengths.push(packed.len());
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(fuzz::cases(64))]
+        /// Whatever comes in whichever pieces, the same comes out.
+        #[test]
+        fn any_content_survives(pieces in prop::collection::vec(
+            (0..200_000_usize, any::<u64>(), 0..4_u8).prop_map(|(length, seed, kind)| match kind {
+                0 => noise(length, seed),
+                1 => vec![seed as u8; length],
+                2 => noise(length, seed).iter().map(|byte| b'a' + byte % 20).collect(),
+                // Repeats at a distance that the packer sees, across blocks that may be stored.
+                _ => noise(1 + length % 20_000, seed).repeat(5),
+            }), 0..6)) {
+            prop_assert!(unpacked(&packed(&pieces)) == pieces.concat());
+        }
+    }
+}

@@ -85,6 +85,10 @@ test('input of a command: text, bytes and its end', async (t) => {
   await handle.closeStdin()
   assert.equal((await handle.wait()).stdout, 'text é')
   assert.equal((await commands.run('cat')).stdout, '')
+  const other = await commands.run('cat', { background: true, stdin: true })
+  await commands.sendStdin(other.pid, 'x'.repeat(300_000))
+  await commands.closeStdin(other.pid)
+  assert.equal((await other.wait()).stdout.length, 300_000)
 
   const deaf = await commands.run('sleep 60', { background: true })
   await assert.rejects(commands.sendStdin(deaf.pid, 'x'), /stdin not enabled/)

@@ -1,7 +1,9 @@
 // What the suites share: sandboxes that end with their test, waiting, and requests under a name that no resolver knows.
 
+import { readFileSync } from 'node:fs'
 import http from 'node:http'
 import { Sandbox } from 'e2b'
+import { account } from './account.mjs'
 
 // Where the platform listens.
 const [hostname, port] = process.env.RINGFENCE_ADDRESS.split(':')
@@ -10,7 +12,12 @@ const [hostname, port] = process.env.RINGFENCE_ADDRESS.split(':')
 export async function sandboxFor(t, options = {}) {
   const sandbox = await Sandbox.create({ timeoutMs: 120_000, ...options })
   t.after(() => sandbox.kill())
-  return sandbox
+  return account(sandbox)
+}
+
+/** The text of a program that the suites run inside sandboxes. */
+export function program(name) {
+  return readFileSync(`${process.env.RINGFENCE_PROGRAMS}/${name}`, 'utf8')
 }
 
 /** Standard output of a command as root inside. */

@@ -29,6 +29,9 @@ test('a new sandbox tells what it was made of', async (t) => {
   const left = info.endAt.getTime() - info.startedAt.getTime()
   assert.ok(Math.abs(left - 120_000) < 2_000, `${left}`)
   assert.equal((await sandbox.commands.run('echo $COLOUR')).stdout, 'green\n')
+  for (const found of [await Sandbox.getInfo(sandbox.sandboxId), await Sandbox.getFullInfo(sandbox.sandboxId)]) {
+    assert.deepEqual([found.sandboxId, found.templateId, found.state], [info.sandboxId, info.templateId, 'running'])
+  }
 })
 
 test('a template is named by its alias', async (t) => {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,8 +19,32 @@ import pytest
 
 from harness.platform import Platform
 from harness.secure import secure_platform
+from harness.traffic import PROGRAMS
 
 HERE = Path(__file__).parent
+CLASSES = ("Sandbox", "SandboxApi", "Filesystem", "Commands", "CommandHandle", "Pty", "WatchHandle", "Git")
+# Methods for what the platform does not have.
+UNSERVED = {
+    "Sandbox.pause",
+    "Sandbox.betaPause",
+    "Sandbox.createSnapshot",
+    "Sandbox.listSnapshots",
+    "Sandbox.fork",
+    "Sandbox.updateNetwork",
+    "Sandbox.getMcpUrl",
+    "Sandbox.getMcpToken",
+    "Sandbox.getMetrics",
+    "Sandbox.static getMetrics",
+    "Sandbox.static pause",
+    "Sandbox.static betaPause",
+    "Sandbox.static createSnapshot",
+    "Sandbox.static listSnapshots",
+    "Sandbox.static deleteSnapshot",
+    "Sandbox.static fork",
+    "Sandbox.static updateNetwork",
+}
+# What the suites called, by the way they reached the platform.
+called: dict[str, set[str]] = {"http": set(), "https": set()}
 SUITES = ("lifecycle", "commands", "pty", "files", "filesystem", "watch", "compression", "traffic", "git")
 
 
@@ -35,17 +60,44 @@ def secure(work_dir: Path) -> Iterator[Platform]:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_over_http(platform: Platform, tmp_path: Path, suite: str) -> None:
-    run(platform, tmp_path, suite)
+    called["http"] |= run(platform, tmp_path, suite)
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_over_https(secure: Platform, tmp_path: Path, suite: str) -> None:
-    run(secure, tmp_path, suite)
+    called["https"] |= run(secure, tmp_path, suite)
 
 
-def run(platform: Platform, directory: Path, suite: str) -> None:
-    """Runs one suite; every test of it must pass."""
-    modules = Path(os.environ["RINGFENCE_NODE_MODULES"]).resolve()
+def modules_directory() -> Path:
+    return Path(os.environ["RINGFENCE_NODE_MODULES"]).resolve()
+
+
+def public_methods() -> set[str]:
+    """The public methods of the SDK's classes, by its own declarations."""
+    declared = (modules_directory() / "e2b" / "dist" / "index.d.ts").read_text()
+    found = set()
+    for name in CLASSES:
+        body = re.search(rf"^declare class {name}\b.*?\n}}", declared, re.S | re.M)
+        assert body, name
+        owner = name.removesuffix("Api")
+        for static, method in re.findall(r"^ {2}(static )?(\w+)(?:<[^>]*>)?\(", body.group(0), re.M):
+            if method != "constructor":
+                found.add(f"{owner}.{static}{method}")
+    return found
+
+
+@pytest.mark.parametrize("way", sorted(called))
+def test_nothing_is_left_untried(way: str) -> None:
+    """Judges what the suites above have called."""
+    public = public_methods()
+    assert len(public) > 60
+    assert UNSERVED <= public
+    assert sorted(public - called[way] - UNSERVED) == []
+
+
+def run(platform: Platform, directory: Path, suite: str) -> set[str]:
+    """Runs one suite, of which every test must pass, and returns what it called."""
+    modules = modules_directory()
     version = json.loads((modules / "e2b" / "package.json").read_text())["version"]
     for source in HERE.glob("*.?js"):
         shutil.copy(source, directory)
@@ -57,6 +109,8 @@ def run(platform: Platform, directory: Path, suite: str) -> None:
             **platform.environment(),
             **platform.credentials(),
             "HOME": str(directory),
+            "RINGFENCE_PROGRAMS": str(PROGRAMS),
+            "RINGFENCE_CALLED": str(directory / "called"),
             "NODE_OPTIONS": f"--require={directory}/resolve.cjs",
             "RINGFENCE_ADDRESS": f"127.0.0.1:{platform.port}",
         },
@@ -72,3 +126,4 @@ def run(platform: Platform, directory: Path, suite: str) -> None:
     assert ran.returncode == 0
     assert int(counts["pass"]) > 0
     assert (counts["pass"], counts["skipped"], counts["todo"]) == (counts["tests"], "0", "0")
+    return set((directory / "called").read_text().splitlines())

@@ -6,6 +6,7 @@
 mod auth;
 mod body;
 mod error;
+pub mod openapi;
 mod query;
 mod rate;
 mod sandboxes;
@@ -14,37 +15,44 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::{Extension, Router};
 use http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 use serde::Serialize;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{Any as AnyOf, CorsLayer};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::lifecycle::Platform;
-use error::ApiError;
+use error::{ApiError, ErrorBody};
 use sandboxes::{create, lifetime, list, single};
+
+/// The routes, each with its operation.
+fn routes() -> OpenApiRouter<Arc<Platform>> {
+    OpenApiRouter::with_openapi(openapi::base())
+        .routes(routes!(check_health))
+        .routes(routes!(openapi::get_openapi))
+        .routes(routes!(list::list_sandboxes_v1, create::create_sandbox_v1))
+        .routes(routes!(list::list_sandboxes, create::create_sandbox))
+        .routes(routes!(single::get_sandbox, single::delete_sandbox))
+        .routes(routes!(lifetime::set_sandbox_timeout))
+        .routes(routes!(lifetime::refresh_sandbox))
+        .routes(routes!(lifetime::connect_sandbox_v1))
+        .routes(routes!(lifetime::connect_sandbox))
+}
 
 /// The routes, with everything that wraps them.
 pub(crate) fn router(platform: Arc<Platform>) -> Router {
-    Router::new()
-        .route("/health", get(check_health))
-        .route(
-            "/sandboxes",
-            get(list::list_sandboxes_v1).post(create::create_sandbox_v1),
-        )
-        .route("/v2/sandboxes", get(list::list_sandboxes).post(create::create_sandbox))
-        .route(
-            "/sandboxes/{sandbox_id}",
-            get(single::get_sandbox).delete(single::delete_sandbox),
-        )
-        .route("/sandboxes/{sandbox_id}/timeout", post(lifetime::set_sandbox_timeout))
-        .route("/sandboxes/{sandbox_id}/refreshes", post(lifetime::refresh_sandbox))
-        .route("/sandboxes/{sandbox_id}/connect", post(lifetime::connect_sandbox_v1))
-        .route("/v2/sandboxes/{sandbox_id}/connect", post(lifetime::connect_sandbox))
+    let (router, document) = routes().split_for_parts();
+    let limits = &platform.settings.limits;
+    let longest_s = limits.teams.values().map(|team| team.max_lifetime_s).max();
+    let longest_s = longest_s.unwrap_or(0).max(limits.default.max_lifetime_s);
+    let document = openapi::finish(document, longest_s);
+    router
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .layer(Extension(openapi::Served::new(&document)))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(axum::middleware::from_fn(rate::show_rate))
         .layer(cors())
@@ -52,6 +60,16 @@ pub(crate) fn router(platform: Arc<Platform>) -> Router {
 }
 
 /// Sandboxes can be created: whoever is not ready to does not route here.
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "platform",
+    security(),
+    responses(
+        (status = 200, description = "Sandboxes can be created", body = str, content_type = "text/plain"),
+        (status = 503, description = "The platform starts or ends", body = ErrorBody),
+    )
+)]
 async fn check_health() -> &'static str {
     "ok"
 }
@@ -127,6 +145,7 @@ fn json<T: Serialize>(status: StatusCode, body: &T) -> Result<Response, ApiError
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
     use http_body_util::BodyExt as _;
     use serde_json::json;
     use tower::ServiceExt as _;

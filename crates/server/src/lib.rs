@@ -5,7 +5,7 @@
 //! Nodes are reached through [`protocol::node::NodeApi`] only. Work that changes a sandbox runs on a task of its own,
 //! so that a client that hangs up halfway leaves nothing half done. Stopping the server never touches a sandbox.
 
-mod api;
+pub mod api;
 mod capacity;
 pub mod clock;
 mod expiry;

@@ -5,8 +5,9 @@ use std::error::Error;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use model::id::InvalidId;
-use serde_json::json;
+use serde::Serialize;
 use store::error::StoreError;
+use utoipa::ToSchema;
 
 use crate::lifecycle::{Chain, CreateError, ExtendError};
 use crate::quota::OverQuota;
@@ -16,6 +17,21 @@ use crate::rate::Level;
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 /// Seconds after which to ask again a server that is not ready. A start takes less, a drain and a start a little more.
 const READY_AFTER_S: u32 = 1;
+
+/// What every answer says that is not a success.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Error)]
+pub(crate) struct ErrorBody {
+    /// The HTTP status: SDKs read it here.
+    #[schema(minimum = 400, maximum = 599)]
+    code: u16,
+    /// What went wrong, for people.
+    message: String,
+    /// What went wrong, for programs, where one status has several reasons.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    error_code: Option<&'static str>,
+}
 
 /// An answer that is not a success.
 #[derive(Debug)]
@@ -233,12 +249,14 @@ impl IntoResponse for ApiError {
                 "{}", self.message
             );
         }
-        let mut body = json!({"code": self.status.as_u16(), "message": self.message});
-        if let Some(error_code) = self.error_code {
-            body["error_code"] = json!(error_code);
-        }
+        let body = ErrorBody {
+            code: self.status.as_u16(),
+            message: self.message,
+            error_code: self.error_code,
+        };
+        let body = serde_json::to_vec(&body).expect("two texts and a number are JSON");
         let content_type = HeaderValue::from_static("application/json; charset=utf-8");
-        let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body.to_string()).into_response();
+        let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body).into_response();
         response.headers_mut().extend(self.headers);
         response
     }

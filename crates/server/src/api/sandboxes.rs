@@ -14,6 +14,7 @@ use secrecy::ExposeSecret as _;
 use serde::Serialize;
 use serde_json::Value;
 use store::sandboxes::SandboxRow;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::clock::rfc3339;
 use crate::keys;
@@ -22,8 +23,26 @@ use crate::lifecycle::Platform;
 /// The same for every sandbox; SDKs that still read it need it to be there.
 const CLIENT_ID: &str = "6532622b";
 
+/// Where a sandbox is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum SandboxState {
+    Running,
+    Paused,
+}
+
+/// The sandbox of a path.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path, rename_all = "camelCase")]
+#[expect(dead_code, reason = "it describes a path that `SandboxPath` reads")]
+struct SandboxParameter {
+    /// The sandbox. A dash and an old client id may follow its id, and are ignored.
+    #[param(rename = "sandboxID", pattern = "^[a-z0-9]{1,60}(-[a-z0-9]+)?$")]
+    sandbox_id: String,
+}
+
 /// What a client needs to reach a sandbox.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct ConnectionInfo {
     #[serde(rename = "templateID")]
@@ -33,10 +52,12 @@ struct ConnectionInfo {
     #[serde(rename = "clientID")]
     client_id: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     alias: Option<String>,
     envd_version: String,
     envd_access_token: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     traffic_access_token: Option<String>,
     domain: String,
 }
@@ -59,7 +80,7 @@ impl ConnectionInfo {
 }
 
 /// What a list and the detail have in common.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct SandboxFacts {
     #[serde(rename = "templateID")]
@@ -69,8 +90,13 @@ struct SandboxFacts {
     #[serde(rename = "clientID")]
     client_id: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     alias: Option<String>,
+    /// When it began to run.
+    #[schema(format = DateTime)]
     started_at: String,
+    /// When it ends, unless that is changed.
+    #[schema(format = DateTime)]
     end_at: String,
     cpu_count: u32,
     #[serde(rename = "memoryMB")]
@@ -78,8 +104,9 @@ struct SandboxFacts {
     #[serde(rename = "diskSizeMB")]
     disk_mb: u32,
     metadata: BTreeMap<String, String>,
-    state: &'static str,
+    state: SandboxState,
     envd_version: String,
+    #[schema(value_type = Vec<Object>, max_items = 0)]
     volume_mounts: [(); 0],
 }
 
@@ -96,7 +123,7 @@ impl SandboxFacts {
             memory_mb: row.memory_mb,
             disk_mb: row.disk_mb,
             metadata: row.metadata,
-            state: "running",
+            state: SandboxState::Running,
             envd_version: row.agent_version,
             volume_mounts: [],
         }
@@ -104,7 +131,7 @@ impl SandboxFacts {
 }
 
 /// One sandbox of a list.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct ListedSandbox {
     #[serde(flatten)]
@@ -124,7 +151,7 @@ impl ListedSandbox {
 }
 
 /// Everything about one sandbox.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct SandboxDetail {
     #[serde(flatten)]
@@ -132,14 +159,17 @@ struct SandboxDetail {
     envd_access_token: String,
     domain: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     allow_internet_access: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    #[schema(value_type = Option<Object>)]
     network: Option<Value>,
     lifecycle: Lifecycle,
 }
 
 /// What happens to a sandbox at its deadline, and on traffic after it.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Lifecycle {
     auto_resume: bool,

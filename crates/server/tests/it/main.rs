@@ -8,6 +8,7 @@ mod errors;
 mod lifetime;
 mod limits;
 mod list;
+mod openapi;
 mod platform;
 mod single;
 mod tls;

@@ -18,11 +18,14 @@ use serde_json::json;
 use store::error::StoreError;
 use store::sandboxes::NewSandbox;
 use store::templates::{BuildRow, TemplateRow};
+use utoipa::ToSchema;
+use utoipa::openapi::schema::AdditionalProperties;
+use utoipa::openapi::{Object, ObjectBuilder, Type};
 
 use super::ConnectionInfo;
 use crate::api::auth::Caller;
 use crate::api::body::{Fields, Null, RequiredBody};
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorBody};
 use crate::clock::SECOND_US;
 use crate::lifecycle::{Create, EnvVars, Platform};
 use crate::quota::Used;
@@ -36,7 +39,109 @@ enum Version {
     V2,
 }
 
+/// A sandbox to make.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct NewSandboxV1 {
+    /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
+    #[schema(
+        rename = "templateID",
+        pattern = r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"
+    )]
+    template_id: String,
+    /// Seconds from the moment it runs until it is ended.
+    #[schema(minimum = 1, maximum = 86_400, default = 15)]
+    timeout: Option<i32>,
+    /// What to find it by.
+    #[schema(required = false)]
+    metadata: BTreeMap<String, String>,
+    /// Environment variables of its processes.
+    #[schema(required = false, schema_with = env_vars_schema)]
+    env_vars: BTreeMap<String, String>,
+    /// `false` cuts it off the internet.
+    #[schema(rename = "allow_internet_access", required = false)]
+    allow_internet_access: bool,
+    /// Whether its agent answers only those who have its token.
+    #[schema(required = false, default = false)]
+    secure: bool,
+    #[schema(required = false)]
+    network: NewSandboxNetwork,
+    /// For clients: they set up MCP servers inside the sandbox by it.
+    #[schema(value_type = Option<Object>)]
+    mcp: Option<()>,
+}
+
+/// A sandbox to make.
+#[derive(ToSchema)]
+#[schema(as = NewSandbox, rename_all = "camelCase")]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct NewSandboxBody {
+    /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
+    #[schema(
+        rename = "templateID",
+        pattern = r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"
+    )]
+    template_id: String,
+    /// Seconds from the moment it runs until it is ended.
+    #[schema(minimum = 1, maximum = 86_400, default = 300)]
+    timeout: Option<i32>,
+    /// What to find it by.
+    #[schema(required = false)]
+    metadata: BTreeMap<String, String>,
+    /// Environment variables of its processes.
+    #[schema(required = false, schema_with = env_vars_schema)]
+    env_vars: BTreeMap<String, String>,
+    /// `false` cuts it off the internet.
+    #[schema(rename = "allow_internet_access", required = false)]
+    allow_internet_access: bool,
+    #[schema(required = false)]
+    network: NewSandboxNetwork,
+    /// For clients: they set up MCP servers inside the sandbox by it.
+    #[schema(value_type = Option<Object>)]
+    mcp: Option<()>,
+}
+
+/// How a sandbox is reached.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct NewSandboxNetwork {
+    /// `false` asks for `trafficAccessToken`, as header `e2b-traffic-access-token`, on every port but the agent's.
+    #[schema(default = true)]
+    allow_public_traffic: Option<bool>,
+}
+
+fn env_vars_schema() -> Object {
+    let text = |pattern: &str| {
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .pattern(Some(pattern))
+            .build()
+    };
+    ObjectBuilder::new()
+        .property_names(Some(text(r"^[^=\x00]+$")))
+        .additional_properties(Some(AdditionalProperties::RefOr(text(r"^[^\x00]*$").into())))
+        .description(Some("Environment variables of its processes."))
+        .build()
+}
+
 /// Creates a sandbox, with the defaults of the older path.
+#[utoipa::path(
+    post,
+    path = "/sandboxes",
+    tag = "sandboxes",
+    request_body(content = NewSandboxV1),
+    responses(
+        (
+            status = 201,
+            description = "It runs and its agent answers",
+            body = ConnectionInfo,
+            headers(("Server-Timing" = String, description = "How long each stage took")),
+        ),
+        (status = 404, description = "There is no such template that the team may use", body = ErrorBody),
+    )
+)]
 pub(crate) async fn create_sandbox_v1(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
@@ -46,6 +151,21 @@ pub(crate) async fn create_sandbox_v1(
 }
 
 /// Creates a sandbox.
+#[utoipa::path(
+    post,
+    path = "/v2/sandboxes",
+    tag = "sandboxes",
+    request_body(content = NewSandboxBody),
+    responses(
+        (
+            status = 201,
+            description = "It runs and its agent answers",
+            body = ConnectionInfo,
+            headers(("Server-Timing" = String, description = "How long each stage took")),
+        ),
+        (status = 404, description = "There is no such template that the team may use", body = ErrorBody),
+    )
+)]
 pub(crate) async fn create_sandbox(
     State(platform): State<Arc<Platform>>,
     caller: Caller,

@@ -7,16 +7,71 @@ use axum::response::Response;
 use http::StatusCode;
 use model::limits::{DEFAULT_TIMEOUT_V2_S, REFRESH_FLOOR_S, REFRESH_MAX_S};
 use store::sandboxes::SandboxRow;
+use utoipa::ToSchema;
 
-use super::ConnectionInfo;
+use super::{ConnectionInfo, SandboxParameter};
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::{Fields, Null, OptionalBody, RequiredBody};
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json;
 use crate::clock::SECOND_US;
 use crate::lifecycle::{Deadline, Platform};
 
+/// When a sandbox is to end.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct SandboxTimeout {
+    /// Seconds from now. Cut where the sandbox would outlive its longest life; 0 ends it at once.
+    #[schema(minimum = 0, maximum = 2_147_483_647)]
+    timeout: i32,
+}
+
+/// How long a sandbox is to live at least.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct SandboxRefresh {
+    /// Seconds from now; less than 15 counts as 15.
+    #[schema(minimum = 0, maximum = 3600, default = 15, required = false)]
+    duration: i32,
+}
+
+/// How long a sandbox that is connected to is to live at least.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct ConnectSandboxV1 {
+    /// Seconds from now. Of a sandbox that runs, an end that is later stays.
+    #[schema(minimum = 0, maximum = 86_400)]
+    timeout: i32,
+    /// Whether a paused sandbox gets its memory back.
+    #[schema(required = false)]
+    memory: bool,
+}
+
+/// How long a sandbox that is connected to is to live at least.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct ConnectSandbox {
+    /// Seconds from now. Of a sandbox that runs, an end that is later stays.
+    #[schema(minimum = 0, maximum = 86_400, default = 300)]
+    timeout: Option<i32>,
+    /// Whether a paused sandbox gets its memory back.
+    #[schema(required = false)]
+    memory: bool,
+}
+
 /// Sets the end to `timeout` seconds from now exactly, earlier or later.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/timeout",
+    tag = "sandboxes",
+    params(SandboxParameter),
+    request_body(content = SandboxTimeout),
+    responses(
+        (status = 204, description = "It is set"),
+        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+    )
+)]
 pub(crate) async fn set_sandbox_timeout(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
@@ -32,6 +87,18 @@ pub(crate) async fn set_sandbox_timeout(
 }
 
 /// Makes a sandbox live for `duration` seconds from now at least.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/refreshes",
+    tag = "sandboxes",
+    params(SandboxParameter),
+    request_body(content = Option<SandboxRefresh>),
+    responses(
+        (status = 204, description = "It lives that long at least"),
+        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+    )
+)]
 pub(crate) async fn refresh_sandbox(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
@@ -49,6 +116,18 @@ pub(crate) async fn refresh_sandbox(
 }
 
 /// Connects with a timeout that must be given.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/connect",
+    tag = "sandboxes",
+    params(SandboxParameter),
+    request_body(content = ConnectSandboxV1),
+    responses(
+        (status = 200, description = "It runs, and this is how to reach it", body = ConnectionInfo),
+        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+    )
+)]
 pub(crate) async fn connect_sandbox_v1(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
@@ -63,6 +142,18 @@ pub(crate) async fn connect_sandbox_v1(
 }
 
 /// Connects.
+#[utoipa::path(
+    post,
+    path = "/v2/sandboxes/{sandboxID}/connect",
+    tag = "sandboxes",
+    params(SandboxParameter),
+    request_body(content = Option<ConnectSandbox>),
+    responses(
+        (status = 200, description = "It runs, and this is how to reach it", body = ConnectionInfo),
+        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+    )
+)]
 pub(crate) async fn connect_sandbox(
     State(platform): State<Arc<Platform>>,
     caller: Caller,

@@ -10,9 +10,11 @@ use http::{HeaderName, HeaderValue, StatusCode, Uri};
 use model::lifecycle;
 use model::limits::LIST_LIMIT;
 use store::sandboxes::{Order, SandboxCursor, SandboxFilter, SandboxQuery};
+use utoipa::IntoParams;
+use utoipa::openapi::{Object, ObjectBuilder, Type};
 
-use super::ListedSandbox;
 use super::create::TemplateName;
+use super::{ListedSandbox, SandboxState};
 use crate::api::auth::Caller;
 use crate::api::error::ApiError;
 use crate::api::json;
@@ -23,14 +25,60 @@ use crate::lifecycle::Platform;
 const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
 const TOTAL_RUNNING: HeaderName = HeaderName::from_static("x-total-running");
 
-/// Which states a list is asked for.
-#[derive(Debug, Clone, Copy)]
-struct States {
-    running: bool,
-    paused: bool,
+/// What a list is asked for.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query, rename_all = "camelCase")]
+#[expect(dead_code, reason = "it describes a query that `Query` reads")]
+struct ListParameters {
+    /// Pairs `key=value`, joined by `&`, keys and values percent-encoded; all of them must be in a sandbox's metadata.
+    #[param(required = false, example = "user=alice&app=x")]
+    metadata: String,
+    /// In which state, several joined by commas; any, when left out.
+    #[param(required = false, style = Form, explode = false)]
+    state: Vec<SandboxState>,
+    #[param(required = false, schema_with = order_schema)]
+    order: String,
+    /// Only those that were started then or later.
+    #[param(required = false, format = DateTime)]
+    started_after: String,
+    /// Only those of this template, by id or name, without a tag.
+    #[param(required = false, pattern = r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+$")]
+    template: String,
+    /// `X-Next-Token` of the page before.
+    #[param(required = false)]
+    next_token: String,
+    /// Most sandboxes on one page. Without it, 100; `GET /sandboxes` without any of `limit`, `nextToken` and `state` has
+    /// everything on one page.
+    #[param(required = false, minimum = 1, maximum = 100)]
+    limit: i32,
+}
+
+fn order_schema() -> Object {
+    let words = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .enum_values(Some(["asc", "desc"]));
+    let words = words.default(Some("desc".into()));
+    words
+        .description(Some("By time of start: the latest first, or the earliest."))
+        .build()
 }
 
 /// A page of the team's sandboxes.
+#[utoipa::path(
+    get,
+    path = "/v2/sandboxes",
+    tag = "sandboxes",
+    params(ListParameters),
+    responses((
+        status = 200,
+        description = "A page of the team's sandboxes",
+        body = Vec<ListedSandbox>,
+        headers(
+            ("X-Next-Token" = String, description = "Where the next page begins; absent on the last one"),
+            ("X-Total-Running" = u64, description = "How many match and run, on all pages; absent when `state` leaves out `running`"),
+        ),
+    ))
+)]
 pub(crate) async fn list_sandboxes(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
@@ -42,6 +90,21 @@ pub(crate) async fn list_sandboxes(
 }
 
 /// The older path: everything that runs, unless it is asked for pages.
+#[utoipa::path(
+    get,
+    path = "/sandboxes",
+    tag = "sandboxes",
+    params(ListParameters),
+    responses((
+        status = 200,
+        description = "A page of the team's sandboxes",
+        body = Vec<ListedSandbox>,
+        headers(
+            ("X-Next-Token" = String, description = "Where the next page begins; absent on the last one"),
+            ("X-Total-Running" = u64, description = "How many match and run, on all pages; absent when `state` leaves out `running`"),
+        ),
+    ))
+)]
 pub(crate) async fn list_sandboxes_v1(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
@@ -57,7 +120,7 @@ pub(crate) async fn list_sandboxes_v1(
 }
 
 async fn list(platform: &Platform, caller: &Caller, query: &Query, limit: u32) -> Result<Response, ApiError> {
-    let states = parse_states(query)?;
+    let wants_running = parse_states(query)?.contains(&SandboxState::Running);
     let order = parse_order(query)?;
     let after = query
         .first("nextToken")
@@ -81,7 +144,7 @@ async fn list(platform: &Platform, caller: &Caller, query: &Query, limit: u32) -
             }
             match name.resolve(platform, &caller.team).await? {
                 Some(row) => Some(row.id),
-                None => return page(&[], None, states.running.then_some(0), order),
+                None => return page(&[], None, wants_running.then_some(0), order),
             }
         }
     };
@@ -92,7 +155,7 @@ async fn list(platform: &Platform, caller: &Caller, query: &Query, limit: u32) -
         started_from_us,
     };
     // Nothing is ever paused, so a list of what is paused is empty.
-    if !states.running {
+    if !wants_running {
         return page(&[], None, None, order);
     }
     let total = platform.store.sandbox_count_running(&caller.team, &filter).await?;
@@ -146,34 +209,26 @@ fn parse_limit(query: &Query) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// States joined by commas (SDKs), repeated, or with the brackets that some HTTP libraries add.
-fn parse_states(query: &Query) -> Result<States, ApiError> {
-    let mut states = States {
-        running: false,
-        paused: false,
-    };
-    for word in query
+/// States joined by commas (SDKs), repeated, or with the brackets that some HTTP libraries add; all, if none is named.
+fn parse_states(query: &Query) -> Result<Vec<SandboxState>, ApiError> {
+    let words: Vec<&str> = query
         .all("state")
         .chain(query.all("state[]"))
         .flat_map(|value| value.split(','))
-    {
-        match word {
-            "running" => states.running = true,
-            "paused" => states.paused = true,
-            _ => {
-                return Err(ApiError::schema(
-                    "parameter \"state\": value is not one of the allowed values [\"running\",\"paused\"]",
-                ));
-            }
-        }
+        .collect();
+    if words.is_empty() {
+        return Ok(vec![SandboxState::Running, SandboxState::Paused]);
     }
-    if !states.running && !states.paused {
-        states = States {
-            running: true,
-            paused: true,
-        };
-    }
-    Ok(states)
+    words
+        .into_iter()
+        .map(|word| match word {
+            "running" => Ok(SandboxState::Running),
+            "paused" => Ok(SandboxState::Paused),
+            _ => Err(ApiError::schema(
+                "parameter \"state\": value is not one of the allowed values [\"running\",\"paused\"]",
+            )),
+        })
+        .collect()
 }
 
 fn parse_order(query: &Query) -> Result<Order, ApiError> {

@@ -7,14 +7,24 @@ use axum::response::Response;
 use http::StatusCode;
 use model::lifecycle;
 
-use super::SandboxDetail;
+use super::{SandboxDetail, SandboxParameter};
 use crate::api::auth::{Caller, SandboxPath};
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json;
 use crate::lifecycle::Platform;
 use crate::live::Stopped;
 
 /// Everything about one sandbox.
+#[utoipa::path(
+    get,
+    path = "/sandboxes/{sandboxID}",
+    tag = "sandboxes",
+    params(SandboxParameter),
+    responses(
+        (status = 200, description = "The sandbox", body = SandboxDetail),
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+    )
+)]
 pub(crate) async fn get_sandbox(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
@@ -33,6 +43,16 @@ pub(crate) async fn get_sandbox(
 }
 
 /// Ends a sandbox; 204 once nothing of it runs. Whoever asks while it is being ended waits for the same end.
+#[utoipa::path(
+    delete,
+    path = "/sandboxes/{sandboxID}",
+    tag = "sandboxes",
+    params(SandboxParameter),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+    )
+)]
 pub(crate) async fn delete_sandbox(
     State(platform): State<Arc<Platform>>,
     caller: Caller,

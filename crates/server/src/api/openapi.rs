@@ -1,0 +1,174 @@
+//! The description of the API, which is the router itself: every route enters through [`super::routes`] together with
+//! its operation, so that none exists without one.
+//!
+//! What handlers answer is said beside each handler. What the layers around them answer (authentication, the body's
+//! limits, a panic) is added here, to every operation that can meet it. A schema says what is accepted: a key whose
+//! effect this platform does not have is left out of it, and refused by name where a client sends it.
+
+use axum::Extension;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use model::limits::{BODY_MAX_BYTES, DEFAULT_MAX_LIFETIME_S};
+use serde_json::{Value, json};
+use utoipa::OpenApi as _;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, ResponseBuilder};
+
+use super::error::ErrorBody;
+
+/// Names of the security schemes.
+const API_KEY: &str = "ApiKey";
+const BEARER: &str = "Bearer";
+
+/// Where a document holds a timeout that the longest life of a sandbox bounds. `POST …/timeout` is not among them: it
+/// cuts what is too long.
+const BOUNDED_TIMEOUTS: [&str; 4] = ["NewSandboxV1", "NewSandbox", "ConnectSandboxV1", "ConnectSandbox"];
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Ringfence",
+        description = "Isolated sandboxes for code that nobody reviewed. Keys of a request body that are not described \
+                       are ignored, unless they ask for something that this platform does not do: then the answer is \
+                       400 and names the key.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    components(schemas(ErrorBody)),
+    tags(
+        (name = "sandboxes", description = "Making, finding, keeping and ending sandboxes"),
+        (name = "platform", description = "The platform itself"),
+    )
+)]
+struct Base;
+
+/// The document before any route is in it.
+pub(super) fn base() -> OpenApi {
+    let mut openapi = Base::openapi();
+    let components = openapi.components.get_or_insert_with(Components::new);
+    components.add_security_scheme(
+        API_KEY,
+        SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::with_description(
+            "X-API-Key",
+            "An API key: `e2b_` and hexadecimal digits. It acts for its team.",
+        ))),
+    );
+    let mut bearer = Http::new(HttpAuthScheme::Bearer);
+    bearer.description = Some("An API key or an access token (`sk_e2b_` and hexadecimal digits).".to_owned());
+    components.add_security_scheme(BEARER, SecurityScheme::Http(bearer));
+    openapi.security = Some(vec![
+        SecurityRequirement::new::<_, [&str; 0], &str>(API_KEY, []),
+        SecurityRequirement::new::<_, [&str; 0], &str>(BEARER, []),
+    ]);
+    openapi
+}
+
+/// Adds what the layers around the handlers answer, and the bound that the operator sets: the longest life of a sandbox
+/// of any team, in seconds.
+pub(super) fn finish(mut openapi: OpenApi, max_lifetime_s: u32) -> Value {
+    for item in openapi.paths.paths.values_mut() {
+        let operations = [
+            &mut item.get,
+            &mut item.put,
+            &mut item.post,
+            &mut item.delete,
+            &mut item.patch,
+        ];
+        operations.into_iter().flatten().for_each(add_common_answers);
+    }
+    let mut document = serde_json::to_value(openapi).expect("a document is JSON");
+    let operations = document["paths"]
+        .as_object_mut()
+        .into_iter()
+        .flat_map(|paths| paths.values_mut());
+    for operation in operations
+        .filter_map(Value::as_object_mut)
+        .flat_map(|item| item.values_mut())
+    {
+        // A body that may be absent may still not be `null`, which is what the macro makes of an `Option`.
+        if let Some(schema) = operation.pointer_mut("/requestBody/content/application~1json/schema")
+            && let Some(body) = schema.pointer_mut("/oneOf/0").map(Value::take)
+        {
+            *schema = body;
+        }
+    }
+    for schema in BOUNDED_TIMEOUTS {
+        let path = format!("/components/schemas/{schema}/properties/timeout/maximum");
+        if let Some(maximum) = document.pointer_mut(&path) {
+            *maximum = json!(max_lifetime_s);
+        }
+    }
+    document
+}
+
+fn add_common_answers(operation: &mut Operation) {
+    let is_open = operation.security.as_ref().is_some_and(Vec::is_empty);
+    let has_parameters = operation.parameters.as_ref().is_some_and(|all| !all.is_empty());
+    let takes_input = operation.request_body.is_some() || has_parameters;
+    let mut answers = Vec::new();
+    if takes_input {
+        answers.push((400, "What was sent is not acceptable; `message` names what and why"));
+    }
+    if !is_open {
+        answers.push((401, "Nobody is known by the credentials that were sent, or none were"));
+        answers.push((
+            503,
+            "The database cannot be reached, or the platform starts or ends; try again",
+        ));
+        answers.push((500, "Not the client's fault"));
+    }
+    let too_large = format!("The body is larger than {BODY_MAX_BYTES} bytes");
+    if operation.request_body.is_some() {
+        answers.push((408, "The body did not arrive in time"));
+        answers.push((413, &too_large));
+    }
+    for (status, description) in answers {
+        let responses = &mut operation.responses.responses;
+        responses
+            .entry(status.to_string())
+            .or_insert_with(|| error(description).into());
+    }
+}
+
+/// A response that is the envelope of an error.
+fn error(description: &str) -> utoipa::openapi::Response {
+    let schema = Ref::from_schema_name("Error");
+    ResponseBuilder::new()
+        .description(description)
+        .content("application/json", ContentBuilder::new().schema(Some(schema)).build())
+        .build()
+}
+
+/// The document of a platform with the usual settings, as it is committed: JSON with a line feed at its end.
+#[must_use]
+pub fn document() -> String {
+    let document = finish(super::routes().into_openapi(), DEFAULT_MAX_LIFETIME_S);
+    format!("{document:#}\n")
+}
+
+/// The document as it is served.
+#[derive(Debug, Clone)]
+pub(super) struct Served(Bytes);
+
+impl Served {
+    pub(super) fn new(document: &Value) -> Self {
+        Self(document.to_string().into())
+    }
+}
+
+/// This document.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    tag = "platform",
+    security(),
+    responses((status = 200, description = "The description of the API in OpenAPI 3.1", body = Object))
+)]
+pub(super) async fn get_openapi(Extension(Served(document)): Extension<Served>) -> Response {
+    let content_type = HeaderValue::from_static("application/json; charset=utf-8");
+    let mut response = Response::new(document.into());
+    *response.status_mut() = StatusCode::OK;
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    response
+}

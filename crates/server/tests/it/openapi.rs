@@ -1,0 +1,35 @@
+//! The description of the API: committed as it is made, and served as it is committed.
+
+use std::path::Path;
+
+use serde_json::Value;
+use server::api::openapi::document;
+
+use super::platform::{MAX_LIFETIME_S, TestPlatform};
+
+#[test]
+fn the_committed_document_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../api/openapi.json");
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        committed == document(),
+        "api/openapi.json is not what the router says: run `cargo run -p xtask -- openapi` and commit the file"
+    );
+}
+
+#[tokio::test]
+async fn the_document_is_served_to_everybody_with_the_bounds_of_the_platform() {
+    let platform = TestPlatform::start().await;
+    let reply = platform.call_as(None, "GET", "/openapi.json", "").await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.header("content-type"), "application/json; charset=utf-8");
+    let committed: Value = serde_json::from_str(&document()).expect("JSON");
+    let mut served = reply.json;
+    for schema in ["NewSandbox", "NewSandboxV1", "ConnectSandbox", "ConnectSandboxV1"] {
+        let at = format!("/components/schemas/{schema}/properties/timeout/maximum");
+        let maximum = served.pointer_mut(&at).expect("a maximum");
+        assert_eq!(*maximum, MAX_LIFETIME_S, "{schema}");
+        *maximum = committed.pointer(&at).expect("a maximum").clone();
+    }
+    assert_eq!(served, committed);
+}

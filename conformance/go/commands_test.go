@@ -142,6 +142,7 @@ func TestATerminal(t *testing.T) {
 	must(t, err)
 	pid, err := handle.WaitPID(ctx)
 	must(t, err)
+	same(t, handle.PID(), pid)
 	say := func(line string) {
 		t.Helper()
 		must(t, box.Pty().SendInput(ctx, pid, []byte(line+"\r")))
@@ -152,8 +153,16 @@ func TestATerminal(t *testing.T) {
 	must(t, box.Pty().Resize(ctx, pid, sandbox.PtySize{Cols: 132, Rows: 50}))
 	say("stty size")
 	shows("50 132")
+	second, err := box.Pty().Connect(ctx, pid)
+	must(t, err)
+	heard, err := second.WaitPID(ctx)
+	must(t, err)
+	same(t, heard, pid)
 	must(t, box.Pty().Kill(ctx, pid))
-	result, err := handle.Wait()
+	result, err := second.Wait()
+	must(t, err)
+	same(t, result.ExitCode, -1)
+	result, err = handle.Wait()
 	must(t, err)
 	same(t, result.ExitCode, -1)
 
@@ -165,27 +174,4 @@ func TestATerminal(t *testing.T) {
 	result, err = handle.Wait()
 	must(t, err)
 	same(t, result.ExitCode, 7)
-}
-
-func TestGitHelpers(t *testing.T) {
-	ctx := within(t)
-	box := sandboxFor(t)
-	git := box.Git()
-	step := func(_ *sandbox.CommandResult, err error) {
-		t.Helper()
-		must(t, err)
-	}
-	step(git.ConfigureUser(ctx, "Ann", "ann@example.com", nil))
-	step(git.Init(ctx, "work", &sandbox.InitOptions{InitialBranch: "main"}))
-	outcome(t, box, "echo one > work/a.txt")
-	step(git.Add(ctx, "work", nil))
-	step(git.Commit(ctx, "work", "first", nil))
-	step(git.CreateBranch(ctx, "work", "side", nil))
-	status, err := git.Status(ctx, "work", nil)
-	must(t, err)
-	same(t, status.CurrentBranch, "side")
-	branches, err := git.Branches(ctx, "work", nil)
-	must(t, err)
-	same(t, len(branches.Branches), 2)
-	same(t, outcome(t, box, "git -C work log --format='%an %s'").Stdout, "Ann first\n")
 }

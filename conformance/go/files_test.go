@@ -3,10 +3,12 @@
 package conformance
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"mime/multipart"
 	"net/http"
 	"strings"
 	"testing"
@@ -88,6 +90,36 @@ func TestSignedLinks(t *testing.T) {
 	same(t, get(strings.Replace(link, "username=user", "username=root", 1)), 401)
 }
 
+func TestAnUploadByLink(t *testing.T) {
+	box := sandboxFor(t)
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	part, err := form.CreateFormFile("file", "secret")
+	must(t, err)
+	_, err = part.Write([]byte("by link"))
+	must(t, err)
+	must(t, form.Close())
+	post := func(link string) int {
+		t.Helper()
+		request, err := http.NewRequestWithContext(within(t), http.MethodPost, link, bytes.NewReader(body.Bytes()))
+		must(t, err)
+		request.Header.Set("Content-Type", form.FormDataContentType())
+		answer, err := plain.Do(request)
+		must(t, err)
+		defer answer.Body.Close()
+		_, err = io.Copy(io.Discard, answer.Body)
+		must(t, err)
+		return answer.StatusCode
+	}
+	link := box.UploadURL("/root/secret", sandbox.WithFileUser("root"))
+	same(t, post(link), 200)
+	same(t, outcome(t, box, "stat -c %U /root/secret; cat /root/secret", sandbox.WithCommandUser("root")).Stdout, "root\nby link")
+	same(t, post(strings.Replace(link, "secret", "other", 1)), 401)
+	same(t, post(box.DownloadURL("/root/secret", sandbox.WithFileUser("root"))), 401)
+	// A lifetime in seconds from the moment of the signature, not a moment.
+	same(t, strings.Contains(link, "signature_expiration=300"), true)
+}
+
 func TestDirectories(t *testing.T) {
 	ctx := within(t)
 	box := sandboxFor(t)
@@ -121,4 +153,9 @@ func TestDirectories(t *testing.T) {
 	info, err := files.GetInfo(ctx, "/tmp")
 	must(t, err)
 	same(t, info.Permissions, "dtrwxrwxrwx")
+	entries, err := files.List(ctx, "~", sandbox.WithListUser("root"))
+	must(t, err)
+	for _, entry := range entries {
+		same(t, strings.HasPrefix(entry.Path, "/root/"), true)
+	}
 }

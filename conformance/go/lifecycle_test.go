@@ -47,6 +47,20 @@ func TestASandboxTellsWhatItIs(t *testing.T) {
 	same(t, running, true)
 	same(t, box.GetHost(8080), fmt.Sprintf("8080-%s.%s", box.ID(), *box.Domain()))
 	same(t, outcome(t, box, "echo $COLOUR").Stdout, "green\n")
+	same(t, box.TemplateID(), info.TemplateID)
+	same(t, *box.Alias(), "base")
+}
+
+func TestCreatingAndWaiting(t *testing.T) {
+	ctx := within(t)
+	timeout := int32(120)
+	polls := 0
+	box, info, err := client.CreateAndWait(ctx, sandbox.CreateParams{TemplateID: "base", Timeout: &timeout},
+		sandbox.WithPollInterval(20*time.Millisecond), sandbox.WithBackoff(1.5, time.Second), sandbox.WithOnPoll(func(int) { polls++ }))
+	must(t, err)
+	defer func() { must(t, box.Kill(ctx)) }()
+	same(t, info.SandboxID, box.ID())
+	same(t, polls > 0, true)
 }
 
 func TestTheListAndItsFilters(t *testing.T) {

@@ -12,7 +12,7 @@ func TestAWatch(t *testing.T) {
 	box := sandboxFor(t)
 	_, err := box.Files().MakeDir(ctx, "/home/user/dir")
 	must(t, err)
-	watch, err := box.Files().WatchDir(ctx, "/home/user/dir", sandbox.WithRecursive(true))
+	watch, err := box.Files().WatchDir(ctx, "/home/user/dir", sandbox.WithRecursive(true), sandbox.WithWatchUser("user"))
 	must(t, err)
 	outcome(t, box, "mkdir dir/sub && echo x > dir/file && rm dir/file")
 	wanted := map[string]bool{"create sub": true, "create file": true, "write file": true, "remove file": true}

@@ -1,10 +1,13 @@
 """Serves the repositories below a directory over HTTP, to a user with a password, by git's own CGI program.
 
-    python3 git_server.py PORT DIRECTORY USER PASSWORD
+    python3 git_server.py PORT DIRECTORY USER PASSWORD [CERTIFICATE]
+
+With a certificate, a file that holds its key too, it is HTTPS.
 """
 
 import base64
 import os
+import ssl
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,4 +70,9 @@ class Git(BaseHTTPRequestHandler):
         pass
 
 
-ThreadingHTTPServer(("127.0.0.1", PORT), Git).serve_forever()
+server = ThreadingHTTPServer(("127.0.0.1", PORT), Git)
+if len(sys.argv) > 5:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[5])
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()

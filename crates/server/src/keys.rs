@@ -51,6 +51,13 @@ pub(crate) fn traffic_token(seed: &SecretBox<[u8; 32]>, id: &SandboxId) -> Secre
     derive(seed, &["sandbox-traffic-", id.as_str()])
 }
 
+/// A digest of a request, by which only this platform can tell that another one is the same.
+pub(crate) fn request_digest(seed: &SecretBox<[u8; 32]>, operation: &str, body: &str) -> String {
+    derive(seed, &["request-digest-", operation, "-", body])
+        .expose_secret()
+        .to_owned()
+}
+
 fn derive(seed: &SecretBox<[u8; 32]>, parts: &[&str]) -> SecretString {
     let mut mac = Hmac::<Sha256>::new_from_slice(seed.expose_secret()).expect("HMAC takes a key of every length");
     for part in parts {

@@ -9,6 +9,7 @@ pub mod api;
 mod capacity;
 pub mod clock;
 mod expiry;
+mod idempotency;
 pub mod keys;
 mod lifecycle;
 mod listen;

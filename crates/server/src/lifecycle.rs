@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::capacity::Capacity;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::expiry::Deadlines;
+use crate::idempotency::{ClaimTable, KeyClaim};
 use crate::keys;
 use crate::live::{Live, LiveTable, Place, Stop, Stopped};
 use crate::quota::{OverQuota, Quotas, TeamQuota, Used};
@@ -43,6 +44,7 @@ pub(crate) struct Platform {
     pub(crate) settings: Settings,
     pub(crate) live: LiveTable,
     pub(crate) deadlines: Deadlines,
+    pub(crate) claims: ClaimTable,
     pub(crate) quotas: Quotas,
     pub(crate) capacity: Capacity,
     /// Work that a request began and that outlives it.
@@ -63,6 +65,8 @@ impl std::fmt::Debug for NodeHandle {
 pub(crate) struct Create {
     /// What it takes of its team's limits and of the host.
     pub(crate) place: Place,
+    /// The idempotency key of the request, if it had one.
+    pub(crate) claim: Option<Box<KeyClaim>>,
     /// Its row to be.
     pub(crate) row: NewSandbox,
     /// Seconds from the moment it runs until it ends.
@@ -161,7 +165,7 @@ impl Platform {
         let platform = Arc::clone(self);
         let task = self
             .work
-            .spawn(async move { Box::pin(platform.create_on_task(create)).await });
+            .spawn(async move { Box::pin(platform.create_claimed(create)).await });
         match task.await {
             Ok(result) => result,
             Err(_) => {
@@ -171,6 +175,18 @@ impl Platform {
                 Err(CreateError::BrokeOff)
             }
         }
+    }
+
+    /// Creates, and says so to the key of the request before anyone else is told.
+    async fn create_claimed(&self, mut create: Create) -> Result<Created, CreateError> {
+        let claim = create.claim.take();
+        let result = self.create_on_task(create).await;
+        match (claim, &result) {
+            (Some(claim), Ok(created)) => claim.complete(created.row.clone()).await,
+            (Some(claim), Err(_)) => claim.abandon().await,
+            (None, _) => {}
+        }
+        result
     }
 
     async fn create_on_task(&self, create: Create) -> Result<Created, CreateError> {
@@ -396,6 +412,7 @@ impl Platform {
                 self.store.sandbox_delete(&row.id).await?;
             }
         }
+        self.settle_claims().await?;
         Ok(count)
     }
 

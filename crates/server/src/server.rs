@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::api;
 use crate::capacity::Capacity;
 use crate::expiry::Deadlines;
+use crate::idempotency::ClaimTable;
 pub use crate::lifecycle::AdoptError;
 use crate::lifecycle::{NodeHandle, Platform};
 use crate::listen::{Phase, Site};
@@ -77,6 +78,7 @@ impl Server {
             capacity: Capacity::new(settings.capacity),
             settings,
             live: LiveTable::default(),
+            claims: ClaimTable::default(),
             deadlines: Deadlines::default(),
             work: TaskTracker::new(),
         });
@@ -120,6 +122,7 @@ impl Server {
         server
             .background
             .spawn(Arc::clone(platform).follow_exits(exits, stop.clone()));
+        server.background.spawn(Arc::clone(platform).purge_claims(stop.clone()));
         server.site.enter(Phase::Ready);
         Ok(server)
     }

@@ -36,6 +36,13 @@ impl OptionalBody {
 }
 
 impl RequiredBody {
+    /// The body as text that is the same for the same values, in whatever order and with whatever spaces they came.
+    pub(crate) fn canonical(&self) -> String {
+        let mut text = String::new();
+        write_canonical(&Value::Object(self.0.clone()), &mut text);
+        text
+    }
+
     pub(crate) fn fields(&self) -> Fields<'_> {
         Fields {
             map: &self.0,
@@ -59,6 +66,35 @@ impl<S: Send + Sync> FromRequest<S> for RequiredBody {
         match read(request).await? {
             Some(body) => Ok(Self(body)),
             None => Err(ApiError::schema("request body: value is required but missing")),
+        }
+    }
+}
+
+fn write_canonical(value: &Value, text: &mut String) {
+    match value {
+        Value::Object(map) => {
+            let mut fields: Vec<_> = map.iter().collect();
+            fields.sort_unstable_by_key(|(key, _)| *key);
+            text.push('{');
+            for (key, value) in fields {
+                write_canonical(&Value::String(key.clone()), text);
+                text.push(':');
+                write_canonical(value, text);
+                text.push(',');
+            }
+            text.push('}');
+        }
+        Value::Array(items) => {
+            text.push('[');
+            for item in items {
+                write_canonical(item, text);
+                text.push(',');
+            }
+            text.push(']');
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            use std::fmt::Write as _;
+            let _ = write!(text, "{value}");
         }
     }
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use store::error::StoreError;
 use utoipa::ToSchema;
 
+use crate::idempotency::ClaimError;
 use crate::lifecycle::{Chain, CreateError, ExtendError};
 use crate::quota::OverQuota;
 use crate::rate::Level;
@@ -17,6 +18,8 @@ use crate::rate::Level;
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 /// Seconds after which to ask again a server that is not ready. A start takes less, a drain and a start a little more.
 const READY_AFTER_S: u32 = 1;
+/// Seconds after which a create that is in progress has most likely ended.
+const IN_PROGRESS_AFTER_S: u32 = 1;
 
 /// What every answer says that is not a success.
 #[derive(Debug, Serialize, ToSchema)]
@@ -145,6 +148,25 @@ impl ApiError {
             "the platform is not ready, try again in a moment",
         )
         .retry_after(READY_AFTER_S)
+    }
+
+    /// What an idempotency key cannot be used for. `mismatch` is the status for another request with the same key,
+    /// in which the two paths differ.
+    pub(crate) fn not_claimed(error: ClaimError, mismatch: StatusCode) -> Self {
+        match error {
+            ClaimError::Store(error) => error.into(),
+            ClaimError::Mismatch => Self::new(
+                mismatch,
+                "this Idempotency-Key was used with another request: send a new key with a new request",
+            )
+            .code("idempotency_request_mismatch"),
+            ClaimError::InProgress => Self::new(
+                StatusCode::CONFLICT,
+                "the first request with this Idempotency-Key is still in progress: try again in a moment",
+            )
+            .code("idempotency_in_progress")
+            .retry_after(IN_PROGRESS_AFTER_S),
+        }
     }
 
     /// 429: the team asks more often than it may.

@@ -113,6 +113,10 @@ fn add_common_answers(operation: &mut Operation) {
     if !is_open {
         answers.push((401, "Nobody is known by the credentials that were sent, or none were"));
         answers.push((
+            429,
+            "The team asks more often than it may; try again after as many seconds as `Retry-After` says",
+        ));
+        answers.push((
             503,
             "The database cannot be reached, or the platform starts or ends; try again",
         ));

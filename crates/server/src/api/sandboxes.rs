@@ -17,6 +17,7 @@ use store::sandboxes::SandboxRow;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::clock::rfc3339;
+use crate::idempotency::KeptSandbox;
 use crate::keys;
 use crate::lifecycle::Platform;
 
@@ -64,17 +65,23 @@ struct ConnectionInfo {
 
 impl ConnectionInfo {
     fn new(row: SandboxRow, platform: &Platform) -> Self {
+        Self::again(row.into(), platform)
+    }
+
+    /// From what was kept of an answer.
+    fn again(kept: KeptSandbox, platform: &Platform) -> Self {
         let seed = &platform.settings.token_seed;
+        let id = &kept.sandbox_id;
         Self {
-            envd_access_token: keys::access_token(seed, &row.id).expose_secret().to_owned(),
-            traffic_access_token: (!row.allow_public_traffic)
-                .then(|| keys::traffic_token(seed, &row.id).expose_secret().to_owned()),
+            envd_access_token: keys::access_token(seed, id).expose_secret().to_owned(),
+            traffic_access_token: (!kept.allow_public_traffic)
+                .then(|| keys::traffic_token(seed, id).expose_secret().to_owned()),
             domain: platform.settings.domain.clone(),
-            template_id: row.template_id.into(),
-            sandbox_id: row.id.into(),
+            template_id: kept.template_id.into(),
+            sandbox_id: kept.sandbox_id.into(),
             client_id: CLIENT_ID,
-            alias: row.alias,
-            envd_version: row.agent_version,
+            alias: kept.alias,
+            envd_version: kept.agent_version,
         }
     }
 }

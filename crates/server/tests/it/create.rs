@@ -369,3 +369,27 @@ async fn a_hundred_creates_at_once_work() {
     assert_eq!(platform.node.ids().len(), 100);
     assert_eq!(platform.node.kills.load(Ordering::SeqCst), 0);
 }
+
+#[tokio::test]
+async fn metadata_is_told_again_and_secrets_are_not() {
+    let platform = TestPlatform::start().await;
+    let keys = r#""timeout":600,"secure":true,"mcp":{"tool":{"apiKey":"hunter2"}},"envVars":{"PASSWORD":"hunter2"},
+        "metadata":{"user":"ü","empty":""}"#;
+    for path in ["/sandboxes", "/v2/sandboxes"] {
+        let created = create(&platform, path, keys).await;
+        assert_eq!(created.status, 201, "{created:?}");
+        let id = created.json["sandboxID"].as_str().expect("an id");
+        let detail = platform.call("GET", &format!("/sandboxes/{id}"), "").await;
+        let list = platform.call("GET", "/sandboxes", "").await;
+        let listed = list.json.as_array().expect("a list").iter();
+        let listed = listed.clone().find(|one| one["sandboxID"] == id).expect("listed");
+        for shown in [&detail.json, listed] {
+            assert_eq!(shown["metadata"], json!({"user": "ü", "empty": ""}));
+        }
+        for text in [created.text, detail.text, list.text] {
+            for secret in ["hunter2", "PASSWORD", "envVars", "mcp", "\"secure\""] {
+                assert!(!text.contains(secret), "{secret}: {text}");
+            }
+        }
+    }
+}

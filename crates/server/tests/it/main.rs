@@ -5,6 +5,7 @@ mod connections;
 mod create;
 mod drain;
 mod errors;
+mod idempotency;
 mod lifetime;
 mod limits;
 mod list;

@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode, request};
 use model::id::{SandboxId, TeamId};
 use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
 use protocol::agent;
@@ -27,16 +27,38 @@ use crate::api::auth::Caller;
 use crate::api::body::{Fields, Null, RequiredBody};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::clock::SECOND_US;
+use crate::idempotency::{Claimed, IdempotencyKey, KeyedRequest};
+use crate::keys;
 use crate::lifecycle::{Create, EnvVars, Platform};
+use crate::live::Place;
 use crate::quota::Used;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Which of the two paths a create came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
     V1,
     V2,
+}
+
+impl Version {
+    /// What a key of one path is not good for on the other: the same body means something else there.
+    fn operation(self) -> &'static str {
+        match self {
+            Self::V1 => "create-v1",
+            Self::V2 => "create-v2",
+        }
+    }
+
+    /// The status for a key that was used with another request (API contract).
+    fn mismatch(self) -> StatusCode {
+        match self {
+            Self::V1 => StatusCode::CONFLICT,
+            Self::V2 => StatusCode::UNPROCESSABLE_ENTITY,
+        }
+    }
 }
 
 /// A sandbox to make.
@@ -131,6 +153,12 @@ fn env_vars_schema() -> Object {
     post,
     path = "/sandboxes",
     tag = "sandboxes",
+    params((
+        "Idempotency-Key" = Option<String>, Header,
+        description = "Makes a repetition of this request harmless: within 24 hours the same key with the same body \
+                       is answered with the same sandbox",
+        min_length = 1, max_length = 255, pattern = "^[!-~]+$",
+    )),
     request_body(content = NewSandboxV1),
     responses(
         (
@@ -140,14 +168,38 @@ fn env_vars_schema() -> Object {
             headers(("Server-Timing" = String, description = "How long each stage took")),
         ),
         (status = 404, description = "There is no such template that the team may use", body = ErrorBody),
+        (
+            status = 409,
+            description = "The `Idempotency-Key` was used with another request, or the first one is in progress; \
+                           `error_code` tells which",
+            body = ErrorBody,
+        ),
+        (
+            status = 429,
+            description = "The team is at one of its limits. With `Should-Retry: false`, only the end of a sandbox \
+                           makes room; with `Retry-After`, time does",
+            body = ErrorBody,
+            headers(
+                ("Should-Retry" = String, description = "`false` where another try cannot work by itself"),
+                ("Retry-After" = u32, description = "Seconds after which another try can work"),
+            ),
+        ),
+        (
+            status = 503,
+            description = "There is no room for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
+                           the database cannot be reached, or the platform starts or ends; try again",
+            body = ErrorBody,
+            headers(("Retry-After" = u32, description = "Seconds after which another try may work")),
+        ),
     )
 )]
 pub(crate) async fn create_sandbox_v1(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
+    key: Keyed,
     body: RequiredBody,
 ) -> Result<Response, ApiError> {
-    create(&platform, &caller, &body, Version::V1).await
+    create(&platform, &caller, key, &body, Version::V1).await
 }
 
 /// Creates a sandbox.
@@ -155,6 +207,12 @@ pub(crate) async fn create_sandbox_v1(
     post,
     path = "/v2/sandboxes",
     tag = "sandboxes",
+    params((
+        "Idempotency-Key" = Option<String>, Header,
+        description = "Makes a repetition of this request harmless: within 24 hours the same key with the same body \
+                       is answered with the same sandbox",
+        min_length = 1, max_length = 255, pattern = "^[!-~]+$",
+    )),
     request_body(content = NewSandboxBody),
     responses(
         (
@@ -164,64 +222,89 @@ pub(crate) async fn create_sandbox_v1(
             headers(("Server-Timing" = String, description = "How long each stage took")),
         ),
         (status = 404, description = "There is no such template that the team may use", body = ErrorBody),
+        (
+            status = 409,
+            description = "The first request with the `Idempotency-Key` is in progress",
+            body = ErrorBody,
+            headers(("Retry-After" = u32, description = "Seconds after which it has most likely ended")),
+        ),
+        (status = 422, description = "The `Idempotency-Key` was used with another request", body = ErrorBody),
+        (
+            status = 429,
+            description = "The team is at one of its limits. With `Should-Retry: false`, only the end of a sandbox \
+                           makes room; with `Retry-After`, time does",
+            body = ErrorBody,
+            headers(
+                ("Should-Retry" = String, description = "`false` where another try cannot work by itself"),
+                ("Retry-After" = u32, description = "Seconds after which another try can work"),
+            ),
+        ),
+        (
+            status = 503,
+            description = "There is no room for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
+                           the database cannot be reached, or the platform starts or ends; try again",
+            body = ErrorBody,
+            headers(("Retry-After" = u32, description = "Seconds after which another try may work")),
+        ),
     )
 )]
 pub(crate) async fn create_sandbox(
     State(platform): State<Arc<Platform>>,
     caller: Caller,
+    key: Keyed,
     body: RequiredBody,
 ) -> Result<Response, ApiError> {
-    create(&platform, &caller, &body, Version::V2).await
+    create(&platform, &caller, key, &body, Version::V2).await
 }
 
 async fn create(
     platform: &Arc<Platform>,
     caller: &Caller,
+    Keyed(key): Keyed,
     body: &RequiredBody,
     version: Version,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let wish = Wish::parse(&body.fields(), version)?;
     let name = TemplateName::parse(&wish.template)?;
-    let (template, build) = find_build(platform, &caller.team, &name).await?;
-    let resolve_time = begun.elapsed();
-    wish.check(caller)?;
-
-    let now_us = platform.settings.clock.now_us();
-    caller.count_create(now_us)?;
-    let place = platform
-        .reserve(&caller.quota, Used::by_one(build.cpu_count, build.memory_mb))
-        .await?;
-    let create = Create {
-        place,
-        row: NewSandbox {
-            id: random_id()?,
-            team_id: caller.team.clone(),
-            user_id: caller.user.clone(),
-            template_id: template.id,
-            build_id: build.id,
-            alias: shown_alias(template.aliases, &name.name),
-            execution_id: uuid::Uuid::new_v4().to_string(),
-            end_us: now_us + i64::from(wish.timeout_s) * SECOND_US,
-            max_end_us: now_us + i64::from(caller.quota.limits.max_lifetime_s) * SECOND_US,
-            cpu_count: build.cpu_count,
-            memory_mb: build.memory_mb,
-            disk_mb: build.disk_mb,
-            agent_version: build.agent_version.unwrap_or_else(|| agent::VERSION.to_owned()),
-            metadata: wish.metadata,
-            secure: wish.secure || platform.settings.always_secure,
-            allow_public_traffic: wish.allow_public_traffic.unwrap_or(true),
-            allow_internet_access: wish.allow_internet_access,
-            network_json: wish
-                .has_network
-                .then(|| json!({"allowPublicTraffic": wish.allow_public_traffic.unwrap_or(true)}).to_string()),
-            lifecycle_json: None,
-            created_us: now_us,
-        },
-        timeout_s: wish.timeout_s,
-        env_vars: EnvVars(wish.env_vars),
+    let id = random_id()?;
+    let mut claim = None;
+    if let Some(key) = key {
+        let seed = &platform.settings.token_seed;
+        let request = KeyedRequest {
+            team: caller.team.clone(),
+            key,
+            body_hash: keys::request_digest(seed, version.operation(), &body.canonical()),
+            sandbox: id.clone(),
+        };
+        match platform.claim(request).await {
+            Ok(Claimed::First(first)) => claim = Some(first),
+            Ok(Claimed::Before(kept)) => {
+                return crate::api::json(StatusCode::CREATED, &ConnectionInfo::again(kept, platform));
+            }
+            Err(error) => return Err(ApiError::not_claimed(error, version.mismatch())),
+        }
+    }
+    let (row, place, timeout_s, env_vars) = match prepare(platform, caller, wish, &name, id).await {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            // Before the answer, because the client may try again at once.
+            if let Some(claim) = claim {
+                claim.abandon().await;
+            }
+            return Err(error);
+        }
     };
-    let created = platform.create(create).await?;
+    let resolve_time = begun.elapsed();
+    let created = platform
+        .create(Create {
+            place,
+            claim,
+            row,
+            timeout_s,
+            env_vars,
+        })
+        .await?;
 
     let mut stages = vec![("auth", caller.auth_time), ("template", resolve_time)];
     stages.extend(created.stages);
@@ -232,6 +315,69 @@ async fn create(
         response.headers_mut().insert(SERVER_TIMING, value);
     }
     Ok(response)
+}
+
+/// Everything that can be refused before anything is made: the template, what was asked for, the limits, the room.
+async fn prepare(
+    platform: &Platform,
+    caller: &Caller,
+    wish: Wish,
+    name: &TemplateName,
+    id: SandboxId,
+) -> Result<(NewSandbox, Place, u32, EnvVars), ApiError> {
+    let (template, build) = find_build(platform, &caller.team, name).await?;
+    wish.check(caller)?;
+    let now_us = platform.settings.clock.now_us();
+    caller.count_create(now_us)?;
+    let place = platform
+        .reserve(&caller.quota, Used::by_one(build.cpu_count, build.memory_mb))
+        .await?;
+    let row = NewSandbox {
+        id,
+        team_id: caller.team.clone(),
+        user_id: caller.user.clone(),
+        template_id: template.id,
+        build_id: build.id,
+        alias: shown_alias(template.aliases, &name.name),
+        execution_id: uuid::Uuid::new_v4().to_string(),
+        end_us: now_us + i64::from(wish.timeout_s) * SECOND_US,
+        max_end_us: now_us + i64::from(caller.quota.limits.max_lifetime_s) * SECOND_US,
+        cpu_count: build.cpu_count,
+        memory_mb: build.memory_mb,
+        disk_mb: build.disk_mb,
+        agent_version: build.agent_version.unwrap_or_else(|| agent::VERSION.to_owned()),
+        metadata: wish.metadata,
+        secure: wish.secure || platform.settings.always_secure,
+        allow_public_traffic: wish.allow_public_traffic.unwrap_or(true),
+        allow_internet_access: wish.allow_internet_access,
+        network_json: wish
+            .has_network
+            .then(|| json!({"allowPublicTraffic": wish.allow_public_traffic.unwrap_or(true)}).to_string()),
+        lifecycle_json: None,
+        created_us: now_us,
+    };
+    Ok((row, place, wish.timeout_s, EnvVars(wish.env_vars)))
+}
+
+/// The `Idempotency-Key` of a request, if it has one.
+pub(crate) struct Keyed(Option<IdempotencyKey>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Keyed {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut request::Parts, _: &S) -> Result<Self, ApiError> {
+        let mut sent = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
+        let Some(value) = sent.next() else {
+            return Ok(Self(None));
+        };
+        match IdempotencyKey::parse(value.as_bytes()) {
+            Some(key) if sent.next().is_none() => Ok(Self(Some(key))),
+            _ => Err(ApiError::schema(format_args!(
+                "header Idempotency-Key must be sent once and be 1 to {} visible ASCII characters",
+                IdempotencyKey::MAX_LENGTH
+            ))),
+        }
+    }
 }
 
 fn random_id() -> Result<SandboxId, ApiError> {

@@ -11,13 +11,14 @@ mod coding;
 pub(crate) mod compose;
 mod download;
 mod ensure;
-mod gzip;
 mod media_type;
 mod metadata;
 mod multipart;
 mod pack;
 mod source;
 mod upload;
+
+pub(crate) use coding::accepts_gzip;
 
 use std::cell::Cell;
 use std::io;

@@ -104,8 +104,8 @@ pub(crate) async fn serve(
             hold(response, held.take())
         }
         "WatchDir" => {
-            rpc::stream(agent, caller, request, async |call, codec, message| {
-                watch::watch(call, codec, message, legacy).await
+            rpc::stream(agent, caller, request, async |call, writer, message| {
+                watch::watch(call, writer, message, legacy).await
             })
             .await
         }

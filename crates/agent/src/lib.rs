@@ -13,6 +13,7 @@ mod files;
 mod filesystem;
 #[cfg(test)]
 mod fuzz;
+mod gzip;
 mod http;
 mod launcher;
 mod metrics;

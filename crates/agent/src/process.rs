@@ -36,8 +36,8 @@ pub(crate) async fn serve(
     Some(match method {
         "Start" => rpc::stream(agent, caller, request, start::start).await,
         "Connect" => {
-            rpc::stream(agent, caller, request, async |call, codec, message| {
-                connect(call, &message).map(|(process, events)| events::stream(process, events, call, codec))
+            rpc::stream(agent, caller, request, async |call, writer, message| {
+                connect(call, &message).map(|(process, events)| events::stream(process, events, call, writer))
             })
             .await
         }

@@ -1,5 +1,7 @@
 //! Connect over HTTP/1.1: from a request to a message, and from an answer or an error back.
 
+mod compression;
+
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
@@ -17,10 +19,11 @@ use tokio::time::Instant;
 
 use crate::agent::{Agent, Caller, MESSAGE_LIMIT};
 use crate::http::{self as answers, Body, header_text};
+pub(crate) use compression::Writer;
+use compression::{STREAM, UNARY};
 
 const TIMEOUT: HeaderName = HeaderName::from_static("connect-timeout-ms");
 const VERSION: HeaderName = HeaderName::from_static("connect-protocol-version");
-const STREAM_ENCODING: HeaderName = HeaderName::from_static("connect-content-encoding");
 const KEEPALIVE: HeaderName = HeaderName::from_static("keepalive-ping-interval");
 /// Used when the client names no interval, or none that makes sense.
 const DEFAULT_KEEPALIVE: Duration = Duration::from_secs(90);
@@ -47,17 +50,20 @@ impl Call {
 /// The unary form of an error.
 pub(crate) fn unary_error(error: &Error) -> Response<Body> {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    answers::response(status, "application/json", error.to_json())
+    let mut response = answers::response(status, "application/json", error.to_json());
+    UNARY.advertise(response.headers_mut());
+    response
 }
 
 /// The form of an error that fits the request's content type.
 pub(crate) fn error_for(headers: &HeaderMap, error: &Error) -> Response<Body> {
     match Codec::of_stream(header_text(headers, header::CONTENT_TYPE).unwrap_or_default()) {
-        Some(codec) => answers::response(
-            StatusCode::OK,
-            codec.stream_content_type(),
-            connect::end_of_stream(Some(error)),
-        ),
+        Some(codec) => {
+            let end = connect::end_of_stream(Some(error));
+            let mut response = answers::response(StatusCode::OK, codec.stream_content_type(), end);
+            STREAM.advertise(response.headers_mut());
+            response
+        }
         None => unary_error(error),
     }
 }
@@ -72,11 +78,16 @@ pub(crate) async fn unary<I: Message, O: Message>(
     let Some(codec) = accepted(&request, Codec::of_unary) else {
         return refuse(&request, "application/json, application/proto");
     };
+    let pack = UNARY.answer(request.headers());
     let work = async {
-        check_headers(request.headers(), header::CONTENT_ENCODING)?;
+        check_version(request.headers())?;
+        let packed = UNARY.request(request.headers())?;
         let (call, deadline) = call(agent, caller, request.headers())?;
         let work = async {
-            let message = agent.read_message(request.into_body()).await?;
+            let mut message = agent.read_message(request.into_body()).await?;
+            if packed {
+                message = compression::unpack(agent, message.bytes).await?;
+            }
             call.share.set(Some(message.share));
             let input = codec.decode(&message.bytes)?;
             method(&call, input).await
@@ -89,31 +100,47 @@ pub(crate) async fn unary<I: Message, O: Message>(
         }
     };
     match work.await {
-        Ok(output) => answers::response(StatusCode::OK, codec.unary_content_type(), codec.encode(&output)),
+        Ok(output) => {
+            let content = codec.encode(&output);
+            drop(output);
+            let mut response = answers::response(StatusCode::OK, codec.unary_content_type(), content);
+            UNARY.advertise(response.headers_mut());
+            match pack {
+                true => compression::pack(response).await,
+                false => response,
+            }
+        }
         Err(error) => unary_error(&error),
     }
 }
 
-/// Serves a method that answers with a stream of envelopes, which the method's result writes itself in the codec that
-/// it is given.
+/// Serves a method that answers with a stream of envelopes, which the method's result writes itself in the way that it
+/// is given.
 pub(crate) async fn stream<I: Message, S: Stream<Item = io::Result<Bytes>> + 'static>(
     agent: &Rc<Agent>,
     caller: Caller,
     request: Request<Incoming>,
-    method: impl AsyncFnOnce(&Call, Codec, I) -> Result<S, Error>,
+    method: impl AsyncFnOnce(&Call, Writer, I) -> Result<S, Error>,
 ) -> Response<Body> {
     let Some(codec) = accepted(&request, Codec::of_stream) else {
         return refuse(&request, "application/connect+json, application/connect+proto");
     };
     let headers = request.headers().clone();
+    let gzip = STREAM.answer(&headers);
     let work = async {
-        check_headers(&headers, STREAM_ENCODING)?;
+        check_version(&headers)?;
+        let compressible = STREAM.request(&headers)?;
         let (call, deadline) = call(agent, caller, &headers)?;
         let work = async {
-            let message = agent.read_message(request.into_body()).await?;
+            let mut message = agent.read_message(request.into_body()).await?;
+            let (flags, content) = connect::only_envelope(message.bytes, MESSAGE_LIMIT)?;
+            message.bytes = content;
+            if connect::is_compressed(flags, compressible)? {
+                message = compression::unpack(agent, message.bytes).await?;
+            }
             call.share.set(Some(message.share));
-            let input = codec.decode(&connect::only_envelope(message.bytes, MESSAGE_LIMIT)?)?;
-            method(&call, codec, input).await
+            let input = codec.decode(&message.bytes)?;
+            method(&call, Writer { codec, gzip }, input).await
         };
         match deadline {
             None => work.await,
@@ -129,7 +156,12 @@ pub(crate) async fn stream<I: Message, S: Stream<Item = io::Result<Bytes>> + 'st
                 length: None,
             });
             let content_type = HeaderValue::from_static(codec.stream_content_type());
-            response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+            let answer = response.headers_mut();
+            answer.insert(header::CONTENT_TYPE, content_type);
+            STREAM.advertise(answer);
+            if gzip {
+                STREAM.declare(answer);
+            }
             response
         }
         Err(error) => error_for(&headers, &error),
@@ -152,7 +184,8 @@ pub(crate) async fn client_stream<O: Message>(
         Err(error) => return error_for(&head.headers, &error),
     };
     let work = async {
-        check_headers(&head.headers, STREAM_ENCODING)?;
+        check_version(&head.headers)?;
+        inbox.compressible = STREAM.request(&head.headers)?;
         let (call, deadline) = call(agent, caller, &head.headers)?;
         let work = method(&call, &mut inbox);
         match deadline {
@@ -165,7 +198,9 @@ pub(crate) async fn client_stream<O: Message>(
     match work.await {
         Ok(output) => {
             let answer = [codec.envelope(&output), connect::end_of_stream(None)].concat();
-            answers::response(StatusCode::OK, codec.stream_content_type(), answer)
+            let mut response = answers::response(StatusCode::OK, codec.stream_content_type(), answer);
+            STREAM.advertise(response.headers_mut());
+            response
         }
         Err(error) => {
             // The answer goes out at once, but a connection that is closed on a client which is still sending is reset,
@@ -180,6 +215,8 @@ pub(crate) async fn client_stream<O: Message>(
 pub(crate) struct Inbox {
     agent: Rc<Agent>,
     codec: Codec,
+    /// Whether messages may be in gzip.
+    compressible: bool,
     body: Incoming,
     buffer: BytesMut,
     /// As much as is in the buffer.
@@ -199,6 +236,7 @@ impl Inbox {
             share: agent.reserve(0)?,
             agent: agent.clone(),
             codec,
+            compressible: false,
             body,
             buffer: BytesMut::new(),
         })
@@ -213,10 +251,15 @@ impl Inbox {
         const LONG: usize = 64 * 1024;
         loop {
             if let Some((flags, bytes)) = connect::take_envelope(&mut self.buffer, MESSAGE_LIMIT)? {
-                connect::check_flags(flags)?;
-                let share = self.share.split(connect::ENVELOPE_HEADER + bytes.len());
+                let packed = connect::is_compressed(flags, self.compressible)?;
+                let mut share = self.share.split(connect::ENVELOPE_HEADER + bytes.len());
                 if bytes.len() > LONG || self.buffer.is_empty() {
                     self.buffer = BytesMut::from(&self.buffer[..]);
+                }
+                let mut bytes = bytes;
+                if packed {
+                    let unpacked = compression::unpack(&self.agent, bytes).await?;
+                    (bytes, share) = (unpacked.bytes, Some(unpacked.share));
                 }
                 let message = self.codec.decode(&bytes)?;
                 return Ok(Some(Received { message, _share: share }));
@@ -269,17 +312,11 @@ fn refuse<B>(request: &Request<B>, types: &'static str) -> Response<Body> {
     response
 }
 
-fn check_headers(headers: &HeaderMap, encoding: HeaderName) -> Result<(), Error> {
-    if let Some(version) = headers.get(VERSION)
-        && version != "1"
-    {
-        let message = "connect-protocol-version must be \"1\"";
-        return Err(Error::new(Code::InvalidArgument, message));
-    }
-    match headers.get(encoding) {
-        Some(encoding) if encoding != "identity" && !encoding.is_empty() => {
-            let message = format!("unknown compression {encoding:?}: only identity is supported");
-            Err(Error::new(Code::Unimplemented, message))
+fn check_version(headers: &HeaderMap) -> Result<(), Error> {
+    match headers.get(VERSION) {
+        Some(version) if version != "1" => {
+            let message = "connect-protocol-version must be \"1\"";
+            Err(Error::new(Code::InvalidArgument, message))
         }
         _ => Ok(()),
     }

@@ -14,7 +14,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Envelope flag of a compressed message; this side neither sends nor accepts those.
+/// Envelope flag of a message in the compression that the headers name.
 pub const FLAG_COMPRESSED: u8 = 0x01;
 /// Envelope flag of the last envelope of a stream.
 pub const FLAG_END: u8 = 0x02;
@@ -247,44 +247,53 @@ pub fn take_envelope(buffer: &mut BytesMut, limit: usize) -> Result<Option<(u8, 
     Ok(Some((flags, buffer.split_to(length).freeze())))
 }
 
-/// Checks the flags of an envelope in a request.
+/// Whether the message in an envelope of a request is compressed. `declared`: whether the headers name a compression.
 ///
 /// # Errors
-/// `unimplemented` for a compressed message, `invalid_argument` for any other flag.
-pub fn check_flags(flags: u8) -> Result<(), Error> {
-    if flags & FLAG_COMPRESSED != 0 {
-        return Err(Error::new(Code::Unimplemented, "compressed messages are not supported"));
-    }
-    if flags != 0 {
-        return Err(Error::new(
+/// `internal` for a compressed message without one, as the protocol wants it; `invalid_argument` for any other flag.
+pub fn is_compressed(flags: u8, declared: bool) -> Result<bool, Error> {
+    match flags {
+        0 => Ok(false),
+        FLAG_COMPRESSED if declared => Ok(true),
+        FLAG_COMPRESSED => Err(Error::new(
+            Code::Internal,
+            "protocol error: sent compressed message without compression support",
+        )),
+        _ => Err(Error::new(
             Code::InvalidArgument,
             format!("protocol error: invalid envelope flags {flags:#04x}"),
-        ));
+        )),
     }
-    Ok(())
 }
 
-/// The one message in the body of a server-stream request.
+/// An envelope of these flags around a message.
+#[must_use]
+pub fn wrap(flags: u8, message: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(ENVELOPE_HEADER + message.len());
+    out.put_bytes(0, ENVELOPE_HEADER);
+    out.extend_from_slice(message);
+    finish_envelope(out, flags)
+}
+
+/// The one envelope in the body of a server-stream request: its flags and its message.
 ///
 /// # Errors
-/// `invalid_argument` for a cut envelope, `unimplemented` for none, several or compressed ones, and the error of
-/// [`take_envelope`].
-pub fn only_envelope(body: Bytes, limit: usize) -> Result<Bytes, Error> {
+/// `invalid_argument` for a cut envelope, `unimplemented` for none or several, and the error of [`take_envelope`].
+pub fn only_envelope(body: Bytes, limit: usize) -> Result<(u8, Bytes), Error> {
     let mut buffer = BytesMut::from(body);
     if buffer.is_empty() {
         return Err(Error::new(Code::Unimplemented, "unary request has zero messages"));
     }
-    let Some((flags, message)) = take_envelope(&mut buffer, limit)? else {
+    let Some(envelope) = take_envelope(&mut buffer, limit)? else {
         return Err(Error::new(
             Code::InvalidArgument,
             "protocol error: incomplete envelope: unexpected end of the body",
         ));
     };
-    check_flags(flags)?;
     if !buffer.is_empty() {
         return Err(Error::new(Code::Unimplemented, "unary request has multiple messages"));
     }
-    Ok(message)
+    Ok(envelope)
 }
 
 /// The deadline in a `Connect-Timeout-Ms` header. Zero and an absent header mean none.

@@ -31,9 +31,7 @@ pub(super) fn choose(headers: &HeaderMap) -> Result<Coding, Failure> {
         header::IF_NONE_MATCH,
     ];
     let refuse = |message| Err(Failure::new(StatusCode::NOT_ACCEPTABLE, message));
-    let values = headers.get_all(header::ACCEPT_ENCODING).iter();
-    let values: Vec<&str> = values.filter_map(|value| value.to_str().ok()).collect();
-    let Some(coding) = preferred(&values) else {
+    let Some(coding) = preferred(&texts(headers, &header::ACCEPT_ENCODING)) else {
         return refuse("error parsing Accept-Encoding: no acceptable encoding found, supported: [gzip]");
     };
     let conditional = CONDITIONS.iter().any(|name| headers.contains_key(name));
@@ -44,6 +42,16 @@ pub(super) fn choose(headers: &HeaderMap) -> Result<Coding, Failure> {
         Coding::Gzip { only: false } if conditional => Ok(Coding::Identity),
         coding => Ok(coding),
     }
+}
+
+/// Whether gzip is what the header of that name prefers.
+pub(crate) fn accepts_gzip(headers: &HeaderMap, name: &header::HeaderName) -> bool {
+    matches!(preferred(&texts(headers, name)), Some(Coding::Gzip { .. }))
+}
+
+fn texts<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Vec<&'a str> {
+    let values = headers.get_all(name).iter();
+    values.filter_map(|value| value.to_str().ok()).collect()
 }
 
 fn preferred(values: &[&str]) -> Option<Coding> {

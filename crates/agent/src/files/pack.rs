@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::Transfer;
 use super::download::read_at;
-use super::gzip::{self, Gzip};
+use crate::gzip::{self, Gzip};
 
 /// Files that are packed at a time. Each costs about 350 KiB for the packer's tables and window, and its chunks.
 pub(super) const AT_ONCE: usize = 32;

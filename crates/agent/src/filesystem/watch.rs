@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicUsize;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use protocol::connect::{Code, Codec, Error};
+use protocol::connect::{Code, Error};
 use protocol::filesystem::{FilesystemEvent, WatchRequest, WatcherEvents, WatcherName};
 use protocol::process::Empty;
 use tokio::io::Interest;
@@ -28,7 +28,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::queue::Queue;
 use self::tree::{Outbox, Tree};
 use super::{blocking, permits, resolve};
-use crate::rpc::Call;
+use crate::rpc::{Call, Writer};
 use crate::sys;
 
 /// Watches at a time; the kernel's usual limit for one user is the same.
@@ -78,12 +78,12 @@ impl Watchers {
 /// Serves `WatchDir`. The directory is being watched when this returns.
 pub(super) async fn watch(
     call: &Call,
-    codec: Codec,
+    writer: Writer,
     message: WatchRequest,
     legacy: bool,
 ) -> Result<impl Stream<Item = io::Result<Bytes>> + use<>, Error> {
     let watcher = open(call, message).await?;
-    Ok(stream::events(watcher, call, codec, legacy))
+    Ok(stream::events(watcher, call, writer, legacy))
 }
 
 /// Serves `CreateWatcher`.

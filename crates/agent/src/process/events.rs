@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use protocol::connect::{self, Codec};
+use protocol::connect;
 use protocol::process::{DataEvent, Empty, EndEvent, ProcessEvent, StartEvent, StreamResponse};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
 use super::table::Process;
-use crate::rpc::{self, Call};
+use crate::rpc::{self, Call, Writer};
 
 /// Where the events come from.
 pub(super) enum Events {
@@ -38,7 +38,7 @@ enum Next {
 pub(super) struct EventStream {
     pid: u32,
     events: Events,
-    codec: Codec,
+    writer: Writer,
     next: Next,
     keepalive: Pin<Box<Sleep>>,
     interval: Duration,
@@ -46,11 +46,11 @@ pub(super) struct EventStream {
 }
 
 /// The events of a process for this caller.
-pub(super) fn stream(pid: u32, events: Events, call: &Call, codec: Codec) -> EventStream {
+pub(super) fn stream(pid: u32, events: Events, call: &Call, writer: Writer) -> EventStream {
     EventStream {
         pid,
         events,
-        codec,
+        writer,
         next: Next::Start,
         keepalive: Box::pin(tokio::time::sleep(call.keepalive)),
         interval: call.keepalive,
@@ -63,7 +63,7 @@ pub(super) fn stream(pid: u32, events: Events, call: &Call, codec: Codec) -> Eve
 impl EventStream {
     fn envelope(&mut self, event: ProcessEvent) -> Poll<Option<io::Result<Bytes>>> {
         self.keepalive.as_mut().reset(Instant::now() + self.interval);
-        Poll::Ready(Some(Ok(self.codec.envelope(&StreamResponse { event: Some(event) }))))
+        Poll::Ready(Some(Ok(self.writer.envelope(&StreamResponse { event: Some(event) }))))
     }
 
     fn end(&mut self, end: EndEvent) -> Poll<Option<io::Result<Bytes>>> {

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use protocol::connect::{Code, Codec, Error};
+use protocol::connect::{Code, Error};
 use protocol::process::{DataEvent, ProcessConfig, Pty, PtySize, StartRequest};
 use rustix::process::Signal;
 use rustix::pty::OpenptFlags;
@@ -26,7 +26,7 @@ use super::table::Process;
 use crate::agent::Agent;
 use crate::launcher::{SpawnError, describe};
 use crate::paths;
-use crate::rpc::Call;
+use crate::rpc::{Call, Writer};
 use crate::spawner::request::{DEFAULT_PATH, Failure, Request};
 use crate::sys;
 use crate::users::User;
@@ -44,7 +44,7 @@ struct Job {
 }
 
 /// Starts a process and streams its events.
-pub(super) async fn start(call: &Call, codec: Codec, message: StartRequest) -> Result<EventStream, Error> {
+pub(super) async fn start(call: &Call, writer: Writer, message: StartRequest) -> Result<EventStream, Error> {
     let user = call.caller.user(&call.agent)?;
     let config = message.process.unwrap_or_default();
     let cwd = working_directory(&call.agent, &user, config.cwd.as_deref().unwrap_or_default())?;
@@ -79,7 +79,7 @@ pub(super) async fn start(call: &Call, codec: Codec, message: StartRequest) -> R
         .spawn_local(launch(call.agent.clone(), job, listener))
         .await;
     let process = started.map_err(|_| Error::new(Code::Internal, "starting the process failed"))??;
-    Ok(events::stream(process.pid, Events::Live(events, process), call, codec))
+    Ok(events::stream(process.pid, Events::Live(events, process), call, writer))
 }
 
 fn working_directory(agent: &Agent, user: &User, cwd: &str) -> Result<PathBuf, Error> {

@@ -10,6 +10,7 @@
 
 mod client;
 mod compose;
+mod compression;
 mod control;
 mod files;
 mod filesystem;

@@ -23,7 +23,7 @@ fn config(cmd: &str, args: &[&str]) -> ProcessConfig {
     }
 }
 
-fn shell(script: &str) -> StartRequest {
+pub(crate) fn shell(script: &str) -> StartRequest {
     StartRequest {
         process: Some(config("/bin/sh", &["-c", script])),
         stdin: Some(false),

@@ -201,7 +201,7 @@ async fn what_is_refused() {
         for (tail, code) in [
             (vec![0, 0], Code::Unknown),
             (vec![0, 0, 0, 0, 9, b'x'], Code::Unknown),
-            (vec![1, 0, 0, 0, 0], Code::Unimplemented),
+            (vec![1, 0, 0, 0, 0], Code::Internal),
             (vec![2, 0, 0, 0, 0], Code::InvalidArgument),
             (vec![0, 0, 0, 0, 1, 0xff], Code::InvalidArgument),
             (vec![0, 0xff, 0xff, 0xff, 0xff], Code::ResourceExhausted),

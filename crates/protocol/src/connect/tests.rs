@@ -23,7 +23,8 @@ fn one_envelope_and_nothing_else() {
     };
     for codec in [Codec::Json, Codec::Proto] {
         let whole = codec.envelope(&selector);
-        let message = only_envelope(whole.clone(), 100).unwrap();
+        let (flags, message) = only_envelope(whole.clone(), 100).unwrap();
+        assert_eq!(flags, 0);
         assert_eq!(codec.decode::<ProcessSelector>(&message).unwrap(), selector);
         for cut in 1..whole.len() {
             let error = only_envelope(whole.slice(..cut), 100).unwrap_err();
@@ -34,12 +35,29 @@ fn one_envelope_and_nothing_else() {
         assert_eq!(only_envelope(whole, 1).unwrap_err().code, Code::ResourceExhausted);
     }
     assert_eq!(only_envelope(Bytes::new(), 9).unwrap_err().code, Code::Unimplemented);
-    let compressed = Bytes::from_static(&[1, 0, 0, 0, 0]);
-    assert_eq!(only_envelope(compressed, 9).unwrap_err().code, Code::Unimplemented);
-    let end = Bytes::from_static(&[2, 0, 0, 0, 0]);
-    assert_eq!(only_envelope(end, 9).unwrap_err().code, Code::InvalidArgument);
+    let compressed = wrap(FLAG_COMPRESSED, b"xyz");
+    assert_eq!(
+        only_envelope(compressed, 9),
+        Ok((FLAG_COMPRESSED, Bytes::from_static(b"xyz")))
+    );
     let huge = Bytes::from_static(&[0, 255, 255, 255, 255]);
     assert_eq!(only_envelope(huge, 9).unwrap_err().code, Code::ResourceExhausted);
+}
+
+#[test]
+fn flags_of_requests() {
+    for declared in [false, true] {
+        assert_eq!(is_compressed(0, declared), Ok(false));
+        for odd in [2, 3, 4, 0x80, 0xff] {
+            assert_eq!(
+                is_compressed(odd, declared).unwrap_err().code,
+                Code::InvalidArgument,
+                "{odd}"
+            );
+        }
+    }
+    assert_eq!(is_compressed(FLAG_COMPRESSED, true), Ok(true));
+    assert_eq!(is_compressed(FLAG_COMPRESSED, false).unwrap_err().code, Code::Internal);
 }
 
 #[test]

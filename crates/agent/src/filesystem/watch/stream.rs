@@ -4,18 +4,18 @@ use std::io;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use protocol::connect::{self, Codec};
+use protocol::connect;
 use protocol::filesystem::WatchDirResponse;
 use protocol::process::Empty;
 use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Watcher, without_entry};
-use crate::rpc::{self, Call};
+use crate::rpc::{self, Call, Writer};
 
 struct Events {
     watcher: Watcher,
-    codec: Codec,
+    writer: Writer,
     legacy: bool,
     started: bool,
     over: bool,
@@ -28,12 +28,12 @@ struct Events {
 pub(super) fn events(
     watcher: Watcher,
     call: &Call,
-    codec: Codec,
+    writer: Writer,
     legacy: bool,
 ) -> impl Stream<Item = io::Result<Bytes>> + use<> {
     let events = Events {
         watcher,
-        codec,
+        writer,
         legacy,
         started: false,
         over: false,
@@ -98,6 +98,6 @@ impl Events {
 
     fn envelope(&mut self, message: &WatchDirResponse) -> Bytes {
         self.keepalive = Instant::now() + self.interval;
-        self.codec.envelope(message)
+        self.writer.envelope(message)
     }
 }

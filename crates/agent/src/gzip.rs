@@ -23,7 +23,7 @@ const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Gzip {
+pub(crate) struct Gzip {
     packer: Compress,
     sum: Crc,
     mode: Mode,
@@ -46,7 +46,7 @@ impl Mode {
 }
 
 impl Gzip {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             packer: packer(),
             sum: Crc::new(),
@@ -59,7 +59,7 @@ impl Gzip {
     ///
     /// # Errors
     /// None that the packer is known to have.
-    pub(super) fn write(&mut self, data: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+    pub(crate) fn write(&mut self, data: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         self.begin(out);
         self.sum.update(data);
         data.chunks(BLOCK).try_for_each(|block| self.block(block, out))
@@ -69,7 +69,7 @@ impl Gzip {
     ///
     /// # Errors
     /// As [`Self::write`].
-    pub(super) fn finish(mut self, out: &mut Vec<u8>) -> io::Result<()> {
+    pub(crate) fn finish(mut self, out: &mut Vec<u8>) -> io::Result<()> {
         self.begin(out);
         match self.mode {
             Mode::Pack => while run(&mut self.packer, &[], FlushCompress::Finish, out)? != Status::StreamEnd {},
@@ -121,7 +121,7 @@ impl Gzip {
 ///
 /// # Errors
 /// As [`Gzip::write`].
-pub(super) fn sampled_length(sample: &[u8]) -> io::Result<usize> {
+pub(crate) fn sampled_length(sample: &[u8]) -> io::Result<usize> {
     packed_length(&mut packer(), sample)
 }
 

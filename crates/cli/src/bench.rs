@@ -3,11 +3,9 @@
 //! It is a client like any other, on the same HTTP interface, and knows nothing of the platform's inside. It finds the
 //! platform in the credentials file of a data directory, or in the variables that the SDKs read.
 
-mod client;
 mod memory;
 mod report;
 mod run;
-mod stats;
 
 use std::net::UdpSocket;
 use std::process::ExitCode;
@@ -16,10 +14,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
+use measure::client::Platform;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use self::client::Platform;
 use self::report::{Conditions, Report};
 use self::run::{Bench, Timed};
 use crate::config::keys;

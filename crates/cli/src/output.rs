@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use measure::table;
 use serde::Serialize;
 
 /// How a command shows what it found.
@@ -48,30 +49,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// When stdout cannot be written.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Result<()> {
-    text(&columns(header, rows))
-}
-
-/// Rows under a header, in columns as wide as their widest cell.
-pub(crate) fn columns(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut lines: Vec<Vec<String>> = vec![header.iter().map(|&cell| cell.to_owned()).collect()];
-    lines.extend(rows);
-    let mut widths = vec![0; header.len()];
-    for line in &lines {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for line in &lines {
-        let cells: Vec<String> = line
-            .iter()
-            .zip(&widths)
-            .map(|(cell, &width)| format!("{cell:width$}"))
-            .collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+    text(&table::columns(header, rows))
 }
 
 /// Tells what went wrong, on stderr.

@@ -1,29 +1,66 @@
-//! What developers generate: `cargo run -p xtask -- openapi` writes `api/openapi.json`. Never part of a release.
+//! What developers run: files that are generated, and benches whose figures stand in SPECIFICATION.md. Never part of a
+//! release.
+//!
+//! `cargo run -p xtask -- openapi` writes `api/openapi.json`.
+//!
+//! For benches build with `--release`, on a machine that does nothing else; every report names its conditions.
+//!
+//! ```text
+//! # The REST interface over 10,000 rows, and how late deadlines are kept. They bring a platform of their own, with
+//! # SQLite on disk and a node that only pretends.
+//! cargo run --release -p xtask -- bench rest
+//! cargo run --release -p xtask -- bench expiry
+//!
+//! # The agent, in a sandbox of a platform that runs on this machine; as root.
+//! cargo build --release -p cli
+//! target/x86_64-unknown-linux-gnu/release/ringfence up --data-dir /tmp/bench &
+//! cargo run --release -p xtask -- bench agent --data-dir /tmp/bench
+//! target/x86_64-unknown-linux-gnu/release/ringfence down --data-dir /tmp/bench
+//! ```
+
+mod bench;
 
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+
+/// Tasks of this repository's developers.
+#[derive(Debug, Parser)]
+#[command(name = "xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Write api/openapi.json
+    Openapi,
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["openapi"] => write("api/openapi.json", &server::api::openapi::document()),
-        _ => {
-            complain("usage: cargo run -p xtask -- openapi");
-            ExitCode::from(2)
+    let result = match Cli::parse().task {
+        Task::Openapi => write("api/openapi.json", &server::api::openapi::document()),
+        Task::Bench(bench) => bench::run(bench),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("xtask: {error:#}"));
+            ExitCode::FAILURE
         }
     }
 }
 
 /// Writes a file of the repository.
-fn write(path: &str, text: &str) -> ExitCode {
+fn write(path: &str, text: &str) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    match std::fs::write(root.join(path), text) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&format!("write {path}: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+    std::fs::write(root.join(path), text).with_context(|| format!("write {path}"))
 }
 
 #[expect(clippy::print_stderr, reason = "this is where a developer's tool speaks")]

@@ -2,10 +2,9 @@
 
 use std::fmt::Write as _;
 
+use measure::stats::Distribution;
+use measure::table;
 use serde::Serialize;
-
-use super::stats::Distribution;
-use crate::output;
 
 /// Where and how the numbers were taken. A number without these means nothing.
 #[derive(Debug, Serialize)]
@@ -162,7 +161,7 @@ fn table(title: &str, measures: &[Measure]) -> String {
         row.push(measure.concurrency.to_string());
         row
     });
-    output::columns(
+    table::columns(
         &[title, "p50", "p90", "p99", "max", "mean", "n", "errors", "concurrency"],
         rows,
     )

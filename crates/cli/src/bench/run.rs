@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use measure::client::{Client, Created, Platform, Sandbox};
+use measure::stats::Distribution;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::client::{Client, Created, Platform, Sandbox};
 use super::memory;
 use super::report::{IdleMemory, Measure, Sustained};
-use super::stats::Distribution;
 
 /// Failures that are shown; the rest are only counted.
 const ERROR_SAMPLES: usize = 5;

@@ -2,44 +2,43 @@
 //!
 //! It asks what the SDKs ask, in the same form, and does nothing else, so that the times are the platform's.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use protocol::connect::{self, Codec, EndOfStream, FLAG_END};
-use protocol::process::{ProcessConfig, SERVICE, StartRequest, StreamResponse};
+use protocol::process::SERVICE;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::process::{Command, Event, Events};
+
 /// After this long a request counts as failed. The SDKs wait as long.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Lifetime of the sandboxes, in seconds: what remains after a kill of this client goes by itself.
 const SANDBOX_TIMEOUT_S: u32 = 900;
-/// Largest message of a stream that is taken, in bytes.
-const MESSAGE_MAX: usize = 1 << 20;
-
 /// The platform under measurement.
-#[derive(Clone)]
-pub(crate) struct Platform {
+#[derive(Debug, Clone)]
+pub struct Platform {
     /// Where it listens.
-    pub(crate) address: SocketAddr,
+    pub address: SocketAddr,
     /// Its name in requests.
     host: HeaderValue,
     key: HeaderValue,
     template: String,
     /// Marks the sandboxes of this run, so that strays can be found.
-    pub(crate) run: String,
+    pub run: String,
 }
 
 impl Platform {
@@ -47,7 +46,7 @@ impl Platform {
     ///
     /// # Errors
     /// When the URL is no plain HTTP one, its name does not resolve, or the key is of no use in a header.
-    pub(crate) async fn find(url: &str, key: &str, template: String, run: String) -> Result<Self> {
+    pub async fn find(url: &str, key: &str, template: String, run: String) -> Result<Self> {
         let uri: http::Uri = url.parse().with_context(|| format!("{url:?} is no URL"))?;
         if uri.scheme_str() != Some("http") {
             bail!("{url:?} does not begin with http://, the one scheme that bench speaks");
@@ -69,38 +68,88 @@ impl Platform {
             run,
         })
     }
+
+    /// A connection that answers without delay.
+    ///
+    /// # Errors
+    /// When there is no answer within the time that a request may take.
+    pub async fn connect(&self) -> Result<TcpStream> {
+        let address = self.address;
+        let connected = tokio::time::timeout(REQUEST_TIMEOUT, TcpStream::connect(address)).await;
+        let stream = connected
+            .with_context(|| format!("connect to {address}: no answer"))?
+            .with_context(|| format!("connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    /// The head of a request to the agent of a sandbox, as the user `user`.
+    #[must_use]
+    pub fn agent_request(&self, sandbox: &Sandbox, method: Method, path: &str) -> request::Builder {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, &self.host)
+            .header("e2b-sandbox-id", &sandbox.id)
+            .header("e2b-sandbox-port", protocol::agent::PORT)
+            .header(AUTHORIZATION, format!("Basic {}", STANDARD.encode("user:")));
+        match &sandbox.access_token {
+            Some(token) => request.header("x-access-token", token),
+            None => request,
+        }
+    }
 }
 
 /// A sandbox that was made.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Sandbox {
+#[derive(Clone, Deserialize)]
+pub struct Sandbox {
     /// Its id.
     #[serde(rename = "sandboxID")]
-    pub(crate) id: String,
+    pub id: String,
     #[serde(rename = "envdAccessToken")]
     access_token: Option<String>,
 }
 
+impl fmt::Debug for Sandbox {
+    /// Not the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sandbox").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
 /// The answer to a create.
 #[derive(Debug)]
-pub(crate) struct Created {
+pub struct Created {
     /// The sandbox.
-    pub(crate) sandbox: Sandbox,
+    pub sandbox: Sandbox,
     /// From the first byte of the request to the last of the answer.
-    pub(crate) took: Duration,
+    pub took: Duration,
     /// What the platform says its stages took.
-    pub(crate) stages: Vec<(String, Duration)>,
+    pub stages: Vec<(String, Duration)>,
+}
+
+/// An answer of the REST API.
+#[derive(Debug)]
+pub struct Answer {
+    /// From the first byte of the request to the last of the answer.
+    pub took: Duration,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
 }
 
 /// One kept connection, made again when it was closed.
-pub(crate) struct Client {
+#[derive(Debug)]
+pub struct Client {
     platform: Platform,
     connection: Option<(SendRequest<Full<Bytes>>, AbortOnDropHandle<()>)>,
 }
 
 impl Client {
     /// A client that is not connected yet.
-    pub(crate) fn new(platform: Platform) -> Self {
+    #[must_use]
+    pub fn new(platform: Platform) -> Self {
         Self {
             platform,
             connection: None,
@@ -111,7 +160,7 @@ impl Client {
     ///
     /// # Errors
     /// When the answer is not 201, or does not come.
-    pub(crate) async fn create(&mut self) -> Result<Created> {
+    pub async fn create(&mut self) -> Result<Created> {
         let body = json!({
             "templateID": self.platform.template,
             "timeout": SANDBOX_TIMEOUT_S,
@@ -131,52 +180,56 @@ impl Client {
         })
     }
 
-    /// Starts `/bin/echo` in a sandbox and returns after its first output, with the time of that.
+    /// Starts `/bin/echo` in a sandbox and returns after its end, with the time of its first output.
     ///
     /// # Errors
     /// When there is no output, or another than expected.
-    pub(crate) async fn first_output(&mut self, sandbox: &Sandbox) -> Result<Instant> {
-        let message = StartRequest {
-            process: Some(ProcessConfig {
-                cmd: "/bin/echo".to_owned(),
-                args: vec!["ready".to_owned()],
-                ..ProcessConfig::default()
-            }),
-            stdin: Some(false),
-            ..StartRequest::default()
-        };
-        let mut request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("{SERVICE}Start"))
-            .header(HOST, &self.platform.host)
-            .header(CONTENT_TYPE, Codec::Json.stream_content_type())
-            .header("connect-protocol-version", "1")
-            .header("e2b-sandbox-id", &sandbox.id)
-            .header("e2b-sandbox-port", protocol::agent::PORT)
-            .header(AUTHORIZATION, format!("Basic {}", STANDARD.encode("user:")));
-        if let Some(token) = &sandbox.access_token {
-            request = request.header("x-access-token", token);
-        }
-        let request = request.body(Full::new(Codec::Json.envelope(&message)))?;
-        self.connect().await?;
-        within(async {
-            let response = self.send(request).await?;
-            let status = response.status();
-            if status != StatusCode::OK {
-                let body = response.into_body().collect().await?.to_bytes();
-                return Err(unexpected(status, StatusCode::OK, &body));
+    pub async fn first_output(&mut self, sandbox: &Sandbox) -> Result<Instant> {
+        let echo = async {
+            let command = Command::new("/bin/echo", &["ready"]);
+            let mut events = self.start(sandbox, &command).await?;
+            let mut first = None;
+            while let Some(event) = events.next().await? {
+                if let Event::Output(output) = event
+                    && first.is_none()
+                {
+                    if !output.starts_with(b"ready") {
+                        bail!("another output than expected");
+                    }
+                    first = Some(Instant::now());
+                }
             }
-            output_of(response.into_body()).await
-        })
-        .await
-        .context("first output")
+            first.context("the process ended without output")
+        };
+        within(echo).await.context("first output")
+    }
+
+    /// Starts a process in a sandbox. Its events must be read to their end before the next request.
+    ///
+    /// # Errors
+    /// When the answer is not 200, or does not come.
+    pub async fn start(&mut self, sandbox: &Sandbox, command: &Command<'_>) -> Result<Events> {
+        let request = self
+            .platform
+            .agent_request(sandbox, Method::POST, &format!("{SERVICE}Start"))
+            .header(CONTENT_TYPE, command.codec.stream_content_type())
+            .header("connect-protocol-version", "1")
+            .body(Full::new(command.message()))?;
+        self.connect().await?;
+        let response = self.send(request).await?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            let body = response.into_body().collect().await?.to_bytes();
+            return Err(unexpected(status, StatusCode::OK, &body));
+        }
+        Ok(Events::new(response.into_body(), command.codec))
     }
 
     /// Ends a sandbox and says how long that took.
     ///
     /// # Errors
     /// When the answer is not 204, or does not come.
-    pub(crate) async fn delete(&mut self, id: &str) -> Result<Duration> {
+    pub async fn delete(&mut self, id: &str) -> Result<Duration> {
         let request = self.api(Method::DELETE, &format!("/sandboxes/{id}"), Bytes::new())?;
         self.connect().await?;
         let begun = Instant::now();
@@ -189,17 +242,28 @@ impl Client {
     ///
     /// # Errors
     /// When the answer is not 200, or does not come.
-    pub(crate) async fn of_this_run(&mut self) -> Result<Vec<String>> {
+    pub async fn of_this_run(&mut self) -> Result<Vec<String>> {
         let path = format!(
             "/v2/sandboxes?limit=100&metadata=ringfence-bench%3D{}",
             self.platform.run
         );
-        let request = self.api(Method::GET, &path, Bytes::new())?;
-        self.connect().await?;
-        let (status, _, body) = self.exchange(request).await.context("list")?;
-        expect(status, StatusCode::OK, &body).context("list")?;
-        let sandboxes: Vec<Sandbox> = serde_json::from_slice(&body).context("read the answer to a list")?;
+        let answer = self.get(&path).await?;
+        let sandboxes: Vec<Sandbox> = serde_json::from_slice(&answer.body).context("read the answer to a list")?;
         Ok(sandboxes.into_iter().map(|sandbox| sandbox.id).collect())
+    }
+
+    /// Asks the REST API for `path`.
+    ///
+    /// # Errors
+    /// When the answer is not 200, or does not come.
+    pub async fn get(&mut self, path: &str) -> Result<Answer> {
+        let request = self.api(Method::GET, path, Bytes::new())?;
+        self.connect().await?;
+        let begun = Instant::now();
+        let (status, headers, body) = self.exchange(request).await.with_context(|| format!("get {path}"))?;
+        let took = begun.elapsed();
+        expect(status, StatusCode::OK, &body).with_context(|| format!("get {path}"))?;
+        Ok(Answer { took, headers, body })
     }
 
     fn api(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>> {
@@ -249,12 +313,7 @@ impl Client {
         {
             return Ok(());
         }
-        let address = self.platform.address;
-        let connected = tokio::time::timeout(REQUEST_TIMEOUT, TcpStream::connect(address)).await;
-        let stream = connected
-            .with_context(|| format!("connect to {address}: no answer"))?
-            .with_context(|| format!("connect to {address}"))?;
-        stream.set_nodelay(true)?;
+        let stream = self.platform.connect().await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let driver = tokio::spawn(async {
             // Its errors reach whoever waits for an answer on it.
@@ -283,35 +342,6 @@ fn expect(got: StatusCode, want: StatusCode, body: &Bytes) -> Result<()> {
 fn unexpected(got: StatusCode, want: StatusCode, body: &Bytes) -> anyhow::Error {
     let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
     anyhow!("status {got} instead of {want}: {text}")
-}
-
-/// Reads the stream of a started process to its end and returns when its first output came.
-async fn output_of(mut body: Incoming) -> Result<Instant> {
-    let mut buffer = BytesMut::new();
-    let mut first = None;
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.context("read the stream")?.into_data() {
-            buffer.extend_from_slice(&data);
-        }
-        while let Some((flags, payload)) = connect::take_envelope(&mut buffer, MESSAGE_MAX)? {
-            if flags & FLAG_END != 0 {
-                let end: EndOfStream = serde_json::from_slice(&payload).context("read the end of the stream")?;
-                if let Some(error) = end.error {
-                    return Err(error.into());
-                }
-                continue;
-            }
-            let message: StreamResponse = Codec::Json.decode(&payload)?;
-            let data = message.event.and_then(|event| event.data);
-            if let Some(output) = data.and_then(|data| data.stdout) {
-                if first.is_none() && !output.starts_with(b"ready") {
-                    bail!("another output than expected");
-                }
-                first.get_or_insert_with(Instant::now);
-            }
-        }
-    }
-    first.context("the process ended without output")
 }
 
 /// The stages of a `Server-Timing` header: `name;dur=<milliseconds>`, separated by commas.

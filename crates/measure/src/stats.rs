@@ -6,24 +6,25 @@ use serde::Serialize;
 
 /// Times of one kind of request, in milliseconds. Percentiles are by nearest rank: each is a time that was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Distribution {
+pub struct Distribution {
     /// Number of requests that succeeded.
-    pub(crate) n: usize,
+    pub n: usize,
     /// Half of them were at most this slow.
-    pub(crate) p50_ms: f64,
+    pub p50_ms: f64,
     /// Nine of ten were at most this slow.
-    pub(crate) p90_ms: f64,
+    pub p90_ms: f64,
     /// 99 of 100 were at most this slow.
-    pub(crate) p99_ms: f64,
+    pub p99_ms: f64,
     /// The slowest.
-    pub(crate) max_ms: f64,
+    pub max_ms: f64,
     /// The average.
-    pub(crate) mean_ms: f64,
+    pub mean_ms: f64,
 }
 
 impl Distribution {
     /// The distribution of some times; none of none.
-    pub(crate) fn of(mut times: Vec<Duration>) -> Option<Self> {
+    #[must_use]
+    pub fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let max = *times.last()?;
         let total: Duration = times.iter().sum();

@@ -1,0 +1,62 @@
+//! `bench`: figures, each with its conditions.
+
+mod conditions;
+mod expiry;
+mod node;
+mod platform;
+mod rest;
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Subcommand;
+use measure::stats::Distribution;
+use tokio::runtime::Runtime;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Lists and details of sandboxes over HTTP, with many rows in SQLite
+    Rest(rest::Args),
+    /// How late after its deadline the node is asked to kill a sandbox
+    Expiry(expiry::Args),
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When something could not be measured.
+pub(crate) fn run(bench: Bench) -> Result<()> {
+    let report = match bench {
+        Bench::Rest(args) => rest::run(&args),
+        Bench::Expiry(args) => expiry::run(&args),
+    }?;
+    std::io::stdout()
+        .write_all(report.as_bytes())
+        .context("print the report")
+}
+
+/// The event loop of a client: one thread, because it competes with what it measures for cores.
+fn client_runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the client's event loop")
+}
+
+/// The columns of [`row`].
+const HEADER: [&str; 7] = ["milliseconds", "p50", "p90", "p99", "max", "mean", "n"];
+
+/// A row of times.
+fn row(what: &str, times: Vec<Duration>) -> Vec<String> {
+    let mut row = vec![what.to_owned()];
+    match Distribution::of(times) {
+        Some(t) => {
+            row.extend([t.p50_ms, t.p90_ms, t.p99_ms, t.max_ms, t.mean_ms].map(|ms| format!("{ms:.2}")));
+            row.push(t.n.to_string());
+        }
+        None => row.extend(["-", "-", "-", "-", "-", "0"].map(str::to_owned)),
+    }
+    row
+}

@@ -1,4 +1,4 @@
-//! Who may use a platform: the rows of the first start, and the commands `team` and `key`.
+//! Who may use a platform: the rows of the first start, and the commands `team`, `key` and `token`.
 //!
 //! Each step of the first start looks before it makes, so a start that was cut anywhere is finished by the next one.
 //! New keys go into the credentials file before they go into the database: a crash in between leaves a key that the
@@ -7,11 +7,14 @@
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use model::id::{TeamId, UserId};
+use model::limits::{NAME_MAX, is_name};
 use serde::Serialize;
+use server::keys::NewKey;
 use store::Store;
 use store::error::StoreError;
 use store::keys::{AccessKeyRow, ApiKeyRow, SealedSecret};
 use store::teams::{TeamRow, UserRow};
+use store::tokens::AccessTokenRow;
 use uuid::Uuid;
 
 use crate::credentials::{self, Addresses, Credentials};
@@ -21,8 +24,6 @@ use crate::secret::{AccessPair, ApiKey, MasterKey};
 
 /// Name of the team, the user and the keys of the first start.
 pub(crate) const DEFAULT: &str = "default";
-/// Longest name of a team or a key, in characters: they stand in tables and logs.
-const NAME_MAX: usize = 64;
 
 fn now_us() -> i64 {
     Timestamp::now().as_microsecond()
@@ -237,8 +238,7 @@ fn open_pair(master: &MasterKey, row: &AccessKeyRow) -> Result<AccessPair> {
 }
 
 fn check_name(what: &str, name: &str) -> Result<()> {
-    let length = name.chars().count();
-    if !(1..=NAME_MAX).contains(&length) || name.chars().any(char::is_control) || name.trim() != name {
+    if !is_name(name) {
         bail!("the name of a {what} has 1 to {NAME_MAX} characters, none of them a control character or outer space");
     }
     Ok(())
@@ -390,6 +390,86 @@ pub(crate) async fn revoke_key(store: &Store, id: &str) -> Result<()> {
         },
     };
     output::line(&format!("revoked {mask}"))
+}
+
+/// `token create`: prints the token, this once, and nothing else on stdout.
+///
+/// # Errors
+/// When there is no such team, the name is of no use, or the database fails.
+pub(crate) async fn create_token(store: &Store, team: &str, name: &str) -> Result<()> {
+    check_name("token", name)?;
+    let team = team_named(store, team).await?;
+    let user = default_user(store, &team.id).await?;
+    let token = NewKey::access_token().context("make an access token")?;
+    let row = AccessTokenRow {
+        id: new_uuid(),
+        user_id: user.id,
+        name: name.to_owned(),
+        mask: token.mask(),
+        created_us: now_us(),
+        last_used_us: None,
+    };
+    store.access_token_insert(&row, &token.hash()).await?;
+    output::line(&token.expose())
+}
+
+/// An access token as the commands show it: never the token.
+#[derive(Serialize)]
+struct ShownToken {
+    id: String,
+    team: String,
+    name: String,
+    mask: String,
+    created_at: String,
+    last_used_at: Option<String>,
+}
+
+/// `token list`: of one team, or of all.
+///
+/// # Errors
+/// When there is no such team, or the database fails.
+pub(crate) async fn list_tokens(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
+    let teams = match team {
+        Some(name) => vec![team_named(store, name).await?],
+        None => store.team_list().await?,
+    };
+    let mut tokens = Vec::new();
+    for team in &teams {
+        let user = default_user(store, &team.id).await?;
+        let rows = store.access_token_list(&user.id).await?;
+        tokens.extend(rows.into_iter().map(|row| ShownToken {
+            id: row.id,
+            team: team.name.clone(),
+            name: row.name,
+            mask: row.mask.to_string(),
+            created_at: time(row.created_us),
+            last_used_at: row.last_used_us.map(time),
+        }));
+    }
+    match format {
+        Format::Json => output::json(&tokens),
+        Format::Text => {
+            let rows = tokens.into_iter().map(|token| {
+                let used = token.last_used_at.unwrap_or_else(|| "never".to_owned());
+                vec![token.id, token.team, token.name, token.mask, token.created_at, used]
+            });
+            output::table(&["ID", "TEAM", "NAME", "TOKEN", "CREATED", "LAST USED"], rows)
+        }
+    }
+}
+
+/// `token revoke`.
+///
+/// # Errors
+/// When there is no such token, or the database fails.
+pub(crate) async fn revoke_token(store: &Store, id: &str) -> Result<()> {
+    for team in store.team_list().await? {
+        let user = default_user(store, &team.id).await?;
+        if store.access_token_delete(&user.id, id).await? {
+            return output::line(&format!("revoked {id}"));
+        }
+    }
+    bail!("there is no access token {id}; see `ringfence token list`")
 }
 
 #[cfg(test)]

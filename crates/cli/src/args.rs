@@ -80,6 +80,9 @@ pub(crate) enum Command {
     /// Make, list and revoke keys; works while the platform runs
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Make, list and revoke access tokens, with which users log in; works while the platform runs
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Measure a running platform with a client of its own
     ///
     /// Times are of single requests over kept connections and are not trimmed: the slowest one counts. The exit code
@@ -181,6 +184,34 @@ pub(crate) enum KeyCommand {
     },
 }
 
+/// What is to be done with access tokens.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make an access token and print it: this once, since only its hash is kept
+    Create {
+        /// Team whose user `default` the token speaks for
+        #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
+        team: String,
+        /// Name to recognise the token by
+        #[arg(long, value_name = "NAME", default_value = "unnamed")]
+        name: String,
+    },
+    /// List access tokens, without their secrets
+    List {
+        /// Only those of this team
+        #[arg(long, value_name = "TEAM")]
+        team: Option<String>,
+        /// How the list is shown
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// End an access token: requests that present it are refused from now on
+    Revoke {
+        /// ID of the token as `token list` shows it
+        id: String,
+    },
+}
+
 impl Cli {
     /// The flags that are configuration keys.
     pub(crate) fn flags(&self) -> Vec<(&'static Key, String)> {
@@ -199,7 +230,7 @@ impl Cli {
                 flags.push((keys::LISTEN, &listen.listen));
                 flags.extend(tls.flags());
             }
-            Command::Down | Command::Team(_) | Command::Key(_) | Command::Bench(_) => {}
+            Command::Down | Command::Team(_) | Command::Key(_) | Command::Token(_) | Command::Bench(_) => {}
         }
         flags
             .into_iter()

@@ -30,7 +30,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use store::Store;
 
-use crate::args::{Cli, Command, KeyCommand, TeamCommand};
+use crate::args::{Cli, Command, KeyCommand, TeamCommand, TokenCommand};
 use crate::config::{ConfigError, LogFormat, Settings, Sources};
 use crate::data_dir::DataDir;
 
@@ -89,7 +89,12 @@ fn operator() -> ExitCode {
 fn run(command: Command, settings: &Settings, sources: &Sources) -> Result<ExitCode> {
     let default_level = match command {
         Command::Up(_) => "info",
-        Command::Down | Command::Doctor { .. } | Command::Team(_) | Command::Key(_) | Command::Bench(_) => "warn",
+        Command::Down
+        | Command::Doctor { .. }
+        | Command::Team(_)
+        | Command::Key(_)
+        | Command::Token(_)
+        | Command::Bench(_) => "warn",
     };
     logging::start(settings, default_level)?;
     for name in &settings.unknown_env {
@@ -107,6 +112,11 @@ fn run(command: Command, settings: &Settings, sources: &Sources) -> Result<ExitC
             KeyCommand::Create { team, name } => accounts::create_key(store, &team, &name).await,
             KeyCommand::List { team, format } => accounts::list_keys(store, team.as_deref(), format).await,
             KeyCommand::Revoke { id } => accounts::revoke_key(store, &id).await,
+        }),
+        Command::Token(command) => with_store(settings, async |store| match command {
+            TokenCommand::Create { team, name } => accounts::create_token(store, &team, &name).await,
+            TokenCommand::List { team, format } => accounts::list_tokens(store, team.as_deref(), format).await,
+            TokenCommand::Revoke { id } => accounts::revoke_token(store, &id).await,
         }),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }

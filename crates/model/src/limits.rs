@@ -17,3 +17,12 @@ pub const ATTACHMENTS_MAX: usize = 20;
 pub const BODY_MAX_BYTES: usize = 16 * 1024 * 1024;
 /// Longest life of a sandbox from its start, in seconds, unless the configuration says otherwise (24 h).
 pub const DEFAULT_MAX_LIFETIME_S: u32 = 24 * 3600;
+/// Longest name of a team, a key or a token, in characters: they stand in tables and logs.
+pub const NAME_MAX: usize = 64;
+
+/// Whether a text can be the name of a team, a key or a token: 1 to [`NAME_MAX`] characters, none of them a control
+/// character or outer space.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    (1..=NAME_MAX).contains(&text.chars().count()) && !text.chars().any(char::is_control) && text.trim() == text
+}

@@ -3,13 +3,16 @@
 //! Every answer that is not a success, whoever gives it (a handler, the router, a limit, a panic), is the JSON object
 //! `{code, message[, error_code]}`, because SDKs read the code from the body and not from the status line.
 
-mod auth;
+mod access_tokens;
+mod api_keys;
+pub(crate) mod auth;
 mod body;
 mod error;
 pub mod openapi;
 mod query;
 mod rate;
 mod sandboxes;
+mod teams;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -33,6 +36,11 @@ fn routes() -> OpenApiRouter<Arc<Platform>> {
     OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(check_health))
         .routes(routes!(openapi::get_openapi))
+        .routes(routes!(teams::list_teams))
+        .routes(routes!(api_keys::list_api_keys, api_keys::create_api_key))
+        .routes(routes!(api_keys::rename_api_key, api_keys::delete_api_key))
+        .routes(routes!(access_tokens::create_access_token))
+        .routes(routes!(access_tokens::delete_access_token))
         .routes(routes!(list::list_sandboxes_v1, create::create_sandbox_v1))
         .routes(routes!(list::list_sandboxes, create::create_sandbox))
         .routes(routes!(single::get_sandbox, single::delete_sandbox))
@@ -40,6 +48,7 @@ fn routes() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(lifetime::refresh_sandbox))
         .routes(routes!(lifetime::connect_sandbox_v1))
         .routes(routes!(lifetime::connect_sandbox))
+        .routes(routes!(lifetime::resume_sandbox))
 }
 
 /// The routes, with everything that wraps them.

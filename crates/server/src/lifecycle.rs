@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api::auth::Uses;
 use crate::capacity::Capacity;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::expiry::Deadlines;
@@ -47,6 +48,8 @@ pub(crate) struct Platform {
     pub(crate) claims: ClaimTable,
     pub(crate) quotas: Quotas,
     pub(crate) capacity: Capacity,
+    /// When credentials were last used.
+    pub(crate) uses: Uses,
     /// Work that a request began and that outlives it.
     pub(crate) work: TaskTracker,
 }

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api;
+use crate::api::auth::Uses;
 use crate::capacity::Capacity;
 use crate::expiry::Deadlines;
 use crate::idempotency::ClaimTable;
@@ -80,6 +81,7 @@ impl Server {
             live: LiveTable::default(),
             claims: ClaimTable::default(),
             deadlines: Deadlines::default(),
+            uses: Uses::default(),
             work: TaskTracker::new(),
         });
         let site = Arc::new(Site::new(

@@ -1,4 +1,4 @@
-//! `team` and `key` on a data directory that no platform has used yet.
+//! `team`, `key` and `token` on a data directory that no platform has used yet.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -45,6 +45,46 @@ fn a_key_is_shown_once_and_can_be_revoked() {
             "{entry:?}"
         );
     }
+}
+
+#[test]
+fn an_access_token_is_shown_once_and_can_be_revoked() {
+    let place = Place::new();
+    place.run(&["team", "create", "blue"]).expect(0);
+    let created = place
+        .run(&["token", "create", "--team", "blue", "--name", "laptop"])
+        .expect(0);
+    let token = created.stdout.trim();
+    assert!(
+        token.strip_prefix("sk_e2b_").is_some_and(|hex| hex.len() == 40),
+        "{created:?}"
+    );
+    let list = || {
+        place
+            .run(&["token", "list", "--team", "blue", "--format", "json"])
+            .expect(0)
+    };
+    let listed = list();
+    assert!(!listed.stdout.contains(token), "{listed:?}");
+    let tokens = listed.json();
+    assert_eq!(
+        (&tokens[0]["name"], &tokens[0]["team"]),
+        (&"laptop".into(), &"blue".into())
+    );
+    let text = place.run(&["token", "list"]).expect(0).stdout;
+    assert!(text.contains("laptop") && text.contains("never"), "{text}");
+
+    let id = tokens[0]["id"].as_str().unwrap();
+    place.run(&["token", "revoke", id]).expect(0);
+    assert_eq!(list().json(), serde_json::json!([]));
+    place
+        .run(&["token", "revoke", id])
+        .expect(1)
+        .complains_of(&["token list"]);
+    place
+        .run(&["token", "create", "--team", "red"])
+        .expect(1)
+        .complains_of(&["red"]);
 }
 
 #[test]

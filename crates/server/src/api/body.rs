@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
-use model::limits::BODY_MAX_BYTES;
+use model::limits::{BODY_MAX_BYTES, NAME_MAX, is_name};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -211,6 +211,17 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn required_text(&self, key: &str) -> Result<&'a str, ApiError> {
         self.text(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// The name of a team, a key or a token.
+    pub(crate) fn required_name(&self, key: &str) -> Result<&'a str, ApiError> {
+        let name = self.required_text(key)?;
+        if is_name(name) {
+            return Ok(name);
+        }
+        let why =
+            format!("value must have 1 to {NAME_MAX} characters, none of them a control character or outer space");
+        Err(self.fault(key, &why))
     }
 
     /// A fault about a key that is not there.

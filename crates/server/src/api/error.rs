@@ -86,7 +86,10 @@ impl ApiError {
 
     /// 401: nobody is known by what was presented.
     pub(crate) fn unauthenticated(why: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, why)
+        let mut error = Self::new(StatusCode::UNAUTHORIZED, why);
+        let challenge = HeaderValue::from_static("Bearer realm=\"ringfence\"");
+        error.headers.push((header::WWW_AUTHENTICATE, challenge));
+        error
     }
 
     /// 404: the sandbox does not exist, or belongs to somebody else, which is told alike.
@@ -102,9 +105,30 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, why)
     }
 
+    /// 404: the team does not exist, or is another one than the caller's.
+    pub(crate) fn no_team(id: impl std::fmt::Display) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("team \"{id}\" does not exist or you have no access to it"),
+        )
+    }
+
+    /// 404: the caller has no such key or token.
+    pub(crate) fn no_key(kind: &str, id: impl std::fmt::Display) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("{kind} \"{id}\" does not exist or you have no access to it"),
+        )
+    }
+
     /// 409: the sandbox is being ended.
     pub(crate) fn stopping(id: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is being killed"))
+    }
+
+    /// 409: the sandbox runs, so there is nothing to resume.
+    pub(crate) fn running(id: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is already running"))
     }
 
     /// 404: no such route.

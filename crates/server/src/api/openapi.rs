@@ -24,7 +24,13 @@ const BEARER: &str = "Bearer";
 
 /// Where a document holds a timeout that the longest life of a sandbox bounds. `POST …/timeout` is not among them: it
 /// cuts what is too long.
-const BOUNDED_TIMEOUTS: [&str; 4] = ["NewSandboxV1", "NewSandbox", "ConnectSandboxV1", "ConnectSandbox"];
+const BOUNDED_TIMEOUTS: [&str; 5] = [
+    "NewSandboxV1",
+    "NewSandbox",
+    "ConnectSandboxV1",
+    "ConnectSandbox",
+    "ResumeSandbox",
+];
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -38,6 +44,7 @@ const BOUNDED_TIMEOUTS: [&str; 4] = ["NewSandboxV1", "NewSandbox", "ConnectSandb
     components(schemas(ErrorBody)),
     tags(
         (name = "sandboxes", description = "Making, finding, keeping and ending sandboxes"),
+        (name = "keys", description = "Teams, API keys and access tokens"),
         (name = "platform", description = "The platform itself"),
     )
 )]

@@ -1,6 +1,6 @@
 //! When sandboxes end.
 
-use super::platform::{Behaviour, MAX_LIFETIME_S, TestPlatform, within};
+use super::platform::{Behaviour, MAX_LIFETIME_S, OTHER_KEY, TestPlatform, within};
 
 async fn post(platform: &TestPlatform, path: &str, body: &str) -> u16 {
     platform.call("POST", path, body).await.status.as_u16()
@@ -258,4 +258,38 @@ fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {
         lifecycle_json: None,
         created_us: row.created_us,
     }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_runs_is_not_resumed() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let path = format!("/sandboxes/{id}/resume");
+    let before = platform.seconds_left(&id).await;
+    for body in [
+        "",
+        "{}",
+        r#"{"timeout":null}"#,
+        r#"{"timeout":1,"autoPause":true,"memory":false}"#,
+    ] {
+        let reply = platform.call("POST", &path, body).await;
+        assert!(reply.error(409).contains("already running"), "{body}: {reply:?}");
+    }
+    assert_eq!(platform.seconds_left(&id).await, before);
+    for (timeout, status) in [(0, 400), (1, 409), (MAX_LIFETIME_S, 409), (MAX_LIFETIME_S + 1, 400)] {
+        let body = format!("{{\"timeout\":{timeout}}}");
+        platform.call("POST", &path, &body).await.error(status);
+    }
+    for body in [
+        "{",
+        r#"{"timeout":-1}"#,
+        r#"{"timeout":1.5}"#,
+        r#"{"memory":null}"#,
+        r#"{"autoPause":1}"#,
+    ] {
+        platform.call("POST", &path, body).await.error(400);
+    }
+    let foreign = platform.call_as(Some(OTHER_KEY), "POST", &path, "").await;
+    let missing = platform.call("POST", "/sandboxes/inobody/resume", "").await;
+    assert_eq!(foreign.error(404).replace(&id, "inobody"), missing.error(404));
 }

@@ -6,6 +6,7 @@ mod create;
 mod drain;
 mod errors;
 mod idempotency;
+mod keys;
 mod lifetime;
 mod limits;
 mod list;

@@ -25,7 +25,13 @@ async fn the_document_is_served_to_everybody_with_the_bounds_of_the_platform() {
     assert_eq!(reply.header("content-type"), "application/json; charset=utf-8");
     let committed: Value = serde_json::from_str(&document()).expect("JSON");
     let mut served = reply.json;
-    for schema in ["NewSandbox", "NewSandboxV1", "ConnectSandbox", "ConnectSandboxV1"] {
+    for schema in [
+        "NewSandbox",
+        "NewSandboxV1",
+        "ConnectSandbox",
+        "ConnectSandboxV1",
+        "ResumeSandbox",
+    ] {
         let at = format!("/components/schemas/{schema}/properties/timeout/maximum");
         let maximum = served.pointer_mut(&at).expect("a maximum");
         assert_eq!(*maximum, MAX_LIFETIME_S, "{schema}");

@@ -466,10 +466,7 @@ impl Wish {
 
     /// Refuses what is well-formed and cannot be done.
     fn check(&self, caller: &Caller) -> Result<(), ApiError> {
-        if self.timeout_s == 0 {
-            return Err(ApiError::invalid("timeout must be greater than 0"));
-        }
-        check_longest(self.timeout_s, caller)?;
+        check_timeout(self.timeout_s, caller)?;
         for (name, value) in &self.env_vars {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 return Err(ApiError::invalid(
@@ -482,6 +479,14 @@ impl Wish {
             None => Ok(()),
         }
     }
+}
+
+/// Refuses a timeout that a new life of a sandbox cannot have.
+pub(super) fn check_timeout(timeout_s: u32, caller: &Caller) -> Result<(), ApiError> {
+    if timeout_s == 0 {
+        return Err(ApiError::invalid("timeout must be greater than 0"));
+    }
+    check_longest(timeout_s, caller)
 }
 
 /// Refuses a timeout beyond the longest life of a sandbox of the team.

@@ -1,11 +1,12 @@
-//! Calls that change when a sandbox ends: `timeout`, `refreshes` and `connect`.
+//! Calls that change when a sandbox ends: `timeout`, `refreshes`, `connect` and `resume`.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use model::limits::{DEFAULT_TIMEOUT_V2_S, REFRESH_FLOOR_S, REFRESH_MAX_S};
+use model::lifecycle;
+use model::limits::{DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S, REFRESH_FLOOR_S, REFRESH_MAX_S};
 use store::sandboxes::SandboxRow;
 use utoipa::ToSchema;
 
@@ -55,6 +56,23 @@ struct ConnectSandbox {
     #[schema(minimum = 0, maximum = 86_400, default = 300)]
     timeout: Option<i32>,
     /// Whether a paused sandbox gets its memory back.
+    #[schema(required = false)]
+    memory: bool,
+}
+
+/// How a paused sandbox is to go on.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+struct ResumeSandbox {
+    /// Seconds from now until it ends.
+    #[schema(minimum = 1, maximum = 86_400, default = 15)]
+    timeout: Option<i32>,
+    /// Whether it is paused again at its end.
+    #[schema(required = false)]
+    #[deprecated]
+    auto_pause: bool,
+    /// Whether it gets its memory back.
     #[schema(required = false)]
     memory: bool,
 }
@@ -178,6 +196,36 @@ async fn connect(
     // Never shortens: of two clients that connect, the one that needs less must not end the other's sandbox.
     let row = change(platform, caller, sandbox, timeout_s, Deadline::AtLeast).await?;
     json(StatusCode::OK, &ConnectionInfo::new(row, platform))
+}
+
+/// Resumes a paused sandbox. One that runs is not to be resumed, only to be connected to.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/resume",
+    tag = "sandboxes",
+    params(SandboxParameter),
+    request_body(content = Option<ResumeSandbox>),
+    responses(
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+        (status = 409, description = "It runs already", body = ErrorBody),
+    )
+)]
+pub(crate) async fn resume_sandbox(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    body: OptionalBody,
+) -> Result<Response, ApiError> {
+    let fields = body.fields();
+    let timeout_s = fields.count("timeout", Null::Absent)?.unwrap_or(DEFAULT_TIMEOUT_V1_S);
+    fields.flag("autoPause", Null::Refused)?;
+    fields.flag("memory", Null::Refused)?;
+    super::create::check_timeout(timeout_s, &caller)?;
+    // Nothing is ever paused, so what a team has runs, or is on its way to or from that.
+    match platform.live.of_team(&id, &caller.team) {
+        Some(live) if live.state() == lifecycle::State::Running => Err(ApiError::running(id)),
+        Some(_) | None => Err(ApiError::no_sandbox(id)),
+    }
 }
 
 /// Moves the end to `seconds` from now, cut at the sandbox's longest life.

@@ -1,0 +1,221 @@
+//! `/api-keys`: the API keys of the caller's team.
+//!
+//! A key is shown once, in the answer that made it. A deleted key stops to count with the request after its deletion,
+//! because every request looks its key up.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::Serialize;
+use store::keys::{ApiKeyRow, KeyMask};
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::auth::{Caller, KeyPath};
+use super::body::RequiredBody;
+use super::error::{ApiError, ErrorBody};
+use super::json;
+use crate::clock::rfc3339;
+use crate::keys::NewKey;
+use crate::lifecycle::Platform;
+
+/// The key of a path.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "it describes a path that `KeyPath` reads")]
+struct ApiKeyParameter {
+    /// The id of the key.
+    #[param(
+        rename = "apiKeyID",
+        pattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+    )]
+    id: String,
+}
+
+/// What a key or token is to be called.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
+pub(super) struct KeyName {
+    /// To recognise it by: no control character, no outer space.
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
+    )]
+    name: String,
+}
+
+/// The recognisable part of a key or token.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ShownMask {
+    prefix: String,
+    /// How many characters follow the prefix.
+    value_length: u32,
+    /// The first of them.
+    masked_value_prefix: String,
+    /// The last of them.
+    masked_value_suffix: String,
+}
+
+impl From<KeyMask> for ShownMask {
+    fn from(mask: KeyMask) -> Self {
+        Self {
+            prefix: mask.prefix,
+            value_length: mask.value_length,
+            masked_value_prefix: mask.first,
+            masked_value_suffix: mask.last,
+        }
+    }
+}
+
+/// Somebody who acts for a team.
+#[derive(Serialize, ToSchema)]
+struct TeamUser {
+    id: String,
+    /// Always `null`: users of this platform have none.
+    email: Option<String>,
+}
+
+/// An API key, without the key.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct TeamApiKey {
+    id: String,
+    name: String,
+    mask: ShownMask,
+    #[schema(format = DateTime)]
+    created_at: String,
+    created_by: TeamUser,
+    /// When it last let somebody in, to the minute.
+    #[schema(format = DateTime)]
+    last_used: Option<String>,
+}
+
+impl From<ApiKeyRow> for TeamApiKey {
+    fn from(row: ApiKeyRow) -> Self {
+        Self {
+            id: row.id,
+            name: row.name,
+            mask: row.mask.into(),
+            created_at: rfc3339(row.created_us),
+            created_by: TeamUser {
+                id: row.user_id.into(),
+                email: None,
+            },
+            last_used: row.last_used_us.map(rfc3339),
+        }
+    }
+}
+
+/// An API key that was just made.
+#[derive(Serialize, ToSchema)]
+struct CreatedTeamApiKey {
+    #[serde(flatten)]
+    facts: TeamApiKey,
+    /// The key itself, this once.
+    key: String,
+}
+
+/// The API keys of the team that count, oldest first.
+#[utoipa::path(
+    get,
+    path = "/api-keys",
+    tag = "keys",
+    responses((status = 200, description = "The keys", body = Vec<TeamApiKey>))
+)]
+pub(crate) async fn list_api_keys(State(platform): State<Arc<Platform>>, caller: Caller) -> Result<Response, ApiError> {
+    let rows = platform.store.api_key_list(&caller.team).await?;
+    let keys: Vec<TeamApiKey> = rows
+        .into_iter()
+        .filter(|row| row.revoked_us.is_none())
+        .map(TeamApiKey::from)
+        .collect();
+    json(StatusCode::OK, &keys)
+}
+
+/// Makes an API key for the team.
+#[utoipa::path(
+    post,
+    path = "/api-keys",
+    tag = "keys",
+    request_body(content = KeyName),
+    responses((status = 201, description = "It is made, and shown this once", body = CreatedTeamApiKey))
+)]
+pub(crate) async fn create_api_key(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    body: RequiredBody,
+) -> Result<Response, ApiError> {
+    let name = body.fields().required_name("name")?.to_owned();
+    let key = NewKey::api_key().map_err(|error| ApiError::internal().caused_by(error))?;
+    let row = ApiKeyRow {
+        id: Uuid::now_v7().to_string(),
+        team_id: caller.team,
+        user_id: caller.user,
+        name,
+        mask: key.mask(),
+        created_us: platform.settings.clock.now_us(),
+        revoked_us: None,
+        last_used_us: None,
+    };
+    platform.store.api_key_insert(&row, &key.hash()).await?;
+    tracing::info!(key.id = row.id, "made an API key");
+    let created = CreatedTeamApiKey {
+        facts: row.into(),
+        key: key.expose(),
+    };
+    json(StatusCode::CREATED, &created)
+}
+
+/// Renames an API key of the team.
+#[utoipa::path(
+    patch,
+    path = "/api-keys/{apiKeyID}",
+    tag = "keys",
+    params(ApiKeyParameter),
+    request_body(content = KeyName),
+    responses(
+        (status = 200, description = "The key as it is now", body = TeamApiKey),
+        (status = 404, description = "The team has no such key", body = ErrorBody),
+    )
+)]
+pub(crate) async fn rename_api_key(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    KeyPath(id): KeyPath,
+    body: RequiredBody,
+) -> Result<Response, ApiError> {
+    let fields = body.fields();
+    let name = fields.required_name("name")?;
+    match platform.store.api_key_rename(&caller.team, &id, name).await? {
+        Some(row) => json(StatusCode::OK, &TeamApiKey::from(row)),
+        None => Err(ApiError::no_key("API key", id)),
+    }
+}
+
+/// Revokes an API key of the team, which may be the one that asks: requests that present it are refused from now on.
+#[utoipa::path(
+    delete,
+    path = "/api-keys/{apiKeyID}",
+    tag = "keys",
+    params(ApiKeyParameter),
+    responses(
+        (status = 204, description = "It is revoked"),
+        (status = 404, description = "The team has no such key", body = ErrorBody),
+    )
+)]
+pub(crate) async fn delete_api_key(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    KeyPath(id): KeyPath,
+) -> Result<StatusCode, ApiError> {
+    let now_us = platform.settings.clock.now_us();
+    if !platform.store.api_key_revoke_of(&caller.team, &id, now_us).await? {
+        return Err(ApiError::no_key("API key", id));
+    }
+    tracing::info!(key.id = id, "revoked an API key");
+    Ok(StatusCode::NO_CONTENT)
+}

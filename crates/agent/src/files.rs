@@ -7,6 +7,7 @@
 //! Memory per transfer is constant. File access runs on a few blocking threads, so that a slow disk delays transfers
 //! and nothing else; sockets stay on the one thread of everything.
 
+mod buffers;
 mod coding;
 pub(crate) mod compose;
 mod download;

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 use tokio::task::JoinHandle;
 
+use super::buffers::Buffers;
 use super::coding::{self, Coding};
 use super::pack::{self, Packed};
 use super::{Failure, Transfer, Transfers, blocking, media_type};
@@ -88,6 +89,7 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfers: &Transfe
                 next: None,
                 first,
                 transfer,
+                buffers: Buffers::new(),
             };
             *response.body_mut() = Body::Stream {
                 stream: Box::pin(stream),
@@ -181,11 +183,10 @@ fn open(
     Ok((Arc::new(file), metadata, first, coding))
 }
 
-/// Up to `limit` bytes, fewer only at the end.
-pub(super) fn read_at(file: &File, offset: u64, limit: usize) -> io::Result<Bytes> {
-    let mut buffer = vec![0; limit];
+/// Reads until the buffer is full or the file ends; how many bytes that were.
+pub(super) fn fill_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
-    while filled < limit {
+    while filled < buffer.len() {
         match file.read_at(&mut buffer[filled..], offset + filled as u64) {
             Ok(0) => break,
             Ok(length) => filled += length,
@@ -193,6 +194,13 @@ pub(super) fn read_at(file: &File, offset: u64, limit: usize) -> io::Result<Byte
             Err(error) => return Err(error),
         }
     }
+    Ok(filled)
+}
+
+/// Up to `limit` bytes, fewer only at the end.
+pub(super) fn read_at(file: &File, offset: u64, limit: usize) -> io::Result<Bytes> {
+    let mut buffer = vec![0; limit];
+    let filled = fill_at(file, offset, &mut buffer)?;
     buffer.truncate(filled);
     if filled < limit / 2 {
         buffer.shrink_to_fit();
@@ -264,6 +272,7 @@ fn body(file: Arc<File>, first: Bytes, start: u64, end: u64, transfer: Transfer)
         next: None,
         first,
         transfer,
+        buffers: Buffers::new(),
     };
     Body::Stream {
         stream: Box::pin(stream),
@@ -281,6 +290,7 @@ struct Chunks {
     next: Option<JoinHandle<io::Result<Bytes>>>,
     first: Bytes,
     transfer: Transfer,
+    buffers: Buffers,
 }
 
 impl Chunks {
@@ -289,7 +299,8 @@ impl Chunks {
             let limit = self.transfer.chunk();
             let length = usize::try_from(self.end - self.offset).unwrap_or(limit).min(limit);
             let (file, offset) = (self.file.clone(), self.offset);
-            self.next = Some(tokio::task::spawn_blocking(move || read_at(&file, offset, length)));
+            let buffer = self.buffers.take(limit);
+            self.next = Some(tokio::task::spawn_blocking(move || buffer.read(&file, offset, length)));
         }
     }
 }

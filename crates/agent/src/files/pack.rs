@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use super::Transfer;
-use super::download::read_at;
+use super::download::{fill_at, read_at};
 use crate::gzip::{self, Gzip};
 
 /// Files that are packed at a time. Each costs about 350 KiB for the packer's tables and window, and its chunks.
@@ -70,6 +70,7 @@ struct Packer {
     end: u64,
     /// The beginning of the file, which is there already.
     first: Bytes,
+    buffer: Vec<u8>,
     gzip: Gzip,
 }
 
@@ -87,6 +88,7 @@ impl Packed {
             offset: 0,
             end,
             first,
+            buffer: Vec::new(),
             gzip: Gzip::new(),
         };
         let mut packed = Self {
@@ -106,10 +108,13 @@ impl Packed {
 
 impl Packer {
     fn step(mut self: Box<Self>, limit: usize) -> Step {
-        let mut data = std::mem::take(&mut self.first);
+        let first = std::mem::take(&mut self.first);
+        let mut data = &first[..];
         if data.is_empty() {
+            self.buffer.resize(limit, 0);
             let length = usize::try_from(self.end - self.offset).unwrap_or(limit).min(limit);
-            data = read_at(&self.file, self.offset, length)?;
+            let filled = fill_at(&self.file, self.offset, &mut self.buffer[..length])?;
+            data = &self.buffer[..filled];
         }
         let mut packed = Vec::new();
         if data.is_empty() {
@@ -117,7 +122,7 @@ impl Packer {
             return Ok((None, packed.into()));
         }
         self.offset += data.len() as u64;
-        self.gzip.write(&data, &mut packed)?;
+        self.gzip.write(data, &mut packed)?;
         Ok((Some(self), packed.into()))
     }
 }

@@ -257,12 +257,16 @@ fn open(path: &PathBuf, user: &User) -> Result<File, Failure> {
 }
 
 /// A file that is being written, in large pieces, one of them on its way to the disk while the next one fills.
+///
+/// What arrives is copied, so that the connection reads into the same memory again and again: the pages of fresh memory
+/// cost more than the copy does.
 struct Target {
     file: Arc<File>,
     path: PathBuf,
-    waiting: Vec<Bytes>,
-    waiting_bytes: usize,
-    writing: Option<JoinHandle<io::Result<()>>>,
+    filling: Vec<u8>,
+    /// Empty, but with the room of the last piece.
+    spare: Vec<u8>,
+    writing: Option<JoinHandle<(Vec<u8>, io::Result<()>)>>,
     transfer: Transfer,
 }
 
@@ -271,44 +275,58 @@ impl Target {
         Self {
             file: Arc::new(file),
             path,
-            waiting: Vec::new(),
-            waiting_bytes: 0,
+            filling: Vec::new(),
+            spare: Vec::new(),
             writing: None,
             transfer,
         }
     }
 
-    async fn write(&mut self, data: Bytes) -> io::Result<()> {
-        self.waiting_bytes += data.len();
-        self.waiting.push(data);
-        if self.waiting_bytes < self.transfer.chunk() {
-            return Ok(());
+    async fn write(&mut self, mut data: Bytes) -> io::Result<()> {
+        while !data.is_empty() {
+            let limit = self.transfer.chunk();
+            let room = limit.saturating_sub(self.filling.len());
+            let fits = data.split_to(room.min(data.len()));
+            if self.filling.capacity() < self.filling.len() + fits.len() {
+                // Small files take little; what is once larger takes all at once.
+                let more = if self.filling.is_empty() { fits.len() } else { room };
+                self.filling.reserve_exact(more);
+            }
+            self.filling.extend_from_slice(&fits);
+            if self.filling.len() >= limit {
+                self.settle().await?;
+                self.begin();
+            }
         }
-        self.settle().await?;
-        self.begin();
         Ok(())
     }
 
     fn begin(&mut self) {
-        let waiting = std::mem::take(&mut self.waiting);
-        self.waiting_bytes = 0;
+        let piece = std::mem::replace(&mut self.filling, std::mem::take(&mut self.spare));
+        if self.filling.capacity() > self.transfer.chunk() {
+            // There are more transfers than there were.
+            self.filling = Vec::new();
+        }
         let file = self.file.clone();
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            let mut file = &*file;
-            waiting.iter().try_for_each(|data| file.write_all(data))
+            let result = (&*file).write_all(&piece);
+            (piece, result)
         }));
     }
 
     async fn settle(&mut self) -> io::Result<()> {
-        match self.writing.take() {
-            Some(writing) => writing.await.unwrap_or_else(|crash| Err(io::Error::other(crash))),
-            None => Ok(()),
-        }
+        let Some(writing) = self.writing.take() else {
+            return Ok(());
+        };
+        let (mut piece, result) = writing.await.map_err(io::Error::other)?;
+        piece.clear();
+        self.spare = piece;
+        result
     }
 
     async fn finish(mut self) -> io::Result<(Arc<File>, PathBuf)> {
         self.settle().await?;
-        if !self.waiting.is_empty() {
+        if !self.filling.is_empty() {
             self.begin();
             self.settle().await?;
         }

@@ -11,6 +11,7 @@ use protocol::connect::{Code, Error};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
+use crate::events::Journal;
 use crate::files::Transfers;
 use crate::filesystem::Filesystem;
 use crate::launcher::Launcher;
@@ -30,6 +31,7 @@ pub(crate) struct Agent {
     pub(crate) settings: RefCell<Settings>,
     pub(crate) users: Users,
     pub(crate) launcher: Launcher,
+    pub(crate) events: Journal,
     pub(crate) processes: Table,
     pub(crate) transfers: Transfers,
     pub(crate) filesystem: Filesystem,
@@ -55,6 +57,7 @@ impl Agent {
             settings: RefCell::default(),
             users: Users::default(),
             launcher: Launcher::new(spawner)?,
+            events: Journal::default(),
             processes: Table::default(),
             transfers: Transfers::default(),
             filesystem: Filesystem::default(),

@@ -1,4 +1,4 @@
-//! The routes that only the host may use: setting the agent up, and hearing about its spawner.
+//! The routes that only the host may use: which they are, and setting the agent up.
 //!
 //! They are served on the inherited connection and on the control socket, never on TCP: code in the sandbox must not
 //! set up its own agent anew, least of all without a token.
@@ -12,7 +12,6 @@ use std::rc::Rc;
 use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use protocol::agent::{Init, VERSION};
-use serde::Serialize;
 
 use crate::agent::Agent;
 use crate::http::{self as answers, Body};
@@ -30,7 +29,7 @@ pub(crate) fn is_reserved(path: &str) -> bool {
         "/fsfreeze",
         "/fsthaw",
         "/upgrade",
-        "/spawner",
+        "/events",
     ];
     RESERVED.contains(&path)
 }
@@ -92,16 +91,6 @@ fn write_boot_files(directory: &Path, files: &[(&str, Option<&str>)]) -> io::Res
         file.write_all(content.as_bytes())?;
     }
     Ok(())
-}
-
-/// `GET /spawner`: answers when there is no spawner, at once or whenever that comes.
-pub(crate) async fn spawner(agent: &Rc<Agent>) -> Response<Body> {
-    #[derive(Serialize)]
-    struct State {
-        alive: bool,
-    }
-    agent.launcher.gone().await;
-    answers::json(StatusCode::OK, &State { alive: false })
 }
 
 #[cfg(test)]

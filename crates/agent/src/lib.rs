@@ -9,6 +9,7 @@
 
 mod agent;
 mod control;
+mod events;
 mod files;
 mod filesystem;
 #[cfg(test)]

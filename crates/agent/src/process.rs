@@ -8,6 +8,7 @@
 mod events;
 mod input;
 mod output;
+mod program;
 mod start;
 pub(crate) mod status;
 pub(crate) mod table;

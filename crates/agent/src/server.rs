@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 
 use crate::agent::{Agent, Caller};
 use crate::http::{self as answers, Body, Query, header_text};
-use crate::{control, files, filesystem, metrics, process, rpc, sys};
+use crate::{control, events, files, filesystem, metrics, process, rpc, sys};
 
 /// Client connections at a time. An SDK opens at most 210.
 const CONNECTIONS: usize = 1024;
@@ -222,7 +222,7 @@ async fn route(agent: &Rc<Agent>, peer: Peer, caller: Caller, request: Request<I
         ("/metrics", &Method::GET) => metrics::serve(agent).await,
         ("/files/compose", &Method::POST) => files::compose::serve(agent, request).await,
         ("/init", &Method::POST) if peer == Peer::Host => control::init(agent, request).await,
-        ("/spawner", &Method::GET) if peer == Peer::Host => control::spawner(agent).await,
+        ("/events", &Method::GET) if peer == Peer::Host => events::serve(agent),
         ("/health" | "/envs" | "/metrics", _) => wrong_method("GET"),
         ("/files", _) => wrong_method("GET, POST"),
         ("/files/compose", _) => wrong_method("POST"),

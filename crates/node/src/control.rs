@@ -1,13 +1,14 @@
 //! The host's end of an agent's control channel.
 //!
 //! Every byte from an agent is treated as hostile: answers are bounded in size and time, and all that is taken from
-//! them is a status, a version and one flag.
+//! them is a status, a version and, with more care in `events`, what goes into the sandbox's log.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
@@ -50,7 +51,7 @@ impl Control {
         })
     }
 
-    async fn send(&mut self, method: Method, path: &str, body: Vec<u8>) -> io::Result<hyper::Response<Bytes>> {
+    async fn send(&mut self, method: Method, path: &str, body: Vec<u8>) -> io::Result<hyper::Response<Incoming>> {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -59,8 +60,12 @@ impl Control {
             .body(Full::from(body))
             .map_err(io::Error::other)?;
         self.requests.ready().await.map_err(io::Error::other)?;
-        let answer = self.requests.send_request(request).await.map_err(io::Error::other)?;
-        let (head, body) = answer.into_parts();
+        self.requests.send_request(request).await.map_err(io::Error::other)
+    }
+
+    /// Sends a request and reads all of the answer.
+    async fn ask(&mut self, method: Method, path: &str, body: Vec<u8>) -> io::Result<hyper::Response<Bytes>> {
+        let (head, body) = self.send(method, path, body).await?.into_parts();
         let body = Limited::new(body, ANSWER_MAX)
             .collect()
             .await
@@ -72,7 +77,7 @@ impl Control {
     /// Hands the sandbox's identity to its agent and returns the level of the agent protocol that it reports.
     pub(crate) async fn init(&mut self, init: &Init) -> io::Result<String> {
         let body = serde_json::to_vec(init)?;
-        let answer = tokio::time::timeout(AGENT_TIMEOUT, self.send(Method::POST, "/init", body)).await??;
+        let answer = tokio::time::timeout(AGENT_TIMEOUT, self.ask(Method::POST, "/init", body)).await??;
         if answer.status() != StatusCode::NO_CONTENT {
             return Err(io::Error::other(format!(
                 "the agent answered {} to /init",
@@ -89,14 +94,16 @@ impl Control {
         }
     }
 
-    /// Returns when the sandbox's spawner has ended.
-    pub(crate) async fn spawner_ended(&mut self) -> io::Result<()> {
-        let answer = self.send(Method::GET, "/spawner", Vec::new()).await?;
+    /// What happens in the sandbox, line by line, from what was not told yet on. The connection is of no other use until
+    /// that has ended.
+    pub(crate) async fn events(&mut self) -> io::Result<Incoming> {
+        let asked = self.send(Method::GET, "/events", Vec::new());
+        let answer = tokio::time::timeout(AGENT_TIMEOUT, asked).await??;
         if answer.status() == StatusCode::OK {
-            Ok(())
+            Ok(answer.into_body())
         } else {
             Err(io::Error::other(format!(
-                "the agent answered {} to /spawner",
+                "the agent answered {} to /events",
                 answer.status()
             )))
         }

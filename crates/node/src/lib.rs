@@ -9,6 +9,7 @@
 
 mod control;
 mod dial;
+mod events;
 mod journal;
 mod owner;
 mod slots;
@@ -197,7 +198,7 @@ impl Node {
                 "the platform was restarted; the sandbox went on",
                 [adopted],
             );
-            let owned = Arc::new(Owned::new(name.clone(), sandbox, journal));
+            let owned = Arc::new(Owned::adopted(name.clone(), sandbox, journal));
             self.shared.sandboxes.lock().insert(name.id, Arc::clone(&owned));
             self.tasks
                 .spawn(owner::own(Arc::clone(&self.shared), owned, None, self.stop.clone()));
@@ -215,6 +216,7 @@ impl Node {
         let owned: Vec<Arc<Owned>> = self.shared.sandboxes.lock().values().cloned().collect();
         let sweep = move || {
             let samples = owned.iter().filter(|owned| !owned.is_ending()).filter_map(|owned| {
+                owned.note_memory_kills();
                 let at_us = now_us();
                 let usage = owned.sandbox().usage().ok()?;
                 Some(SandboxSample {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use model::id::SandboxId;
 use model::log::Level;
+use parking_lot::Mutex;
 use protocol::node::{NodeError, SandboxExit, StartSandbox, StartedSandbox};
 use runtime::driver::Sandbox;
 use runtime::slot::Name;
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::control::Control;
 use crate::journal::Journal;
-use crate::{AGENT_TIMEOUT, Shared, blocking, failed};
+use crate::{AGENT_TIMEOUT, Shared, blocking, events, failed};
 
 /// Shortest time between two attempts to talk to an agent or to give a sandbox a new spawner: a sandbox whose root
 /// keeps killing its spawner costs the host no more than this.
@@ -35,16 +36,46 @@ pub(crate) struct Owned {
     /// Turns true when none of its processes runs any more.
     ended: watch::Sender<bool>,
     journal: Journal,
+    /// Processes that the kernel had killed for want of memory when it was looked last; unknown before the first look
+    /// at a sandbox that ran already.
+    memory_kills: Mutex<Option<u64>>,
 }
 
 impl Owned {
-    pub(crate) fn new(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
+    /// A sandbox that has just been made.
+    pub(crate) fn fresh(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
+        Self::new(name, sandbox, journal, Some(0))
+    }
+
+    /// A sandbox of an earlier platform.
+    pub(crate) fn adopted(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
+        let kills = sandbox.memory_kills().ok();
+        Self::new(name, sandbox, journal, kills)
+    }
+
+    fn new(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal, memory_kills: Option<u64>) -> Self {
         Self {
             name,
             sandbox,
             ending: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             journal,
+            memory_kills: Mutex::new(memory_kills),
+        }
+    }
+
+    /// Writes down if the kernel has killed processes for want of memory since the last look. Takes some 10 µs.
+    pub(crate) fn note_memory_kills(&self) {
+        let mut noted = self.memory_kills.lock();
+        let Ok(kills) = self.sandbox.memory_kills() else { return };
+        let before = noted.replace(kills).unwrap_or(kills);
+        if kills > before {
+            let message = "the sandbox had used up its memory, and the kernel killed processes of it";
+            let fields = [
+                ("event_type", "out_of_memory".to_owned()),
+                ("killed", (kills - before).to_string()),
+            ];
+            self.journal.host(Level::Warn, message, fields);
         }
     }
 
@@ -103,7 +134,7 @@ pub(crate) async fn start(
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
             journal.host(Level::Info, "the sandbox started", fields);
-            let owned = Arc::new(Owned::new(name.clone(), started.sandbox, journal));
+            let owned = Arc::new(Owned::fresh(name.clone(), started.sandbox, journal));
             Ok((owned, control, StartedSandbox { agent_version, stages }))
         }
         Err(error) => {
@@ -121,7 +152,7 @@ pub(crate) async fn own(shared: Arc<Shared>, owned: Arc<Owned>, control: Option<
         biased;
         _ = asked.wait_for(|ending| *ending) => false,
         () = until_dead(&owned.sandbox) => true,
-        () = keep_spawner(&shared, &owned, control) => true,
+        () = attend(&shared, &owned, control) => true,
         () = stop.cancelled() => return,
     };
     owned.ending.send_replace(true);
@@ -185,37 +216,40 @@ async fn until_dead(sandbox: &Arc<dyn Sandbox>) {
     }
 }
 
-/// Gives the sandbox a new spawner whenever its own has ended. Runs for ever.
-async fn keep_spawner(shared: &Arc<Shared>, owned: &Arc<Owned>, mut control: Option<Control>) {
+/// Listens to the agent for the log's sake, and gives the sandbox a new spawner whenever its own has ended. Runs for
+/// ever.
+async fn attend(shared: &Arc<Shared>, owned: &Arc<Owned>, mut control: Option<Control>) {
+    let mut budget = events::Budget::new(tokio::time::Instant::now());
     loop {
-        let mut open = match control.take() {
-            Some(open) => open,
-            None => match reach(shared, owned).await {
-                Ok(open) => open,
-                Err(error) => {
-                    tracing::debug!(sandbox.id = %owned.name.id, "reach the agent: {error}");
-                    tokio::time::sleep(RETRY).await;
-                    continue;
-                }
-            },
+        let followed = async {
+            let mut control = match control.take() {
+                Some(control) => control,
+                None => reach(shared, owned).await?,
+            };
+            let body = control.events().await?;
+            events::follow(body, &owned.journal, &mut budget, || owned.note_memory_kills()).await
         };
-        match open.spawner_ended().await {
-            Ok(()) => {
-                tracing::warn!(sandbox.id = %owned.name.id, "the spawner ended, starting another");
-                owned.journal.host(
-                    Level::Warn,
-                    "the process that starts commands was killed and is replaced; the usual reason is that the sandbox ran out of memory",
-                    [("event_type", "spawner_replaced".to_owned())],
-                );
-                let sandbox = Arc::clone(&owned.sandbox);
-                if let Ok(Err(error)) | Err(error) = blocking(move || sandbox.respawn()).await {
-                    tracing::warn!(sandbox.id = %owned.name.id, "start a spawner: {error}");
-                }
-                control = Some(open);
-            }
-            Err(error) => tracing::debug!(sandbox.id = %owned.name.id, "talk to the agent: {error}"),
+        match followed.await {
+            Ok(()) => replace_spawner(owned).await,
+            Err(error) => tracing::debug!(sandbox.id = %owned.name.id, "listen to the agent: {error}"),
         }
         tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn replace_spawner(owned: &Arc<Owned>) {
+    tracing::warn!(sandbox.id = %owned.name.id, "the spawner ended, starting another");
+    // First the reason, if it was this one.
+    owned.note_memory_kills();
+    let message = "the process that starts commands is gone and is replaced";
+    let fields = [("event_type", "spawner_replaced".to_owned())];
+    owned.journal.host(Level::Warn, message, fields);
+    let sandbox = Arc::clone(&owned.sandbox);
+    if let Ok(Err(error)) | Err(error) = blocking(move || sandbox.respawn()).await {
+        tracing::warn!(sandbox.id = %owned.name.id, "start a spawner: {error}");
+        let message = "the process that starts commands could not be replaced; the next attempt follows";
+        let fields = [("event_type", "spawner_failed".to_owned())];
+        owned.journal.host(Level::Error, message, fields);
     }
 }
 

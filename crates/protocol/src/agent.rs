@@ -71,3 +71,60 @@ impl std::fmt::Debug for Init {
             .finish_non_exhaustive()
     }
 }
+
+/// What happened in a sandbox: one line of JSON in the answer to `GET /events` on the control channel, which goes on
+/// until there is no spawner.
+///
+/// No argument and no environment variable of a process is in here: both carry secrets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case", rename_all_fields = "camelCase")]
+pub enum Event {
+    /// A process was started for a client.
+    ProcessStart {
+        /// Its pid inside the sandbox.
+        pid: u32,
+        /// Name of its program. Of a script that a shell is given, the first command's.
+        command: String,
+        /// Name of the user it runs as.
+        user: String,
+        /// Whether it has a terminal.
+        #[serde(default)]
+        pty: bool,
+    },
+    /// Such a process is over and its output was read.
+    ProcessEnd {
+        /// As at its start.
+        pid: u32,
+        /// As at its start.
+        command: String,
+        /// Exit status; -1 when a signal ended it.
+        exit_code: i32,
+        /// The end in words, as clients are told.
+        status: String,
+        /// Bytes that it wrote to its standard output.
+        stdout_bytes: u64,
+        /// Bytes that it wrote to its standard error.
+        stderr_bytes: u64,
+        /// Bytes that it wrote to its terminal.
+        pty_bytes: u64,
+        /// Milliseconds from start to end.
+        duration_ms: u64,
+    },
+    /// A process that a client asked for could not be started.
+    ProcessFailed {
+        /// As at a start.
+        command: String,
+        /// The reason, without anything of the request.
+        reason: String,
+    },
+    /// So many events are missing here, because nobody read them in time.
+    Dropped {
+        /// How many.
+        count: u64,
+    },
+    /// There is no spawner; the last line of an answer.
+    SpawnerGone,
+    /// Something that this version does not know.
+    #[serde(other)]
+    Unknown,
+}

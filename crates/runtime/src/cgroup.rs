@@ -292,6 +292,7 @@ impl Tree {
                     memory_charged: group.join("memory.current"),
                     memory_limit: group.join("memory.max"),
                     memory_stat: group.join("memory.stat"),
+                    memory_kills: group.join("memory.events"),
                     cache_field: "file",
                     shared_field: "shmem",
                 })
@@ -303,6 +304,7 @@ impl Tree {
                     memory_charged: group.join("memory.usage_in_bytes"),
                     memory_limit: group.join("memory.limit_in_bytes"),
                     memory_stat: group.join("memory.stat"),
+                    memory_kills: group.join("memory.oom_control"),
                     cache_field: "total_cache",
                     shared_field: "total_shmem",
                 })
@@ -336,6 +338,8 @@ pub(crate) struct Meters {
     pub(crate) memory_charged: PathBuf,
     pub(crate) memory_limit: PathBuf,
     pub(crate) memory_stat: PathBuf,
+    /// Has a line `oom_kill`.
+    pub(crate) memory_kills: PathBuf,
     /// Line of `memory_stat` with the page cache, files in memory included.
     pub(crate) cache_field: &'static str,
     /// Line of `memory_stat` with the files in memory alone.

@@ -375,6 +375,11 @@ impl Sandbox for Running {
         usage::read(&driver.tree, &self.name, self.pid, self.agent.as_fd())
     }
 
+    fn memory_kills(&self) -> io::Result<u64> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        usage::memory_kills(&driver.tree, &self.name)
+    }
+
     fn kill(&self) {
         kill_and_wait(self.agent.as_fd());
     }

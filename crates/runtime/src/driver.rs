@@ -95,6 +95,12 @@ pub trait Sandbox: Debug + Send + Sync {
     /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] where the host does not count.
     fn usage(&self) -> io::Result<Usage>;
 
+    /// How many processes of the workload the kernel has killed so far because the sandbox had used up its memory.
+    ///
+    /// # Errors
+    /// As [`Sandbox::usage`].
+    fn memory_kills(&self) -> io::Result<u64>;
+
     /// Kills every process of the sandbox and waits until none is left. Blocks for milliseconds.
     fn kill(&self);
 }

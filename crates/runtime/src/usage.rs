@@ -72,6 +72,14 @@ pub(crate) fn read(tree: &Tree, name: &Name, pid: i32, agent: BorrowedFd<'_>) ->
     })
 }
 
+/// Reads how many processes of the workload were killed for want of memory.
+pub(crate) fn memory_kills(tree: &Tree, name: &Name) -> io::Result<u64> {
+    let meters = tree.meters(name).ok_or(io::ErrorKind::Unsupported)?;
+    let mut buffer = [0; 1024];
+    let text = read_into(&meters.memory_kills, &mut buffer)?;
+    field(text, "oom_kill").ok_or(io::ErrorKind::InvalidData.into())
+}
+
 /// Reads what is free on the host that holds `data_dir`.
 ///
 /// # Errors

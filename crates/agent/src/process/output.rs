@@ -55,9 +55,11 @@ pub(super) async fn relay(agent: Rc<Agent>, file: Rc<AsyncFd<OwnedFd>>, source: 
             () = process.cut() => break,
         };
         let Some(bytes) = bytes else { return };
+        let event = source.event(bytes);
+        process.count(&event);
         tokio::select! {
             biased;
-            () = process.publish(source.event(bytes)) => {}
+            () = process.publish(event) => {}
             () = process.cut() => break,
         }
     }
@@ -66,7 +68,9 @@ pub(super) async fn relay(agent: Rc<Agent>, file: Rc<AsyncFd<OwnedFd>>, source: 
         && let Ok(Some(bytes)) = read_now(file.get_ref(), source.chunk().min(left))
     {
         left -= bytes.len();
-        process.publish_now(&source.event(bytes));
+        let event = source.event(bytes);
+        process.count(&event);
+        process.publish_now(&event);
     }
 }
 

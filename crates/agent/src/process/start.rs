@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use protocol::agent::Event;
 use protocol::connect::{Code, Error};
 use protocol::process::{DataEvent, ProcessConfig, Pty, PtySize, StartRequest};
 use rustix::process::Signal;
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use super::events::{self, EventStream, Events};
 use super::input::Input;
 use super::output::{self, Source};
+use super::program;
 use super::table::Process;
 use crate::agent::Agent;
 use crate::launcher::{SpawnError, describe};
@@ -31,6 +33,9 @@ use crate::spawner::request::{DEFAULT_PATH, Failure, Request};
 use crate::sys;
 use crate::users::User;
 
+/// What is told of a user's name, which the sandbox's root makes up.
+const USER_MAX: usize = 64;
+
 /// Everything that is known before the process exists.
 struct Job {
     request: Request,
@@ -39,6 +44,7 @@ struct Job {
     tag: Option<String>,
     pty: Option<Pty>,
     stdin: bool,
+    user: String,
     deadline: Option<Instant>,
     share: Option<OwnedSemaphorePermit>,
 }
@@ -67,6 +73,7 @@ pub(super) async fn start(call: &Call, writer: Writer, message: StartRequest) ->
         tag: message.tag,
         pty: message.pty,
         stdin: message.stdin.unwrap_or(true),
+        user: user.name,
         deadline: call.deadline,
         share: call.take_share(),
     };
@@ -141,7 +148,23 @@ async fn launch(agent: Rc<Agent>, job: Job, listener: mpsc::Sender<DataEvent>) -
         .spawn(&job.request, [&stdio[0], &stdio[1], &stdio[2]])
         .await;
     drop(stdio);
-    let pid = spawned.map_err(|error| spawn_error(&job, &error))?;
+    let pid = match spawned {
+        Ok(pid) => pid,
+        Err(error) => {
+            agent.events.record(&Event::ProcessFailed {
+                command: program::name(&job.config).to_owned(),
+                reason: error.to_string(),
+            });
+            return Err(spawn_error(&job, &error));
+        }
+    };
+    let since = Instant::now();
+    agent.events.record(&Event::ProcessStart {
+        pid,
+        command: program::name(&job.config).to_owned(),
+        user: job.user.chars().take(USER_MAX).collect(),
+        pty: job.pty.is_some(),
+    });
     let process = Rc::new(Process::new(pid, job.config, job.tag, ends.input, listener, job.share));
     let id = agent.processes.insert(process.clone());
     let readers: Vec<_> = ends
@@ -164,8 +187,24 @@ async fn launch(agent: Rc<Agent>, job: Job, listener: mpsc::Sender<DataEvent>) -
             let _ = reader.await;
         }
         table.processes.retire(id);
+        table.events.record(&end_of(&ended, since));
     });
     Ok(process)
+}
+
+fn end_of(process: &Process, since: Instant) -> Event {
+    let end = process.end().cloned().unwrap_or_default();
+    let [stdout_bytes, stderr_bytes, pty_bytes] = process.written();
+    Event::ProcessEnd {
+        pid: process.pid,
+        command: program::name(&process.config).to_owned(),
+        exit_code: end.exit_code,
+        status: end.status,
+        stdout_bytes,
+        stderr_bytes,
+        pty_bytes,
+        duration_ms: u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+    }
 }
 
 /// Kills a process at its deadline, and only it.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use protocol::connect::{Code, Error};
 use protocol::process::{DataEvent, EndEvent, ProcessConfig, ProcessSelector};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -42,6 +43,8 @@ pub(crate) struct Process {
     /// Reaped and waived: nobody reads its output any more.
     cut: CancellationToken,
     end: OnceCell<EndEvent>,
+    /// Bytes read of its standard output, its standard error and its terminal.
+    written: [Cell<u64>; 3],
     over: CancellationToken,
     _share: Option<OwnedSemaphorePermit>,
 }
@@ -66,6 +69,7 @@ impl Process {
             waived: Cell::new(false),
             cut: CancellationToken::new(),
             end: OnceCell::new(),
+            written: Default::default(),
             over: CancellationToken::new(),
             _share: share,
         }
@@ -83,6 +87,19 @@ impl Process {
             self.listeners.borrow_mut().push(sender);
         }
         receiver
+    }
+
+    /// Counts output that was read.
+    pub(crate) fn count(&self, event: &DataEvent) {
+        for (count, bytes) in self.written.iter().zip([&event.stdout, &event.stderr, &event.pty]) {
+            let length = bytes.as_ref().map_or(0, Bytes::len);
+            count.set(count.get() + length as u64);
+        }
+    }
+
+    /// Bytes of output read so far: standard output, standard error, terminal.
+    pub(crate) fn written(&self) -> [u64; 3] {
+        self.written.each_ref().map(Cell::get)
     }
 
     /// Gives output to every listener, waiting for each; those that left are forgotten.

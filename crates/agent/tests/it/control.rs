@@ -66,7 +66,7 @@ async fn control_routes_do_not_exist_for_clients() {
             "/fsfreeze",
             "/fsthaw",
             "/upgrade",
-            "/spawner",
+            "/events",
         ] {
             assert_eq!(client.post(path, "{}").await.status, 404, "{path}");
             assert_eq!(client.get(path).await.status, 404, "{path}");

@@ -12,6 +12,7 @@ mod client;
 mod compose;
 mod compression;
 mod control;
+mod events;
 mod files;
 mod filesystem;
 mod filesystem_watch;

@@ -5,6 +5,10 @@ use std::time::{Duration, Instant};
 use protocol::connect::{Code, Codec};
 use protocol::process::{ProcessConfig, StartRequest};
 
+use protocol::agent::Event;
+
+use crate::client::Client;
+use crate::events::events;
 use crate::sandbox::Sandbox;
 use crate::sys;
 
@@ -20,6 +24,24 @@ fn echo() -> StartRequest {
     }
 }
 
+/// The sandbox's spawners, of which there is one once it was executed.
+async fn spawners(sandbox: &Sandbox) -> Vec<i32> {
+    loop {
+        let spawners = sandbox.children("spawner");
+        if !spawners.is_empty() {
+            return spawners;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What the host is told until the news of the spawner's end.
+async fn events_until_gone(host: &mut Client) -> Vec<Event> {
+    let told = events(&host.get("/events").await.body);
+    assert_eq!(told.last(), Some(&Event::SpawnerGone));
+    told
+}
+
 #[tokio::test]
 async fn a_killed_spawner_is_reported_and_replaced() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
@@ -28,18 +50,19 @@ async fn a_killed_spawner_is_reported_and_replaced() {
     let program = sys::c_path(std::path::Path::new(env!("CARGO_BIN_EXE_ringfence-agent")));
     for _ in 0..2 {
         let mut host = sandbox.host().await;
-        let watch = tokio::spawn(async move { host.get("/spawner").await });
+        let watch = tokio::spawn(async move { events_until_gone(&mut host).await });
         let mut client = sandbox.client().await;
         let mut events = client.stream(Codec::Json, "Start", &echo()).await;
         events.started().await;
         assert_eq!(events.rest().await.out(), "hi\n");
         assert!(!watch.is_finished());
 
-        for pid in sandbox.children("spawner") {
+        for pid in spawners(&sandbox).await {
             sys::kill(pid, libc::SIGKILL);
         }
-        assert_eq!(watch.await.unwrap().text(), r#"{"alive":false}"#);
-        assert_eq!(sandbox.host().await.get("/spawner").await.text(), r#"{"alive":false}"#);
+        // A start, an end, and this; what came after the last answer waited for this one.
+        assert!(watch.await.unwrap().len() >= 3);
+        assert_eq!(events_until_gone(&mut sandbox.host().await).await, [Event::SpawnerGone]);
         // Nobody but root may take its place.
         let socket = protocol::agent::SPAWNER_SOCKET;
         assert!(!sys::is_served_inside(
@@ -70,10 +93,10 @@ async fn starts_wait_for_the_next_spawner_but_not_forever() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
-    for pid in sandbox.children("spawner") {
+    for pid in spawners(&sandbox).await {
         sys::kill(pid, libc::SIGKILL);
     }
-    assert_eq!(sandbox.host().await.get("/spawner").await.text(), r#"{"alive":false}"#);
+    assert_eq!(events_until_gone(&mut sandbox.host().await).await, [Event::SpawnerGone]);
     // Side by side: the second does not wait for the first to give up.
     let since = Instant::now();
     let mut waiting = tokio::task::JoinSet::new();
@@ -110,7 +133,7 @@ async fn a_spawner_that_dies_during_a_request_takes_nothing_with_it() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
-    for pid in sandbox.children("spawner") {
+    for pid in spawners(&sandbox).await {
         sys::kill(pid, libc::SIGSTOP);
     }
     let mut client = sandbox.client().await;
@@ -121,12 +144,13 @@ async fn a_spawner_that_dies_during_a_request_takes_nothing_with_it() {
         assert_eq!(other.get("/health").await.status, 204);
         tokio::task::yield_now().await;
     }
-    for pid in sandbox.children("spawner") {
+    for pid in spawners(&sandbox).await {
         sys::kill(pid, libc::SIGKILL);
     }
     assert_eq!(start.await.unwrap().code, Code::Unavailable);
     assert_eq!(other.get("/health").await.status, 204);
-    assert_eq!(sandbox.host().await.get("/spawner").await.text(), r#"{"alive":false}"#);
+    let failed = events_until_gone(&mut sandbox.host().await).await;
+    assert!(matches!(&failed[..], [Event::ProcessFailed { command, .. }, Event::SpawnerGone] if command == "echo"));
 
     let program = sys::c_path(std::path::Path::new(env!("CARGO_BIN_EXE_ringfence-agent")));
     sys::start_spawner(sandbox.agent, &program);

@@ -232,7 +232,7 @@ const CONTROL_PATHS: [&str; 8] = [
     "/fsfreeze",
     "/fsthaw",
     "/upgrade",
-    "/spawner",
+    "/events",
 ];
 
 /// Whether a path, decoded once and cleaned of `.`, `..` and doubled slashes, is a control route. A path that cannot

@@ -181,7 +181,7 @@ fn control_paths_are_found_however_they_are_spelled() {
         "/fsfreeze",
         "/fsthaw",
         "/upgrade",
-        "/spawner",
+        "/events",
     ] {
         assert!(is_control_path(path), "{path}");
     }

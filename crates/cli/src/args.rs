@@ -96,6 +96,10 @@ pub(crate) enum Command {
 pub(crate) struct UpArgs {
     #[command(flatten)]
     listen: ListenArg,
+    /// Address and port of the metrics for Prometheus, such as 127.0.0.1:9464; port 0 takes a free one
+    /// [env: RINGFENCE_METRICS_LISTEN] [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_listen: Option<String>,
     /// Domain under which sandboxes are reached as <port>-<id>.<domain>, used as written
     /// [env: RINGFENCE_DOMAIN] [default: sandbox.localhost:<port of --listen>]
     #[arg(long, value_name = "DOMAIN")]
@@ -223,6 +227,7 @@ impl Cli {
         match &self.command {
             Command::Up(up) => {
                 flags.push((keys::LISTEN, &up.listen.listen));
+                flags.push((keys::METRICS_LISTEN, &up.metrics_listen));
                 flags.push((keys::DOMAIN, &up.domain));
                 flags.extend(up.tls.flags());
             }

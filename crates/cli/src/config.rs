@@ -118,6 +118,8 @@ pub(crate) struct Settings {
     pub(crate) data_dir: PathBuf,
     /// Where to listen; port 0 takes a free one.
     pub(crate) listen: SocketAddr,
+    /// Where metrics are served, if anywhere; port 0 takes a free one.
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// The domain of sandboxes as configured, if it was.
     pub(crate) domain: Option<String>,
     /// Whether the port speaks HTTPS.
@@ -206,6 +208,7 @@ impl Sources {
             listen: given
                 .parse(keys::LISTEN, listen)?
                 .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 3000))),
+            metrics_listen: given.parse(keys::METRICS_LISTEN, listen)?,
             domain: given.parse(keys::DOMAIN, domain)?,
             https: given.https()?,
             log_format: given.parse(keys::LOG_FORMAT, log_format)?.unwrap_or(LogFormat::Text),

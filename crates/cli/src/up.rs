@@ -106,10 +106,11 @@ struct Started {
     addresses: Addresses,
 }
 
-async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+/// Listens on the address of a flag.
+async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => {
-            anyhow!("another program listens on {address}; end it, or choose another address with --listen")
+            anyhow!("another program listens on {address}; end it, or choose another address with {flag}")
         }
         _ => anyhow!(error).context(format!("listen on {address}")),
     })?;
@@ -118,7 +119,11 @@ async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 }
 
 async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
-    let (listener, bound) = bind(settings.listen).await?;
+    let (listener, bound) = bind(settings.listen, "--listen").await?;
+    let metrics = match settings.metrics_listen {
+        Some(address) => Some(bind(address, "--metrics-listen").await?),
+        None => None,
+    };
     let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir)?;
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
@@ -170,6 +175,10 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
     .await
     .context("start the server")?;
 
+    if let Some((listener, bound)) = metrics {
+        server.serve_metrics(listener);
+        tracing::info!(listen = %bound, "metrics are served");
+    }
     tracing::info!(listen = %bound, domain = addresses.domain, https, data_dir = %dir.path().display(), "ready");
     Ok(Started {
         store,

@@ -8,6 +8,7 @@ mod api_keys;
 pub(crate) mod auth;
 mod body;
 mod error;
+mod observe;
 pub mod openapi;
 mod query;
 mod rate;
@@ -28,7 +29,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::lifecycle::Platform;
+use crate::metrics::Operations;
 use error::{ApiError, ErrorBody};
+use observe::Observer;
 use sandboxes::{create, lifetime, list, single};
 
 /// The routes, each with its operation.
@@ -58,6 +61,10 @@ pub(crate) fn router(platform: Arc<Platform>) -> Router {
     let longest_s = limits.teams.values().map(|team| team.max_lifetime_s).max();
     let longest_s = longest_s.unwrap_or(0).max(limits.default.max_lifetime_s);
     let document = openapi::finish(document, longest_s);
+    let observer = Observer {
+        platform: Arc::clone(&platform),
+        operations: Operations::of(&document),
+    };
     router
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
@@ -65,6 +72,7 @@ pub(crate) fn router(platform: Arc<Platform>) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(axum::middleware::from_fn(rate::show_rate))
         .layer(cors())
+        .layer(axum::middleware::from_fn_with_state(observer, observe::observe))
         .with_state(platform)
 }
 

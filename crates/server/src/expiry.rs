@@ -126,6 +126,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_thousand_deadlines_come_in_order_and_on_time() {
+        let clock = tokio_clock();
+        let deadlines = Deadlines::default();
+        // 7919 is prime, so that they are set in no order and all differ.
+        let deadline_us = |n: i64| 1_000_000 + n * 7919 % 1000 * 60_000;
+        for n in 0..1000 {
+            deadlines.set(&id(&format!("s{n}")), deadline_us(n));
+        }
+        let (mut count, mut last_us) = (0, 0);
+        while count < 1000 {
+            for due in deadlines.due(&clock).await {
+                let end_us = deadline_us(due.as_str()[1..].parse().expect("a number"));
+                assert!(end_us > last_us, "in order");
+                let late_us = clock.now_us() - end_us;
+                assert!((0..250_000).contains(&late_us), "{due} came {late_us} us late");
+                (count, last_us) = (count + 1, end_us);
+            }
+        }
+        assert_eq!(deadlines.first_us(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_moved_deadline_counts_at_its_last_place_only() {
         let clock = tokio_clock();
         let deadlines = Deadlines::default();

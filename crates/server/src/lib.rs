@@ -14,6 +14,7 @@ pub mod keys;
 mod lifecycle;
 mod listen;
 mod live;
+mod metrics;
 mod quota;
 mod rate;
 pub mod server;

@@ -26,6 +26,7 @@ use crate::expiry::Deadlines;
 use crate::idempotency::{ClaimTable, KeyClaim};
 use crate::keys;
 use crate::live::{Live, LiveTable, Place, Stop, Stopped};
+use crate::metrics::{CreateOutcome, EndReason, Metrics};
 use crate::quota::{OverQuota, Quotas, TeamQuota, Used};
 use crate::settings::Settings;
 
@@ -50,6 +51,7 @@ pub(crate) struct Platform {
     pub(crate) capacity: Capacity,
     /// When credentials were last used.
     pub(crate) uses: Uses,
+    pub(crate) metrics: Metrics,
     /// Work that a request began and that outlives it.
     pub(crate) work: TaskTracker,
 }
@@ -172,6 +174,7 @@ impl Platform {
         match task.await {
             Ok(result) => result,
             Err(_) => {
+                self.metrics.create(CreateOutcome::Failed);
                 // It panicked somewhere in between; what it left is removed like any failed start.
                 let platform = Arc::clone(self);
                 self.work.spawn(async move { platform.discard(&id).await });
@@ -184,6 +187,11 @@ impl Platform {
     async fn create_claimed(&self, mut create: Create) -> Result<Created, CreateError> {
         let claim = create.claim.take();
         let result = self.create_on_task(create).await;
+        self.metrics.create(match &result {
+            Ok(_) => CreateOutcome::Created,
+            Err(CreateError::NoRoom { .. }) => CreateOutcome::NoRoom,
+            Err(_) => CreateOutcome::Failed,
+        });
         match (claim, &result) {
             (Some(claim), Ok(created)) => claim.complete(created.row.clone()).await,
             (Some(claim), Err(_)) => claim.abandon().await,
@@ -291,8 +299,14 @@ impl Platform {
         self.live.remove(id);
         if let Err(error) = self.store.sandbox_delete(id).await {
             // The row is of no sandbox that runs, so the next start removes it.
-            tracing::error!(sandbox.id = %id, error = %Chain(&error), "remove the row of an ended sandbox");
+            self.store_failed(&error, id, "remove the row of an ended sandbox");
         }
+    }
+
+    /// Counts and logs an error of the database that no client is told.
+    fn store_failed(&self, error: &StoreError, id: &SandboxId, what: &str) {
+        self.metrics.store_error();
+        tracing::error!(sandbox.id = %id, error = %Chain(error), "{what}");
     }
 
     /// Changes when a sandbox ends, and returns its row.
@@ -330,7 +344,7 @@ impl Platform {
         live.follow(row.version, row.end_us);
         if row.end_us <= self.settings.clock.now_us() {
             // Gone for every request after this one, not only once the deadline is noticed.
-            self.begin_stop(live);
+            self.begin_stop(live, EndReason::Expired);
         } else if live.state() == State::Running {
             self.deadlines.set(&row.id, row.end_us);
         }
@@ -339,14 +353,14 @@ impl Platform {
 
     /// Ends a sandbox, or waits until whoever ends it already is done. `None` when it is not there to be ended.
     pub(crate) async fn stop(self: &Arc<Self>, live: &Arc<Live>) -> Option<Stopped> {
-        match self.begin_stop(live) {
+        match self.begin_stop(live, EndReason::Killed) {
             Stop::Begin | Stop::Join => Some(live.stopped().await),
             Stop::Gone => None,
         }
     }
 
     /// Takes a sandbox out of traffic at once and ends it on a task of its own.
-    fn begin_stop(self: &Arc<Self>, live: &Arc<Live>) -> Stop {
+    fn begin_stop(self: &Arc<Self>, live: &Arc<Live>, reason: EndReason) -> Stop {
         let stop = live.stop();
         if stop == Stop::Begin {
             let (platform, live) = (Arc::clone(self), Arc::clone(live));
@@ -358,9 +372,19 @@ impl Platform {
                     how: Stopped::Failed,
                 };
                 ended.how = ended.platform.end(&ended.live).await;
+                if ended.how == Stopped::Gone {
+                    ended.platform.count_end(&ended.live, reason);
+                }
             });
         }
         stop
+    }
+
+    fn count_end(&self, live: &Live, reason: EndReason) {
+        self.metrics.end(reason);
+        if reason == EndReason::Expired {
+            self.metrics.expired(self.settings.clock.now_us() - live.end_us());
+        }
     }
 
     async fn end(&self, live: &Live) -> Stopped {
@@ -371,7 +395,7 @@ impl Platform {
             Ok(Change::Applied(row)) => live.follow(row.version, row.end_us),
             // Another hand is at the row. The sandbox is ended all the same, and the row goes with it.
             Ok(Change::Stale | Change::Missing) => {}
-            Err(error) => tracing::error!(sandbox.id = %id, error = %Chain(&error), "record that a sandbox ends"),
+            Err(error) => self.store_failed(&error, id, "record that a sandbox ends"),
         }
         match self.node.0.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
@@ -381,7 +405,7 @@ impl Platform {
             }
         }
         if let Err(error) = self.store.sandbox_delete(id).await {
-            tracing::error!(sandbox.id = %id, error = %Chain(&error), "remove the row of an ended sandbox");
+            self.store_failed(&error, id, "remove the row of an ended sandbox");
             return Stopped::Failed;
         }
         self.live.remove(id);
@@ -413,6 +437,9 @@ impl Platform {
                 count += 1;
             } else {
                 self.store.sandbox_delete(&row.id).await?;
+                if row.state == State::Running {
+                    self.metrics.end(EndReason::Lost);
+                }
             }
         }
         self.settle_claims().await?;
@@ -441,7 +468,7 @@ impl Platform {
         if live.state() == State::Running && live.end_us() > self.settings.clock.now_us() {
             return;
         }
-        self.begin_stop(live);
+        self.begin_stop(live, EndReason::Expired);
     }
 
     /// Removes sandboxes that ended by themselves, until the node or `stop` ends it.
@@ -462,6 +489,7 @@ impl Platform {
                 State::Running => {
                     if live.apply(Event::Died) && live.state() == State::Gone {
                         tracing::info!(sandbox.id = %id, "sandbox ended by itself");
+                        self.metrics.end(EndReason::Exited);
                         let platform = Arc::clone(&self);
                         self.work.spawn(async move { platform.forget(&id).await });
                     }

@@ -113,6 +113,7 @@ impl Site {
         let find = |id: &_| self.platform.live.access(id);
         let method = request.method().clone();
         let response = self.ingress.serve(request, &target, find).await;
+        self.platform.metrics.proxied(response.status());
         // Neither path nor query: both are the client's business with the sandbox, and signatures are in them.
         tracing::debug!(
             sandbox.id = %target.id,

@@ -198,6 +198,23 @@ impl LiveTable {
         self.0.read().get(id).cloned()
     }
 
+    /// How many there are, by their state.
+    pub(crate) fn count_by_state(&self) -> Vec<(&'static str, usize)> {
+        let mut counts: Vec<_> = [State::Creating, State::Running, State::Stopping]
+            .map(|state| (state, 0))
+            .to_vec();
+        for live in self.0.read().values() {
+            let state = live.state();
+            if let Some((_, count)) = counts.iter_mut().find(|(counted, _)| *counted == state) {
+                *count += 1;
+            }
+        }
+        counts
+            .into_iter()
+            .map(|(state, count)| (state.as_str(), count))
+            .collect()
+    }
+
     /// The sandbox with that id, if it is that team's.
     pub(crate) fn of_team(&self, id: &SandboxId, team: &TeamId) -> Option<Arc<Live>> {
         self.get(id).filter(|live| live.team == *team)

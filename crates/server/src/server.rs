@@ -23,6 +23,7 @@ pub use crate::lifecycle::AdoptError;
 use crate::lifecycle::{NodeHandle, Platform};
 use crate::listen::{Phase, Site};
 use crate::live::LiveTable;
+use crate::metrics::Metrics;
 use crate::quota::Quotas;
 use crate::settings::Settings;
 
@@ -77,6 +78,7 @@ impl Server {
             node: NodeHandle(Arc::clone(&node)),
             quotas: Quotas::new(settings.limits.clone()),
             capacity: Capacity::new(settings.capacity),
+            metrics: Metrics::new(&settings.capacity),
             settings,
             live: LiveTable::default(),
             claims: ClaimTable::default(),
@@ -127,6 +129,17 @@ impl Server {
         server.background.spawn(Arc::clone(platform).purge_claims(stop.clone()));
         server.site.enter(Phase::Ready);
         Ok(server)
+    }
+
+    /// Serves the metrics at `/metrics` of another listener, until the server is told to stop.
+    pub fn serve_metrics(&self, listener: TcpListener) {
+        self.background.spawn(crate::metrics::serve::serve(
+            listener,
+            Arc::clone(&self.platform),
+            self.streams.clone(),
+            self.background.clone(),
+            self.stop.clone(),
+        ));
     }
 
     /// Waits until the server was told to stop, and then until it has drained. Sandboxes keep running.

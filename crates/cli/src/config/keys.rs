@@ -74,6 +74,10 @@ keys! {
         "listen", Some("--listen"), Text, "127.0.0.1:3000",
         "Address and port of the API and of sandbox traffic. Port 0 takes a free one.",
     },
+    METRICS_LISTEN = {
+        "metrics_listen", Some("--metrics-listen"), Text, "none",
+        "Address and port of the metrics for Prometheus. They are served nowhere else, and to everyone who reaches it.",
+    },
     DOMAIN = {
         "domain", Some("--domain"), Text, "sandbox.localhost:<port of listen>",
         "Domain under which sandboxes are reached as <port>-<id>.<domain>, with the port that clients use unless it is \

@@ -80,7 +80,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             Kind::Integer => ("64", "64".to_owned()),
             Kind::Text => {
                 let text = match key.name {
-                    "listen" => "[::1]:80",
+                    "listen" | "metrics_listen" => "[::1]:80",
                     "log_format" => "json",
                     "log_level" => "warn,node=debug",
                     "database_url" => "postgres://u:p@h/d",

@@ -9,13 +9,17 @@ use serde::Serialize;
 use store::error::StoreError;
 use utoipa::ToSchema;
 
+use super::observe::StoreFailed;
 use crate::idempotency::ClaimError;
 use crate::lifecycle::{Chain, CreateError, ExtendError};
+use crate::metrics::CreateOutcome;
 use crate::quota::OverQuota;
 use crate::rate::Level;
 
 /// Tells SDKs that know it not to try again by themselves, whatever the status.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
+/// The `error_code` of a host without room.
+const NO_ROOM: &str = "sandbox_capacity_unavailable";
 /// Seconds after which to ask again a server that is not ready. A start takes less, a drain and a start a little more.
 const READY_AFTER_S: u32 = 1;
 /// Seconds after which a create that is in progress has most likely ended.
@@ -43,6 +47,7 @@ pub(crate) struct ApiError {
     message: String,
     error_code: Option<&'static str>,
     headers: Vec<(HeaderName, HeaderValue)>,
+    store_failed: bool,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
@@ -53,6 +58,7 @@ impl ApiError {
             message: message.into(),
             error_code: None,
             headers: Vec::new(),
+            store_failed: false,
             source: None,
         }
     }
@@ -82,6 +88,16 @@ impl ApiError {
     /// 400: what was sent is well-formed and not acceptable.
     pub(crate) fn invalid(why: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, why)
+    }
+
+    /// What a create that was answered with this counts as.
+    pub(crate) fn create_outcome(&self) -> CreateOutcome {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS => CreateOutcome::Limited,
+            _ if self.error_code == Some(NO_ROOM) => CreateOutcome::NoRoom,
+            status if status.is_client_error() => CreateOutcome::Refused,
+            _ => CreateOutcome::Failed,
+        }
     }
 
     /// 401: nobody is known by what was presented.
@@ -214,7 +230,7 @@ impl From<InvalidId> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        match error {
+        let mut told = match error {
             StoreError::Unavailable { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "the database is unavailable")
                 .code("internal_server_error")
                 .caused_by(error),
@@ -225,7 +241,9 @@ impl From<StoreError> for ApiError {
             | StoreError::Database { .. }
             | StoreError::Corrupt { .. }
             | StoreError::SchemaTooNew { .. } => Self::internal().caused_by(error),
-        }
+        };
+        told.store_failed = true;
+        told
     }
 }
 
@@ -243,7 +261,7 @@ impl From<CreateError> for ApiError {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "there is no room for another sandbox at the moment",
             )
-            .code("sandbox_capacity_unavailable")
+            .code(NO_ROOM)
             .retry_after(retry_after_s)
             .caused_by(error),
             CreateError::Node(_) | CreateError::Died | CreateError::BrokeOff => failed(error),
@@ -304,6 +322,9 @@ impl IntoResponse for ApiError {
         let content_type = HeaderValue::from_static("application/json; charset=utf-8");
         let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body).into_response();
         response.headers_mut().extend(self.headers);
+        if self.store_failed {
+            response.extensions_mut().insert(StoreFailed);
+        }
         response
     }
 }

@@ -161,6 +161,35 @@ async fn sandboxes_end_at_their_deadline_and_not_before() {
 }
 
 #[tokio::test]
+async fn of_a_thousand_sandboxes_each_ends_at_its_own_deadline() {
+    let platform = TestPlatform::start().await;
+    for n in 1..=1000 {
+        // 7919 is prime: every deadline from 1 to 1000, in no order.
+        platform.create(&format!(",\"timeout\":{}", n * 7919 % 1000 + 1)).await;
+    }
+    // The clock stood still until now.
+    let mut passed = 0;
+    for ended in [1, 400, 999, 1000] {
+        platform.clock.advance(ended - passed);
+        passed = ended;
+        let rest = 1000 - usize::try_from(ended).expect("small");
+        let left = within(async {
+            loop {
+                let left = platform.store.sandbox_list_live().await.expect("a database");
+                if left.len() <= rest {
+                    return left;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        assert_eq!((left.len(), platform.node.ids().len()), (rest, rest));
+        let now_us = platform.clock.now_us();
+        assert!(left.iter().all(|row| row.end_us > now_us), "none before its time");
+    }
+}
+
+#[tokio::test]
 async fn an_extension_counts_from_the_moment_it_is_answered() {
     let platform = TestPlatform::start().await;
     let id = platform.create(r#","timeout":10"#).await;

@@ -10,6 +10,7 @@ mod keys;
 mod lifetime;
 mod limits;
 mod list;
+mod metrics;
 mod openapi;
 mod platform;
 mod single;

@@ -255,6 +255,8 @@ pub(crate) struct TestPlatform {
     pub(crate) node: Arc<FakeNode>,
     pub(crate) clock: TestClock,
     pub(crate) stop: CancellationToken,
+    /// Where the metrics are.
+    pub(crate) metrics: SocketAddr,
     pub(crate) server: Server,
     pub(crate) directory: TempDir,
     adjust: fn(&mut Settings),
@@ -433,8 +435,12 @@ impl TestPlatform {
         )
         .await
         .expect("a server");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let metrics = listener.local_addr().expect("address");
+        server.serve_metrics(listener);
         Self {
             addr,
+            metrics,
             store,
             node,
             clock,

@@ -27,10 +27,10 @@ use crate::api::auth::Caller;
 use crate::api::body::{Fields, Null, RequiredBody};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::clock::SECOND_US;
-use crate::idempotency::{Claimed, IdempotencyKey, KeyedRequest};
+use crate::idempotency::{Claimed, IdempotencyKey, KeptSandbox, KeyedRequest};
 use crate::keys;
 use crate::lifecycle::{Create, EnvVars, Platform};
-use crate::live::Place;
+use crate::metrics::CreateOutcome;
 use crate::quota::Used;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -260,61 +260,82 @@ pub(crate) async fn create_sandbox(
 async fn create(
     platform: &Arc<Platform>,
     caller: &Caller,
-    Keyed(key): Keyed,
+    key: Keyed,
     body: &RequiredBody,
     version: Version,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    let wish = Wish::parse(&body.fields(), version)?;
-    let name = TemplateName::parse(&wish.template)?;
-    let id = random_id()?;
-    let mut claim = None;
-    if let Some(key) = key {
-        let seed = &platform.settings.token_seed;
-        let request = KeyedRequest {
-            team: caller.team.clone(),
-            key,
-            body_hash: keys::request_digest(seed, version.operation(), &body.canonical()),
-            sandbox: id.clone(),
-        };
-        match platform.claim(request).await {
-            Ok(Claimed::First(first)) => claim = Some(first),
-            Ok(Claimed::Before(kept)) => {
-                return crate::api::json(StatusCode::CREATED, &ConnectionInfo::again(kept, platform));
-            }
-            Err(error) => return Err(ApiError::not_claimed(error, version.mismatch())),
+    // What the platform makes of it from there on, it counts itself: the client may be gone by then.
+    let create = match accept(platform, caller, key, body, version).await {
+        Ok(Accepted::New(create)) => *create,
+        Ok(Accepted::Before(kept)) => {
+            platform.metrics.create(CreateOutcome::Repeated);
+            return crate::api::json(StatusCode::CREATED, &ConnectionInfo::again(kept, platform));
         }
-    }
-    let (row, place, timeout_s, env_vars) = match prepare(platform, caller, wish, &name, id).await {
-        Ok(prepared) => prepared,
         Err(error) => {
-            // Before the answer, because the client may try again at once.
-            if let Some(claim) = claim {
-                claim.abandon().await;
-            }
+            platform.metrics.create(error.create_outcome());
             return Err(error);
         }
     };
     let resolve_time = begun.elapsed();
-    let created = platform
-        .create(Create {
-            place,
-            claim,
-            row,
-            timeout_s,
-            env_vars,
-        })
-        .await?;
+    let created = platform.create(create).await?;
 
     let mut stages = vec![("auth", caller.auth_time), ("template", resolve_time)];
     stages.extend(created.stages);
     stages.push(("total", caller.auth_time + begun.elapsed()));
+    platform.metrics.create_stages(&stages);
     let info = ConnectionInfo::new(created.row, platform);
     let mut response = crate::api::json(StatusCode::CREATED, &info)?;
     if let Ok(value) = HeaderValue::try_from(server_timing(&stages)) {
         response.headers_mut().insert(SERVER_TIMING, value);
     }
     Ok(response)
+}
+
+/// A request that is not refused.
+enum Accepted {
+    New(Box<Create>),
+    /// It was answered before.
+    Before(KeptSandbox),
+}
+
+/// Reads a request and refuses it, or takes everything that a sandbox for it needs.
+async fn accept(
+    platform: &Arc<Platform>,
+    caller: &Caller,
+    Keyed(key): Keyed,
+    body: &RequiredBody,
+    version: Version,
+) -> Result<Accepted, ApiError> {
+    let wish = Wish::parse(&body.fields(), version)?;
+    let name = TemplateName::parse(&wish.template)?;
+    let id = random_id()?;
+    let Some(key) = key else {
+        return prepare(platform, caller, wish, &name, id).await.map(Accepted::New);
+    };
+    let seed = &platform.settings.token_seed;
+    let request = KeyedRequest {
+        team: caller.team.clone(),
+        key,
+        body_hash: keys::request_digest(seed, version.operation(), &body.canonical()),
+        sandbox: id.clone(),
+    };
+    let claim = match platform.claim(request).await {
+        Ok(Claimed::First(claim)) => claim,
+        Ok(Claimed::Before(kept)) => return Ok(Accepted::Before(kept)),
+        Err(error) => return Err(ApiError::not_claimed(error, version.mismatch())),
+    };
+    match prepare(platform, caller, wish, &name, id).await {
+        Ok(mut create) => {
+            create.claim = Some(claim);
+            Ok(Accepted::New(create))
+        }
+        Err(error) => {
+            // Before the answer, because the client may try again at once.
+            claim.abandon().await;
+            Err(error)
+        }
+    }
 }
 
 /// Everything that can be refused before anything is made: the template, what was asked for, the limits, the room.
@@ -324,7 +345,7 @@ async fn prepare(
     wish: Wish,
     name: &TemplateName,
     id: SandboxId,
-) -> Result<(NewSandbox, Place, u32, EnvVars), ApiError> {
+) -> Result<Box<Create>, ApiError> {
     let (template, build) = find_build(platform, &caller.team, name).await?;
     wish.check(caller)?;
     let now_us = platform.settings.clock.now_us();
@@ -356,7 +377,13 @@ async fn prepare(
         lifecycle_json: None,
         created_us: now_us,
     };
-    Ok((row, place, wish.timeout_s, EnvVars(wish.env_vars)))
+    Ok(Box::new(Create {
+        place,
+        claim: None,
+        row,
+        timeout_s: wish.timeout_s,
+        env_vars: EnvVars(wish.env_vars),
+    }))
 }
 
 /// The `Idempotency-Key` of a request, if it has one.

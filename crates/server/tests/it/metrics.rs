@@ -1,0 +1,290 @@
+//! The metrics: what is counted, and that the text is one that scrapers read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use protocol::node::SandboxExit;
+
+use super::platform::{Behaviour, KEY, OTHER_KEY, Reply, TestPlatform, send, within};
+
+async fn get(platform: &TestPlatform, method: &str, path: &str) -> Reply {
+    send(platform.metrics, method, path, &[("host", "localhost")], Bytes::new()).await
+}
+
+/// The metrics of a platform, read strictly.
+async fn scrape(platform: &TestPlatform) -> Scrape {
+    let reply = get(platform, "GET", "/metrics").await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(
+        reply.header("content-type"),
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    );
+    Scrape::parse(&reply.text)
+}
+
+/// Values by series, as `name{label="value",...}`.
+struct Scrape {
+    values: BTreeMap<String, f64>,
+    types: BTreeMap<String, String>,
+}
+
+impl Scrape {
+    /// Reads text as the `OpenMetrics` specification has it: a type and a help for every family, samples of a family
+    /// together and with the suffix of its type, no series twice, buckets that only grow, and the end marked.
+    fn parse(text: &str) -> Self {
+        let body = text.strip_suffix("# EOF\n").expect("an end");
+        let mut scrape = Self {
+            values: BTreeMap::new(),
+            types: BTreeMap::new(),
+        };
+        let mut helped = BTreeSet::new();
+        let mut family = String::new();
+        let mut bucket: Option<(String, f64)> = None;
+        for line in body.lines() {
+            if let Some(comment) = line.strip_prefix("# ") {
+                let (word, rest) = comment.split_once(' ').expect("a word");
+                let (name, text) = rest.split_once(' ').expect("a name");
+                match word {
+                    "HELP" => assert!(helped.insert(name.to_owned()), "{line}"),
+                    "TYPE" => {
+                        let before = scrape.types.insert(name.to_owned(), text.to_owned());
+                        assert_eq!(before, None, "{line}");
+                    }
+                    "UNIT" => assert!(name.ends_with(&format!("_{text}")), "{line}"),
+                    _ => panic!("{line}"),
+                }
+                name.clone_into(&mut family);
+                continue;
+            }
+            let (series, value) = line.rsplit_once(' ').expect("a value");
+            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}"));
+            let (name, labels) = match series.split_once('{') {
+                Some((name, labels)) => (name, labels.strip_suffix('}').expect("a closed set of labels")),
+                None => (series, ""),
+            };
+            let suffix = name
+                .strip_prefix(family.as_str())
+                .unwrap_or_else(|| panic!("{line} in {family}"));
+            let allowed: &[&str] = match scrape.types.get(&family).map(String::as_str) {
+                Some("counter") => &["_total"],
+                Some("gauge") => &[""],
+                Some("info") => &["_info"],
+                Some("histogram") => &["_bucket", "_sum", "_count"],
+                other => panic!("{line}: {other:?}"),
+            };
+            assert!(allowed.contains(&suffix), "{line}");
+            check_labels(labels);
+            if suffix == "_bucket" {
+                // The series without its bound.
+                let others = labels.split(',').filter(|label| !label.starts_with("le="));
+                let rest = format!("{name}{:?}", others.collect::<Vec<_>>());
+                if let Some((last, count)) = &bucket
+                    && *last == rest
+                {
+                    assert!(*count <= value, "{line}");
+                }
+                bucket = Some((rest, value));
+            }
+            assert!(scrape.values.insert(series.to_owned(), value).is_none(), "{line} twice");
+        }
+        assert!(scrape.types.keys().all(|name| helped.contains(name)));
+        scrape
+    }
+
+    fn value(&self, series: &str) -> f64 {
+        *self
+            .values
+            .get(series)
+            .unwrap_or_else(|| panic!("no {series} in {:#?}", self.values))
+    }
+
+    #[track_caller]
+    fn is(&self, series: &str, value: f64) {
+        let found = self.value(series);
+        assert!((found - value).abs() < 1e-9, "{series} is {found} and not {value}");
+    }
+}
+
+/// Every label is one that is known, and has a value that is the program's own.
+fn check_labels(labels: &str) {
+    for label in labels.split(',').filter(|label| !label.is_empty()) {
+        let (name, value) = label.split_once('=').expect("a value");
+        let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+        let value = value.unwrap_or_else(|| panic!("{label} is not quoted"));
+        let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        let fits = match name {
+            "operation" | "outcome" | "stage" | "state" | "reason" | "status" => value.bytes().all(word),
+            "method" => ["GET", "POST", "DELETE", "OPTIONS", "other"].contains(&value),
+            "version" => value == env!("CARGO_PKG_VERSION"),
+            "le" => value == "+Inf" || value.parse::<f64>().is_ok(),
+            _ => false,
+        };
+        assert!(fits, "{label}");
+    }
+}
+
+const REQUESTS: &str = "ringfence_api_request_duration_seconds_count";
+
+#[tokio::test]
+async fn an_idle_platform_has_every_series_that_an_alert_needs() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.capacity.max_sandboxes = Some(7)).await;
+    let scrape = scrape(&platform).await;
+    for outcome in ["created", "repeated", "refused", "limited", "no_room", "failed"] {
+        scrape.is(&format!("ringfence_creates_total{{outcome=\"{outcome}\"}}"), 0.0);
+    }
+    for reason in ["killed", "expired", "exited", "lost"] {
+        scrape.is(&format!("ringfence_sandbox_ends_total{{reason=\"{reason}\"}}"), 0.0);
+    }
+    for state in ["creating", "running", "stopping"] {
+        scrape.is(&format!("ringfence_sandboxes{{state=\"{state}\"}}"), 0.0);
+    }
+    scrape.is("ringfence_store_errors_total", 0.0);
+    scrape.is("ringfence_expiry_lateness_seconds_count", 0.0);
+    scrape.is("ringfence_host_memory_available_bytes", 64.0 * f64::from(1 << 30));
+    scrape.is("ringfence_capacity_memory_floor_bytes", 256.0 * 1024.0 * 1024.0);
+    scrape.is("ringfence_capacity_max_sandboxes", 7.0);
+    scrape.is(
+        &format!("ringfence_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")),
+        1.0,
+    );
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_operation_and_what_clients_chose_is_in_no_label() {
+    let platform = TestPlatform::start().await;
+    let id = platform
+        .create(r#","timeout":600,"metadata":{"secret":"hunter2"}"#)
+        .await;
+    for path in ["/sandboxes/inone", "/sandboxes/ianother"] {
+        platform.call("GET", path, "").await.error(404);
+    }
+    platform.call("GET", &format!("/sandboxes/{id}"), "").await;
+    platform.call_as(None, "GET", "/sandboxes", "").await.error(401);
+    platform.call("GET", "/hunter2", "").await.error(404);
+    platform.call("HUNTER2", "/sandboxes", "").await.error(405);
+    let read = scrape(&platform).await;
+    for (operation, method, status, count) in [
+        ("create_sandbox_v1", "POST", "2xx", 1.0),
+        ("get_sandbox", "GET", "4xx", 2.0),
+        ("get_sandbox", "GET", "2xx", 1.0),
+        ("list_sandboxes_v1", "GET", "4xx", 1.0),
+        ("none", "GET", "4xx", 1.0),
+        ("none", "other", "4xx", 1.0),
+    ] {
+        read.is(
+            &format!("{REQUESTS}{{operation=\"{operation}\",method=\"{method}\",status=\"{status}\"}}"),
+            count,
+        );
+    }
+    let text = get(&platform, "GET", "/metrics").await.text;
+    let token = KEY.trim_start_matches("e2b_");
+    for secret in [id.as_str(), "inone", "hunter2", "HUNTER2", token] {
+        assert!(!text.contains(secret), "{secret}");
+    }
+}
+
+#[tokio::test]
+async fn creates_and_ends_are_counted_by_what_became_of_them() {
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.limits.default.sandboxes = Some(3);
+        settings.capacity.max_sandboxes = Some(4);
+    })
+    .await;
+    let keyed = [
+        ("host", "localhost"),
+        ("x-api-key", KEY),
+        ("content-type", "application/json"),
+        ("idempotency-key", "k"),
+    ];
+    let body = r#"{"templateID":"base","timeout":600}"#;
+    let first = platform.send("POST", "/sandboxes", &keyed, body).await;
+    let again = platform.send("POST", "/sandboxes", &keyed, body).await;
+    assert_eq!((first.status.as_u16(), again.status.as_u16()), (201, 201));
+    let expired = platform.create(r#","timeout":10"#).await;
+    let exited = platform.create(r#","timeout":600"#).await;
+    platform.call("POST", "/sandboxes", body).await.error(429);
+    platform.call("POST", "/sandboxes", "{}").await.error(400);
+    for status in [201, 503] {
+        let reply = platform.call_as(Some(OTHER_KEY), "POST", "/sandboxes", body).await;
+        assert_eq!(reply.status, status);
+    }
+    let read = scrape(&platform).await;
+    for (outcome, count) in [
+        ("created", 4.0),
+        ("repeated", 1.0),
+        ("limited", 1.0),
+        ("refused", 1.0),
+        ("no_room", 1.0),
+        ("failed", 0.0),
+    ] {
+        read.is(&format!("ringfence_creates_total{{outcome=\"{outcome}\"}}"), count);
+    }
+    for stage in ["auth", "template", "store", "spawn", "init", "total"] {
+        let series = format!("ringfence_create_stage_duration_seconds_count{{stage=\"{stage}\"}}");
+        read.is(&series, 4.0);
+    }
+    read.is("ringfence_sandboxes{state=\"running\"}", 4.0);
+    read.is("ringfence_api_requests_limited_total", 1.0);
+
+    platform.clock.advance(12);
+    platform.until_gone(&expired).await;
+    let id: model::id::SandboxId = exited.parse().expect("an id");
+    platform.node.running.lock().remove(&id);
+    platform.node.exits.send(SandboxExit { id }).await.expect("listened to");
+    platform.until_gone(&exited).await;
+    let path = format!("/sandboxes/{}", first.json["sandboxID"].as_str().expect("an id"));
+    assert_eq!(platform.call("DELETE", &path, "").await.status, 204);
+    *platform.node.start.lock() = Behaviour::Fails;
+    platform.call("POST", "/sandboxes", body).await.error(500);
+    let read = within(async {
+        loop {
+            let read = scrape(&platform).await;
+            if read.value("ringfence_expiry_lateness_seconds_count") > 0.5 {
+                return read;
+            }
+        }
+    })
+    .await;
+    for (reason, count) in [("killed", 1.0), ("expired", 1.0), ("exited", 1.0), ("lost", 0.0)] {
+        read.is(&format!("ringfence_sandbox_ends_total{{reason=\"{reason}\"}}"), count);
+    }
+    // By the clock that was turned 12 s, for a deadline after 10.
+    read.is("ringfence_expiry_lateness_seconds_sum", 2.0);
+    read.is("ringfence_creates_total{outcome=\"failed\"}", 1.0);
+
+    let left: Vec<_> = platform.node.running.lock().keys().cloned().collect();
+    assert_eq!(left.len(), 1);
+    platform.node.running.lock().clear();
+    let platform = platform.restart().await;
+    scrape(&platform)
+        .await
+        .is("ringfence_sandbox_ends_total{reason=\"lost\"}", 1.0);
+}
+
+#[tokio::test]
+async fn errors_of_the_database_are_counted_where_a_client_is_told() {
+    let platform = TestPlatform::start().await;
+    platform.store.close().await;
+    let reply = platform.call("GET", "/sandboxes", "").await;
+    assert!(reply.status.is_server_error(), "{reply:?}");
+    scrape(&platform).await.is("ringfence_store_errors_total", 1.0);
+}
+
+#[tokio::test]
+async fn metrics_are_at_their_own_address_and_nothing_else_is() {
+    let platform = TestPlatform::start().await;
+    platform.call("GET", "/metrics", "").await.error(404);
+    for (method, path, status) in [
+        ("GET", "/", 404),
+        ("GET", "/sandboxes", 404),
+        ("POST", "/metrics", 405),
+        ("GET", "/metrics?x=1", 200),
+    ] {
+        assert_eq!(get(&platform, method, path).await.status, status, "{method} {path}");
+    }
+    *platform.node.room.lock() = None;
+    platform.clock.advance(1);
+    let read = scrape(&platform).await;
+    assert!(read.value("ringfence_host_memory_available_bytes").is_nan());
+    assert!(read.value("ringfence_capacity_max_sandboxes").is_infinite());
+}

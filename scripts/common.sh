@@ -4,9 +4,9 @@
 # To build: a C compiler for the bundled SQLite. To run: mkfs.ext4 for disk images; sudo, ps and ss are what programs
 # in the built-in `base` template expect, which shows the host's own /usr. For the SDK: Python.
 run_packages=(ca-certificates curl gcc libc6-dev e2fsprogs sudo procps iproute2 python3 python3-venv)
-# The store's tests run on both databases. The SDKs have helpers for git, which the built-in `base` template shows where
-# the host has it.
-test_packages=(postgresql git)
+# The store's tests run on both databases, and the agent's try the trust store with the clients that people use. The SDKs
+# have helpers for git, which the built-in `base` template shows where the host has it.
+test_packages=(postgresql git openssl wget)
 
 say() {
   printf '\n== %s\n' "$*"

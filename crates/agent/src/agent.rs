@@ -29,6 +29,8 @@ const MEMORY_LIMIT: usize = 64 * 1024 * 1024;
 /// The agent.
 pub(crate) struct Agent {
     pub(crate) settings: RefCell<Settings>,
+    /// Held while an `/init` is applied.
+    pub(crate) initializing: tokio::sync::Mutex<()>,
     pub(crate) users: Users,
     pub(crate) launcher: Launcher,
     pub(crate) events: Journal,
@@ -55,6 +57,7 @@ impl Agent {
     pub(crate) fn new(spawner: Option<OwnedFd>) -> std::io::Result<Self> {
         Ok(Self {
             settings: RefCell::default(),
+            initializing: tokio::sync::Mutex::default(),
             users: Users::default(),
             launcher: Launcher::new(spawner)?,
             events: Journal::default(),

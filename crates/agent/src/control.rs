@@ -15,6 +15,7 @@ use protocol::agent::{Init, VERSION};
 
 use crate::agent::Agent;
 use crate::http::{self as answers, Body};
+use crate::trust::{self, Bundle, Trust};
 
 /// Where programs look for signs of the sandbox.
 const BOOT_DIRECTORY: &str = "/run/e2b";
@@ -36,38 +37,81 @@ pub(crate) fn is_reserved(path: &str) -> bool {
 
 /// `POST /init`: takes over the settings. Repeating it is harmless, and a late repetition changes nothing.
 pub(crate) async fn init(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Body> {
-    let status = match agent.read_message(request.into_body()).await {
-        Ok(message) => apply(agent, &message.bytes),
-        Err(_) => StatusCode::BAD_REQUEST,
+    let applied = match agent.read_message(request.into_body()).await {
+        Ok(message) => apply(agent, &message.bytes).await,
+        Err(error) => Err(Refusal::new(StatusCode::BAD_REQUEST, &error.message)),
     };
-    let mut response = answers::no_content();
-    *response.status_mut() = status;
+    let mut response = match applied {
+        Ok(()) => answers::no_content(),
+        Err(refusal) => answers::text(refusal.status, &refusal.message),
+    };
     response
         .headers_mut()
         .insert("x-envd-version", HeaderValue::from_static(VERSION));
     response
 }
 
-fn apply(agent: &Agent, body: &[u8]) -> StatusCode {
-    let init: Init = match body {
+/// Why an `/init` was not applied.
+struct Refusal {
+    status: StatusCode,
+    message: String,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, reason: &str) -> Self {
+        Self {
+            status,
+            message: reason.to_owned(),
+        }
+    }
+}
+
+async fn apply(agent: &Rc<Agent>, body: &[u8]) -> Result<(), Refusal> {
+    let bad = |reason: &str| Refusal::new(StatusCode::BAD_REQUEST, reason);
+    let mut init: Init = match body {
         [] => Init::default(),
         // A derived reader would also take an array for a struct.
-        body if body.trim_ascii_start().first() != Some(&b'{') => return StatusCode::BAD_REQUEST,
-        body => match serde_json::from_slice(body) {
-            Ok(init) => init,
-            Err(_) => return StatusCode::BAD_REQUEST,
-        },
+        body if body.trim_ascii_start().first() != Some(&b'{') => return Err(bad("the body is no JSON object")),
+        // Not what the reader says: it would quote values, which may be secrets.
+        body => serde_json::from_slice(body).map_err(|_| bad("the body is not the JSON object that /init takes"))?,
+    };
+    let bundle = init.ca_bundle.take().filter(|text| !text.is_empty());
+    let bundle = bundle.map(|text| Bundle::parse(&text)).transpose();
+    let bundle = bundle.map_err(|error| bad(&format!("failed to install CA bundle: {error}")))?;
+    // One at a time: the settings must be those of the call whose certificate was installed last.
+    let _turn = agent.initializing.lock().await;
+    if agent
+        .settings
+        .borrow()
+        .is_stale(&init)
+        .map_err(|error| bad(&error.to_string()))?
+    {
+        return Ok(());
+    }
+    let trust = match bundle {
+        Some(bundle) => Some(install(bundle).await?),
+        None => None,
     };
     let mut settings = agent.settings.borrow_mut();
-    match settings.apply(init) {
-        Ok(true) => {
-            // Signs, not settings: an image in which they cannot be written works all the same.
-            let _ = write_boot_files(Path::new(BOOT_DIRECTORY), &settings.boot_files());
-            StatusCode::NO_CONTENT
-        }
-        Ok(false) => StatusCode::NO_CONTENT,
-        Err(_) => StatusCode::BAD_REQUEST,
+    settings.apply(init).map_err(|error| bad(&error.to_string()))?;
+    if let Some(trust) = trust {
+        settings.trust(trust);
     }
+    // Signs, not settings: an image in which they cannot be written works all the same.
+    let _ = write_boot_files(Path::new(BOOT_DIRECTORY), &settings.boot_files());
+    Ok(())
+}
+
+/// Installs a CA certificate, off the one thread: a slow disk must not hold up anything else.
+async fn install(bundle: Bundle) -> Result<Trust, Refusal> {
+    let failed = |error: io::Error| {
+        let reason = format!("failed to install CA bundle: {error}");
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, &reason)
+    };
+    tokio::task::spawn_blocking(move || trust::install(Path::new("/"), &bundle))
+        .await
+        .map_err(|error| failed(io::Error::other(error)))?
+        .map_err(failed)
 }
 
 fn write_boot_files(directory: &Path, files: &[(&str, Option<&str>)]) -> io::Result<()> {

@@ -25,6 +25,7 @@ mod server;
 mod settings;
 pub mod spawner;
 mod sys;
+mod trust;
 mod users;
 
 use std::io;

@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use protocol::agent::Init;
 use subtle::ConstantTimeEq;
 
+use crate::trust::Trust;
+
 /// The agent's settings. Before the first `/init` nobody needs a token and everything runs as root.
 #[derive(Clone)]
 pub(crate) struct Settings {
@@ -21,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) cpu_count: Option<u32>,
     /// Memory that the sandbox may use in MiB, if that is limited.
     pub(crate) memory_mb: Option<u32>,
+    /// The CA certificate that was installed, if one was.
+    trust: Option<Trust>,
     last_init: Option<Timestamp>,
 }
 
@@ -36,6 +40,7 @@ impl Default for Settings {
             default_workdir: None,
             cpu_count: None,
             memory_mb: None,
+            trust: None,
             last_init: None,
         }
     }
@@ -47,20 +52,24 @@ impl Default for Settings {
 pub(crate) struct InvalidTimestamp;
 
 impl Settings {
-    /// Takes over what an `/init` says, unless a later one was taken before. Whether it was taken.
+    /// Whether an `/init` is older than one that was taken before, and so has no effect.
+    ///
+    /// # Errors
+    /// [`InvalidTimestamp`].
+    pub(crate) fn is_stale(&self, init: &Init) -> Result<bool, InvalidTimestamp> {
+        let timestamp = timestamp(init)?;
+        Ok(matches!((self.last_init, timestamp), (Some(last), Some(new)) if new <= last))
+    }
+
+    /// Takes over what an `/init` says, unless it [is stale](Self::is_stale). Whether it was taken.
     ///
     /// # Errors
     /// [`InvalidTimestamp`]; nothing is changed then.
     pub(crate) fn apply(&mut self, init: Init) -> Result<bool, InvalidTimestamp> {
-        let timestamp: Option<Timestamp> = match &init.timestamp {
-            None => None,
-            Some(text) => Some(text.parse().map_err(|_| InvalidTimestamp)?),
-        };
-        if let (Some(last), Some(new)) = (self.last_init, timestamp)
-            && new <= last
-        {
+        if self.is_stale(&init)? {
             return Ok(false);
         }
+        let timestamp = timestamp(&init)?;
         self.last_init = timestamp.or(self.last_init);
         self.token = init.access_token.filter(|token| !token.is_empty());
         self.open_to_anonymous = init.open_to_anonymous;
@@ -86,6 +95,11 @@ impl Settings {
         Ok(true)
     }
 
+    /// Tells processes from now on of a CA certificate that was installed.
+    pub(crate) fn trust(&mut self, trust: Trust) {
+        self.trust = Some(trust);
+    }
+
     /// The token that clients must present, if any.
     pub(crate) fn token(&self) -> Option<&str> {
         self.token.as_deref()
@@ -100,9 +114,11 @@ impl Settings {
         }
     }
 
-    /// The environment of every process: the user's, and over it what names the sandbox.
+    /// The environment of every process: what tells of an installed CA certificate, over it the user's, and over that
+    /// what names the sandbox.
     pub(crate) fn env(&self) -> BTreeMap<String, String> {
-        let mut env = self.user_env.clone();
+        let mut env = self.trust.as_ref().map(Trust::env).unwrap_or_default();
+        env.extend(self.user_env.clone());
         env.insert("E2B_SANDBOX".to_owned(), "true".to_owned());
         for (key, value) in [
             ("E2B_SANDBOX_ID", &self.sandbox_id),
@@ -123,6 +139,11 @@ impl Settings {
             (".E2B_TEMPLATE_ID", self.template_id.as_deref()),
         ]
     }
+}
+
+fn timestamp(init: &Init) -> Result<Option<Timestamp>, InvalidTimestamp> {
+    let parse = |text: &String| text.parse().map_err(|_| InvalidTimestamp);
+    init.timestamp.as_ref().map(parse).transpose()
 }
 
 #[cfg(test)]

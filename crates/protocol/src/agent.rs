@@ -52,6 +52,10 @@ pub struct Init {
     /// refused either way. Goes with the token and is set with it: absent means no.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open_to_anonymous: bool,
+    /// CA certificates in PEM that the sandbox is to trust, in place of those of an earlier call: the egress gateway's.
+    /// They must be valid for as long as the sandbox may live. Their private keys never go where the sandbox is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_bundle: Option<String>,
     /// Processors that the sandbox may use; without it, metrics tell the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_count: Option<u32>,

@@ -268,6 +268,7 @@ impl Platform {
                 default_workdir: None,
                 sandbox_id: Some(row.id.as_str().to_owned()),
                 template_id: Some(row.template_id.as_str().to_owned()),
+                ca_bundle: None,
                 open_to_anonymous: !row.secure,
                 cpu_count: Some(row.cpu_count),
                 memory_mb: Some(row.memory_mb),

@@ -25,3 +25,4 @@ mod sandbox;
 mod spawner;
 mod stream_input;
 mod sys;
+mod trust;

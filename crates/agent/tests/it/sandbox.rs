@@ -12,7 +12,8 @@ use tokio::net::TcpStream;
 use crate::client::Client;
 use crate::sys;
 
-/// An agent. Its file system is this machine's, except `/proc`, `/run`, `/etc/passwd` and `/etc/group`.
+/// An agent. Its file system is this machine's, except `/proc`, `/run`, `/etc/passwd` and `/etc/group`; what it writes
+/// to `/etc` and `/usr` is its own.
 pub(crate) struct Sandbox {
     pub(crate) agent: i32,
     network: File,
@@ -101,6 +102,19 @@ impl Sandbox {
         };
         let stream = std::thread::spawn(connect).join().unwrap();
         Client::new(TcpStream::from_std(stream).unwrap()).await
+    }
+
+    /// A socket that listens on a free port of the sandbox's loopback.
+    pub(crate) fn listener(&self) -> tokio::net::TcpListener {
+        let network = self.network.try_clone().unwrap();
+        let listen = move || {
+            sys::enter_network(network.as_fd()).unwrap();
+            let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            listener
+        };
+        let listener = std::thread::spawn(listen).join().unwrap();
+        tokio::net::TcpListener::from_std(listener).unwrap()
     }
 
     /// The host on the control socket.

@@ -53,6 +53,19 @@ unsafe fn become_agent(plan: &Plan<'_>) {
         mount(c"none", c"/", c"none", libc::MS_PRIVATE | libc::MS_REC);
         mount(c"proc", c"/proc", c"proc", 0);
         mount(c"tmpfs", c"/run", c"tmpfs", 0);
+        // The agent writes its trust store: into memory, and not into this machine's.
+        overlay(
+            c"/etc",
+            c"/run/etc",
+            c"/run/etc.work",
+            c"lowerdir=/etc,upperdir=/run/etc,workdir=/run/etc.work",
+        );
+        overlay(
+            c"/usr",
+            c"/run/usr",
+            c"/run/usr.work",
+            c"lowerdir=/usr,upperdir=/run/usr,workdir=/run/usr.work",
+        );
         mount(plan.passwd, c"/etc/passwd", c"none", libc::MS_BIND);
         mount(plan.group, c"/etc/group", c"none", libc::MS_BIND);
         let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
@@ -73,6 +86,19 @@ unsafe fn become_agent(plan: &Plan<'_>) {
             execute(plan.program, c"spawner", &[(spawner, 4)]);
         }
         execute(plan.program, c"agent", &[(boot, 3), (to_spawner, 4)]);
+    }
+}
+
+/// Mounts an overlay over a directory, which begins as a copy of it.
+unsafe fn overlay(directory: &CStr, upper: &CStr, work: &CStr, options: &CStr) {
+    // SAFETY: strings that end in NUL; the child ends when it fails.
+    unsafe {
+        libc::mkdir(upper.as_ptr(), 0o755);
+        libc::mkdir(work.as_ptr(), 0o755);
+        let kind = c"overlay".as_ptr();
+        if libc::mount(kind, directory.as_ptr(), kind, 0, options.as_ptr().cast()) == -1 {
+            libc::_exit(95);
+        }
     }
 }
 

@@ -1,0 +1,230 @@
+//! The sandbox's trust in the egress gateway: a CA certificate in the image's trust store, and in the variables by
+//! which common runtimes are told of one.
+//!
+//! Trust stores are files, and every distribution has its own. Three things are done, so that most programs find the
+//! certificate without being told:
+//!
+//! - It is appended to each bundle of system roots that the image has, between two marks by which the next one takes
+//!   its place. That is what programs read that were started without our environment, by `sudo` for one.
+//! - It is put where the image's own tool collects local certificates, so that a bundle which is made anew has it too.
+//! - Where OpenSSL looks for a bundle and there is none, it is led to the one there is.
+//!
+//! Some programs bring their own roots and take others out of a variable *instead*. They are told of a bundle with the
+//! system's roots only; an image without any would otherwise lose every host but those behind the gateway. Variables
+//! that *add* a certificate are always set. Java's own stores are not written.
+//!
+//! Only the certificate ever comes here. Its private key stays with the gateway.
+
+mod files;
+mod pem;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+pub(crate) use pem::Bundle;
+
+/// The certificate alone, under a name of ours.
+const OWN: &str = "run/ringfence/ca.pem";
+/// A bundle for an image whose own ones cannot be written.
+const OWN_BUNDLE: &str = "run/ringfence/ca-bundle.pem";
+/// Where Debian, Ubuntu, Alpine and many others have their bundle; made where an image has none at all.
+const USUAL: &str = "etc/ssl/certs/ca-certificates.crt";
+/// Bundles of system roots. Where one is a link to another, the other is in the list as well.
+const BUNDLES: [&str; 7] = [
+    USUAL,
+    // Fedora, RHEL and their kin.
+    "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "etc/pki/tls/certs/ca-bundle.crt",
+    // SUSE.
+    "var/lib/ca-certificates/ca-bundle.pem",
+    "etc/ssl/ca-bundle.pem",
+    // Arch.
+    "etc/ca-certificates/extracted/tls-ca-bundle.pem",
+    "etc/ssl/cert.pem",
+];
+/// Where tools of distributions look for local certificates when they make a bundle.
+const ANCHORS: [&str; 4] = [
+    "usr/local/share/ca-certificates/ringfence-ca.crt",
+    "etc/pki/ca-trust/source/anchors/ringfence-ca.crt",
+    "etc/pki/trust/anchors/ringfence-ca.crt",
+    "etc/ca-certificates/trust-source/anchors/ringfence-ca.crt",
+];
+/// Where OpenSSL's builds look for a bundle, beside a directory that has certificates under hashes of their names.
+const OPENSSL: [&str; 2] = ["etc/ssl/cert.pem", "usr/lib/ssl/cert.pem"];
+/// Variables whose bundle takes the place of a program's own roots: OpenSSL with what uses it, and Go; Python's
+/// requests; curl; git; the AWS tools; cargo; gRPC; Nix.
+const REPLACING: [&str; 8] = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "AWS_CA_BUNDLE",
+    "CARGO_HTTP_CAINFO",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "NIX_SSL_CERT_FILE",
+];
+/// Variables whose certificates come beside a program's own roots: Node.js, Deno.
+const ADDING: [&str; 2] = ["NODE_EXTRA_CA_CERTS", "DENO_CERT"];
+const BEGIN_MARK: &str = "# Begin of the certificate of this sandbox's egress gateway\n";
+const END_MARK: &str = "# End of the certificate of this sandbox's egress gateway\n";
+
+/// What was installed, as variables tell it to programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trust {
+    /// The certificate alone.
+    own: &'static str,
+    /// System roots and the certificate; none in an image without roots.
+    bundle: Option<&'static str>,
+}
+
+impl Trust {
+    /// Variables of every process that does not set them itself.
+    pub(crate) fn env(&self) -> BTreeMap<String, String> {
+        let adding = ADDING.iter().map(|name| (*name, self.own));
+        let replacing = REPLACING
+            .iter()
+            .filter_map(|name| self.bundle.map(|bundle| (*name, bundle)));
+        adding
+            .chain(replacing)
+            .map(|(name, path)| (name.to_owned(), format!("/{path}")))
+            .collect()
+    }
+}
+
+/// Puts a certificate into the trust store of the image at `root`, in place of one that was put there before.
+/// Repeating it repairs what is gone and writes nothing else.
+///
+/// # Errors
+/// When not even the files of our own can be written. What was written by then stays, which is complete files only.
+pub(crate) fn install(root: &Path, bundle: &Bundle) -> io::Result<Trust> {
+    let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let before = files::read(&root, OWN).ok();
+    let before = before.and_then(|(content, _)| Bundle::find(&content));
+    let own: Vec<&str> = bundle
+        .certificates()
+        .chain(before.iter().flat_map(Bundle::certificates))
+        .collect();
+    let mut system = None;
+    for path in BUNDLES {
+        match extend(&root, path, bundle, &own) {
+            Ok(true) => system = system.or(Some(path)),
+            // There without a single root: by us, for programs that are not told by a variable.
+            Ok(false) => {}
+            // Not there, or a link to one that is, or not to be written.
+            Err(_) => {}
+        }
+    }
+    if system.is_none() {
+        system = elsewhere(&root, bundle, &own)?;
+    }
+    for path in OPENSSL {
+        // Mostly it is there.
+        let _ = lead(&root, path);
+    }
+    for path in ANCHORS {
+        let _ = write(&root, path, bundle.text().as_bytes(), false);
+    }
+    // Last, because it tells the next call which certificate is to be replaced.
+    write(&root, OWN, bundle.text().as_bytes(), true)?;
+    Ok(Trust {
+        own: OWN,
+        bundle: system,
+    })
+}
+
+/// Has a bundle of the image end in ours. Whether it has roots of its own.
+fn extend(root: &OwnedFd, path: &str, bundle: &Bundle, own: &[&str]) -> io::Result<bool> {
+    let (content, mode) = files::read(root, path)?;
+    let (roots, extended) = compose(&content, bundle, own);
+    if extended != content {
+        let (directory, name) = files::parent(root, path, false)?;
+        files::replace(&directory, name, &extended, mode)?;
+    }
+    Ok(roots)
+}
+
+/// For an image none of whose bundles could be extended: one of our own with the roots of whatever bundle can be read,
+/// or the usual one where there are no roots.
+fn elsewhere(root: &OwnedFd, bundle: &Bundle, own: &[&str]) -> io::Result<Option<&'static str>> {
+    // Only what is a certificate gets into a file that everybody may read: the name may lead to anything.
+    let found = BUNDLES
+        .iter()
+        .filter_map(|path| Bundle::find(&files::read_through(root, path).ok()?))
+        .map(|found| compose(found.text().as_bytes(), bundle, own))
+        .find(|(roots, _)| *roots);
+    if let Some((_, extended)) = found {
+        write(root, OWN_BUNDLE, &extended, true)?;
+        return Ok(Some(OWN_BUNDLE));
+    }
+    let (_, alone) = compose(b"", bundle, own);
+    // There programs look that know of no variable. Where it cannot be, there is still the file of our own.
+    let _ = write(root, USUAL, &alone, true);
+    Ok(None)
+}
+
+/// Whether there are certificates other than `own` in `content`, and what it becomes with the bundle at its end.
+fn compose(content: &[u8], bundle: &Bundle, own: &[&str]) -> (bool, Vec<u8>) {
+    let mut kept = without(content, marked);
+    // The image's tool may have collected it since.
+    for certificate in own {
+        let finder = memchr::memmem::Finder::new(certificate.as_bytes());
+        kept = without(&kept, |content| {
+            finder.find(content).map(|at| (at, at + certificate.len()))
+        });
+    }
+    let roots = memchr::memmem::find(&kept, b"-----BEGIN CERTIFICATE-----").is_some();
+    if kept.last().is_some_and(|last| *last != b'\n') {
+        kept.push(b'\n');
+    }
+    for part in [BEGIN_MARK, &bundle.text(), END_MARK] {
+        kept.extend_from_slice(part.as_bytes());
+    }
+    (roots, kept)
+}
+
+/// What is left without the parts that `find` tells, one after the other.
+fn without(mut content: &[u8], find: impl Fn(&[u8]) -> Option<(usize, usize)>) -> Vec<u8> {
+    let mut kept = Vec::with_capacity(content.len());
+    while let Some((begin, end)) = find(content) {
+        kept.extend_from_slice(&content[..begin]);
+        content = &content[end..];
+    }
+    kept.extend_from_slice(content);
+    kept
+}
+
+/// Where an earlier bundle of ours is: between the first end that has a beginning, and the last beginning before it.
+fn marked(content: &[u8]) -> Option<(usize, usize)> {
+    let mut from = 0;
+    loop {
+        let end = from + memchr::memmem::find(&content[from..], END_MARK.as_bytes())?;
+        let after = end + END_MARK.len();
+        if let Some(begin) = memchr::memmem::rfind(&content[from..end], BEGIN_MARK.as_bytes()) {
+            return Some((from + begin, after));
+        }
+        from = after;
+    }
+}
+
+/// Writes a file unless it has that content. With `make`, its directory is made too.
+fn write(root: &OwnedFd, path: &str, content: &[u8], make: bool) -> io::Result<()> {
+    let (directory, name) = files::parent(root, path, make)?;
+    if files::read(root, path).is_ok_and(|(before, _)| before == content) {
+        return Ok(());
+    }
+    files::replace(&directory, name, content, Mode::from_raw_mode(0o644))
+}
+
+/// Leads from one of OpenSSL's places to the usual bundle, where that exists and the place is free.
+fn lead(root: &OwnedFd, path: &str) -> io::Result<()> {
+    files::read(root, USUAL)?;
+    let (directory, name) = files::parent(root, path, false)?;
+    Ok(rustix::fs::symlinkat(format!("/{USUAL}"), directory, name)?)
+}
+
+#[cfg(test)]
+mod tests;

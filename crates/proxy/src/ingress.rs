@@ -152,6 +152,8 @@ impl Ingress {
         if upgraded && !framing.upgrade {
             return Err(DialError::PortClosed);
         }
+        let lives = || dial::lives(Arc::clone(&self.node), target.id.clone(), ending.clone());
+        let until_close = headers::ends_with_connection(response.headers());
         headers::to_client(response.headers_mut(), upgraded);
         // The version is the connection's and not the message's; many simple servers inside speak HTTP/1.0.
         *response.version_mut() = Version::HTTP_11;
@@ -162,13 +164,15 @@ impl Ingress {
                 client_upgrade,
                 guest_upgrade,
                 client,
-                ending,
+                ending.clone(),
+                lives(),
                 self.stop.clone(),
             ));
             return Ok(response.map(|_| ResponseBody::own(Full::new(Bytes::new()))));
         }
         flow.stream();
-        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, flow, ending))))
+        let lives = until_close.then(lives);
+        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, flow, ending, lives))))
     }
 
     /// Sends the request and waits for the response's head, as long as the sandbox lives.

@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::dial;
+use super::dial::{self, Lives};
 use super::flow::Flow;
 
 /// How long a guest may leave `Expect: 100-continue` unanswered until the body is sent anyway, as RFC 9110 wants of
@@ -157,17 +157,23 @@ pub(super) struct GuestBody {
     flow: Flow,
     ending: watch::Receiver<bool>,
     ended: Signal,
+    /// Where the end of the connection is the end of the body, which is also what a killed server leaves behind.
+    lives: Option<Lives>,
+    at_end: bool,
     finished: bool,
 }
 
 impl GuestBody {
-    pub(super) fn new(incoming: Incoming, flow: Flow, ending: watch::Receiver<bool>) -> Self {
+    /// `lives` is for a body that nothing but the end of its connection ends.
+    pub(super) fn new(incoming: Incoming, flow: Flow, ending: watch::Receiver<bool>, lives: Option<Lives>) -> Self {
         let mut watched = ending.clone();
         Self {
             incoming,
             flow,
             ending,
             ended: Box::pin(async move { dial::ended(&mut watched).await }),
+            lives,
+            at_end: false,
             finished: false,
         }
     }
@@ -184,22 +190,27 @@ impl GuestBody {
         if self.ended.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(self.broken(BodyError::Ended))));
         }
-        match ready!(Pin::new(&mut self.incoming).poll_frame(cx)) {
-            Some(Ok(frame)) => {
-                if self.incoming.is_end_stream() {
-                    self.finish();
+        if !self.at_end {
+            match ready!(Pin::new(&mut self.incoming).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    if self.incoming.is_end_stream() {
+                        self.finish();
+                    }
+                    return Poll::Ready(Some(Ok(frame)));
                 }
-                Poll::Ready(Some(Ok(frame)))
+                Some(Err(error)) => return Poll::Ready(Some(Err(self.broken(BodyError::Broken(error))))),
+                None => self.at_end = true,
             }
-            // The end of a body without a length is the end of the connection, which is also what a killed server
-            // leaves behind.
-            None if dial::has_ended(&self.ending) => Poll::Ready(Some(Err(self.broken(BodyError::Ended)))),
-            None => {
-                self.finish();
-                Poll::Ready(None)
-            }
-            Some(Err(error)) => Poll::Ready(Some(Err(self.broken(BodyError::Broken(error))))),
         }
+        let lived = match &mut self.lives {
+            Some(lives) => ready!(lives.as_mut().poll(cx)),
+            None => true,
+        };
+        if !lived || dial::has_ended(&self.ending) {
+            return Poll::Ready(Some(Err(self.broken(BodyError::Ended))));
+        }
+        self.finish();
+        Poll::Ready(None)
     }
 
     fn broken(&mut self, error: BodyError) -> BodyError {

@@ -1,7 +1,12 @@
 //! Opening a stream into a sandbox, and noticing that the sandbox ends.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use model::id::SandboxId;
+use protocol::agent;
 use protocol::node::{DialError, NodeApi, SandboxStream};
 use tokio::sync::watch;
 
@@ -12,6 +17,9 @@ use super::route::Target;
 const RETRY_WAITS_MS: [u64; 4] = [100, 200, 300, 400];
 /// Longest wait for one attempt; a full accept queue inside would otherwise hold the request for minutes.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest wait for the agent to take a connection. What keeps it waiting is a queue, and only somebody alive has one.
+const LIFE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Opens a stream to the target, trying again while the port is closed and the sandbox lives.
 pub(super) async fn dial(
@@ -53,4 +61,23 @@ pub(super) async fn ended(ending: &mut watch::Receiver<bool>) {
 /// Whether the sandbox has begun to end.
 pub(super) fn has_ended(ending: &watch::Receiver<bool>) -> bool {
     *ending.borrow() || ending.has_changed().is_err()
+}
+
+/// Whether a sandbox still lives, see [`lives`]. Nothing is asked before it is polled.
+pub(super) type Lives = Pin<Box<dyn Future<Output = bool> + Send>>;
+
+/// Asks whether the sandbox still lived at this moment, for a stream out of it that has just ended without saying so.
+///
+/// A sandbox that dies by itself begins to end for the node only when all its processes are gone, so its streams end
+/// before that. But its agent is the first to go: the kernel kills the others because their pid 1 is gone, and by then
+/// has closed the port on which that listened. So whoever finds the agent's port open after the end of another stream
+/// knows that this was not the sandbox's.
+pub(super) fn lives(node: Arc<dyn NodeApi>, id: SandboxId, mut ending: watch::Receiver<bool>) -> Lives {
+    Box::pin(async move {
+        tokio::select! {
+            biased;
+            () = ended(&mut ending) => false,
+            answer = tokio::time::timeout(LIFE_TIMEOUT, node.dial(&id, agent::PORT)) => !matches!(answer, Ok(Err(_))),
+        }
+    })
 }

@@ -97,6 +97,11 @@ pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allo
     }
 }
 
+/// Whether nothing but the end of the connection says where the body of this response ends.
+pub(super) fn ends_with_connection(headers: &HeaderMap) -> bool {
+    !headers.contains_key(CONTENT_LENGTH) && !lists(headers, &TRANSFER_ENCODING, "chunked")
+}
+
 /// Rewrites a response's headers from the sandbox's connection to the client's.
 pub(super) fn to_client(headers: &mut HeaderMap, upgraded: bool) {
     let protocol = upgraded.then(|| headers.get(UPGRADE).cloned()).flatten();

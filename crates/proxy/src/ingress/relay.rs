@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::client::ClientConnection;
-use super::dial;
+use super::dial::{self, Lives};
 
 /// Size of the buffer of each direction, in bytes. Pages that no message reached are never touched, so an idle relay
 /// costs one of them.
@@ -24,6 +24,7 @@ pub(super) async fn relay(
     guest: OnUpgrade,
     connection: Option<ClientConnection>,
     mut ending: watch::Receiver<bool>,
+    lives: Lives,
     stop: CancellationToken,
 ) {
     let cut = || {
@@ -44,6 +45,7 @@ pub(super) async fn relay(
         let mut guest = GuestSide {
             stream: TokioIo::new(guest),
             ending: watched,
+            lives: Some(lives),
         };
         if let Err(error) = copy_bidirectional_with_sizes(&mut client, &mut guest, BUFFER_BYTES, BUFFER_BYTES).await {
             tracing::debug!(%error, "upgraded stream broke");
@@ -64,13 +66,23 @@ pub(super) async fn relay(
 struct GuestSide<S> {
     stream: S,
     ending: watch::Receiver<bool>,
+    /// Asked once, at the end.
+    lives: Option<Lives>,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for GuestSide<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        if buf.filled().len() == before && dial::has_ended(&self.ending) {
+        if buf.filled().len() > before {
+            return Poll::Ready(Ok(()));
+        }
+        let lived = match &mut self.lives {
+            Some(lives) => ready!(lives.as_mut().poll(cx)),
+            None => true,
+        };
+        self.lives = None;
+        if !lived || dial::has_ended(&self.ending) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         Poll::Ready(Ok(()))

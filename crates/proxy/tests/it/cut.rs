@@ -2,9 +2,12 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use http::Method;
 use http_body_util::BodyExt as _;
+use tokio::sync::Notify;
 
 use super::support::{ChannelBody, ID, Wire, front, get, h2_client, h2_request, origin, within};
 
@@ -112,6 +115,48 @@ async fn a_clean_end_of_a_living_sandbox_stays_clean() {
     let (text, ended) = wire.rest().await;
     assert!(text.ends_with("part"), "{text}");
     ended.expect("a clean end");
+}
+
+#[tokio::test]
+async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
+    let upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n";
+    for (head, version, extra) in [
+        (UNTIL_CLOSE, "1.1", ""),
+        (UNTIL_CLOSE, "1.0", ""),
+        (UPGRADED, "1.1", upgrade),
+    ] {
+        for dead in [true, false] {
+            let die = Arc::new(Notify::new());
+            let dies = Arc::clone(&die);
+            let guest = origin(move |mut wire| {
+                let dies = Arc::clone(&dies);
+                async move {
+                    wire.head().await;
+                    wire.write(head).await;
+                    dies.notified().await;
+                }
+            })
+            .await;
+            let front = front([(3000, guest)]).await;
+            let mut wire = Wire::connect(front.addr).await;
+            wire.write(&format!("GET / HTTP/{version}\r\nHost: 3000-{ID}.x\r\n{extra}\r\n"))
+                .await;
+            wire.until("part").await;
+            // The node has not noticed, and the stream ends as it does when a server closes it.
+            front.node.dead.store(dead, Ordering::SeqCst);
+            die.notify_one();
+            if version == "1.1" && !dead && extra.is_empty() {
+                assert!(wire.until("0\r\n\r\n").await.ends_with("0\r\n\r\n"));
+                continue;
+            }
+            let (rest, ended) = wire.rest().await;
+            assert!(!rest.contains("0\r\n\r\n"), "{rest:?}");
+            match ended {
+                Ok(()) => assert!(!dead, "{head} {version}"),
+                Err(error) => assert!(dead && error.kind() == ErrorKind::ConnectionReset, "{head}: {error}"),
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -1,12 +1,13 @@
 //! A front server like the platform's, a fake node whose sandbox is loopback, and ways to talk to both.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use model::id::SandboxId;
+use protocol::agent;
 use protocol::node::{
     DialError, HostRoom, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxLog, SandboxSample, SandboxStream,
     StartSandbox, StartedSandbox,
@@ -40,6 +42,8 @@ pub(crate) struct FakeNode {
     pub(crate) dials: AtomicUsize,
     /// How many attempts find the port closed before one succeeds.
     pub(crate) closed_for: AtomicUsize,
+    /// Whether the sandbox died, which its end has not told yet: its agent has closed its port.
+    pub(crate) dead: AtomicBool,
     ports: HashMap<u16, SocketAddr>,
 }
 
@@ -63,6 +67,9 @@ impl NodeApi for FakeNode {
                 .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
                 .is_ok()
             {
+                return Err(DialError::PortClosed);
+            }
+            if port == agent::PORT && self.dead.load(Ordering::SeqCst) {
                 return Err(DialError::PortClosed);
             }
             let addr = self.ports.get(&port).ok_or(DialError::PortClosed)?;
@@ -108,11 +115,17 @@ pub(crate) async fn front<const N: usize>(ports: [(u16, SocketAddr); N]) -> Fron
 }
 
 pub(crate) async fn front_with<const N: usize>(ports: [(u16, SocketAddr); N], access: Access) -> Front {
+    let mut ports = HashMap::from(ports);
+    if let Entry::Vacant(port) = ports.entry(agent::PORT) {
+        let silent = |mut wire: Wire| async move { wire.rest().await.1.unwrap_or_default() };
+        port.insert(origin(silent).await);
+    }
     let node = Arc::new(FakeNode {
         ending: watch::Sender::new(false),
         dials: AtomicUsize::new(0),
         closed_for: AtomicUsize::new(0),
-        ports: ports.into(),
+        dead: AtomicBool::new(false),
+        ports,
     });
     let stop = CancellationToken::new();
     let ingress = Ingress::new(Arc::clone(&node) as Arc<dyn NodeApi>, TaskTracker::new(), stop.clone());

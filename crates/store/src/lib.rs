@@ -8,9 +8,10 @@
 //! - templates, their aliases and builds: what a name means to a team;
 //! - sandboxes: who owns them, what they were made of and when they end. Deadlines survive a restart of the platform.
 //!   Environment variables are secrets of the client and are **not** stored;
+//! - logs and metrics of sandboxes, for some days after their end: nothing else tells what happened;
 //! - idempotency keys: which request came first, and what of its answer is no secret.
 //!
-//! Everything else (routes, connections, metrics) lives in memory and is rebuilt from these rows.
+//! Everything else (routes, connections, deadlines in order) lives in memory and is rebuilt from these rows.
 //!
 //! Invariants: this is the only crate that knows SQL. It has no HTTP, no clock and no randomness: times (microseconds
 //! since the Unix epoch) and ids are arguments. Every change of a sandbox raises its `version`, so that a decision
@@ -28,6 +29,7 @@ pub mod error;
 pub mod idempotency;
 pub mod keys;
 pub mod limits;
+pub mod records;
 pub mod sandboxes;
 pub mod teams;
 pub mod templates;

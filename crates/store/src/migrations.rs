@@ -13,6 +13,7 @@ use crate::error::{StoreError, sort};
 const STEPS: &[&str] = &[
     include_str!("migrations/0001_first.sql"),
     include_str!("migrations/0002_rest.sql"),
+    include_str!("migrations/0003_records.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -16,6 +16,7 @@ mod limits;
 mod lists;
 mod opening;
 mod postgres;
+mod records;
 mod samples;
 mod sandboxes;
 mod templates;
@@ -62,6 +63,12 @@ const CASES: &[(&str, Case)] = cases![
     lists::metadata_is_matched_over_many_rows,
     lists::pages_stay_in_place_while_sandboxes_come_and_go,
     lists::live_sandboxes_of_every_team,
+    records::entries_come_back_as_asked,
+    records::teams_read_their_own,
+    records::a_batch_written_twice_is_there_once,
+    records::logs_are_cut_at_their_old_end,
+    records::logs_age_from_the_end_of_their_sandbox,
+    records::metrics_are_found_by_overlap_and_age_alone,
     concurrency::one_writer_wins_each_version,
     concurrency::extensions_never_shorten,
     concurrency::two_processes_write_at_once,

@@ -1,0 +1,109 @@
+//! What is remembered of a sandbox beside its row: its log and its metrics.
+//!
+//! Both outlive the sandbox and end by age. Everything of many sandboxes is written in one transaction, because a
+//! transaction holds the one writer of SQLite, and creates wait for that writer. The caller keeps batches small for the
+//! same reason. A batch that is written twice, because its first commit was not heard of, is there once.
+//!
+//! Invariant: rows are read by team and sandbox together, so one team's id never opens another team's rows.
+
+mod logs;
+mod metrics;
+
+use model::id::{SandboxId, TeamId};
+
+pub use self::logs::{LogOrder, LogQuery, LogRow, NewLogEntry};
+pub use self::metrics::MetricChunk;
+use crate::Store;
+use crate::db::{Query, Transaction};
+use crate::error::{StoreError, sort};
+use crate::row::{Columns, FromColumns};
+
+/// Things to remember, of any sandboxes.
+#[derive(Debug, Default)]
+pub struct RecordBatch {
+    /// Entries for logs.
+    pub entries: Vec<NewLogEntry>,
+    /// Samples.
+    pub chunks: Vec<MetricChunk>,
+    /// Sandboxes that ended, and when, in microseconds since the Unix epoch: from then on their logs age.
+    pub ended: Vec<(TeamId, SandboxId, i64)>,
+}
+
+/// How much a log holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSize {
+    /// Whose it is.
+    pub team_id: TeamId,
+    /// The sandbox.
+    pub sandbox_id: SandboxId,
+    /// Entries.
+    pub entries: u64,
+    /// What they count for in bytes, see [`LogRow::bytes`].
+    pub bytes: u64,
+}
+
+impl FromColumns for LogSize {
+    const TABLE: &'static str = "sandbox_records";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let size = |column| u64::try_from(columns.int(column)?).map_err(|_| columns.corrupt(column));
+        Ok(Self {
+            team_id: columns.id("team_id")?,
+            sandbox_id: columns.id("sandbox_id")?,
+            entries: size("log_entries")?,
+            bytes: size("log_bytes")?,
+        })
+    }
+}
+
+const WRITE: &str = "write records of sandboxes";
+
+async fn execute(tx: &mut Transaction, query: Query) -> Result<(), StoreError> {
+    query
+        .execute(&mut **tx)
+        .await
+        .map_err(|error| sort(&error, "record", WRITE))?;
+    Ok(())
+}
+
+impl Store {
+    /// Writes a batch, and returns the sizes of the logs that grew, so that the caller can have them cut.
+    ///
+    /// # Errors
+    /// When the database fails. Nothing of the batch is there then, or all of it.
+    pub async fn records_write(&self, batch: &RecordBatch) -> Result<Vec<LogSize>, StoreError> {
+        let mut tx = self.db.begin(WRITE).await?;
+        logs::insert(&mut tx, &batch.entries).await?;
+        let mut sizes = Vec::new();
+        for grown in logs::growth(&batch.entries) {
+            sizes.push(logs::note_growth(&mut tx, &grown).await?);
+        }
+        for chunk in &batch.chunks {
+            execute(&mut tx, metrics::insert(chunk)).await?;
+        }
+        for (team, sandbox, at_us) in &batch.ended {
+            let query = sqlx::query(
+                "UPDATE sandbox_records SET ended_us = COALESCE(ended_us, $3) WHERE team_id = $1 AND sandbox_id = $2",
+            )
+            .bind(team.as_str())
+            .bind(sandbox.as_str())
+            .bind(*at_us);
+            execute(&mut tx, query).await?;
+        }
+        tx.commit().await.map_err(|error| sort(&error, "record", WRITE))?;
+        Ok(sizes)
+    }
+
+    /// Lets the logs of sandboxes age that have no row any more: they ended while nobody could note it. Says how many.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn records_end_orphans(&self, at_us: i64) -> Result<u64, StoreError> {
+        let query = sqlx::query(
+            "UPDATE sandbox_records SET ended_us = $1 WHERE ended_us IS NULL \
+             AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sandbox_records.sandbox_id)",
+        )
+        .bind(at_us);
+        self.db.write("record", "note the ends of sandboxes", query).await
+    }
+}

@@ -1,0 +1,351 @@
+//! Logs of sandboxes.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+use model::id::{SandboxId, TeamId};
+use model::log::Level;
+
+use super::{LogSize, WRITE, execute};
+use crate::Store;
+use crate::db::{Query, Transaction};
+use crate::dialect::Engine;
+use crate::error::{StoreError, sort};
+use crate::row::{Columns, FromColumns, storable};
+
+/// An entry of a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogRow {
+    /// When it happened, in microseconds since the Unix epoch.
+    pub at_us: i64,
+    /// Tells entries of one moment apart, and orders them.
+    pub seq: i64,
+    /// How much it matters.
+    pub level: Level,
+    /// Which part of the platform tells.
+    pub logger: String,
+    /// One sentence for people.
+    pub message: String,
+    /// The same for programs.
+    pub fields: BTreeMap<String, String>,
+}
+
+/// An entry that is to be remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewLogEntry {
+    /// Whose it is.
+    pub team_id: TeamId,
+    /// The sandbox it is about.
+    pub sandbox_id: SandboxId,
+    /// The entry.
+    pub row: LogRow,
+}
+
+/// What one entry takes besides its texts: the key twice, once in the table and once in its index.
+const ENTRY_OVERHEAD_BYTES: usize = 150;
+
+impl LogRow {
+    /// What the entry counts for, in bytes: about what it takes in the database.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let fields: usize = self.fields.iter().map(|(key, value)| key.len() + value.len() + 6).sum();
+        let bytes = ENTRY_OVERHEAD_BYTES + self.logger.len() + self.message.len() + fields;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+/// In which order entries are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogOrder {
+    /// Oldest first.
+    Forward,
+    /// Newest first.
+    Backward,
+}
+
+/// Which entries are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogQuery {
+    /// None that are earlier, in microseconds since the Unix epoch.
+    pub from_us: i64,
+    /// None that are later, in microseconds since the Unix epoch.
+    pub to_us: i64,
+    /// None that matter less.
+    pub level: Level,
+    /// Only those whose message contains this, letter for letter. Empty takes all.
+    pub search: String,
+    /// The order, which also says which end the limit cuts off.
+    pub order: LogOrder,
+    /// How many at most.
+    pub limit: u32,
+}
+
+impl FromColumns for LogRow {
+    const TABLE: &'static str = "sandbox_logs";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let fields = serde_json::from_str(&columns.text("fields_json")?);
+        let level = usize::try_from(columns.int("level")?).ok();
+        Ok(Self {
+            at_us: columns.int("at_us")?,
+            seq: columns.int("seq")?,
+            level: level
+                .and_then(|at| Level::ALL.get(at).copied())
+                .ok_or_else(|| columns.corrupt("level"))?,
+            logger: columns.text("logger")?,
+            message: columns.text("message")?,
+            fields: fields.map_err(|_| columns.corrupt("fields_json"))?,
+        })
+    }
+}
+
+/// A level as a number that orders like it. The numbers are stored: they never change.
+fn level_number(level: Level) -> i64 {
+    match level {
+        Level::Debug => 0,
+        Level::Info => 1,
+        Level::Warn => 2,
+        Level::Error => 3,
+    }
+}
+
+/// Entries per statement. One by one, each costs as much as twenty of them do together.
+const ROWS: usize = 32;
+
+/// The statement that inserts [`ROWS`] entries.
+static INSERT_MANY: LazyLock<String> = LazyLock::new(|| insert_sql(ROWS));
+/// The statement that inserts one.
+static INSERT_ONE: LazyLock<String> = LazyLock::new(|| insert_sql(1));
+
+fn insert_sql(rows: usize) -> String {
+    let mut sql = String::from(
+        "INSERT INTO sandbox_logs \
+         (team_id, sandbox_id, at_us, seq, level, logger, message, fields_json, bytes) VALUES ",
+    );
+    for row in 0..rows {
+        let first = row * 9 + 1;
+        sql.push_str(if row == 0 { "(" } else { ", (" });
+        for at in first..first + 9 {
+            let comma = if at == first { "" } else { ", " };
+            let _ = write!(sql, "{comma}${at}");
+        }
+        sql.push(')');
+    }
+    sql.push_str(" ON CONFLICT (team_id, sandbox_id, at_us, seq) DO NOTHING");
+    sql
+}
+
+fn bind(query: Query, entry: &NewLogEntry) -> Query {
+    let fields = serde_json::to_string(&entry.row.fields).expect("a map of texts is always JSON");
+    query
+        .bind(entry.team_id.as_str())
+        .bind(entry.sandbox_id.as_str())
+        .bind(entry.row.at_us)
+        .bind(entry.row.seq)
+        .bind(level_number(entry.row.level))
+        .bind(entry.row.logger.as_str())
+        .bind(entry.row.message.as_str())
+        .bind(fields)
+        .bind(i64::try_from(entry.row.bytes()).unwrap_or(i64::MAX))
+}
+
+pub(super) async fn insert(tx: &mut Transaction, entries: &[NewLogEntry]) -> Result<(), StoreError> {
+    for entry in entries {
+        storable("logger", &entry.row.logger)?;
+        storable("message", &entry.row.message)?;
+    }
+    let (groups, rest) = entries.as_chunks::<ROWS>();
+    for group in groups {
+        let query = group.iter().fold(sqlx::query(INSERT_MANY.as_str()), bind);
+        execute(tx, query).await?;
+    }
+    for entry in rest {
+        execute(tx, bind(sqlx::query(INSERT_ONE.as_str()), entry)).await?;
+    }
+    Ok(())
+}
+
+/// What entries add to each log.
+pub(super) fn growth(entries: &[NewLogEntry]) -> Vec<LogSize> {
+    let mut of: BTreeMap<(&TeamId, &SandboxId), (u64, u64)> = BTreeMap::new();
+    for entry in entries {
+        let (count, bytes) = of.entry((&entry.team_id, &entry.sandbox_id)).or_default();
+        *count += 1;
+        *bytes += entry.row.bytes();
+    }
+    of.into_iter()
+        .map(|((team_id, sandbox_id), (entries, bytes))| LogSize {
+            team_id: team_id.clone(),
+            sandbox_id: sandbox_id.clone(),
+            entries,
+            bytes,
+        })
+        .collect()
+}
+
+pub(super) async fn note_growth(tx: &mut Transaction, grown: &LogSize) -> Result<LogSize, StoreError> {
+    let rows = sqlx::query(
+        "INSERT INTO sandbox_records (team_id, sandbox_id, log_entries, log_bytes) VALUES ($1, $2, $3, $4) \
+         ON CONFLICT (team_id, sandbox_id) DO UPDATE SET \
+         log_entries = sandbox_records.log_entries + excluded.log_entries, \
+         log_bytes = sandbox_records.log_bytes + excluded.log_bytes \
+         RETURNING team_id, sandbox_id, log_entries, log_bytes",
+    )
+    .bind(grown.team_id.as_str())
+    .bind(grown.sandbox_id.as_str())
+    .bind(i64::try_from(grown.entries).unwrap_or(i64::MAX))
+    .bind(i64::try_from(grown.bytes).unwrap_or(i64::MAX))
+    .fetch_all(&mut **tx)
+    .await
+    .map_err(|error| sort(&error, "record", WRITE))?;
+    let row = rows.first().expect("an upsert without a condition returns its row");
+    Columns::decode(row)
+}
+
+/// `$1` team, `$2` sandbox, `$3` and `$4` the times, `$5` level, `$6` what to look for, `$7` limit.
+macro_rules! list_sql {
+    ($position:literal, $direction:literal) => {
+        concat!(
+            "SELECT at_us, seq, level, logger, message, fields_json FROM sandbox_logs \
+             WHERE team_id = $1 AND sandbox_id = $2 AND at_us >= $3 AND at_us <= $4 AND level >= $5 AND ($6 = '' OR ",
+            $position,
+            "(message, $6) > 0) ORDER BY at_us ",
+            $direction,
+            ", seq ",
+            $direction,
+            " LIMIT $7"
+        )
+    };
+}
+
+/// Where an entry stands in its log.
+struct Place {
+    at_us: i64,
+    seq: i64,
+}
+
+impl FromColumns for Place {
+    const TABLE: &'static str = "sandbox_logs";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            at_us: columns.int("at_us")?,
+            seq: columns.int("seq")?,
+        })
+    }
+}
+
+impl Store {
+    /// Entries of a log. A log that does not exist is empty.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn log_list(
+        &self,
+        team: &TeamId,
+        sandbox: &SandboxId,
+        query: &LogQuery,
+    ) -> Result<Vec<LogRow>, StoreError> {
+        // No message holds a NUL character, so none matches.
+        if query.search.contains('\0') {
+            return Ok(Vec::new());
+        }
+        let sql = match (self.db.engine, query.order) {
+            (Engine::Sqlite, LogOrder::Forward) => list_sql!("instr", "ASC"),
+            (Engine::Sqlite, LogOrder::Backward) => list_sql!("instr", "DESC"),
+            (Engine::Postgres, LogOrder::Forward) => list_sql!("strpos", "ASC"),
+            (Engine::Postgres, LogOrder::Backward) => list_sql!("strpos", "DESC"),
+        };
+        let statement = sqlx::query(sql)
+            .bind(team.as_str())
+            .bind(sandbox.as_str())
+            .bind(query.from_us)
+            .bind(query.to_us)
+            .bind(level_number(query.level))
+            .bind(query.search.as_str())
+            .bind(i64::from(query.limit));
+        self.db.read_all("read the log of a sandbox", statement).await
+    }
+
+    /// Cuts a log to its newest entries: no more than `entries`, and none beyond `bytes` counted from the newest.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn log_trim(
+        &self,
+        team: &TeamId,
+        sandbox: &SandboxId,
+        entries: u64,
+        bytes: u64,
+    ) -> Result<(), StoreError> {
+        const WHAT: &str = "cut the log of a sandbox";
+        // Found on a reader, so that the writer is not held for long; nothing moves older entries in between.
+        let newest_to_go = sqlx::query(
+            "SELECT at_us, seq FROM (SELECT at_us, seq, ROW_NUMBER() OVER newest AS place, \
+             SUM(bytes) OVER newest AS total FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
+             WINDOW newest AS (ORDER BY at_us DESC, seq DESC)) AS counted \
+             WHERE place > $3 OR total > $4 ORDER BY at_us DESC, seq DESC LIMIT 1",
+        )
+        .bind(team.as_str())
+        .bind(sandbox.as_str())
+        .bind(i64::try_from(entries).unwrap_or(i64::MAX))
+        .bind(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let place = self.db.read_optional::<Place>(WHAT, newest_to_go).await?;
+        let mut tx = self.db.begin(WHAT).await?;
+        if let Some(place) = place {
+            let delete = sqlx::query(
+                "DELETE FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
+                 AND (at_us < $3 OR (at_us = $3 AND seq <= $4))",
+            )
+            .bind(team.as_str())
+            .bind(sandbox.as_str())
+            .bind(place.at_us)
+            .bind(place.seq);
+            execute(&mut tx, delete).await?;
+        }
+        // Counted anew: a batch that was written twice was counted twice.
+        let count = sqlx::query(
+            "UPDATE sandbox_records SET \
+             log_entries = (SELECT COUNT(*) FROM sandbox_logs l \
+             WHERE l.team_id = sandbox_records.team_id AND l.sandbox_id = sandbox_records.sandbox_id), \
+             log_bytes = (SELECT CAST(COALESCE(SUM(l.bytes), 0) AS BIGINT) FROM sandbox_logs l \
+             WHERE l.team_id = sandbox_records.team_id AND l.sandbox_id = sandbox_records.sandbox_id) \
+             WHERE team_id = $1 AND sandbox_id = $2",
+        )
+        .bind(team.as_str())
+        .bind(sandbox.as_str());
+        execute(&mut tx, count).await?;
+        tx.commit().await.map_err(|error| sort(&error, "record", WHAT))
+    }
+
+    /// Removes at most `limit` entries of sandboxes that ended by `ended_us`, those that ended first before the others,
+    /// and says how many rows are gone. 0 means that there is nothing left to remove.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn log_purge(&self, ended_us: i64, limit: u32) -> Result<u64, StoreError> {
+        const WHAT: &str = "remove old logs";
+        let entries = sqlx::query(
+            "DELETE FROM sandbox_logs WHERE (team_id, sandbox_id, at_us, seq) IN \
+             (SELECT l.team_id, l.sandbox_id, l.at_us, l.seq FROM sandbox_records r JOIN sandbox_logs l \
+             ON l.team_id = r.team_id AND l.sandbox_id = r.sandbox_id \
+             WHERE r.ended_us <= $1 ORDER BY r.ended_us LIMIT $2)",
+        )
+        .bind(ended_us)
+        .bind(i64::from(limit));
+        let gone = self.db.write("record", WHAT, entries).await?;
+        if gone > 0 {
+            return Ok(gone);
+        }
+        let records = sqlx::query(
+            "DELETE FROM sandbox_records WHERE (team_id, sandbox_id) IN \
+             (SELECT r.team_id, r.sandbox_id FROM sandbox_records r WHERE r.ended_us <= $1 \
+             AND NOT EXISTS (SELECT 1 FROM sandbox_logs l WHERE l.team_id = r.team_id AND l.sandbox_id = r.sandbox_id) \
+             ORDER BY r.ended_us LIMIT $2)",
+        )
+        .bind(ended_us)
+        .bind(i64::from(limit));
+        self.db.write("record", WHAT, records).await
+    }
+}

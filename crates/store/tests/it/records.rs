@@ -1,0 +1,284 @@
+//! Logs and metrics.
+
+use std::collections::BTreeMap;
+
+use model::log::Level;
+use store::Store;
+use store::records::{LogOrder, LogQuery, LogRow, LogSize, MetricChunk, NewLogEntry, RecordBatch};
+
+use crate::database::Database;
+use crate::samples::{running, sandbox, sandbox_id, team, team_id};
+
+/// Entry `n` of sandbox `sandbox` of team `team`, at `n` microseconds.
+fn entry(team: u32, sandbox: u32, n: i64) -> NewLogEntry {
+    NewLogEntry {
+        team_id: team_id(team),
+        sandbox_id: sandbox_id(sandbox),
+        row: LogRow {
+            at_us: n,
+            seq: n,
+            level: Level::ALL[usize::try_from(n % 4).unwrap()],
+            logger: "test".to_owned(),
+            message: format!("Entry {n} 100% ü"),
+            fields: BTreeMap::from([("n".to_owned(), n.to_string())]),
+        },
+    }
+}
+
+fn everything() -> LogQuery {
+    LogQuery {
+        from_us: 0,
+        to_us: i64::MAX,
+        level: Level::Debug,
+        search: String::new(),
+        order: LogOrder::Forward,
+        limit: 100_000,
+    }
+}
+
+async fn write_log(store: &Store, entries: Vec<NewLogEntry>) -> Vec<LogSize> {
+    let batch = RecordBatch {
+        entries,
+        ..RecordBatch::default()
+    };
+    store.records_write(&batch).await.unwrap()
+}
+
+/// The numbers of the entries that a query finds.
+async fn found(store: &Store, team: u32, sandbox: u32, query: LogQuery) -> Vec<i64> {
+    let rows = store
+        .log_list(&team_id(team), &sandbox_id(sandbox), &query)
+        .await
+        .unwrap();
+    rows.iter().map(|row| row.seq).collect()
+}
+
+pub(crate) async fn entries_come_back_as_asked(db: Database) {
+    let store = db.open().await;
+    // More than one statement's worth, and not a multiple of it.
+    write_log(&store, (0..100).map(|n| entry(1, 1, n)).collect()).await;
+    let rows = store
+        .log_list(&team_id(1), &sandbox_id(1), &everything())
+        .await
+        .unwrap();
+    let want: Vec<LogRow> = (0..100).map(|n| entry(1, 1, n).row).collect();
+    assert_eq!(rows, want);
+
+    let check = async |query: LogQuery, want: Vec<i64>| {
+        assert_eq!(found(&store, 1, 1, query.clone()).await, want, "{query:?}");
+    };
+    let ends = LogQuery {
+        from_us: 10,
+        to_us: 12,
+        ..everything()
+    };
+    check(ends, vec![10, 11, 12]).await;
+    let newest = LogQuery {
+        order: LogOrder::Backward,
+        limit: 3,
+        ..everything()
+    };
+    check(newest, vec![99, 98, 97]).await;
+    let none = LogQuery {
+        limit: 0,
+        ..everything()
+    };
+    check(none, vec![]).await;
+    let serious = LogQuery {
+        level: Level::Warn,
+        limit: 5,
+        ..everything()
+    };
+    check(serious, vec![2, 3, 6, 7, 10]).await;
+    for (search, want) in [
+        ("Entry 7", vec![7, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79]),
+        ("Entry 7 ", vec![7]),
+        // Letter for letter: neither of these is a pattern, and case counts.
+        ("Entry 7_", vec![]),
+        ("%", (0..100).collect()),
+        ("entry 7", vec![]),
+        ("ü", (0..100).collect()),
+        ("a\0b", vec![]),
+    ] {
+        let query = LogQuery {
+            search: search.to_owned(),
+            ..everything()
+        };
+        check(query, want).await;
+    }
+    store.close().await;
+}
+
+pub(crate) async fn teams_read_their_own(db: Database) {
+    let store = db.open().await;
+    let chunk = |team, from_us| MetricChunk {
+        team_id: team_id(team),
+        sandbox_id: sandbox_id(1),
+        from_us,
+        to_us: from_us + 10,
+        samples: format!("of {team}"),
+    };
+    // Ids of sandboxes do not repeat in life; here they do, to show that the team is a part of the key.
+    let batch = RecordBatch {
+        entries: vec![entry(1, 1, 1), entry(2, 1, 2)],
+        chunks: vec![chunk(1, 0), chunk(2, 0)],
+        ended: vec![],
+    };
+    store.records_write(&batch).await.unwrap();
+    for (team, entries) in [(1, vec![1]), (2, vec![2]), (3, vec![])] {
+        assert_eq!(found(&store, team, 1, everything()).await, entries);
+        let chunks = store.metric_list(&team_id(team), &sandbox_id(1), 0, 100).await.unwrap();
+        let latest = store.metric_latest(&team_id(team), &sandbox_id(1)).await.unwrap();
+        assert_eq!(chunks.first(), latest.as_ref());
+        let want: Vec<MetricChunk> = (team < 3).then(|| chunk(team, 0)).into_iter().collect();
+        assert_eq!(chunks, want);
+    }
+    store.close().await;
+}
+
+pub(crate) async fn a_batch_written_twice_is_there_once(db: Database) {
+    let store = db.open().await;
+    let batch = RecordBatch {
+        entries: (0..40).map(|n| entry(1, 1, n)).collect(),
+        chunks: vec![MetricChunk {
+            team_id: team_id(1),
+            sandbox_id: sandbox_id(1),
+            from_us: 5,
+            to_us: 9,
+            samples: "s".to_owned(),
+        }],
+        ended: vec![(team_id(1), sandbox_id(1), 50)],
+    };
+    store.records_write(&batch).await.unwrap();
+    store.records_write(&batch).await.unwrap();
+    store.close().await;
+    // A restart changes nothing.
+    let store = db.open().await;
+    assert_eq!(found(&store, 1, 1, everything()).await.len(), 40);
+    let chunks = store.metric_list(&team_id(1), &sandbox_id(1), 0, 9).await.unwrap();
+    assert_eq!(chunks, batch.chunks);
+    store.close().await;
+}
+
+pub(crate) async fn logs_are_cut_at_their_old_end(db: Database) {
+    let store = db.open().await;
+    let size = |entries: u64, bytes| {
+        vec![LogSize {
+            team_id: team_id(1),
+            sandbox_id: sandbox_id(1),
+            entries,
+            bytes,
+        }]
+    };
+    let bytes: Vec<u64> = (10..30).map(|n| entry(1, 1, n).row.bytes()).collect();
+    let each = bytes[0];
+    assert!(bytes.iter().all(|bytes| *bytes == each));
+    let grown = write_log(&store, (10..20).map(|n| entry(1, 1, n)).collect()).await;
+    assert_eq!(grown, size(10, 10 * each));
+    write_log(&store, vec![entry(2, 2, 1)]).await;
+
+    // Nothing is over the bounds.
+    store
+        .log_trim(&team_id(1), &sandbox_id(1), 10, 10 * each)
+        .await
+        .unwrap();
+    assert_eq!(found(&store, 1, 1, everything()).await.len(), 10);
+    // By number.
+    store.log_trim(&team_id(1), &sandbox_id(1), 8, u64::MAX).await.unwrap();
+    assert_eq!(found(&store, 1, 1, everything()).await, (12..20).collect::<Vec<_>>());
+    // By size: a byte short of six entries keeps five.
+    store
+        .log_trim(&team_id(1), &sandbox_id(1), 8, 6 * each - 1)
+        .await
+        .unwrap();
+    assert_eq!(found(&store, 1, 1, everything()).await, (15..20).collect::<Vec<_>>());
+    let grown = write_log(&store, vec![entry(1, 1, 20)]).await;
+    assert_eq!(grown, size(6, 6 * each));
+    assert_eq!(found(&store, 2, 2, everything()).await, [1]);
+    store.close().await;
+}
+
+pub(crate) async fn logs_age_from_the_end_of_their_sandbox(db: Database) {
+    let store = db.open().await;
+    for (sandbox, ended_us) in [(1, Some(100)), (2, Some(200)), (3, None)] {
+        let batch = RecordBatch {
+            entries: (0..5).map(|n| entry(1, sandbox, n)).collect(),
+            ended: ended_us
+                .map(|at_us| (team_id(1), sandbox_id(sandbox), at_us))
+                .into_iter()
+                .collect(),
+            ..RecordBatch::default()
+        };
+        store.records_write(&batch).await.unwrap();
+    }
+    let left = async || {
+        let mut counts = Vec::new();
+        for sandbox in 1..=3 {
+            counts.push(found(&store, 1, sandbox, everything()).await.len());
+        }
+        counts
+    };
+    assert_eq!(store.log_purge(99, 100).await.unwrap(), 0);
+    assert_eq!(left().await, [5, 5, 5]);
+    // In slices, and what remembers the log goes last.
+    assert_eq!(store.log_purge(100, 3).await.unwrap(), 3);
+    assert_eq!(left().await, [2, 5, 5]);
+    assert_eq!(store.log_purge(100, 3).await.unwrap(), 2);
+    assert_eq!(store.log_purge(100, 3).await.unwrap(), 1);
+    assert_eq!(store.log_purge(100, 3).await.unwrap(), 0);
+    assert_eq!(left().await, [0, 5, 5]);
+
+    // A sandbox that is gone without a word ends when that is noticed, once; one that lives does not.
+    team(&store, 1).await;
+    running(&store, sandbox(3, 1), 5).await;
+    assert_eq!(store.records_end_orphans(300).await.unwrap(), 0);
+    store.sandbox_delete(&sandbox_id(3)).await.unwrap();
+    assert_eq!(store.records_end_orphans(300).await.unwrap(), 1);
+    assert_eq!(store.records_end_orphans(400).await.unwrap(), 0);
+    while store.log_purge(299, 100).await.unwrap() > 0 {}
+    assert_eq!(left().await, [0, 0, 5]);
+    while store.log_purge(300, 100).await.unwrap() > 0 {}
+    assert_eq!(left().await, [0, 0, 0]);
+    store.close().await;
+}
+
+pub(crate) async fn metrics_are_found_by_overlap_and_age_alone(db: Database) {
+    let store = db.open().await;
+    let chunks: Vec<MetricChunk> = (0..3)
+        .map(|n| MetricChunk {
+            team_id: team_id(1),
+            sandbox_id: sandbox_id(1),
+            from_us: n * 100,
+            to_us: n * 100 + 50,
+            samples: n.to_string(),
+        })
+        .collect();
+    let batch = RecordBatch {
+        chunks: chunks.clone(),
+        ..RecordBatch::default()
+    };
+    store.records_write(&batch).await.unwrap();
+    for (from_us, to_us, want) in [
+        (0, 1000, &chunks[..]),
+        (50, 50, &chunks[..1]),
+        (51, 99, &[]),
+        (50, 100, &chunks[..2]),
+        (251, 1000, &[]),
+        (250, 1000, &chunks[2..]),
+    ] {
+        let found = store
+            .metric_list(&team_id(1), &sandbox_id(1), from_us, to_us)
+            .await
+            .unwrap();
+        assert_eq!(found, want, "{from_us} to {to_us}");
+    }
+    let latest = store.metric_latest(&team_id(1), &sandbox_id(1)).await.unwrap();
+    assert_eq!(latest.as_ref(), chunks.last());
+    assert_eq!(store.metric_purge(49, 10).await.unwrap(), 0);
+    assert_eq!(store.metric_purge(150, 1).await.unwrap(), 1);
+    let left = store.metric_list(&team_id(1), &sandbox_id(1), 0, 1000).await.unwrap();
+    assert_eq!(left, chunks[1..]);
+    assert_eq!(store.metric_purge(150, 10).await.unwrap(), 1);
+    assert_eq!(store.metric_purge(150, 10).await.unwrap(), 0);
+    store.close().await;
+}

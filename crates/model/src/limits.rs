@@ -26,3 +26,13 @@ pub const NAME_MAX: usize = 64;
 pub fn is_name(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.chars().count()) && !text.chars().any(char::is_control) && text.trim() == text
 }
+
+/// How long the log of a sandbox is kept after its end, in seconds, unless the operator says otherwise (API contract).
+pub const DEFAULT_LOG_RETENTION_S: u32 = 7 * 24 * 3600;
+
+/// Most entries of one sandbox's log, unless the operator says otherwise. It is also the most that one answer holds.
+pub const DEFAULT_LOG_ENTRIES: u32 = 10_000;
+
+/// How long a sample of what a sandbox uses is kept, in seconds, unless the operator says otherwise. Sandboxes live for
+/// a day at most by default.
+pub const DEFAULT_METRIC_RETENTION_S: u32 = 24 * 3600;

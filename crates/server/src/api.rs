@@ -32,7 +32,7 @@ use crate::lifecycle::Platform;
 use crate::metrics::Operations;
 use error::{ApiError, ErrorBody};
 use observe::Observer;
-use sandboxes::{create, lifetime, list, single};
+use sandboxes::{create, lifetime, list, logs, metrics, single};
 
 /// The routes, each with its operation.
 fn routes() -> OpenApiRouter<Arc<Platform>> {
@@ -46,12 +46,16 @@ fn routes() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(access_tokens::delete_access_token))
         .routes(routes!(list::list_sandboxes_v1, create::create_sandbox_v1))
         .routes(routes!(list::list_sandboxes, create::create_sandbox))
+        .routes(routes!(metrics::list_sandboxes_metrics))
         .routes(routes!(single::get_sandbox, single::delete_sandbox))
         .routes(routes!(lifetime::set_sandbox_timeout))
         .routes(routes!(lifetime::refresh_sandbox))
         .routes(routes!(lifetime::connect_sandbox_v1))
         .routes(routes!(lifetime::connect_sandbox))
         .routes(routes!(lifetime::resume_sandbox))
+        .routes(routes!(logs::get_sandbox_logs_v1))
+        .routes(routes!(logs::get_sandbox_logs))
+        .routes(routes!(metrics::get_sandbox_metrics))
 }
 
 /// The routes, with everything that wraps them.

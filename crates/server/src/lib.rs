@@ -17,6 +17,7 @@ mod live;
 mod metrics;
 mod quota;
 mod rate;
+mod records;
 pub mod server;
 pub mod settings;
 pub mod tls;

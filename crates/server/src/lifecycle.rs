@@ -28,6 +28,7 @@ use crate::keys;
 use crate::live::{Live, LiveTable, Place, Stop, Stopped};
 use crate::metrics::{CreateOutcome, EndReason, Metrics};
 use crate::quota::{OverQuota, Quotas, TeamQuota, Used};
+use crate::records::{Happened, Records};
 use crate::settings::Settings;
 
 /// User that runs commands and owns files when a request names none.
@@ -52,6 +53,8 @@ pub(crate) struct Platform {
     /// When credentials were last used.
     pub(crate) uses: Uses,
     pub(crate) metrics: Metrics,
+    /// Logs and metrics. Nothing here ever waits for them.
+    pub(crate) records: Arc<Records>,
     /// Work that a request began and that outlives it.
     pub(crate) work: TaskTracker,
 }
@@ -244,6 +247,8 @@ impl Platform {
             return Err(CreateError::Died);
         }
         self.deadlines.set(&row.id, row.end_us);
+        self.records.runs(&row);
+        self.records.note(&row.id, &Happened::Created(&row));
         let mut stages = vec![("store", store_time)];
         stages.extend(started.stages);
         Ok(Created { row, stages })
@@ -282,6 +287,7 @@ impl Platform {
         let traffic_token = (!row.allow_public_traffic).then(|| keys::traffic_token(seed, &row.id));
         let live = Live::new(row, place, keys::access_token(seed, &row.id), traffic_token);
         self.live.insert(Arc::clone(&live));
+        self.records.enlist(row);
         live
     }
 
@@ -298,6 +304,7 @@ impl Platform {
     async fn forget(&self, id: &SandboxId) {
         self.deadlines.remove(id);
         self.live.remove(id);
+        self.records.ended(id);
         if let Err(error) = self.store.sandbox_delete(id).await {
             // The row is of no sandbox that runs, so the next start removes it.
             self.store_failed(&error, id, "remove the row of an ended sandbox");
@@ -342,6 +349,9 @@ impl Platform {
             Change::Stale => return Err(ExtendError::Stopping),
             Change::Missing => return Err(ExtendError::Gone),
         };
+        if row.end_us != live.end_us() {
+            self.records.note(&row.id, &Happened::TimeoutChanged(row.end_us));
+        }
         live.follow(row.version, row.end_us);
         if row.end_us <= self.settings.clock.now_us() {
             // Gone for every request after this one, not only once the deadline is noticed.
@@ -355,7 +365,7 @@ impl Platform {
     /// Ends a sandbox, or waits until whoever ends it already is done. `None` when it is not there to be ended.
     pub(crate) async fn stop(self: &Arc<Self>, live: &Arc<Live>) -> Option<Stopped> {
         match self.begin_stop(live, EndReason::Killed) {
-            Stop::Begin | Stop::Join => Some(live.stopped().await),
+            Stop::Begin | Stop::Again | Stop::Join => Some(live.stopped().await),
             Stop::Gone => None,
         }
     }
@@ -364,6 +374,9 @@ impl Platform {
     fn begin_stop(self: &Arc<Self>, live: &Arc<Live>, reason: EndReason) -> Stop {
         let stop = live.stop();
         if stop == Stop::Begin {
+            self.records.note(&live.id, &Happened::Ending(reason));
+        }
+        if matches!(stop, Stop::Begin | Stop::Again) {
             let (platform, live) = (Arc::clone(self), Arc::clone(live));
             self.work.spawn(async move {
                 // Told even if the task breaks off, because others wait for it.
@@ -410,6 +423,7 @@ impl Platform {
             return Stopped::Failed;
         }
         self.live.remove(id);
+        self.records.ended(id);
         Stopped::Gone
     }
 
@@ -434,16 +448,22 @@ impl Platform {
                     seat: self.capacity.occupy(),
                 };
                 self.enlist(&row, place);
+                self.records.runs(&row);
                 self.deadlines.set(&row.id, row.end_us);
                 count += 1;
             } else {
                 self.store.sandbox_delete(&row.id).await?;
+                self.records.enlist(&row);
+                // Of any other, no client was told that it lives.
                 if row.state == State::Running {
                     self.metrics.end(EndReason::Lost);
+                    self.records.note(&row.id, &Happened::Ending(EndReason::Lost));
                 }
+                self.records.ended(&row.id);
             }
         }
         self.settle_claims().await?;
+        self.store.records_end_orphans(self.settings.clock.now_us()).await?;
         Ok(count)
     }
 
@@ -491,6 +511,7 @@ impl Platform {
                     if live.apply(Event::Died) && live.state() == State::Gone {
                         tracing::info!(sandbox.id = %id, "sandbox ended by itself");
                         self.metrics.end(EndReason::Exited);
+                        self.records.note(&id, &Happened::Ending(EndReason::Exited));
                         let platform = Arc::clone(&self);
                         self.work.spawn(async move { platform.forget(&id).await });
                     }

@@ -72,6 +72,8 @@ pub(crate) enum Stopped {
 pub(crate) enum Stop {
     /// The caller does.
     Begin,
+    /// The caller does, as an earlier try has failed.
+    Again,
     /// Somebody does already; the caller may wait.
     Join,
     /// It is not there to be ended.
@@ -149,7 +151,7 @@ impl Live {
             State::Stopping if life.stop_failed => {
                 life.stop_failed = false;
                 self.stopped.send_replace(None);
-                Stop::Begin
+                Stop::Again
             }
             State::Stopping => Stop::Join,
             // Nobody but its creator knows the id of one that is being created.

@@ -93,7 +93,8 @@ impl CreateOutcome {
 impl EndReason {
     const ALL: [Self; 4] = [Self::Killed, Self::Expired, Self::Exited, Self::Lost];
 
-    fn as_str(self) -> &'static str {
+    /// The word for it in metrics and logs.
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Killed => "killed",
             Self::Expired => "expired",

@@ -25,6 +25,7 @@ use crate::listen::{Phase, Site};
 use crate::live::LiveTable;
 use crate::metrics::Metrics;
 use crate::quota::Quotas;
+use crate::records::Records;
 use crate::settings::Settings;
 
 /// How long API requests, and what they began, may take to finish once the server is told to stop.
@@ -51,7 +52,10 @@ pub struct Server {
     connections: TaskTracker,
     streams: TaskTracker,
     background: TaskTracker,
+    records: TaskTracker,
     stop: CancellationToken,
+    /// Ends the records, once nothing happens any more.
+    records_stop: CancellationToken,
     abort: CancellationToken,
 }
 
@@ -69,12 +73,15 @@ impl Server {
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
         let exits = node.exits().ok_or(StartError::NodeTaken)?;
+        let logs = node.logs().ok_or(StartError::NodeTaken)?;
         // The caller's token is not cancelled when the start fails.
         let stop = stop.child_token();
         let abort = CancellationToken::new();
         let streams = TaskTracker::new();
+        let records = Arc::new(Records::new(settings.records.clone(), settings.clock.clone()));
         let platform = Arc::new(Platform {
             store,
+            records: Arc::clone(&records),
             node: NodeHandle(Arc::clone(&node)),
             quotas: Quotas::new(settings.limits.clone()),
             capacity: Capacity::new(settings.capacity),
@@ -89,7 +96,7 @@ impl Server {
         let site = Arc::new(Site::new(
             Arc::clone(&platform),
             api::router(Arc::clone(&platform)),
-            Ingress::new(node, streams.clone(), abort.clone()),
+            Ingress::new(Arc::clone(&node), streams.clone(), abort.clone()),
             platform.settings.tls.clone(),
         ));
         let server = Self {
@@ -98,9 +105,16 @@ impl Server {
             connections: TaskTracker::new(),
             streams,
             background: TaskTracker::new(),
+            records: TaskTracker::new(),
             stop,
+            records_stop: CancellationToken::new(),
             abort,
         };
+        let written = CancellationToken::new();
+        let writing = written.clone().drop_guard();
+        server
+            .records
+            .spawn(Arc::clone(&records).write(server.platform.store.clone(), written));
         server.connections.spawn(crate::listen::accept(
             listener,
             Arc::clone(&server.site),
@@ -113,8 +127,11 @@ impl Server {
             Err(error) => {
                 server.stop.cancel();
                 server.abort.cancel();
-                server.connections.close();
-                server.connections.wait().await;
+                drop(writing);
+                for tasks in [&server.connections, &server.records] {
+                    tasks.close();
+                    tasks.wait().await;
+                }
                 return Err(error.into());
             }
         }
@@ -127,6 +144,15 @@ impl Server {
             .background
             .spawn(Arc::clone(platform).follow_exits(exits, stop.clone()));
         server.background.spawn(Arc::clone(platform).purge_claims(stop.clone()));
+        let store = &platform.store;
+        // Only now, because entries of sandboxes that are not known yet would be dropped.
+        server
+            .records
+            .spawn(Arc::clone(&records).follow_node(logs, server.records_stop.clone(), writing));
+        server
+            .background
+            .spawn(Arc::clone(&records).purge(store.clone(), stop.clone()));
+        server.background.spawn(records.sample(node, stop.clone()));
         server.site.enter(Phase::Ready);
         Ok(server)
     }
@@ -163,5 +189,9 @@ impl Server {
             tasks.close();
             tasks.wait().await;
         }
+        // Last, because all of these may have had something to say.
+        self.records_stop.cancel();
+        self.records.close();
+        self.records.wait().await;
     }
 }

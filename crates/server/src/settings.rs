@@ -1,6 +1,7 @@
 //! What the operator decides about a server.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use model::limits;
 use model::resources::Resources;
@@ -28,6 +29,8 @@ pub struct Settings {
     pub always_secure: bool,
     /// What a sandbox may use, as far as the template's build leaves it open (the number of processes).
     pub resources: Resources,
+    /// What is remembered of sandboxes, and for how long.
+    pub records: RecordSettings,
     /// The time.
     pub clock: Clock,
     /// The certificate with which the port speaks HTTPS besides HTTP; without one it speaks HTTP only.
@@ -45,6 +48,7 @@ impl Settings {
             capacity: CapacitySettings::default(),
             always_secure: false,
             resources: Resources::default(),
+            records: RecordSettings::default(),
             clock: Clock::system(),
             tls: None,
         }
@@ -95,5 +99,38 @@ impl Limits {
     #[must_use]
     pub fn of(&self, name: &str) -> TeamLimits {
         self.teams.get(name).copied().unwrap_or(self.default)
+    }
+}
+
+/// Settings of logs and metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordSettings {
+    /// How long the log of a sandbox is kept after its end, in seconds.
+    pub log_retention_s: u32,
+    /// Most entries of one sandbox's log. The oldest go first.
+    pub log_entries: u32,
+    /// Most bytes of one sandbox's log, about. The oldest entries go first.
+    pub log_bytes: u64,
+    /// How long a sample is kept, in seconds.
+    pub metric_retention_s: u32,
+    /// Time between samples.
+    pub metric_interval: Duration,
+    /// How long the first sample of a new sandbox may take, where that is cheap.
+    pub metric_first: Duration,
+    /// Pause between looks for what is too old.
+    pub purge_interval: Duration,
+}
+
+impl Default for RecordSettings {
+    fn default() -> Self {
+        Self {
+            log_retention_s: limits::DEFAULT_LOG_RETENTION_S,
+            log_entries: limits::DEFAULT_LOG_ENTRIES,
+            log_bytes: 4 << 20,
+            metric_retention_s: limits::DEFAULT_METRIC_RETENTION_S,
+            metric_interval: Duration::from_secs(5),
+            metric_first: Duration::from_secs(1),
+            purge_interval: Duration::from_secs(60),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Query strings, read as the SDKs write them.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use http::Uri;
 use proxy::percent::{self, Plus};
@@ -32,6 +33,27 @@ impl Query {
             .iter()
             .filter(move |(key, _)| key == name)
             .map(|(_, value)| value.as_str())
+    }
+
+    /// The whole number of a parameter, if it is there.
+    pub(crate) fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let Some(text) = self.first(name) else {
+            return Ok(None);
+        };
+        let number: i64 = text
+            .parse()
+            .map_err(|_| ApiError::schema(format_args!("parameter \"{name}\": an invalid integer: {text:?}")))?;
+        if range.contains(&number) {
+            return Ok(Some(number));
+        }
+        let most = match *range.end() {
+            i64::MAX => String::new(),
+            most => format!(" and at most {most}"),
+        };
+        Err(ApiError::schema(format_args!(
+            "parameter \"{name}\": number must be at least {}{most}",
+            range.start()
+        )))
     }
 }
 

@@ -6,6 +6,8 @@
 pub(super) mod create;
 pub(super) mod lifetime;
 pub(super) mod list;
+pub(super) mod logs;
+pub(super) mod metrics;
 pub(super) mod single;
 
 use std::collections::BTreeMap;

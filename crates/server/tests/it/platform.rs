@@ -71,7 +71,6 @@ pub(crate) struct FakeNode {
     pub(crate) exits: mpsc::Sender<SandboxExit>,
     exits_receiver: Mutex<Option<mpsc::Receiver<SandboxExit>>>,
     /// Entries for sandboxes' logs, as if they came from the host.
-    #[expect(dead_code, reason = "for tests of logs, the first of which removes this line")]
     pub(crate) logs: mpsc::Sender<SandboxLog>,
     logs_receiver: Mutex<Option<mpsc::Receiver<SandboxLog>>>,
     /// What the sandboxes use; those that do not run are left out of the answer.

@@ -193,20 +193,8 @@ fn page(
 }
 
 fn parse_limit(query: &Query) -> Result<Option<u32>, ApiError> {
-    let Some(text) = query.first("limit") else {
-        return Ok(None);
-    };
-    let limit: i64 = text
-        .parse()
-        .map_err(|_| ApiError::schema(format_args!("parameter \"limit\": an invalid integer: {text:?}")))?;
-    match u32::try_from(limit) {
-        Ok(limit) if LIST_LIMIT.contains(&limit) => Ok(Some(limit)),
-        _ => Err(ApiError::schema(format_args!(
-            "parameter \"limit\": number must be at least {} and at most {}",
-            LIST_LIMIT.start(),
-            LIST_LIMIT.end()
-        ))),
-    }
+    let limit = query.integer("limit", i64::from(*LIST_LIMIT.start())..=i64::from(*LIST_LIMIT.end()))?;
+    Ok(limit.map(|limit| u32::try_from(limit).expect("within the range of a page")))
 }
 
 /// States joined by commas (SDKs), repeated, or with the brackets that some HTTP libraries add; all, if none is named.

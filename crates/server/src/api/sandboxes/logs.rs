@@ -1,0 +1,279 @@
+//! `GET /sandboxes/{sandboxID}/logs` and `GET /v2/sandboxes/{sandboxID}/logs`.
+//!
+//! Logs outlive their sandbox, so whether it exists is not asked: a log that is not there, or is another team's, is an
+//! empty one. The name `logs` means raw lines on the older path and structured entries on the newer one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::{StatusCode, Uri};
+use model::log::Level;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use store::records::{LogOrder, LogQuery, LogRow};
+use utoipa::{IntoParams, ToSchema};
+
+use super::SandboxParameter;
+use crate::api::auth::{Caller, SandboxPath};
+use crate::api::error::ApiError;
+use crate::api::json;
+use crate::api::query::Query;
+use crate::clock::rfc3339;
+use crate::lifecycle::Platform;
+
+/// Entries of an answer, when the request does not say.
+const LIMIT_DEFAULT: i64 = 1000;
+/// Most entries that a client of the newer path may ask for (API contract).
+const LIMIT_MAX: i64 = 1000;
+/// Most entries of an answer on the older path, whatever is asked for. The contract has no bound there, so nobody is
+/// refused, and an answer of this length is some megabytes.
+const LIMIT_V1_MAX: i64 = 10_000;
+/// Longest text to look for, in characters (API contract).
+const SEARCH_MAX: usize = 256;
+/// Microseconds in a millisecond.
+const MILLISECOND_US: i64 = 1000;
+
+/// What a log is asked for on the older path.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "it describes a query that `Query` reads")]
+struct LogParametersV1 {
+    /// No entries from before that time, in milliseconds since the Unix epoch.
+    #[param(required = false, minimum = 0)]
+    start: i64,
+    /// Most entries of the answer, the oldest; no more than 10,000 come however large it is.
+    #[param(required = false, minimum = 0, default = 1000)]
+    limit: i64,
+}
+
+/// What a log is asked for.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "it describes a query that `Query` reads")]
+struct LogParameters {
+    /// Where to begin, in milliseconds since the Unix epoch. Without it, at the newest entry, or with
+    /// `direction=forward` at the oldest.
+    #[param(required = false, minimum = 0)]
+    cursor: i64,
+    /// Most entries of the answer.
+    #[param(required = false, minimum = 0, maximum = 1000, default = 1000)]
+    limit: i64,
+    /// The order of time in which to read on from `cursor`; `backward`, when left out.
+    #[param(required = false, inline)]
+    direction: Direction,
+    /// The least level.
+    #[param(required = false, inline)]
+    level: LogLevel,
+    /// Only entries whose message contains this text, letter for letter.
+    #[param(required = false, max_length = 256)]
+    search: String,
+}
+
+/// In which order of time a log is read.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "it describes a word that `LogOrder` stands for")]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+/// How much an entry matters.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum LogLevel {
+    Debug,
+    Info,
+    Warn,
+    Error,
+}
+
+impl From<Level> for LogLevel {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Debug => Self::Debug,
+            Level::Info => Self::Info,
+            Level::Warn => Self::Warn,
+            Level::Error => Self::Error,
+        }
+    }
+}
+
+/// A log on the older path.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct SandboxLogsV1 {
+    /// The entries as lines.
+    logs: Vec<SandboxLogLine>,
+    /// The same entries in parts.
+    log_entries: Vec<SandboxLogEntry>,
+}
+
+/// A log.
+#[derive(Serialize, ToSchema)]
+struct SandboxLogs {
+    logs: Vec<SandboxLogEntry>,
+}
+
+/// An entry of a log, as one line.
+#[derive(Serialize, ToSchema)]
+struct SandboxLogLine {
+    #[schema(format = DateTime)]
+    timestamp: String,
+    /// A flat JSON object whose values are strings, `timestamp`, `level`, `logger` and `message` among them.
+    line: String,
+}
+
+/// An entry of a log.
+#[derive(Serialize, ToSchema)]
+struct SandboxLogEntry {
+    #[schema(format = DateTime)]
+    timestamp: String,
+    #[schema(inline)]
+    level: LogLevel,
+    message: String,
+    /// What else is known of it, `logger` and `event_type` among them.
+    fields: BTreeMap<String, String>,
+}
+
+impl SandboxLogEntry {
+    fn new(row: LogRow) -> Self {
+        let mut fields = row.fields;
+        fields.insert("logger".to_owned(), row.logger);
+        Self {
+            timestamp: rfc3339(row.at_us),
+            level: row.level.into(),
+            message: row.message,
+            fields,
+        }
+    }
+}
+
+impl SandboxLogLine {
+    /// Whatever an entry's own fields are called, they do not take the place of what the line is read by.
+    fn new(row: &LogRow, sandbox: &str, team: &str) -> Self {
+        let timestamp = rfc3339(row.at_us);
+        let fixed = [
+            ("timestamp", timestamp.as_str()),
+            ("level", row.level.as_str()),
+            ("logger", &row.logger),
+            ("message", &row.message),
+            ("sandboxID", sandbox),
+            ("teamID", team),
+            ("service", "ringfence"),
+        ];
+        let own = row.fields.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let line: Map<String, Value> = own
+            .chain(fixed)
+            .map(|(key, value)| (key.to_owned(), Value::from(value)))
+            .collect();
+        Self {
+            line: Value::Object(line).to_string(),
+            timestamp,
+        }
+    }
+}
+
+/// The log of a sandbox, oldest entry first, as lines and in parts. It is kept for some days after the sandbox has
+/// ended; a log that is not there is empty.
+#[utoipa::path(
+    get,
+    path = "/sandboxes/{sandboxID}/logs",
+    tag = "sandboxes",
+    params(SandboxParameter, LogParametersV1),
+    responses((status = 200, description = "The entries", body = SandboxLogsV1))
+)]
+pub(crate) async fn get_sandbox_logs_v1(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let query = Query::of(&uri)?;
+    let start_ms = query.integer("start", 0..=i64::MAX)?.unwrap_or(0);
+    let limit = query.integer("limit", 0..=i64::MAX)?.unwrap_or(LIMIT_DEFAULT);
+    let wanted = LogQuery {
+        from_us: start_ms.saturating_mul(MILLISECOND_US),
+        to_us: i64::MAX,
+        level: Level::Debug,
+        search: String::new(),
+        order: LogOrder::Forward,
+        limit: count(limit.min(LIMIT_V1_MAX)),
+    };
+    let rows = platform
+        .records
+        .log(&platform.store, &caller.team, &id, &wanted)
+        .await?;
+    let (sandbox, team) = (id.as_str(), caller.team.as_str());
+    let logs = rows.iter().map(|row| SandboxLogLine::new(row, sandbox, team)).collect();
+    let log_entries = rows.into_iter().map(SandboxLogEntry::new).collect();
+    json(StatusCode::OK, &SandboxLogsV1 { logs, log_entries })
+}
+
+/// The log of a sandbox, newest entry first unless it is asked for otherwise. It is kept for some days after the sandbox
+/// has ended; a log that is not there is empty.
+#[utoipa::path(
+    get,
+    path = "/v2/sandboxes/{sandboxID}/logs",
+    tag = "sandboxes",
+    params(SandboxParameter, LogParameters),
+    responses((status = 200, description = "The entries", body = SandboxLogs))
+)]
+pub(crate) async fn get_sandbox_logs(
+    State(platform): State<Arc<Platform>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let wanted = parse(&Query::of(&uri)?)?;
+    let rows = platform
+        .records
+        .log(&platform.store, &caller.team, &id, &wanted)
+        .await?;
+    let logs = rows.into_iter().map(SandboxLogEntry::new).collect();
+    json(StatusCode::OK, &SandboxLogs { logs })
+}
+
+fn parse(query: &Query) -> Result<LogQuery, ApiError> {
+    let cursor_ms = query.integer("cursor", 0..=i64::MAX)?;
+    let limit = query.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
+    let order = match query.first("direction") {
+        None | Some("backward") => LogOrder::Backward,
+        Some("forward") => LogOrder::Forward,
+        Some(_) => {
+            return Err(ApiError::schema(
+                "parameter \"direction\": value is not one of the allowed values [\"forward\",\"backward\"]",
+            ));
+        }
+    };
+    let level = query.first("level").map(str::parse).transpose().map_err(|_| {
+        ApiError::schema(
+            "parameter \"level\": value is not one of the allowed values [\"debug\",\"info\",\"warn\",\"error\"]",
+        )
+    })?;
+    let search = query.first("search").unwrap_or_default();
+    if search.chars().count() > SEARCH_MAX {
+        return Err(ApiError::schema(format_args!(
+            "parameter \"search\": maximum string length is {SEARCH_MAX}"
+        )));
+    }
+    // A cursor is a millisecond, and what happened within it is on its near side either way.
+    let from_us = cursor_ms.unwrap_or(0).saturating_mul(MILLISECOND_US);
+    let to_us = cursor_ms.map_or(i64::MAX, |ms| {
+        ms.saturating_mul(MILLISECOND_US).saturating_add(MILLISECOND_US - 1)
+    });
+    Ok(LogQuery {
+        from_us: if order == LogOrder::Forward { from_us } else { 0 },
+        to_us: if order == LogOrder::Backward { to_us } else { i64::MAX },
+        level: level.unwrap_or(Level::Debug),
+        search: search.to_owned(),
+        order,
+        limit: count(limit),
+    })
+}
+
+fn count(limit: i64) -> u32 {
+    u32::try_from(limit).expect("bounded by the callers")
+}

@@ -1,0 +1,111 @@
+//! Samples of a long time, thinned: one per bucket of time, with the greatest value of each.
+
+use super::pack::Sample;
+use crate::clock::SECOND_US;
+
+const MINUTE_S: i64 = 60;
+const HOUR_S: i64 = 60 * MINUTE_S;
+const HOURS_6_S: i64 = 6 * HOUR_S;
+const HOURS_12_S: i64 = 12 * HOUR_S;
+const DAY_S: i64 = 24 * HOUR_S;
+const WEEK_S: i64 = 7 * DAY_S;
+
+/// The length of a bucket for samples over that many seconds, in seconds. What clients draw has a few hundred points.
+fn step_s(range_s: i64) -> i64 {
+    match range_s {
+        ..HOUR_S => 5,
+        HOUR_S..HOURS_6_S => 30,
+        HOURS_6_S..HOURS_12_S => MINUTE_S,
+        HOURS_12_S..DAY_S => 2 * MINUTE_S,
+        DAY_S..WEEK_S => 5 * MINUTE_S,
+        WEEK_S.. => 15 * MINUTE_S,
+    }
+}
+
+/// Thins samples, oldest first, that were asked for over `range_s` seconds. A bucket's time is that of its last sample,
+/// so that none is outside of what was asked for.
+pub(crate) fn thin(samples: &[Sample], range_s: i64) -> Vec<Sample> {
+    let step_us = step_s(range_s) * SECOND_US;
+    let mut buckets: Vec<Sample> = Vec::new();
+    for sample in samples {
+        let bucket = |at_us: i64| at_us.div_euclid(step_us);
+        match buckets.last_mut() {
+            Some(last) if bucket(last.at_us) == bucket(sample.at_us) => *last = greatest(last, sample),
+            Some(_) | None => buckets.push(*sample),
+        }
+    }
+    buckets
+}
+
+/// The greatest of each value, with the time of `b`.
+fn greatest(a: &Sample, b: &Sample) -> Sample {
+    Sample {
+        at_us: b.at_us,
+        cpu_count: a.cpu_count.max(b.cpu_count),
+        cpu_used_centi: a.cpu_used_centi.max(b.cpu_used_centi),
+        memory_used: a.memory_used.max(b.memory_used),
+        memory_total: a.memory_total.max(b.memory_total),
+        memory_cache: a.memory_cache.max(b.memory_cache),
+        disk_used: a.disk_used.max(b.disk_used),
+        disk_total: a.disk_total.max(b.disk_total),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_grow_with_the_range() {
+        for (range_s, want) in [
+            (0, 5),
+            (HOUR_S - 1, 5),
+            (HOUR_S, 30),
+            (6 * HOUR_S - 1, 30),
+            (6 * HOUR_S, 60),
+            (12 * HOUR_S - 1, 60),
+            (12 * HOUR_S, 120),
+            (24 * HOUR_S - 1, 120),
+            (24 * HOUR_S, 300),
+            (7 * 24 * HOUR_S - 1, 300),
+            (7 * 24 * HOUR_S, 900),
+            (i64::MAX, 900),
+        ] {
+            assert_eq!(step_s(range_s), want, "{range_s}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_has_the_greatest_of_each_value() {
+        let sample = |at_s: i64, cpu: u32, memory: u64| Sample {
+            at_us: at_s * SECOND_US,
+            cpu_count: 2,
+            cpu_used_centi: cpu,
+            memory_used: memory,
+            memory_total: 100,
+            memory_cache: 100 - memory,
+            disk_used: 1,
+            disk_total: 2,
+        };
+        let samples = [
+            sample(0, 5, 10),
+            sample(25, 3, 20),
+            sample(29, 4, 15),
+            sample(30, 1, 1),
+            sample(95, 2, 2),
+        ];
+        let thinned = thin(&samples, HOUR_S);
+        let want = Sample {
+            memory_cache: 90,
+            ..sample(29, 5, 20)
+        };
+        assert_eq!(thinned, [want, samples[3], samples[4]]);
+        assert_eq!(thin(&samples[..3], HOUR_S - 1), [samples[0], want_second(&samples)]);
+        assert_eq!(thin(&[], 0), []);
+    }
+
+    /// The second and third sample are in one bucket of five seconds.
+    fn want_second(samples: &[Sample; 5]) -> Sample {
+        greatest(&samples[1], &samples[2])
+    }
+}

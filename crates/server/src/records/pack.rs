@@ -1,0 +1,223 @@
+//! Samples as text: what changed from one to the next, in as few bytes as that takes.
+//!
+//! A byte of version, the number of cores, then for each sample a byte of flags and the values that changed, each as
+//! the difference to the sample before, in base 128 with the sign in the lowest bit; all of it in base64, because
+//! columns hold text. Times are expected to go on by what they went on by before, so a regular one costs a byte or two.
+//! Memory and disk are counted in units of 4 KiB, which is how the kernel counts them, unless one is not a multiple.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+
+/// What a sandbox used at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// When, in microseconds since the Unix epoch; packed in milliseconds.
+    pub(crate) at_us: i64,
+    /// Cores it may use.
+    pub(crate) cpu_count: u32,
+    /// Share of these cores that it used since the sample before, in hundredths of a percent.
+    pub(crate) cpu_used_centi: u32,
+    /// Memory in use, in bytes.
+    pub(crate) memory_used: u64,
+    /// Memory it may use, in bytes.
+    pub(crate) memory_total: u64,
+    /// Page cache, in bytes.
+    pub(crate) memory_cache: u64,
+    /// Disk in use, in bytes.
+    pub(crate) disk_used: u64,
+    /// Disk it may use, in bytes.
+    pub(crate) disk_total: u64,
+}
+
+/// The one layout there is so far.
+const VERSION: u8 = 1;
+const PAGE: u64 = 4096;
+/// The values after the time, each with a flag of its own.
+const VALUES: usize = 6;
+/// The flag that says that memory and disk of this sample are in bytes, not in pages.
+const IN_BYTES: u8 = 1 << 7;
+
+impl Sample {
+    fn values(&self) -> [u64; VALUES] {
+        [
+            u64::from(self.cpu_used_centi),
+            self.memory_used,
+            self.memory_total,
+            self.memory_cache,
+            self.disk_used,
+            self.disk_total,
+        ]
+    }
+}
+
+/// Packs samples of one sandbox.
+pub(super) fn pack(samples: &[Sample]) -> String {
+    let mut bytes = vec![VERSION];
+    put(
+        &mut bytes,
+        i64::from(samples.first().map_or(0, |sample| sample.cpu_count)),
+    );
+    let mut at_ms = 0;
+    let mut step_ms = 0;
+    let mut values = [0; VALUES];
+    for sample in samples {
+        let sample_ms = sample.at_us.div_euclid(1000);
+        let next = sample.values();
+        let unit = if next[1..].iter().chain(&values[1..]).all(|value| value % PAGE == 0) {
+            PAGE
+        } else {
+            1
+        };
+        let mut flags = if unit == 1 { IN_BYTES } else { 0 };
+        let mut changes = Vec::new();
+        put(&mut changes, (sample_ms - at_ms) - step_ms);
+        for (at, (next, before)) in next.iter().zip(values).enumerate() {
+            if *next != before {
+                flags |= 1 << at;
+                let unit = if at == 0 { 1 } else { unit };
+                put(&mut changes, (next / unit).wrapping_sub(before / unit).cast_signed());
+            }
+        }
+        bytes.push(flags);
+        bytes.extend(changes);
+        step_ms = sample_ms - at_ms;
+        at_ms = sample_ms;
+        values = next;
+    }
+    STANDARD_NO_PAD.encode(bytes)
+}
+
+/// Reads what [`pack`] made; `None` for anything else.
+pub(super) fn unpack(text: &str) -> Option<Vec<Sample>> {
+    let bytes = STANDARD_NO_PAD.decode(text).ok()?;
+    let (version, mut rest) = bytes.split_first()?;
+    if *version != VERSION {
+        return None;
+    }
+    let cpu_count = u32::try_from(get(&mut rest)?).ok()?;
+    let mut at_ms: i64 = 0;
+    let mut step_ms: i64 = 0;
+    let mut values = [0_u64; VALUES];
+    let mut samples = Vec::new();
+    while let Some((flags, after)) = rest.split_first() {
+        rest = after;
+        step_ms = step_ms.checked_add(get(&mut rest)?)?;
+        at_ms = at_ms.checked_add(step_ms)?;
+        for (at, value) in values.iter_mut().enumerate() {
+            if flags & (1 << at) != 0 {
+                let unit = if at == 0 || flags & IN_BYTES != 0 { 1 } else { PAGE };
+                let changed = (*value / unit).wrapping_add(get(&mut rest)?.cast_unsigned());
+                *value = changed.wrapping_mul(unit);
+            }
+        }
+        let [cpu, memory_used, memory_total, memory_cache, disk_used, disk_total] = values;
+        samples.push(Sample {
+            at_us: at_ms.checked_mul(1000)?,
+            cpu_count,
+            cpu_used_centi: u32::try_from(cpu).ok()?,
+            memory_used,
+            memory_total,
+            memory_cache,
+            disk_used,
+            disk_total,
+        });
+    }
+    Some(samples)
+}
+
+/// Appends a number, small ones in few bytes whatever their sign.
+fn put(bytes: &mut Vec<u8>, number: i64) {
+    let mut rest = ((number << 1) ^ (number >> 63)).cast_unsigned();
+    loop {
+        let low = u8::try_from(rest & 0x7f).expect("seven bits");
+        rest >>= 7;
+        if rest == 0 {
+            bytes.push(low);
+            return;
+        }
+        bytes.push(low | 0x80);
+    }
+}
+
+fn get(bytes: &mut &[u8]) -> Option<i64> {
+    let mut number = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some((number >> 1).cast_signed() ^ -(number & 1).cast_signed());
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(n: u32) -> Sample {
+        Sample {
+            // As irregular as a timer is.
+            at_us: 1_785_000_000_000_000 + i64::from(n) * 5_000_000 + i64::from(n % 3) * 2_000,
+            cpu_count: 2,
+            cpu_used_centi: 12,
+            memory_used: 4 << 20,
+            memory_total: 1 << 30,
+            memory_cache: 1 << 20,
+            disk_used: 8 << 20,
+            disk_total: 10 << 30,
+        }
+    }
+
+    #[test]
+    fn samples_come_back() {
+        let check = |samples: &[Sample]| assert_eq!(unpack(&pack(samples)).as_deref(), Some(samples));
+        check(&[]);
+        check(&[sample(0)]);
+        check(&(0..100).map(sample).collect::<Vec<_>>());
+        let odd = Sample {
+            at_us: -5_000,
+            cpu_count: u32::MAX,
+            cpu_used_centi: 10_000,
+            memory_used: u64::MAX,
+            memory_total: 0,
+            memory_cache: 1,
+            disk_used: 4095,
+            disk_total: 4097,
+        };
+        let cpu_count = odd.cpu_count;
+        let even = Sample { cpu_count, ..sample(5) };
+        check(&[odd, even, even, odd, odd]);
+        // What is finer than a millisecond is cut off.
+        let fine = Sample {
+            at_us: 1_999,
+            ..sample(0)
+        };
+        assert_eq!(unpack(&pack(&[fine])).expect("samples")[0].at_us, 1_000);
+    }
+
+    #[test]
+    fn five_minutes_take_little_room() {
+        let idle: Vec<Sample> = (0..60).map(sample).collect();
+        assert!(pack(&idle).len() <= 300, "{}", pack(&idle).len());
+        let busy: Vec<Sample> = (0..60_u64)
+            .map(|n| Sample {
+                cpu_used_centi: u32::try_from(n * 7919 % 10_000).expect("small"),
+                memory_used: n * 7919 % 100_000 * PAGE,
+                memory_cache: n * 104_729 % 100_000 * PAGE,
+                disk_used: n * 1_299_709 % 1_000_000 * PAGE,
+                ..sample(u32::try_from(n).expect("small"))
+            })
+            .collect();
+        assert!(pack(&busy).len() <= 1200, "{}", pack(&busy).len());
+    }
+
+    #[test]
+    fn damage_is_noticed() {
+        let text = pack(&[sample(0), sample(1)]);
+        for damaged in ["", "A", "AgQ", "!", &text[..text.len() - 4], "AQT/////////////"] {
+            assert_eq!(unpack(damaged), None, "{damaged}");
+        }
+    }
+}

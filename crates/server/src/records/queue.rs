@@ -1,0 +1,253 @@
+//! What waits to be written.
+//!
+//! Putting something in never waits. The queue is bounded in number and bytes, for the case that the database does not
+//! keep up or is away; what does not fit is dropped and counted, and the log that misses it says so once there is room.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use model::id::{SandboxId, TeamId};
+use model::log::Level;
+use parking_lot::Mutex;
+use store::records::{LogRow, MetricChunk, NewLogEntry, RecordBatch};
+use tokio::sync::{Notify, watch};
+
+use crate::clock::Clock;
+
+/// Most items that wait.
+pub(super) const ITEMS: usize = 16_384;
+/// Most bytes that wait, about.
+const BYTES: u64 = 16 << 20;
+/// How long a reader waits for what is noted to be written, before it reads what there is.
+const SETTLE_BOUND: Duration = Duration::from_secs(1);
+
+/// Something to be written.
+#[derive(Debug)]
+pub(super) enum Item {
+    Entry(NewLogEntry),
+    Chunk(MetricChunk),
+    /// A sandbox ended, at that time in microseconds since the Unix epoch.
+    End(TeamId, SandboxId, i64),
+}
+
+impl Item {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Entry(entry) => entry.row.bytes(),
+            Self::Chunk(chunk) => u64::try_from(chunk.samples.len()).unwrap_or(u64::MAX),
+            Self::End(..) => 0,
+        }
+    }
+}
+
+/// The queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    waiting: Mutex<Waiting>,
+    seq: AtomicI64,
+    /// There is something to write.
+    pub(super) filled: Notify,
+    /// Somebody waits for it to be written.
+    pub(super) hurry: Notify,
+    /// How many of the items that were put have been dealt with.
+    done: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    items: VecDeque<Item>,
+    bytes: u64,
+    /// How many items were ever put in.
+    put: u64,
+    /// Entries that found no room, by the log that misses them.
+    dropped: HashMap<(TeamId, SandboxId), u64>,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            // Entries of one moment are told apart across restarts too, whatever clock the entries themselves follow.
+            seq: AtomicI64::new(Clock::system().now_us()),
+            filled: Notify::new(),
+            hurry: Notify::new(),
+            done: watch::Sender::new(0),
+        }
+    }
+
+    /// The next number of an entry.
+    pub(super) fn next_seq(&self) -> i64 {
+        self.seq.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Adds an item, or counts it when there is no room. The end of a sandbox always has room, or its log would never
+    /// age; there are no more of them than there are sandboxes.
+    pub(super) fn put(&self, item: Item) {
+        let mut waiting = self.waiting.lock();
+        let full = waiting.items.len() >= ITEMS || waiting.bytes >= BYTES;
+        match item {
+            Item::Entry(entry) if full => {
+                *waiting.dropped.entry((entry.team_id, entry.sandbox_id)).or_default() += 1;
+                return;
+            }
+            Item::Chunk(chunk) if full => {
+                drop(waiting);
+                tracing::warn!(sandbox.id = %chunk.sandbox_id, "metrics of some minutes are lost: the database is behind");
+                return;
+            }
+            item => {
+                waiting.bytes += item.bytes();
+                waiting.items.push_back(item);
+                waiting.put += 1;
+            }
+        }
+        drop(waiting);
+        self.filled.notify_one();
+    }
+
+    /// Takes out the oldest items, at most `limit`, and says how many they are.
+    pub(super) fn take(&self, limit: usize, now_us: i64) -> (RecordBatch, u64) {
+        let mut waiting = self.waiting.lock();
+        let count = waiting.items.len().min(limit);
+        let mut batch = RecordBatch::default();
+        for item in waiting.items.drain(..count).collect::<Vec<_>>() {
+            waiting.bytes -= item.bytes();
+            match item {
+                Item::Entry(entry) => batch.entries.push(entry),
+                Item::Chunk(chunk) => batch.chunks.push(chunk),
+                Item::End(team, id, at_us) => batch.ended.push((team, id, at_us)),
+            }
+        }
+        if waiting.items.len() < ITEMS / 2 && waiting.bytes < BYTES / 2 && !waiting.dropped.is_empty() {
+            let dropped = std::mem::take(&mut waiting.dropped);
+            drop(waiting);
+            for ((team_id, sandbox_id), lost) in dropped {
+                tracing::warn!(sandbox.id = %sandbox_id, lost, "entries of a log were dropped: the database is behind");
+                let row = self.gap(lost, now_us);
+                batch.entries.push(NewLogEntry {
+                    team_id,
+                    sandbox_id,
+                    row,
+                });
+            }
+        }
+        (batch, u64::try_from(count).unwrap_or(u64::MAX))
+    }
+
+    /// The entry that stands for entries that are not there.
+    fn gap(&self, lost: u64, at_us: i64) -> LogRow {
+        LogRow {
+            at_us,
+            seq: self.next_seq(),
+            level: Level::Warn,
+            logger: super::happened::LOGGER.to_owned(),
+            message: format!("{lost} entries of this log were dropped: there were too many at once"),
+            fields: [
+                ("event_type".to_owned(), "entries_dropped".to_owned()),
+                ("dropped".to_owned(), lost.to_string()),
+            ]
+            .into(),
+        }
+    }
+
+    /// Notes that so many of the items that were taken are written, or given up.
+    pub(super) fn set_done(&self, count: u64) {
+        self.done.send_modify(|done| *done += count);
+    }
+
+    /// Waits until everything that was put in before is written, within a bound.
+    pub(super) async fn settle(&self) {
+        let put = self.waiting.lock().put;
+        let mut done = self.done.subscribe();
+        if *done.borrow_and_update() >= put {
+            return;
+        }
+        self.hurry.notify_one();
+        // A database that is away is for the read that follows to report.
+        let _ = tokio::time::timeout(SETTLE_BOUND, done.wait_for(|done| *done >= put)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn entry(queue: &Queue, id: &str, message: String) -> Item {
+        Item::Entry(NewLogEntry {
+            team_id: "00000000-0000-4000-8000-000000000001".parse().expect("an id"),
+            sandbox_id: id.parse().expect("an id"),
+            row: LogRow {
+                at_us: 1,
+                seq: queue.next_seq(),
+                level: Level::Info,
+                logger: "test".to_owned(),
+                message,
+                fields: BTreeMap::new(),
+            },
+        })
+    }
+
+    fn end() -> Item {
+        let team = "00000000-0000-4000-8000-000000000001".parse().expect("an id");
+        Item::End(team, "iloud".parse().expect("an id"), 5)
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted_and_said() {
+        let queue = Queue::new();
+        for n in 0..ITEMS + 3 {
+            queue.put(entry(&queue, "iloud", n.to_string()));
+        }
+        queue.put(entry(&queue, "iquiet", "one".to_owned()));
+        queue.put(end());
+        let (batch, count) = queue.take(100, 9);
+        assert_eq!((batch.entries.len(), count), (100, 100));
+        let (batch, count) = queue.take(ITEMS * 2, 9);
+        // The rest, and the end that always fits, and one note for each log that misses something.
+        assert_eq!(count, u64::try_from(ITEMS - 100 + 1).expect("small"));
+        assert_eq!(batch.ended.len(), 1);
+        let notes: BTreeMap<&str, &str> = batch.entries[ITEMS - 100..]
+            .iter()
+            .map(|entry| (entry.sandbox_id.as_str(), entry.row.fields["dropped"].as_str()))
+            .collect();
+        assert_eq!(notes, BTreeMap::from([("iloud", "3"), ("iquiet", "1")]));
+        assert!(batch.entries[ITEMS - 100..].iter().all(|entry| entry.row.at_us == 9));
+        // There is room again.
+        queue.put(entry(&queue, "iloud", "again".to_owned()));
+        let (batch, _) = queue.take(10, 9);
+        assert_eq!(batch.entries.len(), 1);
+    }
+
+    #[test]
+    fn bytes_are_bounded_too() {
+        let queue = Queue::new();
+        for _ in 0..20 {
+            queue.put(entry(&queue, "iloud", "x".repeat(1 << 20)));
+        }
+        let (batch, _) = queue.take(100, 9);
+        assert_eq!(batch.entries.len(), 17);
+        assert_eq!(batch.entries[16].row.fields["dropped"], "4");
+    }
+
+    #[tokio::test]
+    async fn settling_waits_for_what_was_put_before() {
+        let queue = std::sync::Arc::new(Queue::new());
+        queue.settle().await;
+        queue.put(end());
+        queue.put(end());
+        let settling = {
+            let queue = std::sync::Arc::clone(&queue);
+            tokio::spawn(async move { queue.settle().await })
+        };
+        queue.hurry.notified().await;
+        queue.put(end());
+        queue.set_done(1);
+        tokio::task::yield_now().await;
+        assert!(!settling.is_finished());
+        queue.set_done(1);
+        settling.await.expect("no panic");
+    }
+}

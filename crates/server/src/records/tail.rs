@@ -1,0 +1,228 @@
+//! The newest samples of one sandbox, until they are written.
+
+use model::id::{SandboxId, TeamId};
+use protocol::node::SandboxSample;
+use store::records::MetricChunk;
+
+use super::pack::{self, Sample};
+use crate::clock::SECOND_US;
+
+/// Samples per row: five minutes of them.
+pub(super) const CHUNK_SAMPLES: usize = 60;
+/// How long after a start the processor time is told as an average since the start. Of a sandbox that is met later,
+/// two looks are needed before there is anything to tell.
+const FIRST_WITHIN_US: i64 = 10 * SECOND_US;
+
+/// The newest samples of one sandbox.
+#[derive(Debug)]
+pub(super) struct Tail {
+    cpu_count: u32,
+    started_us: Option<i64>,
+    /// Time and processor time of the last look.
+    before: Option<(i64, u64)>,
+    samples: Vec<Sample>,
+    last: Option<Sample>,
+    /// How many samples make the present row.
+    full_at: usize,
+}
+
+impl Tail {
+    pub(super) fn new(id: &SandboxId, cpu_count: u32) -> Self {
+        // The first row of each sandbox has another length, so that the rows of many sandboxes that were found at one
+        // moment are not all written at one moment.
+        let spread = id.as_str().bytes().fold(0_usize, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(usize::from(byte))
+        });
+        Self {
+            cpu_count,
+            started_us: None,
+            before: None,
+            samples: Vec::new(),
+            last: None,
+            full_at: 1 + spread % CHUNK_SAMPLES,
+        }
+    }
+
+    /// Samples count from now on; the sandbox runs since `started_us`.
+    pub(super) fn begin(&mut self, started_us: i64) {
+        self.started_us = Some(started_us);
+    }
+
+    /// Whether the sandbox runs and nothing was told of it yet.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.started_us.is_some() && self.last.is_none()
+    }
+
+    /// When it was last looked at, in microseconds since the Unix epoch.
+    pub(super) fn looked_us(&self) -> Option<i64> {
+        self.before.map(|(at_us, _)| at_us)
+    }
+
+    /// Takes in what the node has seen. `true` when there is a row to be cut.
+    pub(super) fn push(&mut self, seen: &SandboxSample) -> bool {
+        let Some(started_us) = self.started_us else {
+            return false;
+        };
+        let first = || ((0..=FIRST_WITHIN_US).contains(&(seen.at_us - started_us))).then_some((started_us, 0));
+        let before = self.before.or_else(first);
+        self.before = Some((seen.at_us, seen.cpu_time_us));
+        // Nothing can be told of a span that is none, or went backwards because a clock was set.
+        let Some((before_us, cpu_before_us)) = before.filter(|(before_us, _)| *before_us < seen.at_us) else {
+            return false;
+        };
+        let sample = Sample {
+            // As fine as it is packed, so that it is the same sample whether it is read from here or from a row.
+            at_us: seen.at_us.div_euclid(1000) * 1000,
+            cpu_count: self.cpu_count,
+            cpu_used_centi: used_centi(
+                seen.cpu_time_us.saturating_sub(cpu_before_us),
+                seen.at_us - before_us,
+                self.cpu_count,
+            ),
+            memory_used: seen.memory_used_bytes,
+            memory_total: seen.memory_total_bytes,
+            memory_cache: seen.memory_cache_bytes,
+            disk_used: seen.disk_used_bytes,
+            disk_total: seen.disk_total_bytes,
+        };
+        self.samples.push(sample);
+        self.last = Some(sample);
+        self.samples.len() >= self.full_at
+    }
+
+    /// The samples that are not written yet.
+    pub(super) fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// The newest sample.
+    pub(super) fn last(&self) -> Option<Sample> {
+        self.last
+    }
+
+    /// Takes the samples out as a row; none when there are none.
+    pub(super) fn cut(&mut self, team: &TeamId, id: &SandboxId) -> Option<MetricChunk> {
+        self.full_at = CHUNK_SAMPLES;
+        let samples = std::mem::take(&mut self.samples);
+        let from_us = samples.iter().map(|sample| sample.at_us).min()?;
+        let to_us = samples.iter().map(|sample| sample.at_us).max()?;
+        Some(MetricChunk {
+            team_id: team.clone(),
+            sandbox_id: id.clone(),
+            from_us,
+            to_us,
+            samples: pack::pack(&samples),
+        })
+    }
+}
+
+/// Processor time used, in hundredths of a percent of what `cpu_count` cores could have given.
+fn used_centi(used_us: u64, span_us: i64, cpu_count: u32) -> u32 {
+    let most = u128::from(span_us.unsigned_abs()) * u128::from(cpu_count.max(1));
+    let centi = (u128::from(used_us) * 10_000 + most / 2) / most.max(1);
+    u32::try_from(centi.min(10_000)).expect("no more than 10,000")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> SandboxId {
+        "iabc".parse().expect("an id")
+    }
+
+    fn seen(at_us: i64, cpu_time_us: u64) -> SandboxSample {
+        SandboxSample {
+            id: id(),
+            at_us,
+            cpu_time_us,
+            memory_used_bytes: 1,
+            memory_cache_bytes: 2,
+            memory_total_bytes: 3,
+            disk_used_bytes: 4,
+            disk_total_bytes: 5,
+        }
+    }
+
+    fn used(tail: &Tail) -> Vec<u32> {
+        tail.samples().iter().map(|sample| sample.cpu_used_centi).collect()
+    }
+
+    #[test]
+    fn cpu_is_a_share_of_all_cores() {
+        for (used_us, span_us, cores, want) in [
+            (0, 5_000_000, 2, 0),
+            (5_000_000, 5_000_000, 1, 10_000),
+            (5_000_000, 5_000_000, 2, 5_000),
+            (10_000_000, 5_000_000, 2, 10_000),
+            // Clocks are not read at one moment, so a little more than everything is measured at times.
+            (10_100_000, 5_000_000, 2, 10_000),
+            (1_234_567, 10_000_000, 1, 1_235),
+            (u64::MAX, 1, 1, 10_000),
+            (1, 1, 0, 10_000),
+        ] {
+            assert_eq!(used_centi(used_us, span_us, cores), want, "{used_us} {span_us} {cores}");
+        }
+    }
+
+    #[test]
+    fn the_first_sample_of_a_new_sandbox_is_an_average_since_its_start() {
+        let mut tail = Tail::new(&id(), 1);
+        // Before it runs, nothing counts.
+        assert!(!tail.push(&seen(0, 0)));
+        assert!(tail.samples().is_empty() && !tail.is_awaited());
+        tail.begin(1_000_000);
+        assert!(tail.is_awaited());
+        tail.push(&seen(2_000_000, 250_000));
+        tail.push(&seen(7_000_000, 250_000));
+        tail.push(&seen(12_000_000, 5_250_000));
+        assert_eq!(used(&tail), [2_500, 0, 10_000]);
+        assert!(!tail.is_awaited());
+    }
+
+    #[test]
+    fn a_sandbox_that_was_found_running_needs_two_looks() {
+        let mut tail = Tail::new(&id(), 1);
+        tail.begin(0);
+        tail.push(&seen(FIRST_WITHIN_US + 1, 9_000_000));
+        assert!(tail.samples().is_empty() && tail.is_awaited());
+        tail.push(&seen(FIRST_WITHIN_US + 1_000_001, 9_100_000));
+        assert_eq!(used(&tail), [1_000]);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_costs_one_sample() {
+        let mut tail = Tail::new(&id(), 1);
+        tail.begin(0);
+        for (at_us, cpu_us) in [(1_000_000, 0), (900_000, 0), (900_000, 0), (1_900_000, 500_000)] {
+            tail.push(&seen(at_us, cpu_us));
+        }
+        assert_eq!(used(&tail), [0, 5_000]);
+        let team = "00000000-0000-4000-8000-000000000001".parse().expect("an id");
+        let chunk = tail.cut(&team, &id()).expect("samples");
+        assert_eq!((chunk.from_us, chunk.to_us), (1_000_000, 1_900_000));
+        assert_eq!(tail.cut(&team, &id()), None);
+        assert!(tail.last().is_some());
+    }
+
+    #[test]
+    fn rows_are_full_at_their_length() {
+        let team = "00000000-0000-4000-8000-000000000001".parse().expect("an id");
+        let mut tail = Tail::new(&id(), 1);
+        tail.begin(0);
+        let mut at_us = 0;
+        let mut lengths = Vec::new();
+        for _ in 0..CHUNK_SAMPLES * 3 {
+            at_us += 5_000_000;
+            if tail.push(&seen(at_us, 0)) {
+                lengths.push(tail.samples().len());
+                tail.cut(&team, &id());
+            }
+        }
+        assert!((1..=CHUNK_SAMPLES).contains(&lengths[0]));
+        assert!(
+            lengths[1..].iter().all(|length| *length == CHUNK_SAMPLES),
+            "{lengths:?}"
+        );
+    }
+}

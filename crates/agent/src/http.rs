@@ -226,6 +226,9 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: &'static str) {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -12,8 +12,6 @@ mod control;
 mod events;
 mod files;
 mod filesystem;
-#[cfg(test)]
-mod fuzz;
 mod gzip;
 mod http;
 mod launcher;

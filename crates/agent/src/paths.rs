@@ -56,6 +56,9 @@ pub(crate) fn clean(path: &Path) -> PathBuf {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

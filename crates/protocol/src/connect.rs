@@ -314,4 +314,6 @@ pub fn timeout(header: Option<&str>) -> Result<Option<Duration>, Error> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

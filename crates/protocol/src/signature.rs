@@ -93,6 +93,9 @@ impl Claim<'_> {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -344,6 +344,9 @@ impl Stream for Chunks {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

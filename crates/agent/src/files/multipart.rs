@@ -254,6 +254,9 @@ fn extended(value: &str) -> Option<String> {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

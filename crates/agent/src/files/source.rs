@@ -3,10 +3,10 @@
 //! A megabyte can unpack to a gigabyte. It is unpacked a piece at a time, as the disk takes it, so that only the disk's
 //! size says when it is enough; and only so many uploads are unpacked at once, because each takes a window of memory.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
 use http::StatusCode;
 use http::header::{self, HeaderMap};
@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Failure, blocking};
+use crate::gzip;
 use crate::http::{header_text, read_on};
 
 /// Uploads that are unpacked at a time; the next one waits. Each costs about 200 KiB: window, buffers, a piece.
@@ -173,16 +174,7 @@ impl Packed {
         };
         let mut input = std::mem::take(&mut self.input);
         let work = move || {
-            let mut result = Ok(());
-            while !input.is_empty() && decoder.get_ref().len() < PIECE {
-                match decoder.write(&input) {
-                    Ok(taken) => input.advance(taken),
-                    Err(error) => {
-                        result = Err(error);
-                        break;
-                    }
-                }
-            }
+            let result = gzip::unpack(&mut decoder, &mut input, PIECE);
             let ready = Bytes::from(std::mem::take(decoder.get_mut()));
             Ok((decoder, input, ready, result))
         };

@@ -4,8 +4,6 @@
 //! kilobyte cannot become a gigabyte in memory. Answers are compressed for clients that accept it, and only those that
 //! shrink. Both go in pieces between which other work gets its turn, because one thread does everything.
 
-use std::io::Write;
-
 use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -14,7 +12,7 @@ use protocol::connect::{self, Code, Codec, ENVELOPE_HEADER, Error, FLAG_COMPRESS
 
 use crate::agent::{Agent, MESSAGE_LIMIT, Message};
 use crate::files::accepts_gzip;
-use crate::gzip::Gzip;
+use crate::gzip::{self, Gzip};
 use crate::http::Body;
 
 /// What both sides call it.
@@ -136,21 +134,14 @@ pub(super) async fn unpack(agent: &Agent, packed: Bytes) -> Result<Message, Erro
     let mut share = agent.reserve(0)?;
     let mut message = Vec::new();
     let mut decoder = MultiGzDecoder::new(Vec::new());
-    let mut rest = &packed[..];
-    let whole = packed.is_empty();
+    let empty = packed.is_empty();
+    let mut rest = packed;
     while !rest.is_empty() {
-        // Its buffer is what it makes of this step, 32 KiB or so.
-        let taken = decoder.write(rest).map_err(broken)?;
-        rest = &rest[taken..];
-        if taken == 0 && decoder.get_ref().is_empty() {
-            return Err(broken(std::io::ErrorKind::InvalidData.into()));
-        }
+        gzip::unpack(&mut decoder, &mut rest, PIECE).map_err(broken)?;
         take(agent, decoder.get_mut(), &mut message, &mut share)?;
-        if message.len() % PIECE < PIECE / 2 {
-            tokio::task::yield_now().await;
-        }
+        tokio::task::yield_now().await;
     }
-    if !whole {
+    if !empty {
         let mut last = decoder.finish().map_err(broken)?;
         take(agent, &mut last, &mut message, &mut share)?;
     }

@@ -178,3 +178,6 @@ fn origin_form(method: &Method, uri: &Uri) -> Uri {
         .and_then(|path| Uri::builder().path_and_query(path.clone()).build().ok())
         .unwrap_or_else(|| Uri::from_static("/"))
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -254,3 +254,6 @@ pub fn is_control_path(path: &str) -> bool {
     }
     CONTROL_PATHS.contains(&format!("/{}", segments.join("/")).as_str())
 }
+
+#[cfg(test)]
+mod fuzz;

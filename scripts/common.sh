@@ -48,8 +48,12 @@ need_rust() {
 
 # Makes a Python environment with one pinned version of the SDK and prints its path.
 sdk_environment() {
-  local pins="$root/conformance/python/requirements-$1.txt" venv="$root/target/sdk-$1"
-  local want
+  python_environment "$root/conformance/python/requirements-$1.txt" "$root/target/sdk-$1"
+}
+
+# Makes a Python environment of what a file pins, and prints its path.
+python_environment() { # FILE DIRECTORY
+  local pins=$1 venv=$2 want
   want=$(sha256sum <"$pins")
   if [ "$(cat "$venv/.pins" 2>/dev/null)" != "$want" ]; then
     rm -rf "$venv"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Every test of the repository: formatting, lints, unit and integration tests, then the suites that drive the release
-# binary from outside (the published SDK, other clients, escapes, crashes). Ends at the first failure; a skipped test
-# is a failure.
+# binary from outside (the published SDK, other clients, a fuzzer, escapes, crashes). Ends at the first failure; a
+# skipped test is a failure.
 #
-# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk clients escape crash (default: all in order)
+# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk clients fuzz escape crash (default: all in order)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -66,6 +66,12 @@ step_clients() {
   RINGFENCE_BIN=$binary scripts/conformance-clients.sh
 }
 
+step_fuzz() {
+  local venv
+  venv=$(python_environment conformance/fuzz/requirements.txt "$root/target/fuzz")
+  RINGFENCE_SCHEMATHESIS=$venv/bin/schemathesis suite 2.63.0 600 fuzz
+}
+
 step_escape() {
   suite 2.63.0 1200 escape
 }
@@ -75,7 +81,7 @@ step_crash() {
 }
 
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk clients escape crash)
+[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk clients fuzz escape crash)
 report=()
 for step in "${steps[@]}"; do
   say "$step"

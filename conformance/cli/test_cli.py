@@ -1,10 +1,12 @@
-"""The published command line client: lists, creates, runs commands, opens terminals, kills.
+"""The published command line client: lists, creates, runs commands, opens terminals, kills. Every test runs twice, with
+routing headers over HTTP and with a host name per sandbox over HTTPS.
 
 RINGFENCE_NODE names the program that runs it and RINGFENCE_NODE_MODULES a directory with the pinned client.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -19,8 +21,13 @@ from pathlib import Path
 import pytest
 
 from harness.platform import Platform
-from harness.secure import secure_platform
+from harness.secure import SecurePlatform, secure_platform
 from harness.traffic import until
+
+# Subcommands and options for what the platform does not have.
+UNSERVED = {"pause", "resume", "snapshot", "logs", "metrics", "create --lifecycle.ontimeout", "create --lifecycle.autoresume"}
+# The subcommands of `sandbox` and their options that were used, by the way the client reached the platform.
+used: dict[str, set[str]] = {"http": set(), "https": set()}
 
 RESOLVE = Path(__file__).parent.parent / "javascript" / "resolve.cjs"
 
@@ -29,6 +36,7 @@ class Client:
     """The client with nothing but the platform's credentials, in a home of its own."""
 
     def __init__(self, platform: Platform, home: Path) -> None:
+        self.way = "https" if isinstance(platform, SecurePlatform) else "http"
         modules = Path(os.environ["RINGFENCE_NODE_MODULES"]).resolve()
         self.program = [os.environ["RINGFENCE_NODE"], str(modules / "@e2b" / "cli" / "dist" / "index.js")]
         self.environment = {
@@ -39,7 +47,15 @@ class Client:
             "NODE_OPTIONS": f"--require={RESOLVE}",
         }
 
+    def note(self, arguments: tuple[str, ...]) -> None:
+        """Writes down the subcommand of `sandbox` and its options, up to the sandbox's own command."""
+        command, *rest = arguments[1:]
+        if command == "exec":
+            rest = list(itertools.takewhile(lambda word: not re.fullmatch("i[a-z0-9]{15,}", word), rest))
+        used[self.way] |= {command, *(f"{command} {word}" for word in rest if word.startswith("-"))}
+
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        self.note(arguments)
         return subprocess.run(
             [*self.program, *arguments],
             env=self.environment,
@@ -63,6 +79,7 @@ class Terminal:
     """The client in a terminal, as a person would use it."""
 
     def __init__(self, client: Client, *arguments: str) -> None:
+        client.note(arguments)
         self.screen = ""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
@@ -102,10 +119,16 @@ class Terminal:
             os.close(self.fd)
 
 
-@pytest.fixture
-def client(platform: Platform, tmp_path: Path) -> Iterator[Client]:
+@pytest.fixture(scope="module")
+def platforms(platform: Platform, work_dir: Path) -> Iterator[dict[str, Platform]]:
+    with secure_platform(work_dir / "cli") as secure:
+        yield {"http": platform, "https": secure}
+
+
+@pytest.fixture(params=sorted(used))
+def client(platforms: dict[str, Platform], request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
     """A client; the sandboxes that it made end with the test."""
-    made = Client(platform, tmp_path)
+    made = Client(platforms[request.param], tmp_path)
     try:
         yield made
     finally:
@@ -128,6 +151,14 @@ def test_create_list_info_and_kill(client: Client) -> None:
     assert client.ids("--limit", "1") < {first, second}
     assert client.ids("--template", "base") == {first, second}
     assert client.ids("--metadata", "none=such") == set()
+    assert client.ids("--state", "paused") == set()
+    assert client.ids("--started-after", "2020-01-01T00:00:00Z") == {first, second}
+    assert client.ids("--started-after", "2120-01-01T00:00:00Z") == set()
+    ordered = [
+        [item["sandboxId"] for item in json.loads(client.ok("sandbox", "list", "-f", "json", "-o", order))]
+        for order in ("asc", "desc")
+    ]
+    assert ordered == [[first, second], [second, first]]
     table = client.ok("sandbox", "list")
     assert first in table and "Running" in table
 
@@ -139,6 +170,8 @@ def test_create_list_info_and_kill(client: Client) -> None:
     assert client.ids() == {second}
     assert "wasn't found" in client.run("sandbox", "kill", first).stderr
     assert client.run("sandbox", "info", first).returncode == 1
+    assert "Killed" not in client.ok("sandbox", "kill", "--all", "--metadata", "none=such")
+    assert "Killed" not in client.ok("sandbox", "kill", "--all", "--state", "paused")
     assert "Killed 1" in client.ok("sandbox", "kill", "--all")
     assert client.ids() == set()
 
@@ -203,12 +236,12 @@ def test_a_terminal_on_a_running_sandbox(client: Client, box: str) -> None:
 
 
 def test_a_terminal_on_a_new_sandbox_takes_it_along(client: Client) -> None:
-    terminal = Terminal(client, "sandbox", "create", "base")
+    terminal = Terminal(client, "sandbox", "create", "-u", "root", "-c", "/tmp", "-e", "A=b", "base")
     try:
         box = terminal.shows("sandbox ID .*?(i[a-z0-9]{15,})").group(1)
-        terminal.shows(r"\$ ")
-        terminal.type('echo "<$(whoami)>"\r')
-        terminal.shows("<user>")
+        terminal.shows(r"# ")
+        terminal.type('echo "<$A-$PWD-$(whoami)>"\r')
+        terminal.shows("<b-/tmp-root>")
         assert client.ids() == {box}
         terminal.type("exit\r")
         assert terminal.end() == 0
@@ -217,20 +250,21 @@ def test_a_terminal_on_a_new_sandbox_takes_it_along(client: Client) -> None:
     until(lambda: client.ids() == set(), "it ended with its terminal")
 
 
-def test_over_https_by_the_name_of_each_sandbox(work_dir: Path, tmp_path: Path) -> None:
-    with secure_platform(work_dir / "cli") as platform:
-        client = Client(platform, tmp_path)
-        box = client.ok("sandbox", "create", "-d", "base").strip()
-        assert client.ids() == {box}
-        assert client.ok("sandbox", "exec", box, "cat", stdin="piped") == "piped"
-        assert client.run("sandbox", "exec", box, "sh", "-c", "exit 9").returncode == 9
-        terminal = Terminal(client, "sandbox", "connect", box)
-        try:
-            terminal.shows(r"\$ ")
-            terminal.type('echo "<$(whoami)>"\r')
-            terminal.shows("<user>")
-            terminal.type("exit\r")
-            assert terminal.end() == 0
-        finally:
-            terminal.close()
-        assert "has been killed" in client.ok("sandbox", "kill", box)
+@pytest.mark.parametrize("way", sorted(used))
+def test_nothing_is_left_untried(way: str) -> None:
+    """Judges what the tests above have used."""
+    program = [os.environ["RINGFENCE_NODE"], os.environ["RINGFENCE_NODE_MODULES"] + "/@e2b/cli/dist/index.js"]
+
+    def offered(*arguments: str) -> str:
+        return subprocess.run([*program, "sandbox", *arguments, "--help"], capture_output=True, text=True).stdout
+
+    missing = []
+    commands = re.findall(r"^  ([a-z]+)\|", offered(), re.M)
+    assert len(commands) > 8
+    for command in commands:
+        if command in UNSERVED:
+            continue
+        options = re.findall(r"^  (?:(-\w), )?(--[\w.-]+)", offered(command).partition("Options:")[2], re.M)
+        ways = [{command}, *({f"{command} {name}" for name in names if name} for names in options if "--help" not in names)]
+        missing += [sorted(names) for names in ways if not names & (used[way] | UNSERVED)]
+    assert missing == []

@@ -34,7 +34,7 @@ struct ListParameters {
     #[param(required = false, example = "user=alice&app=x")]
     metadata: String,
     /// In which state, several joined by commas; any, when left out.
-    #[param(required = false, style = Form, explode = false)]
+    #[param(required = false, style = Form, explode = false, min_items = 1)]
     state: Vec<SandboxState>,
     #[param(required = false, schema_with = order_schema)]
     order: String,

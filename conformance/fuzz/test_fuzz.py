@@ -1,0 +1,126 @@
+"""A property-based fuzzer over the REST API as it describes itself: whatever is sent, valid or not, the answer is one
+that the description names, with the body that it names, and never a failure of the server.
+
+RINGFENCE_SCHEMATHESIS names the fuzzer. Its seed is fixed, so that a failure comes again; it writes how to repeat one.
+Every check of the fuzzer is on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.platform import Platform
+
+HERE = Path(__file__).parent
+SEED = 20261121
+# Per operation and phase; the whole takes about a minute.
+EXAMPLES = 40
+# Sandboxes, keys and tokens for the fuzzer to find, so that it reaches more than 404. It ends some of them.
+STANDING = 60
+
+# Other values than the true ones stay likely: what matters is both.
+CONFIG = """
+seed = {seed}
+workers = 1
+continue-on-failure = true
+hooks = "hooks"
+request-timeout = 30
+
+[generation]
+max-examples = {examples}
+
+[dictionaries.sandboxes]
+values = {sandboxes}
+
+[dictionaries.templates]
+values = ["base"]
+
+[dictionaries.keys]
+values = {keys}
+
+[dictionaries.tokens]
+values = {tokens}
+
+[parameters]
+"path.sandboxID" = {{ dictionary = "sandboxes", probability = 0.7 }}
+"path.apiKeyID" = {{ dictionary = "keys", probability = 0.5 }}
+"path.accessTokenID" = {{ dictionary = "tokens", probability = 0.5 }}
+"body.templateID" = {{ dictionary = "templates", probability = 0.7 }}
+
+[[operations]]
+include-method = "DELETE"
+parameters."path.sandboxID" = {{ dictionary = "sandboxes", probability = 0.1 }}
+"""
+
+
+@pytest.fixture
+def keys(platform: Platform) -> dict[str, str]:
+    return {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
+
+
+def made(platform: Platform, headers: dict[str, str], path: str, body: dict[str, Any], name: str) -> str:
+    """As many of a kind as the fuzzer is to find: their ids, as text for its configuration."""
+    with httpx.Client(base_url=platform.url, headers=headers, timeout=30) as client:
+        answers = [client.post(path, json=body) for _ in range(STANDING)]
+    assert {answer.status_code for answer in answers} == {201}, answers[-1].text
+    return json.dumps([answer.json()[name] for answer in answers])
+
+
+def end_all(platform: Platform, headers: dict[str, str]) -> int:
+    """Ends every sandbox and tells how many there were."""
+    ended = 0
+    with httpx.Client(base_url=platform.url, headers=headers, timeout=60) as client:
+        while listed := client.get("/v2/sandboxes").json():
+            for sandbox in listed:
+                assert client.delete(f"/sandboxes/{sandbox['sandboxID']}").status_code in (204, 404)
+                ended += 1
+    return ended
+
+
+def test_no_answer_is_a_surprise(platform: Platform, keys: dict[str, str], tmp_path: Path) -> None:
+    config = CONFIG.format(
+        seed=SEED,
+        examples=EXAMPLES,
+        sandboxes=made(platform, keys, "/sandboxes", {"templateID": "base", "timeout": 1800}, "sandboxID"),
+        keys=made(platform, keys, "/api-keys", {"name": "fuzzed"}, "id"),
+        tokens=made(platform, keys, "/access-tokens", {"name": "fuzzed"}, "id"),
+    )
+    (tmp_path / "schemathesis.toml").write_text(config)
+    (tmp_path / "hooks.py").write_text((HERE / "hooks.py").read_text())
+    command = [
+        *(os.environ["RINGFENCE_SCHEMATHESIS"], "run", f"{platform.url}/openapi.json", "--no-color"),
+        *("--checks", "all", "--header", f"X-API-Key: {keys['X-API-Key']}"),
+    ]
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**platform.environment(), "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+    )
+    print(f"\n{ran.stdout}")
+    # If the fuzzer had ended its own key, the rest would have tested nothing but refusals.
+    assert httpx.get(f"{platform.url}/v2/sandboxes", headers=keys).status_code == 200
+    ended = end_all(platform, keys)
+    assert ran.returncode == 0
+    # It was not all refused at the door, and every operation had its turn.
+    assert ended > 0
+    selected = re.search(r"Selected: (\d+)/(\d+)", ran.stdout)
+    tested = re.search(r"Tested: (\d+)", ran.stdout)
+    generated = re.search(r"(\d+) generated", ran.stdout)
+    assert selected and tested and generated
+    assert selected.group(1) == selected.group(2) == tested.group(1)
+    assert int(generated.group(1)) > 1000
+    assert "panicked" not in platform.log()
+    assert not re.findall(r"status=5\d\d", platform.log())

@@ -26,7 +26,7 @@ use crate::netns::SocketMaker;
 use crate::slot::{Name, Region, Slot, path_hash};
 use crate::usage::{self, Room, Usage};
 use crate::wire::{self, Hello, Reply, Request};
-use crate::{base, disk};
+use crate::{base, disk, spawners};
 
 /// Names of the stages that a launcher reports, so that they can be told on without owning text.
 const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"];
@@ -358,6 +358,8 @@ impl Sandbox for Running {
 
     fn respawn(&self) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        // Where the kernel does not list children, a spawner that was only stopped stays; better that than no new one.
+        let _ = spawners::end_all(self.pid);
         match driver.ask(
             &Request::Respawn {
                 name: self.name.to_string(),

@@ -83,7 +83,8 @@ pub trait Sandbox: Debug + Send + Sync {
     /// When the agent does not listen, or somebody else does.
     fn control(&self, maker: &SocketMaker) -> io::Result<OwnedFd>;
 
-    /// Gives the sandbox a new spawner in place of one that ended. Blocks for milliseconds.
+    /// Gives the sandbox a new spawner in place of the one it has, which is killed if it is there still: it was given
+    /// up because it does not answer. Blocks for milliseconds.
     ///
     /// # Errors
     /// With the step that failed.

@@ -23,6 +23,7 @@ pub mod probe;
 pub mod seccomp;
 mod setup;
 pub mod slot;
+mod spawners;
 mod sys;
 pub mod usage;
 mod wire;

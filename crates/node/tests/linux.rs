@@ -1,0 +1,287 @@
+//! The node with real sandboxes and the real agent, as root: what a sandbox's log is told, and what is measured. Not a
+//! libtest binary: the driver executes `/proc/self/exe` as its launcher and as the agent, so this program plays those
+//! parts too.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test program of its own"
+)]
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use model::id::SandboxId;
+use model::log::Level;
+use model::resources::Resources;
+use node::{Node, Settings};
+use protocol::agent::Init;
+use protocol::connect::Codec;
+use protocol::node::{Image, NodeApi, SandboxLog, SandboxSample, StartSandbox};
+use protocol::process::{ProcessConfig, StartRequest};
+use rustix::process::{Pid, Signal};
+use tokio::sync::mpsc;
+
+const RESOURCES: Resources = Resources {
+    cpu_count: 1,
+    memory_mb: 64,
+    disk_mb: 64,
+    pids: 50,
+};
+
+/// Longest wait for anything that must happen by itself. An agent gives a stopped spawner ten seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    match std::env::args().nth(1).as_deref() {
+        Some("launcher") => return runtime::launcher::main(),
+        Some("agent") => return agent::run(),
+        Some("spawner") => return agent::spawner::run(),
+        _ => {}
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("these tests make namespaces and mounts: run them as root");
+        return ExitCode::FAILURE;
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let told = std::panic::catch_unwind(|| block_on(tells_of_a_life(dir.path())));
+    // Whatever a failure left behind.
+    block_on(async { open(dir.path()).await.node.remove_everything().await.unwrap() });
+    println!(
+        "test a sandbox's life is told and measured ... {}",
+        if told.is_ok() { "ok" } else { "FAILED" }
+    );
+    if told.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn block_on(work: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(work);
+}
+
+struct Host {
+    node: Arc<Node>,
+    logs: mpsc::Receiver<SandboxLog>,
+    id: SandboxId,
+}
+
+async fn open(data_dir: &Path) -> Host {
+    let settings = Settings {
+        data_dir: data_dir.to_owned(),
+        launchers: 1,
+        unlimited: false,
+        disks_mb: vec![RESOURCES.disk_mb],
+    };
+    let node = Node::start(settings).await.unwrap();
+    let logs = node.logs().unwrap();
+    assert!(node.logs().is_none());
+    Host {
+        node,
+        logs,
+        id: "inode".parse().unwrap(),
+    }
+}
+
+impl Host {
+    /// The next entry, whose `event_type` must be this.
+    async fn entry(&mut self, event_type: &str) -> SandboxLog {
+        let entry = tokio::time::timeout(PATIENCE, self.logs.recv()).await.unwrap().unwrap();
+        assert_eq!(entry.fields["event_type"], event_type, "{entry:?}");
+        assert_eq!(entry.id, self.id);
+        entry
+    }
+
+    async fn run(&self, script: &str) -> String {
+        run(&self.node, &self.id, script).await
+    }
+
+    async fn sample(&self) -> SandboxSample {
+        let mut samples = self.node.samples().await.unwrap();
+        assert_eq!(samples.len(), 1);
+        samples.remove(0)
+    }
+
+    /// The host's pid of the spawner that runs.
+    async fn spawner(&self) -> i32 {
+        let group = format!("/{}.0.work", self.id);
+        let is_it = |process: &Path| {
+            let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
+            read("cmdline").split('\0').nth(1) == Some("spawner") && read("cgroup").contains(&group)
+        };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for entry in fs::read_dir("/proc").unwrap().flatten() {
+                let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+                if let Some(pid) = pid.filter(|_| is_it(&entry.path())) {
+                    return pid;
+                }
+            }
+            assert!(Instant::now() < deadline, "there is no spawner");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Runs a script in a sandbox and returns all that is answered.
+async fn run(node: &Node, id: &SandboxId, script: &str) -> String {
+    let stream = node.dial(id, protocol::agent::PORT).await.unwrap();
+    let (mut requests, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .unwrap();
+    let connection = tokio::task::spawn(connection);
+    let config = ProcessConfig {
+        cmd: "/bin/sh".to_owned(),
+        args: vec!["-c".to_owned(), script.to_owned()],
+        ..ProcessConfig::default()
+    };
+    let start = StartRequest {
+        process: Some(config),
+        ..StartRequest::default()
+    };
+    let request = hyper::Request::post("/process.Process/Start")
+        .header("host", "sandbox")
+        .header("content-type", Codec::Json.stream_content_type())
+        .body(Full::new(Codec::Json.envelope(&start)))
+        .unwrap();
+    let answer = requests.send_request(request).await.unwrap();
+    let body: Bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    connection.abort();
+    String::from_utf8_lossy(&body).into_owned()
+}
+
+fn signal(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+async fn tells_of_a_life(data_dir: &Path) {
+    let mut host = open(data_dir).await;
+    let request = StartSandbox {
+        id: host.id.clone(),
+        template: "base0000000000000000".parse().unwrap(),
+        image: Image::Base,
+        resources: RESOURCES,
+        init: Init {
+            default_user: Some("user".to_owned()),
+            ..Init::default()
+        },
+    };
+    host.node.start(request).await.unwrap();
+    let entry = host.entry("sandbox_start").await;
+    assert_eq!((entry.level, entry.logger), (Level::Info, "sandbox"));
+    assert_eq!(entry.fields["memory_mb"], "64");
+    assert!(entry.at_us > 1_700_000_000_000_000);
+
+    is_measured(&mut host).await;
+    is_killed_for_memory(&mut host).await;
+    // A spawner that is killed is replaced, and so is one that does not move.
+    gets_another_spawner(&mut host, Signal::KILL).await;
+    gets_another_spawner(&mut host, Signal::STOP).await;
+    let mut host = goes_on_under_another_platform(host, data_dir).await;
+
+    host.node.kill(&host.id).await.unwrap();
+    assert_eq!(host.entry("sandbox_end").await.level, Level::Info);
+    assert_eq!(host.node.samples().await.unwrap(), []);
+}
+
+async fn is_measured(host: &mut Host) {
+    let before = host.sample().await;
+    let answer = host
+        .run("head -c 4000000 /dev/urandom > f; printf 1234; : secret")
+        .await;
+    assert!(answer.contains("exit status 0"), "{answer}");
+    let entry = host.entry("process_start").await;
+    assert_eq!((&*entry.fields["command"], &*entry.fields["user"]), ("head", "user"));
+    assert_eq!(entry.logger, "process");
+    let entry = host.entry("process_end").await;
+    assert_eq!(
+        (&*entry.fields["exit_code"], &*entry.fields["stdout_bytes"]),
+        ("0", "4")
+    );
+    let after = host.sample().await;
+    let both = format!("{before:?} {after:?}");
+    assert!(after.at_us > before.at_us, "{both}");
+    assert!(after.cpu_time_us > before.cpu_time_us, "{both}");
+    assert!(
+        after.memory_cache_bytes >= before.memory_cache_bytes + 3_000_000,
+        "{both}"
+    );
+    assert!(after.memory_used_bytes < before.memory_used_bytes + 3_000_000, "{both}");
+    assert!(after.disk_used_bytes >= before.disk_used_bytes + 4_000_000, "{both}");
+    assert_eq!(after.memory_total_bytes, 64 << 20);
+    let room = host.node.room().await.unwrap();
+    assert!(room.memory_available_bytes > 0 && room.disk_available_bytes > 0);
+}
+
+async fn is_killed_for_memory(host: &mut Host) {
+    let answer = host.run("exec tail /dev/zero").await;
+    assert!(answer.contains("killed"), "{answer}");
+    host.entry("process_start").await;
+    let entry = host.entry("process_end").await;
+    assert_eq!(entry.fields["process_result"], "signal: killed");
+    assert_eq!(host.entry("out_of_memory").await.level, Level::Warn);
+}
+
+async fn gets_another_spawner(host: &mut Host, how: Signal) {
+    let old = host.spawner().await;
+    signal(old, how);
+    if how == Signal::STOP {
+        let answer = host.run("true").await;
+        assert!(answer.contains("unavailable"), "{answer}");
+        host.entry("process_start_failed").await;
+    }
+    assert_eq!(host.entry("spawner_replaced").await.level, Level::Warn);
+    let deadline = Instant::now() + PATIENCE;
+    while Path::new(&format!("/proc/{old}")).exists() {
+        assert!(Instant::now() < deadline, "the old spawner is there still");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let answer = host.run("true").await;
+    assert!(answer.contains("exit status 0"), "{answer}");
+    host.entry("process_start").await;
+    host.entry("process_end").await;
+}
+
+/// The next platform takes over, and hears of what ended without it.
+async fn goes_on_under_another_platform(mut host: Host, data_dir: &Path) -> Host {
+    let (node, id) = (Arc::clone(&host.node), host.id.clone());
+    let waiting = tokio::task::spawn(async move {
+        run(&node, &id, "while [ ! -e go ]; do sleep 0.05; done; exit 7").await;
+    });
+    host.entry("process_start").await;
+    host.node.release().await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    // Told to the agent while no platform listens.
+    run(&host.node, &host.id, "touch go").await;
+    let id = host.id.clone();
+    drop(host);
+
+    let mut host = open(data_dir).await;
+    let adopted = host.node.reconcile(vec![id.clone()]).await.unwrap();
+    assert_eq!(adopted, [id]);
+    host.entry("sandbox_adopted").await;
+    let mut ends = Vec::new();
+    while ends.len() < 2 {
+        let entry = tokio::time::timeout(PATIENCE, host.logs.recv()).await.unwrap().unwrap();
+        if entry.fields["event_type"] == "process_end" {
+            ends.push(entry.fields["exit_code"].clone());
+        }
+    }
+    ends.sort();
+    assert_eq!(ends, ["0", "7"]);
+    host
+}

@@ -8,6 +8,7 @@
     reason = "a test fails by panicking, its helpers included, and says why it is skipped"
 )]
 
+mod bounds;
 mod client;
 mod compose;
 mod compression;

@@ -25,7 +25,9 @@ async fn a_hundred_processes_and_their_listeners_cost_little() {
     let mut running = Vec::new();
     for _ in 0..100 {
         let mut starter = sandbox.client().await;
-        let mut events = starter.stream(Codec::Json, "Start", &shell("echo here; exec sleep 1000")).await;
+        let mut events = starter
+            .stream(Codec::Json, "Start", &shell("echo here; exec sleep 1000"))
+            .await;
         let pid = events.started().await;
         events.until("here").await;
         let process = Some(ProcessSelector {

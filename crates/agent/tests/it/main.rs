@@ -13,6 +13,7 @@ mod client;
 mod compose;
 mod compression;
 mod control;
+mod disk;
 mod events;
 mod files;
 mod filesystem;

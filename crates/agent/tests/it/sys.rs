@@ -157,6 +157,23 @@ pub(crate) fn start_spawner(agent: i32, program: &CStr) {
     });
 }
 
+/// Mounts a file system in memory inside the agent's namespaces.
+pub(crate) fn mount_memory(agent: i32, target: &CStr, options: &CStr) {
+    let status = run_inside(&namespaces(agent), || {
+        // SAFETY: strings that end in NUL.
+        unsafe {
+            libc::mount(
+                c"tmpfs".as_ptr(),
+                target.as_ptr(),
+                c"tmpfs".as_ptr(),
+                0,
+                options.as_ptr().cast::<libc::c_void>(),
+            )
+        }
+    });
+    assert_eq!(status, 0, "mount");
+}
+
 /// Whether a process inside the agent's namespaces, with this user id, is served at an abstract unix socket: it sends
 /// `hello` and is sent something.
 pub(crate) fn is_served_inside(agent: i32, uid: u32, name: &str, kind: c_int, hello: &[u8]) -> bool {

@@ -17,7 +17,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use model::resources::Resources;
-use server::settings::{BUCKET_MAX, CapacitySettings, Limits, TeamLimits};
+use server::settings::{BUCKET_MAX, CapacitySettings, Limits, RecordSettings, TeamLimits};
 
 use self::keys::{Key, Kind};
 use crate::tls::{Files, Https};
@@ -140,6 +140,8 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// What must stay free on this host.
     pub(crate) capacity: CapacitySettings,
+    /// What is remembered of sandboxes, and for how long.
+    pub(crate) records: RecordSettings,
     /// Whether every agent wants its token.
     pub(crate) always_secure: bool,
     /// Whether to run without a usable cgroup.
@@ -203,6 +205,7 @@ impl Sources {
         let data_dir = data_dir.unwrap_or_else(|| PathBuf::from(keys::DATA_DIR.default));
         let database_url = given.parse(keys::DATABASE_URL, |text| database(text).map_err(str::to_owned))?;
         let base = Resources::default();
+        let records = RecordSettings::default();
         let number = |key, min, max, default| Ok(given.parse(key, |text| integer(text, min, max))?.unwrap_or(default));
         Ok(Settings {
             listen: given
@@ -243,6 +246,15 @@ impl Sources {
                 max_sandboxes: given
                     .parse(keys::CAPACITY_MAX_SANDBOXES, |text| limit(text, u32::MAX))?
                     .flatten(),
+            },
+            records: RecordSettings {
+                log_retention_s: number(keys::LOGS_RETENTION_S, 0, u32::MAX, records.log_retention_s)?,
+                log_entries: number(keys::LOGS_MAX_ENTRIES, 1, u32::MAX, records.log_entries)?,
+                log_bytes: given
+                    .parse(keys::LOGS_MAX_KB, |text| integer(text, 16, u32::MAX))?
+                    .map_or(records.log_bytes, |kb| u64::from(kb) * 1024),
+                metric_retention_s: number(keys::METRICS_RETENTION_S, 0, u32::MAX, records.metric_retention_s)?,
+                ..records
             },
             always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),

@@ -165,6 +165,7 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
         server::settings::Settings {
             limits: settings.limits.clone(),
             capacity: settings.capacity,
+            records: settings.records.clone(),
             always_secure: settings.always_secure,
             resources: settings.resources,
             tls: shown.map(|shown| shown.tls),

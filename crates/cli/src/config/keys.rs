@@ -175,6 +175,22 @@ keys! {
         "capacity.max_sandboxes", None, Integer, "0",
         "Most sandboxes at once, of all teams; 0 is as many as this host has room for.",
     },
+    LOGS_RETENTION_S = {
+        "logs.retention_s", None, Integer, "604800",
+        "How long the log of a sandbox is kept after its end, in seconds.",
+    },
+    LOGS_MAX_ENTRIES = {
+        "logs.max_entries", None, Integer, "10000",
+        "Most entries of one sandbox's log, at least 1. The oldest go first.",
+    },
+    LOGS_MAX_KB = {
+        "logs.max_kb", None, Integer, "4096",
+        "Most of the database that one sandbox's log may take, in KiB, at least 16. The oldest entries go first.",
+    },
+    METRICS_RETENTION_S = {
+        "metrics.retention_s", None, Integer, "86400",
+        "How long the samples of what a sandbox uses are kept, in seconds. 1,000 sandboxes make 140 to 425 MB a day.",
+    },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",
         "Start even where no cgroup is usable. Sandboxes then run without limits of cpu, memory and processes.",

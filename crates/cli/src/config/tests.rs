@@ -44,9 +44,16 @@ fn defaults_are_what_the_table_says() {
     for (value, key) in [
         (settings.capacity.memory_floor_mb, keys::CAPACITY_MEMORY_FLOOR_MB),
         (settings.capacity.disk_floor_mb, keys::CAPACITY_DISK_FLOOR_MB),
+        (settings.records.log_retention_s, keys::LOGS_RETENTION_S),
+        (settings.records.log_entries, keys::LOGS_MAX_ENTRIES),
+        (settings.records.metric_retention_s, keys::METRICS_RETENTION_S),
     ] {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
     }
+    assert_eq!(
+        (settings.records.log_bytes / 1024).to_string(),
+        keys::LOGS_MAX_KB.default
+    );
     for (value, key) in [
         (settings.resources.cpu_count, keys::SANDBOX_CPU_COUNT),
         (settings.resources.memory_mb, keys::SANDBOX_MEMORY_MB),
@@ -140,6 +147,10 @@ fn errors_name_the_key_and_where_the_value_came_from() {
             ["limits.requests_per_second", "between 0 and 1000000"],
         ),
         ("[limits]\nsandboxes = -1", ["limits.sandboxes", "-1"]),
+        ("[logs]\nmax_entries = 0", ["logs.max_entries", "at least 1"]),
+        ("[logs]\nmax_kb = 15", ["logs.max_kb", "at least 16"]),
+        ("[logs]\nretention_s = -1", ["logs.retention_s", "-1"]),
+        ("[metrics]\nretention_s = -1", ["metrics.retention_s", "-1"]),
         ("team = 5", ["unknown key", "team"]),
         ("team.a = 5", ["unknown key", "team.a"]),
         (
@@ -276,4 +287,20 @@ fn the_reference_names_every_key() {
             key.name
         );
     }
+}
+
+#[test]
+fn records_are_bounded_as_the_file_says() {
+    let file = "[logs]\nretention_s = 0\nmax_entries = 1\nmax_kb = 16\n[metrics]\nretention_s = 0";
+    let env = [("RINGFENCE_METRICS_RETENTION_S", "4294967295")];
+    let records = resolve(&[], &env, Some(file)).unwrap().records;
+    assert_eq!(
+        (
+            records.log_retention_s,
+            records.log_entries,
+            records.log_bytes,
+            records.metric_retention_s
+        ),
+        (0, 1, 16_384, u32::MAX)
+    );
 }

@@ -49,6 +49,9 @@ pub struct Illegal {
 }
 
 impl State {
+    /// Every state.
+    pub const ALL: [Self; 4] = [Self::Creating, Self::Running, Self::Stopping, Self::Gone];
+
     /// The state after `event`.
     ///
     /// # Errors
@@ -79,9 +82,7 @@ impl State {
     /// The state a database column names, if it names one.
     #[must_use]
     pub fn from_column(word: &str) -> Option<Self> {
-        [Self::Creating, Self::Running, Self::Stopping, Self::Gone]
-            .into_iter()
-            .find(|state| state.as_str() == word)
+        Self::ALL.into_iter().find(|state| state.as_str() == word)
     }
 }
 
@@ -103,7 +104,7 @@ mod tests {
             (Stopping, Died, Stopping),
             (Stopping, Ended, Gone),
         ];
-        for state in [Creating, Running, Stopping, Gone] {
+        for state in State::ALL {
             for event in [Started, Failed, Stop, Died, Ended] {
                 let want = legal
                     .iter()

@@ -18,7 +18,7 @@
 //! taken on an old view of the row can be recognised.
 //!
 //! The portable subset: columns are `TEXT` or `BIGINT` only; flags are 0 and 1, times are microseconds, JSON is `TEXT`
-//! that no query looks into. What differs between the engines is in `dialect.rs` and nowhere else.
+//! that no query takes apart. What differs between the engines is in `dialect.rs` and nowhere else.
 
 mod db;
 mod dialect;

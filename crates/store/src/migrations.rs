@@ -14,6 +14,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0001_first.sql"),
     include_str!("migrations/0002_rest.sql"),
     include_str!("migrations/0003_records.sql"),
+    include_str!("migrations/0004_lists.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

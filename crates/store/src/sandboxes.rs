@@ -126,7 +126,6 @@ impl FromColumns for SandboxRow {
     const TABLE: &'static str = "sandboxes";
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        let metadata = serde_json::from_str(&columns.text("metadata_json")?);
         Ok(Self {
             id: columns.id("id")?,
             team_id: columns.id("team_id")?,
@@ -144,7 +143,7 @@ impl FromColumns for SandboxRow {
             memory_mb: columns.count("memory_mb")?,
             disk_mb: columns.count("disk_mb")?,
             agent_version: columns.text("agent_version")?,
-            metadata: metadata.map_err(|_| columns.corrupt("metadata_json"))?,
+            metadata: metadata(columns)?,
             secure: columns.flag("secure")?,
             allow_public_traffic: columns.flag("allow_public_traffic")?,
             allow_internet_access: columns.flag_opt("allow_internet_access")?,
@@ -153,6 +152,11 @@ impl FromColumns for SandboxRow {
             created_us: columns.int("created_us")?,
         })
     }
+}
+
+/// The labels of a row.
+fn metadata(columns: &Columns<'_>) -> Result<BTreeMap<String, String>, StoreError> {
+    serde_json::from_str(&columns.text("metadata_json")?).map_err(|_| columns.corrupt("metadata_json"))
 }
 
 /// Only whether a row is there.

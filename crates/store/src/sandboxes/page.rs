@@ -1,9 +1,12 @@
 //! Lists of sandboxes, a page at a time.
 //!
 //! Pages are key-set: the next one begins strictly after a (time, id) pair, so sandboxes that come and go in between
-//! neither hide others nor repeat them. Metadata is JSON that no query looks into, so it is matched here, over as many
-//! rows of the team as it takes to fill the page.
+//! neither hide others nor repeat them. Each state is read on its own, in the order of an index, so that a page costs the
+//! same however many sandboxes are in other states. Metadata is JSON that no query takes apart: the database only leaves
+//! out rows in which the text of a label is not found, and the labels of the others are compared here, over as many rows
+//! as it takes to fill the page.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use model::id::{SandboxId, TeamId, TemplateId};
@@ -16,6 +19,8 @@ use crate::row::{Columns, FromColumns};
 
 /// Rows fetched at once when only some of them will match.
 const SCAN_ROWS: u32 = 256;
+/// Rows of which only the labels are fetched at once.
+const COUNT_ROWS: u32 = 2048;
 
 /// Which sandboxes are wanted. The default is all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,41 +76,73 @@ pub struct SandboxPage {
     pub next: Option<SandboxCursor>,
 }
 
-/// Both orders as one text: `$1` team, `$2` and `$3` the cursor, `$4` states as `,a,b,` or `,`, `$5` template, `$6`
-/// earliest start, `$7` limit.
+/// Both orders as one text, for one state, because then the index holds the rows in this order: `$1` team, `$2` and
+/// `$3` the cursor, `$4` state, `$5` template, `$6` earliest start, `$7` limit, `$8` a text that is in the labels.
+///
+/// Where a request names no time, the end of the range of times stands for it: so the index is entered at the right
+/// place, with or without one.
 macro_rules! page_sql {
-    ($before:literal, $past:literal, $order:literal) => {
+    ($columns:expr, $before:literal, $past:literal, $open:literal, $order:literal) => {
         concat!(
             "SELECT ",
-            columns!(),
-            " FROM sandboxes WHERE team_id = $1 AND (CAST($2 AS BIGINT) IS NULL OR started_us ",
+            $columns,
+            " FROM sandboxes WHERE team_id = $1 AND state = $4 AND started_us ",
             $before,
-            " $2 OR (started_us = $2 AND id ",
+            "= COALESCE($2, ",
+            $open,
+            ") AND (CAST($2 AS BIGINT) IS NULL OR started_us <> $2 OR id ",
             $past,
-            " $3)) AND ($4 = ',' OR $4 LIKE '%,' || state || ',%') AND template_id = COALESCE($5, template_id) \
-             AND started_us >= COALESCE($6, started_us) ORDER BY ",
+            " $3) AND started_us >= COALESCE($6, -9223372036854775807) \
+             AND template_id = COALESCE($5, template_id) \
+             AND ($8 = '' OR REPLACE(metadata_json, $8, '') <> metadata_json) ORDER BY ",
             $order,
             " LIMIT $7"
         )
     };
 }
 
-const DESC: &str = page_sql!("<", ">", "started_us DESC, id ASC");
-const ASC: &str = page_sql!(">", "<", "started_us ASC, id DESC");
+const DESC: &str = page_sql!(columns!(), "<", ">", "9223372036854775807", "started_us DESC, id ASC");
+const ASC: &str = page_sql!(columns!(), ">", "<", "-9223372036854775807", "started_us ASC, id DESC");
+/// What a count needs of the rows in the usual order.
+const LABELS: &str = page_sql!(
+    "id, started_us, metadata_json",
+    "<",
+    ">",
+    "9223372036854775807",
+    "started_us DESC, id ASC"
+);
 
 impl SandboxFilter {
-    fn matches_metadata(&self, row: &SandboxRow) -> bool {
-        self.metadata
-            .iter()
-            .all(|(key, value)| row.metadata.get(key) == Some(value))
+    fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.metadata.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
-    fn state_words(&self) -> String {
-        self.states.iter().fold(String::from(","), |mut words, state| {
-            words.push_str(state.as_str());
-            words.push(',');
-            words
-        })
+    /// The longest label as [`Store::sandbox_insert`] writes it: a row without this text does not match, so the database
+    /// need not hand it over. A row with it may still not match.
+    fn label_text(&self) -> String {
+        let text = |value: &String| serde_json::Value::from(value.as_str()).to_string();
+        let labels = self.metadata.iter();
+        let texts = labels.map(|(key, value)| format!("{}:{}", text(key), text(value)));
+        texts.max_by_key(String::len).unwrap_or_default()
+    }
+
+    fn wanted_states(&self) -> &[State] {
+        if self.states.is_empty() {
+            &State::ALL
+        } else {
+            &self.states
+        }
+    }
+}
+
+impl Order {
+    /// Whether `a` comes before, with or after `b` in this order.
+    fn compare(self, a: &SandboxRow, b: &SandboxRow) -> Ordering {
+        let descending = b.started_us.cmp(&a.started_us).then_with(|| a.id.cmp(&b.id));
+        match self {
+            Self::Desc => descending,
+            Self::Asc => descending.reverse(),
+        }
     }
 }
 
@@ -115,6 +152,26 @@ impl SandboxRow {
             started_us: self.started_us,
             id: self.id.clone(),
         }
+    }
+}
+
+/// The part of a row that a filter by labels looks at.
+struct Labels {
+    cursor: SandboxCursor,
+    metadata: BTreeMap<String, String>,
+}
+
+impl FromColumns for Labels {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            cursor: SandboxCursor {
+                started_us: columns.int("started_us")?,
+                id: columns.id("id")?,
+            },
+            metadata: super::metadata(columns)?,
+        })
     }
 }
 
@@ -140,15 +197,16 @@ impl Store {
         let mut rows: Vec<SandboxRow> = Vec::new();
         let mut after = query.after.clone();
         loop {
-            let fetch = if query.filter.metadata.is_empty() {
+            // The database knows one label; with more of them, some rows may not match after all.
+            let fetch = if query.filter.metadata.len() <= 1 {
                 query.limit.saturating_add(1)
             } else {
-                SCAN_ROWS
+                query.limit.saturating_add(1).max(SCAN_ROWS)
             };
             let batch = self.sandbox_batch(team, query, after.as_ref(), fetch).await?;
             let exhausted = batch.len() < usize::try_from(fetch).unwrap_or(usize::MAX);
             after = batch.last().map(SandboxRow::cursor);
-            rows.extend(batch.into_iter().filter(|row| query.filter.matches_metadata(row)));
+            rows.extend(batch.into_iter().filter(|row| query.filter.matches(&row.metadata)));
             if exhausted || rows.len() >= wanted {
                 break;
             }
@@ -172,7 +230,8 @@ impl Store {
         if filter.metadata.is_empty() {
             let query = sqlx::query(
                 "SELECT COUNT(*) AS total FROM sandboxes WHERE team_id = $1 AND state = 'running' \
-                 AND template_id = COALESCE($2, template_id) AND started_us >= COALESCE($3, started_us)",
+                 AND template_id = COALESCE($2, template_id) \
+                 AND started_us >= COALESCE($3, -9223372036854775807)",
             )
             .bind(team.as_str())
             .bind(filter.template.as_ref().map(TemplateId::as_str))
@@ -180,26 +239,22 @@ impl Store {
             let total = self.db.read_optional::<Count>(WHAT, query).await?;
             return Ok(total.map_or(0, |Count(total)| u64::try_from(total).unwrap_or(0)));
         }
-        let mut query = SandboxQuery {
-            filter: SandboxFilter {
-                states: vec![State::Running],
-                ..filter.clone()
-            },
-            order: Order::Desc,
-            after: None,
-            limit: SCAN_ROWS,
-        };
         let mut total = 0;
+        let mut after = None;
         loop {
-            let page = self.sandbox_page(team, &query).await?;
-            total += u64::try_from(page.rows.len()).unwrap_or(u64::MAX);
-            match page.next {
-                None => return Ok(total),
-                next => query.after = next,
+            let query = page_query(LABELS, team, filter, State::Running, after.as_ref(), COUNT_ROWS);
+            let batch: Vec<Labels> = self.db.read_all(WHAT, query).await?;
+            let matching = batch.iter().filter(|row| filter.matches(&row.metadata)).count();
+            total += u64::try_from(matching).unwrap_or(u64::MAX);
+            let exhausted = batch.len() < usize::try_from(COUNT_ROWS).unwrap_or(usize::MAX);
+            after = batch.into_iter().last().map(|row| row.cursor);
+            if exhausted {
+                return Ok(total);
             }
         }
     }
 
+    /// The next `fetch` rows, whatever their labels.
     async fn sandbox_batch(
         &self,
         team: &TeamId,
@@ -211,14 +266,33 @@ impl Store {
             Order::Desc => DESC,
             Order::Asc => ASC,
         };
-        let statement = sqlx::query(sql)
-            .bind(team.as_str())
-            .bind(after.map(|cursor| cursor.started_us))
-            .bind(after.map(|cursor| cursor.id.as_str()))
-            .bind(query.filter.state_words())
-            .bind(query.filter.template.as_ref().map(TemplateId::as_str))
-            .bind(query.filter.started_from_us)
-            .bind(i64::from(fetch));
-        self.db.read_all("list sandboxes", statement).await
+        let mut rows = Vec::new();
+        for state in query.filter.wanted_states() {
+            let statement = page_query(sql, team, &query.filter, *state, after, fetch);
+            rows.extend(self.db.read_all("list sandboxes", statement).await?);
+        }
+        rows.sort_by(|a, b| query.order.compare(a, b));
+        rows.truncate(usize::try_from(fetch).unwrap_or(usize::MAX));
+        Ok(rows)
     }
+}
+
+/// One of the statements above with its arguments.
+fn page_query(
+    sql: &'static str,
+    team: &TeamId,
+    filter: &SandboxFilter,
+    state: State,
+    after: Option<&SandboxCursor>,
+    limit: u32,
+) -> crate::db::Query {
+    sqlx::query(sql)
+        .bind(team.as_str())
+        .bind(after.map(|cursor| cursor.started_us))
+        .bind(after.map(|cursor| cursor.id.as_str()))
+        .bind(state.as_str())
+        .bind(filter.template.as_ref().map(TemplateId::as_str))
+        .bind(filter.started_from_us)
+        .bind(i64::from(limit))
+        .bind(filter.label_text())
 }

@@ -173,6 +173,51 @@ pub(crate) async fn metadata_is_matched_over_many_rows(db: Database) {
     store.close().await;
 }
 
+/// The database looks for the text of a label: whatever is special in JSON or SQL must not hide it, and a label inside
+/// another label's value is none.
+pub(crate) async fn labels_of_any_text_are_matched_exactly(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let texts = [
+        "",
+        "a",
+        "a%",
+        "_",
+        "'",
+        "\"",
+        "\\",
+        "\n\t\u{1}",
+        "é😀",
+        "}{:,",
+        "\"k\":\"a\"",
+    ];
+    for (n, text) in (1..).zip(texts) {
+        let new = NewSandbox {
+            metadata: labels(&[("k", text), ("other", "a")]),
+            ..sandbox(n, 1)
+        };
+        running(&store, new, i64::from(n)).await;
+    }
+    let mut filters: Vec<(BTreeMap<String, String>, Vec<u32>)> = Vec::new();
+    for (n, text) in (1..).zip(texts) {
+        filters.push((labels(&[("k", text)]), vec![n]));
+        filters.push((labels(&[("k", text), ("other", "b")]), Vec::new()));
+    }
+    filters.push((labels(&[("other", "a")]), (1..).take(texts.len()).collect()));
+    filters.push((labels(&[("k\":\"a", "")]), Vec::new()));
+    for (metadata, want) in filters {
+        let filter = SandboxFilter {
+            metadata,
+            ..SandboxFilter::default()
+        };
+        let found = pages(&store, query(filter.clone(), Order::Asc, 100)).await;
+        assert_eq!(found, std::slice::from_ref(&want), "{filter:?}");
+        let count = store.sandbox_count_running(&team_id(1), &filter).await.unwrap();
+        assert_eq!(count, u64::try_from(want.len()).unwrap(), "{filter:?}");
+    }
+    store.close().await;
+}
+
 pub(crate) async fn pages_stay_in_place_while_sandboxes_come_and_go(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;

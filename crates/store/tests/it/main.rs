@@ -61,6 +61,7 @@ const CASES: &[(&str, Case)] = cases![
     lists::pages_follow_each_other_in_both_orders,
     lists::filters_are_all_applied,
     lists::metadata_is_matched_over_many_rows,
+    lists::labels_of_any_text_are_matched_exactly,
     lists::pages_stay_in_place_while_sandboxes_come_and_go,
     lists::live_sandboxes_of_every_team,
     records::entries_come_back_as_asked,

@@ -1,5 +1,6 @@
 //! `bench`: figures, each with its conditions.
 
+mod agent;
 mod conditions;
 mod expiry;
 mod node;
@@ -17,10 +18,15 @@ use tokio::runtime::Runtime;
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
+    /// Streams, files and memory of the agent in a sandbox of a running platform
+    Agent(agent::Args),
     /// Lists and details of sandboxes over HTTP, with many rows in SQLite
     Rest(rest::Args),
     /// How late after its deadline the node is asked to kill a sandbox
     Expiry(expiry::Args),
+    /// The file server that `agent` compares with
+    #[command(hide = true)]
+    PlainFiles(agent::reference::Args),
 }
 
 /// Measures and prints.
@@ -29,6 +35,8 @@ pub(crate) enum Bench {
 /// When something could not be measured.
 pub(crate) fn run(bench: Bench) -> Result<()> {
     let report = match bench {
+        Bench::PlainFiles(args) => return agent::reference::serve(&args),
+        Bench::Agent(args) => agent::run(&args),
         Bench::Rest(args) => rest::run(&args),
         Bench::Expiry(args) => expiry::run(&args),
     }?;

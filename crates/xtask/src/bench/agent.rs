@@ -1,0 +1,127 @@
+//! `bench agent`: what the agent of a sandbox bears, through the platform's port, beside what it costs.
+//!
+//! Goals: `true` p50 <= 6 ms; files in and out >= 500 MB/s; private memory of an idle agent <= 1.5 MB, and with 100
+//! processes and their listeners <= 20 MB; memory that stays flat however slowly a stream is read.
+
+mod files;
+mod host;
+mod memory;
+mod pour;
+pub(super) mod reference;
+mod streams;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use measure::client::{Client, Platform, Sandbox};
+use uuid::Uuid;
+
+use self::host::Process;
+
+/// Flags of `bench agent`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Data directory of the platform, which runs on this machine
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/ringfence")]
+    data_dir: PathBuf,
+    /// What to measure, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "memory,streams,pour,files")]
+    what: Vec<What>,
+    /// Streams at the same time
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    streams: usize,
+    /// Output of the one command whose stream is long, in MB
+    #[arg(long, value_name = "MB", default_value_t = 1000)]
+    pour_mb: u64,
+    /// How fast the slow client reads that output, in MB/s
+    #[arg(long, value_name = "MB", default_value_t = 25)]
+    slow_mb_s: u64,
+    /// Sizes of files, in MB, separated by commas
+    #[arg(long, value_name = "MB", value_delimiter = ',', default_value = "100,1000")]
+    file_mb: Vec<u64>,
+    /// Transfers of each kind
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    repeat: usize,
+    /// Where the disk of the plain file server is put: the file system of the data directory, to be fair
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Memory of the agent, idle and with 100 processes
+    Memory,
+    /// Many streams at once, and `true` meanwhile
+    Streams,
+    /// One long stream, read fast and slowly
+    Pour,
+    /// Files in and out, beside a plain file server
+    Files,
+}
+
+/// A sandbox under measurement.
+struct Subject {
+    platform: Platform,
+    sandbox: Sandbox,
+    /// The platform's process.
+    server: Process,
+}
+
+/// Measures.
+///
+/// # Errors
+/// When the platform is not there, or does not do what it is asked for.
+pub(super) fn run(args: &Args) -> Result<String> {
+    let mut report = super::conditions::line();
+    let (url, key) = credentials(args)?;
+    report.push_str(&format!(
+        "platform at {url}, template base, one sandbox per section; 1 MB is 1,000,000 bytes\n"
+    ));
+    let sections = super::client_runtime()?.block_on(measure(args, &url, &key))?;
+    report.push_str(&sections);
+    Ok(report)
+}
+
+async fn measure(args: &Args, url: &str, key: &str) -> Result<String> {
+    let run = Uuid::new_v4().simple().to_string();
+    let platform = Platform::find(url, key, "base".to_owned(), run).await?;
+    let server = host::listener(platform.address.port())
+        .with_context(|| format!("no process of this machine listens at {}", platform.address))?;
+    let mut text = String::new();
+    for what in &args.what {
+        let before = host::agents();
+        let mut client = Client::new(platform.clone());
+        let sandbox = client.create().await?.sandbox;
+        let subject = Subject {
+            platform: platform.clone(),
+            sandbox,
+            server,
+        };
+        let measured = match what {
+            What::Memory => memory::measure(&subject, &before).await,
+            What::Streams => streams::measure(&subject, args.streams).await,
+            What::Pour => pour::measure(&subject, args.pour_mb, args.slow_mb_s).await,
+            What::Files => files::measure(&subject, args).await,
+        };
+        // Whatever happened: it would only end by its timeout.
+        let deleted = client.delete(&subject.sandbox.id).await;
+        text.push_str(&measured?);
+        deleted?;
+    }
+    Ok(text)
+}
+
+/// The URL and the key of the platform.
+fn credentials(args: &Args) -> Result<(String, String)> {
+    let path = args.data_dir.join("credentials.env");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let value = |name: &str| {
+        let mut lines = text.lines();
+        lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+    };
+    match (value("E2B_API_URL"), value("E2B_API_KEY")) {
+        (Some(url), Some(key)) => Ok((url, key)),
+        _ => bail!("{} names no address or no key", path.display()),
+    }
+}

@@ -1,0 +1,195 @@
+//! Processes as the host sees them: which one is the agent of a sandbox, and what memory it takes.
+
+use std::collections::HashMap;
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use measure::client::Client;
+use measure::process::{Command, Event};
+use uuid::Uuid;
+
+use super::Subject;
+
+/// A process of this machine, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Process(u32);
+
+/// Memory of a process, in KiB.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Memory {
+    /// Everything mapped, shared pages too.
+    pub(super) resident: u64,
+    /// What only this process maps.
+    pub(super) private: u64,
+    /// What belongs to no file.
+    pub(super) anonymous: u64,
+}
+
+impl Memory {
+    fn max(self, other: Self) -> Self {
+        Self {
+            resident: self.resident.max(other.resident),
+            private: self.private.max(other.private),
+            anonymous: self.anonymous.max(other.anonymous),
+        }
+    }
+
+    /// A row of a table.
+    pub(super) fn row(self, what: &str) -> Vec<String> {
+        let mb = |kib: u64| format!("{:.2}", kib as f64 * 1024.0 / 1e6);
+        vec![what.to_owned(), mb(self.private), mb(self.anonymous), mb(self.resident)]
+    }
+}
+
+/// The columns of [`Memory::row`].
+pub(super) const HEADER: [&str; 4] = ["MB", "private", "anonymous", "resident"];
+
+impl Process {
+    /// Its memory now.
+    ///
+    /// # Errors
+    /// When it is gone, or is not ours to see.
+    pub(super) fn memory(self) -> Result<Memory> {
+        let path = format!("/proc/{}/smaps_rollup", self.0);
+        let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let field = |name: &str| -> u64 {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            let number = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+            number.unwrap_or(0)
+        };
+        Ok(Memory {
+            resident: field("Rss:"),
+            private: field("Private_Clean:") + field("Private_Dirty:"),
+            anonymous: field("Anonymous:"),
+        })
+    }
+
+    /// Its namespace of process numbers.
+    fn namespace(self) -> Option<std::path::PathBuf> {
+        fs::read_link(format!("/proc/{}/ns/pid", self.0)).ok()
+    }
+
+    fn command_line(self) -> Vec<u8> {
+        fs::read(format!("/proc/{}/cmdline", self.0)).unwrap_or_default()
+    }
+
+    /// Its number in the innermost namespace, and how many namespaces it is in.
+    fn inner(self) -> Option<(u32, usize)> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
+        let numbers: Vec<&str> = status
+            .lines()
+            .find_map(|line| line.strip_prefix("NSpid:"))?
+            .split_whitespace()
+            .collect();
+        Some((numbers.last()?.parse().ok()?, numbers.len()))
+    }
+}
+
+fn processes() -> impl Iterator<Item = Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process))
+}
+
+/// The agents of all sandboxes on this machine: first processes of namespaces within ours.
+pub(super) fn agents() -> Vec<Process> {
+    processes()
+        .filter(|process| process.inner().is_some_and(|(number, depth)| number == 1 && depth > 1))
+        .collect()
+}
+
+/// The process that listens at a TCP port.
+pub(super) fn listener(port: u16) -> Option<Process> {
+    let wanted = format!(":{port:04X}");
+    let mut inodes = Vec::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        for line in fs::read_to_string(table).unwrap_or_default().lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            // 0A is LISTEN.
+            if let [_, local, _, "0A", _, _, _, _, _, inode, ..] = fields[..]
+                && local.ends_with(&wanted)
+            {
+                inodes.push(format!("socket:[{inode}]"));
+            }
+        }
+    }
+    processes().find(|process| {
+        let files = fs::read_dir(format!("/proc/{}/fd", process.0));
+        files.into_iter().flatten().flatten().any(|file| {
+            let target = fs::read_link(file.path()).unwrap_or_default();
+            inodes.iter().any(|inode| target.as_os_str() == inode.as_str())
+        })
+    })
+}
+
+/// The agent of a sandbox, found by a process that is started there for this. That one lives on until its client goes.
+///
+/// # Errors
+/// When it cannot be found.
+pub(super) async fn agent_of(subject: &Subject) -> Result<Process> {
+    let mark = format!("{:x}", Uuid::new_v4().as_u128());
+    let script = format!(": {mark}; read _; :");
+    let args = ["-c", script.as_str()];
+    let command = Command {
+        stdin: true,
+        ..Command::new("/bin/sh", &args)
+    };
+    let mut client = Client::new(subject.platform.clone());
+    let mut events = client.start(&subject.sandbox, &command).await?;
+    while !matches!(events.next().await?.context("the process ended")?, Event::Started) {}
+    let marked = processes().find(|process| {
+        let line = process.command_line();
+        line.windows(mark.len()).any(|window| window == mark.as_bytes())
+    });
+    let namespace = marked
+        .and_then(Process::namespace)
+        .context("the sandbox's processes are not to be seen")?;
+    agents()
+        .into_iter()
+        .find(|agent| agent.namespace().as_ref() == Some(&namespace))
+        .context("the sandbox has no first process")
+}
+
+/// Looks at processes every so often, on a thread of its own, and keeps the most that each took.
+pub(super) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<HashMap<Process, Memory>>,
+}
+
+impl Watch {
+    const EVERY: Duration = Duration::from_millis(20);
+
+    pub(super) fn start(processes: Vec<Process>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut most: HashMap<Process, Memory> = HashMap::new();
+            while !stopped.load(Ordering::Relaxed) {
+                for process in &processes {
+                    if let Ok(memory) = process.memory() {
+                        let entry = most.entry(*process).or_default();
+                        *entry = entry.max(memory);
+                    }
+                }
+                std::thread::sleep(Self::EVERY);
+            }
+            most
+        });
+        Self { stop, thread }
+    }
+
+    /// The most that each process took, in the order of nothing.
+    ///
+    /// # Errors
+    /// When the thread broke off.
+    pub(super) fn stop(self) -> Result<HashMap<Process, Memory>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread
+            .join()
+            .ok()
+            .context("the thread that watches memory broke off")
+    }
+}

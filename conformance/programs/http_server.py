@@ -5,6 +5,7 @@ GET /            method, path and headers as JSON.
 POST /echo       the body, chunk by chunk as it arrives, before the request has ended.
 GET /stream?path sends `first`, waits until the file `path` exists, then sends `second` and ends.
 GET /forever     sends `open`, then nothing, and never ends.
+GET /until-close the same, with a body that would end with the connection.
 """
 
 import http.server
@@ -43,6 +44,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif url.path == "/forever":
             self.start_chunked()
             self.chunk(b"open")
+            while True:
+                time.sleep(3600)
+        elif url.path == "/until-close":
+            self.send_response(200)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(b"open")
+            self.wfile.flush()
             while True:
                 time.sleep(3600)
         else:

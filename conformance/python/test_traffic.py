@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import socket
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -171,6 +173,34 @@ def test_a_killed_sandbox_cuts_open_answers(sandbox: Sandbox, platform: Platform
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             next(parts)
             pytest.fail("the answer ended as if it were complete")
+
+
+def first_process(sandbox: Sandbox) -> int:
+    """The host's number of the process that is 1 inside."""
+    namespace = sandbox.commands.run("readlink /proc/self/ns/pid").stdout.strip()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            numbers = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+            if numbers[-1] == "1" and os.readlink(f"/proc/{pid}/ns/pid") == namespace:
+                return int(pid)
+        except (OSError, StopIteration):
+            continue  # it ended meanwhile
+    raise AssertionError(f"no first process in {namespace}")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_sandbox_that_dies_by_itself_cuts_open_answers(sandbox: Sandbox, platform: Platform, version: str) -> None:
+    host = serve(sandbox, 8009)
+    wait_served(platform.url, host)
+    agent = first_process(sandbox)
+    with raw(platform) as connection:
+        connection.sendall(f"GET /until-close HTTP/{version}\r\nHost: {host}\r\n\r\n".encode())
+        receive(connection, b"open")
+        os.kill(agent, signal.SIGKILL)
+        with pytest.raises(ConnectionResetError):
+            rest = receive(connection, b"0\r\n\r\n")
+            pytest.fail(f"the answer ended as if it were complete: {rest!r}")
 
 
 @pytest.mark.parametrize("path", ["/init", "/freeze", "/unfreeze", "/upgrade", "/x/../init", "/%69nit", "//init"])

@@ -11,7 +11,6 @@ mod buffers;
 mod coding;
 pub(crate) mod compose;
 mod download;
-mod ensure;
 mod media_type;
 mod metadata;
 mod multipart;

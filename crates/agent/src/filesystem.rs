@@ -4,7 +4,7 @@
 //! the blocking threads. Trees belong to the code of the sandbox, so walks through them are few at a time, end when
 //! nobody waits for them, and hold no more than fits one answer.
 
-mod directories;
+mod changes;
 mod entry;
 mod list;
 mod removal;
@@ -143,7 +143,7 @@ async fn make_dir(call: &Call, message: PathRequest) -> Result<EntryInfo, Error>
     let path = resolve(call, &user, &message.path)?;
     let users = call.agent.users.clone();
     blocking(move |_| {
-        directories::make(&path, &user)?;
+        changes::make(&path, &user)?;
         read_entry(&path, &users.names())
     })
     .await
@@ -155,7 +155,7 @@ async fn rename(call: &Call, message: MoveRequest) -> Result<EntryInfo, Error> {
     let destination = resolve(call, &user, &message.destination)?;
     let users = call.agent.users.clone();
     blocking(move |_| {
-        directories::rename(&source, &destination, &user)?;
+        changes::rename(&source, &destination, &user)?;
         read_entry(&destination, &users.names())
     })
     .await

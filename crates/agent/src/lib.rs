@@ -8,7 +8,9 @@
 //! `/etc/passwd` included; no TLS, no SQL, no name lookups.
 
 mod agent;
+mod attributes;
 mod control;
+mod directories;
 mod events;
 mod files;
 mod filesystem;

@@ -92,12 +92,7 @@ pub(crate) async fn unary<I: Message, O: Message>(
             let input = codec.decode(&message.bytes)?;
             method(&call, input).await
         };
-        match deadline {
-            None => work.await,
-            Some(deadline) => tokio::time::timeout_at(deadline, work)
-                .await
-                .unwrap_or_else(|_| Err(late())),
-        }
+        in_time(deadline, work).await
     };
     match work.await {
         Ok(output) => {
@@ -142,12 +137,7 @@ pub(crate) async fn stream<I: Message, S: Stream<Item = io::Result<Bytes>> + 'st
             let input = codec.decode(&message.bytes)?;
             method(&call, Writer { codec, gzip }, input).await
         };
-        match deadline {
-            None => work.await,
-            Some(deadline) => tokio::time::timeout_at(deadline, work)
-                .await
-                .unwrap_or_else(|_| Err(late())),
-        }
+        in_time(deadline, work).await
     };
     match work.await {
         Ok(stream) => {
@@ -187,13 +177,7 @@ pub(crate) async fn client_stream<O: Message>(
         check_version(&head.headers)?;
         inbox.compressible = STREAM.request(&head.headers)?;
         let (call, deadline) = call(agent, caller, &head.headers)?;
-        let work = method(&call, &mut inbox);
-        match deadline {
-            None => work.await,
-            Some(deadline) => tokio::time::timeout_at(deadline, work)
-                .await
-                .unwrap_or_else(|_| Err(late())),
-        }
+        in_time(deadline, method(&call, &mut inbox)).await
     };
     match work.await {
         Ok(output) => {
@@ -286,6 +270,16 @@ impl Inbox {
 /// The error of a call whose client stopped waiting.
 pub(crate) fn late() -> Error {
     Error::new(Code::DeadlineExceeded, "context deadline exceeded")
+}
+
+/// Does some work, unless the client stops waiting before it is done.
+async fn in_time<T>(deadline: Option<Instant>, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match deadline {
+        None => work.await,
+        Some(deadline) => tokio::time::timeout_at(deadline, work)
+            .await
+            .unwrap_or_else(|_| Err(late())),
+    }
 }
 
 fn accepted<B>(request: &Request<B>, codec: impl Fn(&str) -> Option<Codec>) -> Option<Codec> {

@@ -14,8 +14,9 @@ use hyper::body::Incoming;
 use serde::Deserialize;
 
 use super::upload::{Written, is_full};
-use super::{Failure, blocking, ensure, find_user, resolve};
+use super::{Failure, blocking, find_user, resolve};
 use crate::agent::Agent;
+use crate::directories;
 use crate::http::{self as answers, Body};
 use crate::users::User;
 
@@ -149,7 +150,7 @@ fn open(source: &Source) -> Result<File, Failure> {
 /// Makes the new file beside its destination.
 fn begin(destination: &Path, user: &User) -> Result<(Draft, File), Failure> {
     if let Some(parent) = destination.parent() {
-        ensure::directories(parent, user).map_err(|error| failure("error ensuring directories", &error))?;
+        directories::ensure(parent, user).map_err(|error| failure("error ensuring directories", &error))?;
     }
     let mut path = destination.as_os_str().to_owned();
     path.push(format!(".e2b-compose.{}.tmp", random_id()?));

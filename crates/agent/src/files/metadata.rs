@@ -8,10 +8,10 @@ use http::HeaderMap;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
+use crate::attributes::{PREFIX, Subject};
+
 /// Prefix of the headers.
 const HEADER: &str = "x-metadata-";
-/// Prefix of the attributes.
-const ATTRIBUTE: &str = "user.e2b.";
 /// The longest key: attribute names end at 255 bytes, the prefix included.
 const KEY_LIMIT: usize = 246;
 /// What prefix, keys and values may come to: an ext4 inode keeps attributes in one block.
@@ -37,7 +37,7 @@ pub(super) fn of_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>
             .ok()
             .filter(|value| value.bytes().all(|byte| matches!(byte, 0x20..=0x7e)));
         let value = value.ok_or_else(|| format!("value of '{key}' must be printable ASCII"))?;
-        total += ATTRIBUTE.len() + key.len() + value.len();
+        total += PREFIX.len() + key.len() + value.len();
         if total > TOTAL_LIMIT {
             return Err(format!("metadata must not be larger than {TOTAL_LIMIT} bytes"));
         }
@@ -52,43 +52,18 @@ pub(super) fn of_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>
 /// ENOSPC and EDQUOT.
 pub(super) fn replace(file: &File, metadata: &BTreeMap<String, String>) -> io::Result<()> {
     let full = |error: Errno| matches!(error, Errno::NOSPC | Errno::DQUOT);
-    for key in keys(file) {
+    for key in Subject::Open(file).keys() {
         if !metadata.contains_key(&key) {
-            let _ = rustix::fs::fremovexattr(file, format!("{ATTRIBUTE}{key}"));
+            let _ = rustix::fs::fremovexattr(file, format!("{PREFIX}{key}"));
         }
     }
     for (key, value) in metadata {
-        match rustix::fs::fsetxattr(file, format!("{ATTRIBUTE}{key}"), value.as_bytes(), XattrFlags::empty()) {
+        match rustix::fs::fsetxattr(file, format!("{PREFIX}{key}"), value.as_bytes(), XattrFlags::empty()) {
             Err(error) if full(error) => return Err(error.into()),
             _ => {}
         }
     }
     Ok(())
-}
-
-/// The file's metadata as it is on disk. What cannot be read is left out.
-pub(super) fn read(file: &File) -> BTreeMap<String, String> {
-    let read_one = |key: String| {
-        let mut value = vec![0; TOTAL_LIMIT];
-        let length = rustix::fs::fgetxattr(file, format!("{ATTRIBUTE}{key}"), &mut value[..]).ok()?;
-        value.truncate(length);
-        Some((key, String::from_utf8(value).ok()?))
-    };
-    keys(file).into_iter().filter_map(read_one).collect()
-}
-
-fn keys(file: &File) -> Vec<String> {
-    // The kernel's limit for a list of names.
-    let mut names = vec![0; 65536];
-    let Ok(length) = rustix::fs::flistxattr(file, &mut names[..]) else {
-        return Vec::new();
-    };
-    let names = names[..length].split(|byte| *byte == 0);
-    let names = names.filter_map(|name| std::str::from_utf8(name).ok());
-    names
-        .filter_map(|name| name.strip_prefix(ATTRIBUTE))
-        .map(str::to_owned)
-        .collect()
 }
 
 #[cfg(test)]

@@ -17,8 +17,10 @@ use tokio::task::JoinHandle;
 
 use super::multipart::{Event, Malformed, Reader};
 use super::source::Source;
-use super::{Failure, Transfer, blocking, ensure, metadata, resolve};
+use super::{Failure, Transfer, blocking, metadata, resolve};
 use crate::agent::Agent;
+use crate::attributes::Subject;
+use crate::directories;
 use crate::http::{self as answers, Body, header_text};
 use crate::users::User;
 
@@ -184,7 +186,7 @@ impl Upload<'_> {
                 let message = format!("not enough space for file metadata: {error}");
                 Failure::new(StatusCode::INSUFFICIENT_STORAGE, message)
             })?;
-            Ok(metadata::read(&file))
+            Ok(Subject::Open(&file).metadata())
         })
         .await?;
         Ok(Written {
@@ -221,7 +223,7 @@ fn open(path: &PathBuf, user: &User) -> Result<File, Failure> {
         false => Failure::internal("error ensuring directories", &error),
     };
     if let Some(parent) = path.parent() {
-        ensure::directories(parent, user).map_err(ensuring)?;
+        directories::ensure(parent, user).map_err(ensuring)?;
     }
     let owning = |error| Failure::internal("error changing file ownership", &error);
     let exists = match std::fs::metadata(path) {

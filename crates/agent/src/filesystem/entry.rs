@@ -11,14 +11,8 @@ use std::path::Path;
 
 use protocol::filesystem::{EntryInfo, Timestamp, file_type};
 
+use crate::attributes::Subject;
 use crate::users::Names;
-
-/// Prefix of the extended attributes that carry metadata.
-const ATTRIBUTE: &str = "user.e2b.";
-/// The longest metadata value that is shown, in bytes. Uploads store none that is longer.
-const VALUE_LIMIT: usize = 4096;
-/// What is shown of one entry's metadata, in bytes. Uploads store a page at most, others as much as they like.
-const METADATA_LIMIT: usize = 64 * 1024;
 
 /// The entry at `path`, called `shown`.
 ///
@@ -47,7 +41,7 @@ pub(super) fn read(path: &Path, shown: &Path, names: &Names) -> io::Result<Entry
         },
         symlink_target: link.then(|| fs::canonicalize(path).map_or_else(|_| text(shown), |target| text(&target))),
         metadata: match subject {
-            Some(subject) if subject.is_file() || subject.is_dir() => metadata(path),
+            Some(subject) if subject.is_file() || subject.is_dir() => Subject::At(path).metadata(),
             _ => BTreeMap::new(),
         },
     })
@@ -103,37 +97,6 @@ fn permissions(mode: u32) -> String {
         out.push(if mode & (0o400 >> at) != 0 { letter } else { '-' });
     }
     out
-}
-
-/// The metadata of what `path` leads to. What cannot be read or shown is left out.
-fn metadata(path: &Path) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
-    let length = rustix::fs::listxattr_query(path).unwrap_or(0);
-    if length == 0 {
-        return found;
-    }
-    let mut names = vec![0; length];
-    let length = rustix::fs::listxattr(path, &mut names[..]).unwrap_or(0);
-    let mut value = vec![0; VALUE_LIMIT];
-    let mut total = 0;
-    for name in names[..length].split(|byte| *byte == 0) {
-        let Ok(name) = std::str::from_utf8(name) else { continue };
-        let Some(key) = name.strip_prefix(ATTRIBUTE) else {
-            continue;
-        };
-        let Ok(length) = rustix::fs::getxattr(path, name, &mut value[..]) else {
-            continue;
-        };
-        let Ok(text) = std::str::from_utf8(&value[..length]) else {
-            continue;
-        };
-        total += key.len() + text.len();
-        if total > METADATA_LIMIT {
-            break;
-        }
-        found.insert(key.to_owned(), text.to_owned());
-    }
-    found
 }
 
 /// Bytes that the entry takes in JSON, about, which is the longer of the two encodings.

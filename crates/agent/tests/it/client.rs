@@ -113,9 +113,18 @@ impl Client {
         method: &str,
         message: &impl Message,
     ) -> Result<O, Error> {
-        let path = format!("/process.Process/{method}");
+        self.call(codec, &format!("/process.Process/{method}"), message).await
+    }
+
+    /// A unary call of any service.
+    pub(crate) async fn call<O: Message>(
+        &mut self,
+        codec: Codec,
+        path: &str,
+        message: &impl Message,
+    ) -> Result<O, Error> {
         let body = full(codec.encode(message));
-        let answer = self.send(Method::POST, &path, codec.unary_content_type(), body).await;
+        let answer = self.send(Method::POST, path, codec.unary_content_type(), body).await;
         if answer.status == 200 {
             assert_eq!(answer.header("content-type"), codec.unary_content_type());
             return Ok(codec.decode(&answer.body).unwrap());

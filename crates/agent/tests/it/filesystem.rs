@@ -3,14 +3,13 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use http::Method;
 use protocol::connect::{Code, Codec, Error, Message};
 use protocol::filesystem::{
     EntryInfo, EntryResponse, ListDirRequest, ListDirResponse, MoveRequest, PathRequest, file_type,
 };
 use protocol::process::Empty;
 
-use crate::client::{Client, full};
+use crate::client::Client;
 use crate::sandbox::Sandbox;
 
 pub(crate) const CODECS: [Codec; 2] = [Codec::Json, Codec::Proto];
@@ -22,17 +21,9 @@ pub(crate) async fn call<O: Message>(
     method: &str,
     message: &impl Message,
 ) -> Result<O, Error> {
-    let path = format!("/filesystem.Filesystem/{method}");
-    let body = full(codec.encode(message));
-    let answer = client.send(Method::POST, &path, codec.unary_content_type(), body).await;
-    if answer.status == 200 {
-        assert_eq!(answer.header("content-type"), codec.unary_content_type());
-        return Ok(codec.decode(&answer.body).unwrap());
-    }
-    assert_eq!(answer.header("content-type"), "application/json");
-    let error: Error = serde_json::from_slice(&answer.body).unwrap();
-    assert_eq!(error.code.http_status(), answer.status);
-    Err(error)
+    client
+        .call(codec, &format!("/filesystem.Filesystem/{method}"), message)
+        .await
 }
 
 pub(crate) fn path(path: &(impl ToString + ?Sized)) -> PathRequest {

@@ -22,6 +22,8 @@ mod gate;
 mod metrics;
 mod packed;
 mod process;
+mod process_input;
+mod process_streams;
 mod pty;
 mod sandbox;
 mod spawner;

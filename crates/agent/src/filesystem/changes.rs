@@ -1,12 +1,12 @@
 //! Making directories, and moving entries.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, chown};
 use std::path::Path;
 
 use protocol::connect::{Code, Error};
 
+use crate::directories::ensure;
 use crate::users::User;
 
 /// Makes a directory and what it needs above, as the user's.
@@ -49,29 +49,4 @@ pub(super) fn rename(source: &Path, destination: &Path, user: &User) -> Result<(
 
 fn internal(what: &str, error: &io::Error) -> Error {
     Error::new(Code::Internal, format!("{what}: {error}"))
-}
-
-/// Makes those of `directory` and its ancestors that are missing.
-fn ensure(directory: &Path, user: &User) -> io::Result<()> {
-    if fs::metadata(directory).is_ok_and(|metadata| metadata.is_dir()) {
-        return Ok(());
-    }
-    let mut ancestors: Vec<&Path> = directory
-        .ancestors()
-        .filter(|path| !path.as_os_str().is_empty())
-        .collect();
-    ancestors.reverse();
-    for path in ancestors {
-        match DirBuilder::new().mode(0o755).create(path) {
-            Ok(()) => chown(path, Some(user.uid), Some(user.gid))?,
-            // It was there, or another request was faster.
-            Err(_) if fs::metadata(path).is_ok_and(|metadata| metadata.is_dir()) => {}
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                let message = format!("path is a file: {}", path.display());
-                return Err(io::Error::new(ErrorKind::NotADirectory, message));
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

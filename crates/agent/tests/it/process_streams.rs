@@ -1,0 +1,237 @@
+//! Streams of events: who gets what, who waits for whom, and how they end.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use protocol::connect::{Code, Codec};
+use protocol::process::{
+    CloseStdinRequest, ConnectRequest, Empty, ListRequest, ListResponse, ProcessInput, SendInputRequest, signal,
+};
+
+use crate::process::{CODECS, kill, pid, run, shell, tag};
+use crate::sandbox::Sandbox;
+
+#[tokio::test]
+async fn connecting_to_the_living_and_the_dead() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut other = sandbox.client().await;
+    for codec in CODECS {
+        let mut client = sandbox.client().await;
+        let mut request = shell("echo early; read line; echo got $line; exit 7");
+        request.stdin = Some(true);
+        request.tag = Some(format!("{codec:?}"));
+        let mut starter = client.stream(codec, "Start", &request).await;
+        let started = starter.started().await;
+        starter.until("early").await;
+        let mut second_client = sandbox.client().await;
+        let connect = ConnectRequest {
+            process: tag(&format!("{codec:?}")),
+        };
+        let mut second = second_client.stream(codec, "Connect", &connect).await;
+        assert_eq!(second.started().await, started);
+        // The starter leaves; the process and the other listener stay.
+        drop(starter);
+        drop(client);
+        let input = Some(ProcessInput {
+            stdin: Some(Bytes::from_static(b"x\n")),
+            pty: None,
+        });
+        let message = SendInputRequest {
+            process: pid(started),
+            input,
+        };
+        other.unary::<Empty>(codec, "SendInput", &message).await.unwrap();
+        let rest = second.rest().await;
+        assert_eq!((rest.out(), rest.exit().0), ("got x\n", 7));
+
+        for selector in [pid(started), tag(&format!("{codec:?}"))] {
+            let mut events = other
+                .stream(codec, "Connect", &ConnectRequest { process: selector })
+                .await;
+            assert_eq!(events.started().await, started);
+            let rest = events.rest().await;
+            assert_eq!((rest.out(), rest.exit().0), ("", 7));
+        }
+        let error = other
+            .stream(codec, "Connect", &ConnectRequest { process: tag("no") })
+            .await
+            .failed()
+            .await;
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (Code::NotFound, "process with tag no not found")
+        );
+        let error = other
+            .stream(codec, "Connect", &ConnectRequest { process: None })
+            .await
+            .failed()
+            .await;
+        assert_eq!(error.code, Code::Unimplemented);
+    }
+}
+
+#[tokio::test]
+async fn deadlines_kill() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    for codec in CODECS {
+        let begun = Instant::now();
+        let mut client = sandbox.client().await.with("connect-timeout-ms", "300");
+        let mut request = shell("echo going; exec sleep 1000");
+        request.tag = Some("doomed".to_owned());
+        let mut events = client.stream(codec, "Start", &request).await;
+        let started = events.started().await;
+        let rest = events.rest().await;
+        assert_eq!(rest.error.unwrap().code, Code::DeadlineExceeded);
+        assert!(begun.elapsed() >= Duration::from_millis(290));
+        let mut other = sandbox.client().await;
+        let mut events = other
+            .stream(codec, "Connect", &ConnectRequest { process: pid(started) })
+            .await;
+        events.started().await;
+        assert_eq!(events.rest().await.exit().2, "signal: killed");
+
+        // On Connect it ends the stream only.
+        let mut events = other.stream(codec, "Start", &shell("exec sleep 1000")).await;
+        let started = events.started().await;
+        let mut watcher = client
+            .stream(codec, "Connect", &ConnectRequest { process: pid(started) })
+            .await;
+        watcher.started().await;
+        assert_eq!(watcher.rest().await.error.unwrap().code, Code::DeadlineExceeded);
+        let mut third = sandbox.client().await;
+        kill(&mut third, pid(started), signal::KILL).await.unwrap();
+        events.rest().await;
+
+        // However much there is to say.
+        let mut events = other.stream(codec, "Start", &shell("exec cat /dev/zero")).await;
+        let started = events.started().await;
+        drop(events);
+        let mut other = sandbox.client().await;
+        let mut watcher = client
+            .stream(codec, "Connect", &ConnectRequest { process: pid(started) })
+            .await;
+        watcher.started().await;
+        assert_eq!(watcher.rest().await.error.unwrap().code, Code::DeadlineExceeded);
+        kill(&mut other, pid(started), signal::KILL).await.unwrap();
+
+        let mut invalid = sandbox.client().await.with("connect-timeout-ms", "soon");
+        let error = invalid.stream(codec, "Start", &shell("true")).await.failed().await;
+        assert_eq!(error.code, Code::InvalidArgument);
+        let mut none = sandbox.client().await.with("connect-timeout-ms", "0");
+        assert_eq!(run(&mut none, codec, &shell("sleep 0.1")).await.exit().0, 0);
+    }
+}
+
+#[tokio::test]
+async fn descendants_hold_the_end_back_until_somebody_kills() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut other = sandbox.client().await;
+    let mut client = sandbox.client().await;
+    let rest = run(&mut client, Codec::Json, &shell("(sleep 0.3; echo late) & echo soon")).await;
+    assert_eq!((rest.out(), rest.exit().0), ("soon\nlate\n", 0));
+
+    let mut events = client
+        .stream(Codec::Json, "Start", &shell("sleep 1000 & echo out; exit 3"))
+        .await;
+    let started = events.started().await;
+    events.until("out").await;
+    // Until it is over, and only the end of its output is missing.
+    let probe = shell(&format!("kill -0 {started} 2>/dev/null"));
+    while run(&mut other, Codec::Json, &probe).await.exit().0 == 0 {}
+    kill(&mut other, pid(started), signal::KILL).await.unwrap();
+    assert_eq!(events.rest().await.exit().0, 3);
+
+    // What a process wrote before it was killed is not lost, whoever else holds the pipe.
+    let marker = sandbox.path("written");
+    let mut request = shell(&format!(
+        "sleep 1000 & echo last words; echo > {}; read x",
+        marker.display()
+    ));
+    request.stdin = Some(true);
+    let mut events = client.stream(Codec::Json, "Start", &request).await;
+    let started = events.started().await;
+    while !marker.exists() {
+        assert_eq!(other.get("/health").await.status, 204);
+    }
+    kill(&mut other, pid(started), signal::TERM).await.unwrap();
+    let rest = events.rest().await;
+    assert_eq!((rest.out(), rest.exit().2), ("last words\n", "signal: terminated"));
+}
+
+#[tokio::test]
+async fn output_without_listeners_is_discarded() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let marker = sandbox.path("done");
+    let mut client = sandbox.client().await;
+    // Far more than the pipe holds: it could not finish if nobody read.
+    let script = format!("echo started; read x; seq 1 300000; echo > {}", marker.display());
+    let mut request = shell(&script);
+    request.stdin = Some(true);
+    let mut events = client.stream(Codec::Json, "Start", &request).await;
+    let started = events.started().await;
+    events.until("started").await;
+    drop(events);
+    drop(client);
+    let mut other = sandbox.client().await;
+    other
+        .unary::<Empty>(Codec::Json, "CloseStdin", &CloseStdinRequest { process: pid(started) })
+        .await
+        .unwrap();
+    let mut watcher = sandbox.client().await;
+    let mut events = watcher
+        .stream(Codec::Json, "Connect", &ConnectRequest { process: pid(started) })
+        .await;
+    events.started().await;
+    assert_eq!(events.rest().await.exit().0, 0);
+    assert!(marker.exists());
+}
+
+#[tokio::test]
+async fn slow_listeners_slow_the_process_down() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut client = sandbox.client().await;
+    let mut events = client
+        .stream(Codec::Proto, "Start", &shell("exec head -c 200000000 /dev/zero"))
+        .await;
+    let started = events.started().await;
+    // Nobody reads the stream now, so the process waits and the agent does not swell.
+    let mut other = sandbox.client().await;
+    let mut quiet = 0;
+    let mut last = 0;
+    while quiet < 20 {
+        assert_eq!(other.get("/health").await.status, 204);
+        let memory = sandbox.memory("RssAnon");
+        assert!(memory < 20_000, "{memory} kB");
+        quiet = if memory == last { quiet + 1 } else { 0 };
+        last = memory;
+    }
+    let list: ListResponse = other.unary(Codec::Json, "List", &ListRequest {}).await.unwrap();
+    assert_eq!(list.processes[0].pid, started);
+    let rest = events.rest().await;
+    assert_eq!(rest.stdout.len(), 200_000_000);
+    assert_eq!(rest.exit().0, 0);
+}
+
+#[tokio::test]
+async fn keepalives_fill_silence() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    for codec in CODECS {
+        let mut client = sandbox.client().await.with("keepalive-ping-interval", "1");
+        let rest = run(&mut client, codec, &shell("sleep 1.5; echo x")).await;
+        assert_eq!((rest.keepalives, rest.out()), (1, "x\n"));
+        let mut client = sandbox.client().await.with("keepalive-ping-interval", "-1");
+        assert_eq!(run(&mut client, codec, &shell("true")).await.keepalives, 0);
+    }
+}

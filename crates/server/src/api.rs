@@ -19,6 +19,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::Request;
+use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
 use http::{HeaderName, HeaderValue, StatusCode, Uri, header};
@@ -33,6 +35,9 @@ use crate::metrics::Operations;
 use error::{ApiError, ErrorBody};
 use observe::Observer;
 use sandboxes::{create, lifetime, list, logs, metrics, single};
+
+/// How long answering a request may take. Clients have given up by then (the SDKs after 60 s).
+const ANSWER_BOUND: Duration = Duration::from_secs(70);
 
 /// The routes, each with its operation.
 fn routes() -> OpenApiRouter<Arc<Platform>> {
@@ -75,6 +80,7 @@ pub(crate) fn router(platform: Arc<Platform>) -> Router {
         .layer(Extension(openapi::Served::new(&document)))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(axum::middleware::from_fn(rate::show_rate))
+        .layer(axum::middleware::from_fn(bound))
         .layer(cors())
         .layer(axum::middleware::from_fn_with_state(observer, observe::observe))
         .with_state(platform)
@@ -98,6 +104,26 @@ async fn check_health() -> &'static str {
 /// The answer while the server starts or drains.
 pub(crate) fn unavailable() -> Response {
     ApiError::not_ready().into_response()
+}
+
+/// Answers for the handlers that take too long.
+async fn bound(request: Request, next: Next) -> Response {
+    let is_safe = request.method().is_safe();
+    match tokio::time::timeout(ANSWER_BOUND, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => ApiError::too_long(is_safe).into_response(),
+    }
+}
+
+/// The body of the answer to what is no request, for the statuses that such answers have.
+pub(crate) fn malformed(status: StatusCode) -> Option<Vec<u8>> {
+    let why = match status {
+        StatusCode::BAD_REQUEST => "this is not an HTTP request",
+        StatusCode::URI_TOO_LONG => "the address of the request is too long",
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => "the request has too many headers, or too large ones",
+        _ => return None,
+    };
+    Some(ErrorBody::new(status, why.to_owned()).to_json())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use model::id::SandboxId;
@@ -33,6 +34,9 @@ use crate::settings::Settings;
 
 /// User that runs commands and owns files when a request names none.
 const DEFAULT_USER: &str = "user";
+/// How long a sandbox may take to start. With the time that a body may take to arrive, it ends well before the bound on
+/// answering a request.
+const CREATE_BOUND: Duration = Duration::from_secs(30);
 /// Pause before an end that failed is tried again, in microseconds.
 const STOP_RETRY_US: i64 = SECOND_US;
 /// Longest wait that a client is told when there is no room, in seconds. A sandbox may be killed long before its
@@ -116,6 +120,8 @@ pub(crate) enum CreateError {
         /// Seconds until there may be.
         retry_after_s: u32,
     },
+    #[error("it did not start in time")]
+    TooLong,
     #[error("it ended while it was being started")]
     Died,
     #[error("the task that created it broke off")]
@@ -167,14 +173,31 @@ impl Platform {
         }
     }
 
-    /// Starts a sandbox and returns once its agent answered.
+    /// Starts a sandbox and returns once its agent answered. One that takes too long is ended when it comes, because its
+    /// client is told that there is none.
     pub(crate) async fn create(self: &Arc<Self>, create: Create) -> Result<Created, CreateError> {
         let id = create.row.id.clone();
         let platform = Arc::clone(self);
-        let task = self
-            .work
-            .spawn(async move { Box::pin(platform.create_claimed(create)).await });
-        match task.await {
+        // Set by whoever decides first: the task that there is a sandbox, or the time that there is none.
+        let decided = Arc::new(AtomicBool::new(false));
+        let mut task = self.work.spawn({
+            let decided = Arc::clone(&decided);
+            async move { Box::pin(platform.create_claimed(create, &decided)).await }
+        });
+        let result = match tokio::time::timeout(CREATE_BOUND, &mut task).await {
+            Ok(result) => result,
+            Err(_) if decided.swap(true, Ordering::AcqRel) => task.await,
+            Err(_) => {
+                let platform = Arc::clone(self);
+                self.work.spawn(async move {
+                    if task.await.is_err() {
+                        platform.discard(&id).await;
+                    }
+                });
+                return Err(CreateError::TooLong);
+            }
+        };
+        match result {
             Ok(result) => result,
             Err(_) => {
                 self.metrics.create(CreateOutcome::Failed);
@@ -187,9 +210,21 @@ impl Platform {
     }
 
     /// Creates, and says so to the key of the request before anyone else is told.
-    async fn create_claimed(&self, mut create: Create) -> Result<Created, CreateError> {
+    async fn create_claimed(
+        self: &Arc<Self>,
+        mut create: Create,
+        decided: &AtomicBool,
+    ) -> Result<Created, CreateError> {
         let claim = create.claim.take();
-        let result = self.create_on_task(create).await;
+        let mut result = self.create_on_task(create).await;
+        if let Ok(created) = &result
+            && decided.swap(true, Ordering::AcqRel)
+        {
+            if let Some(live) = self.live.get(&created.row.id) {
+                self.stop(&live).await;
+            }
+            result = Err(CreateError::TooLong);
+        }
         self.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
             Err(CreateError::NoRoom { .. }) => CreateOutcome::NoRoom,

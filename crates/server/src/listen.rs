@@ -1,6 +1,8 @@
 //! The one port: accepts connections, tells TLS from plain HTTP and HTTP/1.1 from HTTP/2, and sends each request to a
 //! sandbox or to the API.
 
+mod malformed;
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -27,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
+use self::malformed::{Turn, WholeAnswers};
 use crate::lifecycle::Platform;
 use crate::tls::{self, Tls};
 
@@ -251,13 +254,16 @@ async fn serve_stream<S>(
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let began = CancellationToken::new();
+    let turn = Turn::default();
+    let stream = WholeAnswers::new(stream, turn.clone());
     let service = {
         let (client, began) = (client.clone(), began.clone());
         service_fn(move |mut request: Request<Incoming>| {
             began.cancel();
+            turn.begin();
             request.extensions_mut().insert(client.clone());
-            let site = Arc::clone(&site);
-            async move { Ok::<_, Infallible>(Box::pin(site.answer(request)).await) }
+            let (site, turn) = (Arc::clone(&site), turn.clone());
+            async move { Ok::<_, Infallible>(turn.follow(Box::pin(site.answer(request)).await)) }
         })
     };
     let mut builder = auto::Builder::new(OnTracker(tasks));

@@ -40,6 +40,20 @@ pub(crate) struct ErrorBody {
     error_code: Option<&'static str>,
 }
 
+impl ErrorBody {
+    pub(super) fn new(status: StatusCode, message: String) -> Self {
+        Self {
+            code: status.as_u16(),
+            message,
+            error_code: None,
+        }
+    }
+
+    pub(super) fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("two texts and a number are JSON")
+    }
+}
+
 /// An answer that is not a success.
 #[derive(Debug)]
 pub(crate) struct ApiError {
@@ -181,6 +195,18 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal server error").code("internal_server_error")
     }
 
+    /// 504, or 500 for a request that may have changed something: it was not answered in time. SDKs repeat a request
+    /// that was answered 504, and what was made must not be made twice.
+    pub(crate) fn too_long(is_safe: bool) -> Self {
+        if is_safe {
+            return Self::new(StatusCode::GATEWAY_TIMEOUT, "the request could not be answered in time");
+        }
+        let why = "the request could not be answered in time, and whether it took effect is not known";
+        let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, why).code("internal_server_error");
+        error.headers.push((SHOULD_RETRY, HeaderValue::from_static("false")));
+        error
+    }
+
     /// 503: the server is starting or draining.
     pub(crate) fn not_ready() -> Self {
         Self::new(
@@ -256,6 +282,8 @@ impl From<CreateError> for ApiError {
         };
         match error {
             CreateError::Store(error) => error.into(),
+            CreateError::TooLong => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
+                .code("sandbox_placement_timeout"),
             CreateError::OverQuota(over) => over.into(),
             CreateError::NoRoom { retry_after_s, .. } => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -313,14 +341,10 @@ impl IntoResponse for ApiError {
                 "{}", self.message
             );
         }
-        let body = ErrorBody {
-            code: self.status.as_u16(),
-            message: self.message,
-            error_code: self.error_code,
-        };
-        let body = serde_json::to_vec(&body).expect("two texts and a number are JSON");
+        let mut body = ErrorBody::new(self.status, self.message);
+        body.error_code = self.error_code;
         let content_type = HeaderValue::from_static("application/json; charset=utf-8");
-        let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body).into_response();
+        let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body.to_json()).into_response();
         response.headers_mut().extend(self.headers);
         if self.store_failed {
             response.extensions_mut().insert(StoreFailed);

@@ -32,6 +32,14 @@ const BOUNDED_TIMEOUTS: [&str; 5] = [
     "ResumeSandbox",
 ];
 
+/// What makes the things that other operations take: its path, their parameter, and where its answer has the value.
+const LINKS: [(&str, &str, &str); 4] = [
+    ("/sandboxes", "sandboxID", "$response.body#/sandboxID"),
+    ("/v2/sandboxes", "sandboxID", "$response.body#/sandboxID"),
+    ("/api-keys", "apiKeyID", "$response.body#/id"),
+    ("/access-tokens", "accessTokenID", "$response.body#/id"),
+];
+
 #[derive(utoipa::OpenApi)]
 #[openapi(
     info(
@@ -83,8 +91,12 @@ pub(super) fn finish(mut openapi: OpenApi, max_lifetime_s: u32) -> Value {
             &mut item.patch,
         ];
         operations.into_iter().flatten().for_each(add_common_answers);
+        if let Some(operation) = &mut item.get {
+            add(operation, 504, "It could not be answered in time");
+        }
     }
     let mut document = serde_json::to_value(openapi).expect("a document is JSON");
+    add_links(&mut document);
     let operations = document["paths"]
         .as_object_mut()
         .into_iter()
@@ -119,6 +131,7 @@ fn add_common_answers(operation: &mut Operation) {
     }
     if !is_open {
         answers.push((401, "Nobody is known by the credentials that were sent, or none were"));
+        answers.push((404, "X-Team-ID names a team that the caller has no access to"));
         answers.push((
             429,
             "The team asks more often than it may; try again after as many seconds as `Retry-After` says",
@@ -135,11 +148,44 @@ fn add_common_answers(operation: &mut Operation) {
         answers.push((413, &too_large));
     }
     for (status, description) in answers {
-        let responses = &mut operation.responses.responses;
-        responses
-            .entry(status.to_string())
-            .or_insert_with(|| error(description).into());
+        add(operation, status, description);
     }
+}
+
+/// Says which operations take the id of what a request made.
+fn add_links(document: &mut Value) {
+    let Some(paths) = document["paths"].as_object_mut() else {
+        return;
+    };
+    for (path, parameter, made) in LINKS {
+        let place = format!("{{{parameter}}}");
+        let links: serde_json::Map<String, Value> = paths
+            .iter()
+            .filter(|(path, _)| path.contains(&place))
+            .flat_map(|(_, item)| item.as_object().into_iter().flat_map(|item| item.values()))
+            .filter_map(|operation| operation["operationId"].as_str())
+            .map(|id| {
+                (
+                    id.to_owned(),
+                    json!({"operationId": id, "parameters": {parameter: made}}),
+                )
+            })
+            .collect();
+        if let Some(answer) = paths
+            .get_mut(path)
+            .and_then(|item| item.pointer_mut("/post/responses/201"))
+        {
+            answer["links"] = links.into();
+        }
+    }
+}
+
+/// Adds an error that the operation does not describe itself.
+fn add(operation: &mut Operation, status: u16, description: &str) {
+    let responses = &mut operation.responses.responses;
+    responses
+        .entry(status.to_string())
+        .or_insert_with(|| error(description).into());
 }
 
 /// A response that is the envelope of an error.

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use protocol::node::Image;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::platform::{BASE, Behaviour, KEY, MAX_LIFETIME_S, Reply, TestPlatform, within};
@@ -392,4 +393,54 @@ async fn metadata_is_told_again_and_secrets_are_not() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_does_not_start_in_time_does_not_come_later() {
+    let platform = TestPlatform::start().await;
+    *platform.node.start.lock() = Behaviour::Waits;
+    let body = r#"{"templateID":"base"}"#;
+    let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
+    let request = format!(
+        "POST /sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\nidempotency-key: one\r\n\
+         content-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    tcp.write_all(request.as_bytes()).await.expect("written");
+    within(platform.node.waiting.notified()).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    tokio::time::resume();
+    let mut answer = String::new();
+    within(tcp.read_to_string(&mut answer)).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 504 "), "{answer}");
+    assert!(answer.contains("sandbox_placement_timeout"), "{answer}");
+
+    // It comes all the same, and is ended before any client sees it.
+    *platform.node.start.lock() = Behaviour::Works;
+    platform.node.go.notify_one();
+    within(async {
+        while platform.node.kills.load(Ordering::SeqCst) == 0 || !platform.node.ids().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // The key is free again, so that a repetition makes one.
+    let headers = [
+        ("host", "localhost"),
+        ("x-api-key", KEY),
+        ("idempotency-key", "one"),
+        ("content-type", "application/json"),
+    ];
+    let again = within(async {
+        loop {
+            let reply = platform.send("POST", "/sandboxes", &headers, body).await;
+            if reply.status != 409 {
+                return reply;
+            }
+        }
+    })
+    .await;
+    assert_eq!(again.status, 201, "{again:?}");
+    assert_eq!(platform.node.ids().len(), 1);
 }

@@ -5,7 +5,7 @@ use model::limits::BODY_MAX_BYTES;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::platform::{KEY, TestPlatform, within};
+use super::platform::{Behaviour, KEY, TestPlatform, within};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 const HOST: (&str, &str) = ("host", "localhost");
@@ -185,4 +185,72 @@ async fn browsers_are_told_that_they_may() {
         )
         .await;
     assert!(reply.header("access-control-expose-headers").contains("x-next-token"));
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_answered_with_a_body_too() {
+    let platform = TestPlatform::start().await;
+    let headers: String = (0..200).map(|n| format!("x-{n}: 1\r\n")).collect();
+    for (sent, status) in [
+        ("GARBAGE\r\n\r\n".to_owned(), 400),
+        ("GET / HTTP/9.9\r\n\r\n".to_owned(), 400),
+        ("GET /health HTTP/1.1\r\nhost\r\n\r\n".to_owned(), 400),
+        (
+            "POST /sandboxes HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n".to_owned(),
+            400,
+        ),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(70_000)), 414),
+        (format!("GET / HTTP/1.1\r\n{headers}\r\n"), 431),
+    ] {
+        // On a new connection, and after a request that was answered.
+        for first in ["", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+            let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
+            tcp.write_all(first.as_bytes()).await.expect("written");
+            if !first.is_empty() {
+                let mut answer = Vec::new();
+                while !answer.ends_with(b"\r\n\r\nok") {
+                    answer.push(within(tcp.read_u8()).await.expect("an answer"));
+                }
+            }
+            tcp.write_all(sent.as_bytes()).await.expect("written");
+            let mut text = String::new();
+            within(tcp.read_to_string(&mut text)).await.expect("a clean end");
+            let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+            let start: String = sent.chars().take(40).collect();
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{start}: {text}");
+            assert!(
+                head.contains(&format!("content-length: {}", body.len())),
+                "{start}: {text}"
+            );
+            assert!(head.contains("content-type: application/json"), "{start}: {text}");
+            let body: serde_json::Value = serde_json::from_str(body).expect("JSON");
+            assert_eq!(body["code"], status, "{start}");
+            assert!(body["message"].is_string(), "{start}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_takes_too_long_says_so_and_is_not_asked_for_again() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    *platform.node.kill.lock() = Behaviour::Waits;
+    let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
+    let request =
+        format!("DELETE /sandboxes/{id} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\nconnection: close\r\n\r\n");
+    tcp.write_all(request.as_bytes()).await.expect("written");
+    within(platform.node.waiting.notified()).await;
+    tokio::time::pause();
+    tokio::time::advance(std::time::Duration::from_secs(71)).await;
+    tokio::time::resume();
+    let mut answer = String::new();
+    within(tcp.read_to_string(&mut answer)).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
+    assert!(
+        answer.contains("should-retry: false") && answer.contains("in time"),
+        "{answer}"
+    );
+    // What was begun goes on.
+    platform.node.go.notify_one();
+    platform.until_gone(&id).await;
 }

@@ -13,6 +13,7 @@ mod list;
 mod logs;
 mod metrics;
 mod openapi;
+mod operations;
 mod platform;
 mod sandbox_metrics;
 mod single;

@@ -69,6 +69,7 @@ struct NewSandboxV1 {
     /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
     #[schema(
         rename = "templateID",
+        example = "base",
         pattern = r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"
     )]
     template_id: String,
@@ -102,6 +103,7 @@ struct NewSandboxBody {
     /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
     #[schema(
         rename = "templateID",
+        example = "base",
         pattern = r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"
     )]
     template_id: String,
@@ -191,6 +193,7 @@ fn env_vars_schema() -> Object {
             body = ErrorBody,
             headers(("Retry-After" = u32, description = "Seconds after which another try may work")),
         ),
+        (status = 504, description = "It did not start in time, and there is none", body = ErrorBody),
     )
 )]
 pub(crate) async fn create_sandbox_v1(
@@ -246,6 +249,7 @@ pub(crate) async fn create_sandbox_v1(
             body = ErrorBody,
             headers(("Retry-After" = u32, description = "Seconds after which another try may work")),
         ),
+        (status = 504, description = "It did not start in time, and there is none", body = ErrorBody),
     )
 )]
 pub(crate) async fn create_sandbox(

@@ -1,0 +1,326 @@
+//! Every operation of the OpenAPI document, called in every way that the document lets one derive: without credentials,
+//! for another team, with bodies that are none, and on both sides of every bound. So whatever is added to the router is
+//! tested without being named here; what cannot be made up (an id in a path, a key that a body must have) is asked for
+//! by name, and a name that is not known fails.
+
+mod document;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use self::document::{Document, Operation};
+use super::platform::{KEY, OTHER_KEY, Reply, TestPlatform};
+
+/// What a call sends.
+#[derive(Default, Clone)]
+struct Call {
+    key: Option<&'static str>,
+    ids: BTreeMap<String, String>,
+    query: Vec<(String, String)>,
+    headers: Vec<(String, String)>,
+    body: Option<String>,
+    content_type: Option<&'static str>,
+}
+
+async fn document(platform: &TestPlatform) -> Document {
+    Document(platform.call_as(None, "GET", "/openapi.json", "").await.json)
+}
+
+/// Something of the first team's for a parameter that must be there.
+async fn thing(platform: &TestPlatform, parameter: &str) -> String {
+    let made = async |path: &str| {
+        let reply = platform.call("POST", path, r#"{"name":"n"}"#).await;
+        reply.json["id"].as_str().expect("an id").to_owned()
+    };
+    match parameter {
+        "sandboxID" | "sandbox_ids" => platform.create("").await,
+        "apiKeyID" => made("/api-keys").await,
+        "accessTokenID" => made("/access-tokens").await,
+        _ => panic!("say here what the parameter {parameter} can be"),
+    }
+}
+
+/// An id of the same form that nobody has.
+fn nothing(parameter: &str) -> String {
+    match parameter {
+        "sandboxID" | "sandbox_ids" => "inobody".to_owned(),
+        "apiKeyID" | "accessTokenID" => "ffffffff-ffff-4fff-bfff-ffffffffffff".to_owned(),
+        _ => panic!("say here what the parameter {parameter} can be"),
+    }
+}
+
+/// The least body that is accepted.
+fn least_body(document: &Document, schema: &Value) -> Map<String, Value> {
+    let required = document.resolve(schema)["required"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    required
+        .iter()
+        .map(|key| {
+            let key = key.as_str().expect("a key");
+            let value = match key {
+                "templateID" => json!("base"),
+                "timeout" => json!(60),
+                "name" => json!("n"),
+                _ => panic!("say here what the key {key} can be"),
+            };
+            (key.to_owned(), value)
+        })
+        .collect()
+}
+
+/// A call that works, with things of its own.
+async fn good(platform: &TestPlatform, document: &Document, operation: &Operation) -> Call {
+    let mut call = Call {
+        key: Some(KEY),
+        ..Call::default()
+    };
+    for parameter in &operation.parameters {
+        let name = parameter["name"].as_str().expect("a name");
+        if parameter["required"] != true {
+            continue;
+        }
+        let value = thing(platform, name).await;
+        match parameter["in"].as_str() {
+            Some("path") => {
+                call.ids.insert(name.to_owned(), value);
+            }
+            Some("query") => call.query.push((name.to_owned(), value)),
+            place => panic!("say here how to send {name} in {place:?}"),
+        }
+    }
+    if let Some(schema) = operation.body.as_ref().filter(|_| operation.needs_body) {
+        call.body = Some(Value::from(least_body(document, schema)).to_string());
+    }
+    call
+}
+
+/// Calls, and fails unless the answer is one that the document describes.
+async fn send(platform: &TestPlatform, document: &Document, operation: &Operation, call: &Call) -> Reply {
+    let mut path = operation.path.clone();
+    for (name, id) in &call.ids {
+        path = path.replace(&format!("{{{name}}}"), id);
+    }
+    let mut separator = '?';
+    for (name, value) in &call.query {
+        path.push_str(&format!(
+            "{separator}{name}={}",
+            value.replace('%', "%25").replace(' ', "%20")
+        ));
+        separator = '&';
+    }
+    let mut headers = vec![("host", "localhost")];
+    headers.extend(call.key.map(|key| ("x-api-key", key)));
+    if call.body.is_some() {
+        headers.push(("content-type", call.content_type.unwrap_or("application/json")));
+    }
+    headers.extend(call.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let body = call.body.clone().unwrap_or_default();
+    let reply = platform.send(&operation.method, &path, &headers, body).await;
+
+    let at = format!("{} answered {reply:?}", operation.id);
+    let status = reply.status.as_str();
+    let described = operation
+        .responses
+        .get(status)
+        .unwrap_or_else(|| panic!("{at}: not described"));
+    match described["content"].as_object() {
+        None => assert!(reply.text.is_empty(), "{at}: a body that is not described"),
+        Some(content) => {
+            let (kind, media) = content.iter().next().expect("a media type");
+            assert!(reply.header("content-type").starts_with(kind), "{at}");
+            if kind == "application/json" {
+                document.conforms(&media["schema"], &reply.json, &at);
+            }
+        }
+    }
+    if reply.status.as_u16() >= 400 {
+        assert_eq!(reply.json["code"], reply.status.as_u16(), "{at}");
+    }
+    reply
+}
+
+#[tokio::test]
+async fn every_operation_works_and_says_what_it_describes() {
+    let platform = TestPlatform::start().await;
+    let document = document(&platform).await;
+    for operation in document.operations() {
+        let call = good(&platform, &document, &operation).await;
+        let reply = send(&platform, &document, &operation, &call).await;
+        // What runs cannot be resumed, and nothing is ever paused.
+        let works = reply.status.is_success() || (operation.id == "resume_sandbox" && reply.status == 409);
+        assert!(works, "{}: {reply:?}", operation.id);
+    }
+}
+
+#[tokio::test]
+async fn no_operation_answers_whoever_is_not_known() {
+    let platform = TestPlatform::start().await;
+    let document = document(&platform).await;
+    let mut closed = 0;
+    for operation in document.operations() {
+        let good = good(&platform, &document, &operation).await;
+        let anonymous = Call {
+            key: None,
+            ..good.clone()
+        };
+        if operation.is_open {
+            assert_eq!(send(&platform, &document, &operation, &anonymous).await.status, 200);
+            continue;
+        }
+        closed += 1;
+        for key in [None, Some("e2b_"), Some("e2b_0000000000000000000000000000000000000009")] {
+            for body in [good.body.clone(), good.body.as_ref().map(|_| "{".to_owned())] {
+                let call = Call {
+                    key,
+                    body,
+                    ..good.clone()
+                };
+                send(&platform, &document, &operation, &call).await.error(401);
+            }
+        }
+        for value in ["Bearer sk_e2b_00", "Bearer x", "Basic eDp5"] {
+            let mut call = anonymous.clone();
+            call.headers.push(("authorization".to_owned(), value.to_owned()));
+            send(&platform, &document, &operation, &call).await.error(401);
+        }
+    }
+    assert!(closed > 10, "the document has lost its operations");
+}
+
+#[tokio::test]
+async fn what_belongs_to_another_team_is_what_does_not_exist() {
+    let platform = TestPlatform::start().await;
+    let document = document(&platform).await;
+    for operation in document.operations().iter().filter(|operation| !operation.is_open) {
+        let good = good(&platform, &document, operation).await;
+        let foreign = Call {
+            key: Some(OTHER_KEY),
+            ..good.clone()
+        };
+        let mut missing = foreign.clone();
+        let mut ids: Vec<String> = good.ids.values().cloned().collect();
+        for (name, id) in &mut missing.ids {
+            *id = nothing(name);
+        }
+        for (name, value) in &mut missing.query {
+            ids.push(value.clone());
+            *value = nothing(name);
+        }
+        let found = send(&platform, &document, operation, &foreign).await;
+        let absent = send(&platform, &document, operation, &missing).await;
+        let without = |reply: &Reply| {
+            let all = ids.iter().chain(missing.ids.values());
+            all.fold(reply.text.clone(), |text, id| text.replace(id, ""))
+        };
+        if !good.ids.is_empty() {
+            // Logs and metrics outlive what they are of, so for them nobody's is an empty list.
+            let is_empty_list = operation.method == "GET" && found.status == 200;
+            assert!(is_empty_list || found.status == 404, "{}: {found:?}", operation.id);
+            assert_eq!(
+                (found.status, without(&found)),
+                (absent.status, without(&absent)),
+                "{}",
+                operation.id
+            );
+        } else if operation.method == "GET" {
+            let own = platform.create("").await;
+            let found = send(&platform, &document, operation, &foreign).await;
+            for id in ids.iter().chain([&own, &KEY.to_owned()]) {
+                assert!(!found.text.contains(id.as_str()), "{}: {found:?}", operation.id);
+            }
+        }
+        let mut named = good;
+        named
+            .headers
+            .push(("x-team-id".to_owned(), super::platform::team(2).to_string()));
+        send(&platform, &document, operation, &named).await.error(404);
+    }
+}
+
+#[tokio::test]
+async fn no_operation_takes_a_body_that_is_none() {
+    let platform = TestPlatform::start().await;
+    let document = document(&platform).await;
+    let mut taken = 0;
+    for operation in document.operations() {
+        let Some(schema) = &operation.body else { continue };
+        taken += 1;
+        let good = good(&platform, &document, &operation).await;
+        let body = Value::from(least_body(&document, schema)).to_string();
+        for (body, content_type) in [
+            ("{", "application/json"),
+            ("{\"a\":1,}", "application/json"),
+            ("\u{0}", "application/json"),
+            ("[]", "application/json"),
+            ("null", "application/json"),
+            (body.as_str(), "text/plain"),
+            (body.as_str(), "application/x-www-form-urlencoded"),
+        ] {
+            let call = Call {
+                body: Some(body.to_owned()),
+                content_type: Some(content_type),
+                ..good.clone()
+            };
+            send(&platform, &document, &operation, &call).await.error(400);
+        }
+        let call = Call {
+            body: None,
+            ..good.clone()
+        };
+        let reply = send(&platform, &document, &operation, &call).await;
+        assert_eq!(reply.status == 400, operation.needs_body, "{}: {reply:?}", operation.id);
+    }
+    assert!(taken > 5, "the document has lost its bodies");
+}
+
+#[tokio::test]
+async fn every_bound_of_the_document_holds_on_both_sides() {
+    let platform = TestPlatform::start().await;
+    let document = document(&platform).await;
+    let mut tried = 0;
+    for operation in document.operations() {
+        let mut cases = Vec::new();
+        for parameter in operation
+            .parameters
+            .iter()
+            .filter(|parameter| parameter["in"] != "path")
+        {
+            let name = parameter["name"].as_str().expect("a name");
+            for case in document.cases(&parameter["schema"], false) {
+                let text = match &case.value {
+                    Value::String(text) => text.clone(),
+                    Value::Array(items) => {
+                        let items: Vec<&str> = items.iter().filter_map(Value::as_str).collect();
+                        items.join(",")
+                    }
+                    other => other.to_string(),
+                };
+                cases.push((parameter["in"].as_str(), name, text, case.allowed));
+            }
+        }
+        if let Some(schema) = &operation.body {
+            for case in document.body_cases(schema, &least_body(&document, schema)) {
+                cases.push((None, "", case.value.to_string(), case.allowed));
+            }
+        }
+        for (place, name, value, allowed) in cases {
+            tried += 1;
+            let mut call = good(&platform, &document, &operation).await;
+            match place {
+                Some("query") => {
+                    call.query.retain(|(other, _)| other != name);
+                    call.query.push((name.to_owned(), value.clone()));
+                }
+                Some("header") => call.headers.push((name.to_owned(), value.clone())),
+                _ => call.body = Some(value.clone()),
+            }
+            let reply = send(&platform, &document, &operation, &call).await;
+            let at = format!("{} {name} {value}: {reply:?}", operation.id);
+            assert_eq!(reply.status != 400, allowed, "{at}");
+        }
+    }
+    assert!(tried > 100, "the document has lost its bounds");
+}

@@ -32,14 +32,6 @@ const BOUNDED_TIMEOUTS: [&str; 5] = [
     "ResumeSandbox",
 ];
 
-/// What makes the things that other operations take: its path, their parameter, and where its answer has the value.
-const LINKS: [(&str, &str, &str); 4] = [
-    ("/sandboxes", "sandboxID", "$response.body#/sandboxID"),
-    ("/v2/sandboxes", "sandboxID", "$response.body#/sandboxID"),
-    ("/api-keys", "apiKeyID", "$response.body#/id"),
-    ("/access-tokens", "accessTokenID", "$response.body#/id"),
-];
-
 #[derive(utoipa::OpenApi)]
 #[openapi(
     info(
@@ -96,7 +88,6 @@ pub(super) fn finish(mut openapi: OpenApi, max_lifetime_s: u32) -> Value {
         }
     }
     let mut document = serde_json::to_value(openapi).expect("a document is JSON");
-    add_links(&mut document);
     let operations = document["paths"]
         .as_object_mut()
         .into_iter()
@@ -149,34 +140,6 @@ fn add_common_answers(operation: &mut Operation) {
     }
     for (status, description) in answers {
         add(operation, status, description);
-    }
-}
-
-/// Says which operations take the id of what a request made.
-fn add_links(document: &mut Value) {
-    let Some(paths) = document["paths"].as_object_mut() else {
-        return;
-    };
-    for (path, parameter, made) in LINKS {
-        let place = format!("{{{parameter}}}");
-        let links: serde_json::Map<String, Value> = paths
-            .iter()
-            .filter(|(path, _)| path.contains(&place))
-            .flat_map(|(_, item)| item.as_object().into_iter().flat_map(|item| item.values()))
-            .filter_map(|operation| operation["operationId"].as_str())
-            .map(|id| {
-                (
-                    id.to_owned(),
-                    json!({"operationId": id, "parameters": {parameter: made}}),
-                )
-            })
-            .collect();
-        if let Some(answer) = paths
-            .get_mut(path)
-            .and_then(|item| item.pointer_mut("/post/responses/201"))
-        {
-            answer["links"] = links.into();
-        }
     }
 }
 

@@ -131,7 +131,9 @@ impl Document {
             add(text(most), true);
             add(text(most + 1), false);
         }
-        let items = |count: u64| (0..count).map(|n| json!(format!("i{n}"))).collect::<Value>();
+        let words = self.resolve(&schema["items"])["enum"].as_array();
+        let item = |n: usize| words.map_or_else(|| json!(format!("i{n}")), |words| words[n % words.len()].clone());
+        let items = |count: u64| (0..usize::try_from(count).expect("small")).map(item).collect::<Value>();
         if let Some(least) = schema["minItems"].as_u64() {
             add(items(least), true);
             add(items(least - 1), false);

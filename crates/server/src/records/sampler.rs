@@ -22,6 +22,11 @@ impl Records {
     pub(crate) async fn sample(self: Arc<Self>, node: Arc<dyn NodeApi>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(self.settings.metric_first);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // A round that is due within half a tick is due: a tick later it would be late by almost a tick.
+        let due = self
+            .settings
+            .metric_interval
+            .saturating_sub(self.settings.metric_first / 2);
         let mut last_full: Option<Instant> = None;
         let mut cheap = true;
         loop {
@@ -30,7 +35,7 @@ impl Records {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            let full = last_full.is_none_or(|last| last.elapsed() >= self.settings.metric_interval);
+            let full = last_full.is_none_or(|last| last.elapsed() >= due);
             let early = cheap && self.is_awaited();
             if !(full || early) {
                 continue;

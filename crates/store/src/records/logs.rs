@@ -219,19 +219,42 @@ macro_rules! list_sql {
     };
 }
 
-/// Where an entry stands in its log.
-struct Place {
+const TRIM: &str = "cut the log of a sandbox";
+/// Entries that are removed in one transaction.
+const TRIM_SLICE: i64 = 500;
+
+/// Where a log is cut: at its newest entry that goes.
+struct Cut {
     at_us: i64,
     seq: i64,
+    kept: Kept,
 }
 
-impl FromColumns for Place {
+/// What is left of a log.
+struct Kept {
+    entries: i64,
+    bytes: i64,
+}
+
+impl FromColumns for Cut {
     const TABLE: &'static str = "sandbox_logs";
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self {
             at_us: columns.int("at_us")?,
             seq: columns.int("seq")?,
+            kept: Kept::from_columns(columns)?,
+        })
+    }
+}
+
+impl FromColumns for Kept {
+    const TABLE: &'static str = "sandbox_logs";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            entries: columns.int("kept_entries")?,
+            bytes: columns.int("kept_bytes")?,
         })
     }
 }
@@ -268,7 +291,9 @@ impl Store {
         self.db.read_all("read the log of a sandbox", statement).await
     }
 
-    /// Cuts a log to its newest entries: no more than `entries`, and none beyond `bytes` counted from the newest.
+    /// Cuts a log to its newest entries: no more than `entries`, and none beyond `bytes` counted from the newest. What
+    /// is long is done on a reader or in slices, so that the writer is never held for long; nothing else changes old
+    /// entries in between.
     ///
     /// # Errors
     /// When the database fails.
@@ -279,11 +304,10 @@ impl Store {
         entries: u64,
         bytes: u64,
     ) -> Result<(), StoreError> {
-        const WHAT: &str = "cut the log of a sandbox";
-        // Found on a reader, so that the writer is not held for long; nothing moves older entries in between.
         let newest_to_go = sqlx::query(
-            "SELECT at_us, seq FROM (SELECT at_us, seq, ROW_NUMBER() OVER newest AS place, \
-             SUM(bytes) OVER newest AS total FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
+            "SELECT at_us, seq, place - 1 AS kept_entries, CAST(total - bytes AS BIGINT) AS kept_bytes FROM \
+             (SELECT at_us, seq, bytes, ROW_NUMBER() OVER newest AS place, SUM(bytes) OVER newest AS total \
+             FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
              WINDOW newest AS (ORDER BY at_us DESC, seq DESC)) AS counted \
              WHERE place > $3 OR total > $4 ORDER BY at_us DESC, seq DESC LIMIT 1",
         )
@@ -291,32 +315,46 @@ impl Store {
         .bind(sandbox.as_str())
         .bind(i64::try_from(entries).unwrap_or(i64::MAX))
         .bind(i64::try_from(bytes).unwrap_or(i64::MAX));
-        let place = self.db.read_optional::<Place>(WHAT, newest_to_go).await?;
-        let mut tx = self.db.begin(WHAT).await?;
-        if let Some(place) = place {
-            let delete = sqlx::query(
-                "DELETE FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
-                 AND (at_us < $3 OR (at_us = $3 AND seq <= $4))",
-            )
-            .bind(team.as_str())
-            .bind(sandbox.as_str())
-            .bind(place.at_us)
-            .bind(place.seq);
-            execute(&mut tx, delete).await?;
-        }
-        // Counted anew: a batch that was written twice was counted twice.
-        let count = sqlx::query(
-            "UPDATE sandbox_records SET \
-             log_entries = (SELECT COUNT(*) FROM sandbox_logs l \
-             WHERE l.team_id = sandbox_records.team_id AND l.sandbox_id = sandbox_records.sandbox_id), \
-             log_bytes = (SELECT CAST(COALESCE(SUM(l.bytes), 0) AS BIGINT) FROM sandbox_logs l \
-             WHERE l.team_id = sandbox_records.team_id AND l.sandbox_id = sandbox_records.sandbox_id) \
-             WHERE team_id = $1 AND sandbox_id = $2",
+        let kept = match self.db.read_optional::<Cut>(TRIM, newest_to_go).await? {
+            Some(cut) => {
+                while self.log_trim_slice(team, sandbox, &cut).await? > 0 {}
+                Some(cut.kept)
+            }
+            // The log is not too long: a batch that was written twice was counted twice.
+            None => {
+                let count = sqlx::query(
+                    "SELECT COUNT(*) AS kept_entries, CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS kept_bytes \
+                     FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2",
+                )
+                .bind(team.as_str())
+                .bind(sandbox.as_str());
+                self.db.read_optional::<Kept>(TRIM, count).await?
+            }
+        };
+        let Some(kept) = kept else { return Ok(()) };
+        let note = sqlx::query(
+            "UPDATE sandbox_records SET log_entries = $3, log_bytes = $4 WHERE team_id = $1 AND sandbox_id = $2",
         )
         .bind(team.as_str())
-        .bind(sandbox.as_str());
-        execute(&mut tx, count).await?;
-        tx.commit().await.map_err(|error| sort(&error, "record", WHAT))
+        .bind(sandbox.as_str())
+        .bind(kept.entries)
+        .bind(kept.bytes);
+        self.db.write("record", TRIM, note).await?;
+        Ok(())
+    }
+
+    async fn log_trim_slice(&self, team: &TeamId, sandbox: &SandboxId, cut: &Cut) -> Result<u64, StoreError> {
+        let delete = sqlx::query(
+            "DELETE FROM sandbox_logs WHERE (team_id, sandbox_id, at_us, seq) IN \
+             (SELECT team_id, sandbox_id, at_us, seq FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
+             AND (at_us < $3 OR (at_us = $3 AND seq <= $4)) ORDER BY at_us, seq LIMIT $5)",
+        )
+        .bind(team.as_str())
+        .bind(sandbox.as_str())
+        .bind(cut.at_us)
+        .bind(cut.seq)
+        .bind(TRIM_SLICE);
+        self.db.write("record", TRIM, delete).await
     }
 
     /// Removes at most `limit` entries of sandboxes that ended by `ended_us`, those that ended first before the others,

@@ -194,6 +194,15 @@ pub(crate) async fn logs_are_cut_at_their_old_end(db: Database) {
     assert_eq!(found(&store, 1, 1, everything()).await, (15..20).collect::<Vec<_>>());
     let grown = write_log(&store, vec![entry(1, 1, 20)]).await;
     assert_eq!(grown, size(6, 6 * each));
+    // What was written twice is counted once, after the next cut at the latest.
+    assert_eq!(write_log(&store, vec![entry(1, 1, 20)]).await, size(7, 7 * each));
+    store.log_trim(&team_id(1), &sandbox_id(1), 6, u64::MAX).await.unwrap();
+    assert_eq!(write_log(&store, vec![entry(1, 1, 21)]).await, size(7, 7 * each));
+    assert_eq!(found(&store, 1, 1, everything()).await, (15..22).collect::<Vec<_>>());
+    // In more than one slice.
+    write_log(&store, (22..1100).map(|n| entry(1, 1, n)).collect()).await;
+    store.log_trim(&team_id(1), &sandbox_id(1), 1, u64::MAX).await.unwrap();
+    assert_eq!(found(&store, 1, 1, everything()).await, [1099]);
     assert_eq!(found(&store, 2, 2, everything()).await, [1]);
     store.close().await;
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use model::resources::Resources;
@@ -24,7 +24,7 @@ use crate::cgroup::{Backend, Tree};
 use crate::driver::{Driver, Found, Sandbox, Started};
 use crate::netns::SocketMaker;
 use crate::slot::{Name, Region, Slot, path_hash};
-use crate::usage::{self, Room, Usage};
+use crate::usage::{self, Meter, Room, Usage};
 use crate::wire::{self, Hello, Reply, Request};
 use crate::{base, disk, spawners};
 
@@ -198,6 +198,7 @@ impl Container {
             pid,
             agent,
             net,
+            meter: OnceLock::new(),
             driver: self.itself.clone(),
         })
     }
@@ -324,7 +325,20 @@ struct Running {
     pid: i32,
     agent: OwnedFd,
     net: OwnedFd,
+    /// Opened when it is first read.
+    meter: OnceLock<Meter>,
     driver: std::sync::Weak<Container>,
+}
+
+impl Running {
+    fn meter(&self) -> io::Result<&Meter> {
+        if let Some(meter) = self.meter.get() {
+            return Ok(meter);
+        }
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let meter = Meter::open(&driver.tree, &self.name)?;
+        Ok(self.meter.get_or_init(|| meter))
+    }
 }
 
 impl Sandbox for Running {
@@ -373,13 +387,11 @@ impl Sandbox for Running {
     }
 
     fn usage(&self) -> io::Result<Usage> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        usage::read(&driver.tree, &self.name, self.pid, self.agent.as_fd())
+        self.meter()?.read(self.pid, self.agent.as_fd())
     }
 
     fn memory_kills(&self) -> io::Result<u64> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        usage::memory_kills(&driver.tree, &self.name)
+        self.meter()?.memory_kills()
     }
 
     fn kill(&self) {

@@ -90,7 +90,7 @@ pub trait Sandbox: Debug + Send + Sync {
     /// With the step that failed.
     fn respawn(&self) -> io::Result<()>;
 
-    /// What the sandbox uses at this moment. Takes some 30 µs and waits for nothing inside the sandbox.
+    /// What the sandbox uses at this moment. Takes tens of microseconds and waits for nothing inside the sandbox.
     ///
     /// # Errors
     /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] where the host does not count.

@@ -12,11 +12,12 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::cgroup::{Meters, Tree};
+use crate::cgroup::Tree;
 use crate::slot::Name;
 
 /// What a sandbox uses at one moment.
@@ -45,39 +46,70 @@ pub struct Room {
     pub disk_available_bytes: u64,
 }
 
-/// Largest control file that is read, in bytes. `memory.stat` has about 2 KiB.
-const CONTROL_FILE_MAX: usize = 16 * 1024;
+/// Most that is read of a control file, in bytes. `memory.stat` has about 2 KiB.
+const CONTROL_FILE_MAX: usize = 8 * 1024;
 
-/// Reads what the sandbox of this name uses, whose agent is `pid` behind `agent`.
-pub(crate) fn read(tree: &Tree, name: &Name, pid: i32, agent: BorrowedFd<'_>) -> io::Result<Usage> {
-    let meters = tree.meters(name).ok_or(io::ErrorKind::Unsupported)?;
-    let mut buffer = vec![0; CONTROL_FILE_MAX];
-    let memory = Memory::read(&meters, &mut buffer)?;
-    let cpu_time_us = {
-        let text = read_into(&meters.cpu, &mut buffer)?;
-        field(text, "usage_usec").ok_or(io::ErrorKind::InvalidData)?
-    };
-    let (disk_used_bytes, disk_total_bytes) = disk(pid)?;
-    // The agent lives still, so its pid was nobody else's while the disk was asked.
-    if has_ended(agent)? {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    Ok(Usage {
-        cpu_time_us,
-        memory_used_bytes: memory.charged.saturating_sub(memory.cache),
-        memory_cache_bytes: memory.cache,
-        memory_total_bytes: memory.limit,
-        disk_used_bytes,
-        disk_total_bytes,
-    })
+/// The files in which the kernel counts for one sandbox, kept open: opening them would take most of the time that a
+/// reading takes. They do not keep the groups from being removed.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    cpu: File,
+    memory_charged: File,
+    memory_stat: File,
+    memory_kills: File,
+    memory_total_bytes: u64,
+    cache_field: &'static str,
+    shared_field: &'static str,
 }
 
-/// Reads how many processes of the workload were killed for want of memory.
-pub(crate) fn memory_kills(tree: &Tree, name: &Name) -> io::Result<u64> {
-    let meters = tree.meters(name).ok_or(io::ErrorKind::Unsupported)?;
-    let mut buffer = [0; 1024];
-    let text = read_into(&meters.memory_kills, &mut buffer)?;
-    field(text, "oom_kill").ok_or(io::ErrorKind::InvalidData.into())
+impl Meter {
+    /// The meter of the sandbox of this name.
+    pub(crate) fn open(tree: &Tree, name: &Name) -> io::Result<Self> {
+        let meters = tree.meters(name).ok_or(io::ErrorKind::Unsupported)?;
+        // No limit, which is a word in v2, is as good as a very large one.
+        let limit = std::fs::read_to_string(&meters.memory_limit)?;
+        Ok(Self {
+            cpu: File::open(&meters.cpu)?,
+            memory_charged: File::open(&meters.memory_charged)?,
+            memory_stat: File::open(&meters.memory_stat)?,
+            memory_kills: File::open(&meters.memory_kills)?,
+            memory_total_bytes: number(&limit).unwrap_or(u64::MAX),
+            cache_field: meters.cache_field,
+            shared_field: meters.shared_field,
+        })
+    }
+
+    /// Reads what the sandbox uses, whose agent is `pid` behind `agent`.
+    pub(crate) fn read(&self, pid: i32, agent: BorrowedFd<'_>) -> io::Result<Usage> {
+        let mut buffer = [0; CONTROL_FILE_MAX];
+        let charged = number(read_into(&self.memory_charged, &mut buffer)?)?;
+        let stat = read_into(&self.memory_stat, &mut buffer)?;
+        let value = |name| field(stat, name).ok_or(io::ErrorKind::InvalidData);
+        let cache = value(self.cache_field)?.saturating_sub(value(self.shared_field)?);
+        // The counters are not read at one moment.
+        let memory_cache_bytes = cache.min(charged);
+        let cpu_time_us = field(read_into(&self.cpu, &mut buffer)?, "usage_usec").ok_or(io::ErrorKind::InvalidData)?;
+        let (disk_used_bytes, disk_total_bytes) = disk(pid)?;
+        // The agent lives still, so its pid was nobody else's while the disk was asked.
+        if has_ended(agent)? {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(Usage {
+            cpu_time_us,
+            memory_used_bytes: charged - memory_cache_bytes,
+            memory_cache_bytes,
+            memory_total_bytes: self.memory_total_bytes,
+            disk_used_bytes,
+            disk_total_bytes,
+        })
+    }
+
+    /// Reads how many processes of the workload were killed for want of memory.
+    pub(crate) fn memory_kills(&self) -> io::Result<u64> {
+        let mut buffer = [0; CONTROL_FILE_MAX];
+        let text = read_into(&self.memory_kills, &mut buffer)?;
+        field(text, "oom_kill").ok_or(io::ErrorKind::InvalidData.into())
+    }
 }
 
 /// Reads what is free on the host that holds `data_dir`.
@@ -85,34 +117,13 @@ pub(crate) fn memory_kills(tree: &Tree, name: &Name) -> io::Result<u64> {
 /// # Errors
 /// When the kernel tells neither.
 pub(crate) fn room(data_dir: &Path) -> io::Result<Room> {
-    let mut buffer = vec![0; CONTROL_FILE_MAX];
-    let text = read_into(Path::new("/proc/meminfo"), &mut buffer)?;
-    let available_kb = field(text, "MemAvailable:").ok_or(io::ErrorKind::InvalidData)?;
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let available_kb = field(&text, "MemAvailable:").ok_or(io::ErrorKind::InvalidData)?;
     let disk = rustix::fs::statvfs(data_dir)?;
     Ok(Room {
         memory_available_bytes: available_kb * 1024,
         disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
     })
-}
-
-struct Memory {
-    charged: u64,
-    cache: u64,
-    limit: u64,
-}
-
-impl Memory {
-    fn read(meters: &Meters, buffer: &mut [u8]) -> io::Result<Self> {
-        let charged = number(read_into(&meters.memory_charged, buffer)?)?;
-        // No limit, which is a word in v2, is as good as a very large one.
-        let limit = number(read_into(&meters.memory_limit, buffer)?).unwrap_or(u64::MAX);
-        let stat = read_into(&meters.memory_stat, buffer)?;
-        let value = |name| field(stat, name).ok_or(io::ErrorKind::InvalidData);
-        let cache = value(meters.cache_field)?.saturating_sub(value(meters.shared_field)?);
-        // The counters are not read at one moment.
-        let cache = cache.min(charged);
-        Ok(Self { charged, cache, limit })
-    }
 }
 
 /// Used and total bytes of the disk below the root of a sandbox. An overlay answers for the disk that its upper lies
@@ -134,8 +145,8 @@ fn has_ended(agent: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Reads a control file in one call, as the kernel makes its text for each.
-fn read_into<'a>(path: &Path, buffer: &'a mut [u8]) -> io::Result<&'a str> {
-    let length = rustix::io::read(File::open(path)?, &mut *buffer)?;
+fn read_into<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
+    let length = file.read_at(buffer, 0)?;
     std::str::from_utf8(&buffer[..length]).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 

@@ -4,6 +4,7 @@
 //! All queues are bounded, the kernel's included, and so is the number of watches. When something had to be dropped,
 //! the watch ends with an error that says so: events are never missing without a word.
 
+mod kernel;
 mod queue;
 mod stream;
 mod tree;
@@ -25,8 +26,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::queue::Queue;
-use self::tree::{Outbox, Tree};
+use self::queue::{Outbox, Queue};
+use self::tree::Tree;
 use super::{blocking, permits, resolve};
 use crate::rpc::{Call, Writer};
 use crate::sys;
@@ -177,7 +178,7 @@ async fn fill(
 ) -> Result<std::convert::Infallible, Error> {
     loop {
         let mut ready = inotify.readable().await.map_err(|error| failed(&error))?;
-        let batch = match ready.try_io(|inotify| tree::read_batch(inotify.get_ref())) {
+        let batch = match ready.try_io(|inotify| kernel::read_batch(inotify.get_ref())) {
             Ok(batch) => batch.map_err(|error| failed(&error))?,
             Err(_) => {
                 tree.settle();

@@ -5,17 +5,44 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use protocol::connect::{Code, Error};
-use protocol::filesystem::{FilesystemEvent, event_type};
+use protocol::filesystem::{EntryInfo, FilesystemEvent, event_type};
 use tokio::sync::Notify;
 
-use super::tree::Outbox;
 use crate::agent::MESSAGE_LIMIT;
 use crate::filesystem::entry;
 
 /// Bytes of the events that may wait for one listener: at least 100,000 without entries.
-pub(super) const QUEUE: usize = 32 * 1024 * 1024;
+const QUEUE: usize = 32 * 1024 * 1024;
 /// Bytes of the events that may wait altogether.
 const QUEUES: usize = 64 * 1024 * 1024;
+
+/// Events on their way to the queue, of which there are never more than fit into it.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    events: Vec<FilesystemEvent>,
+    bytes: usize,
+}
+
+impl Outbox {
+    /// Adds an event.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(super) fn push(&mut self, name: String, kind: i32, entry: Option<EntryInfo>) -> Result<(), Error> {
+        let event = FilesystemEvent { name, kind, entry };
+        self.bytes += weight(&event);
+        if self.bytes > QUEUE {
+            self.events.clear();
+            return Err(lost("too many happened at once"));
+        }
+        self.events.push(event);
+        Ok(())
+    }
+
+    pub(super) fn into_events(self) -> Vec<FilesystemEvent> {
+        self.events
+    }
+}
 
 /// A queue for one listener.
 pub(super) struct Queue {
@@ -141,7 +168,7 @@ impl Drop for Queue {
 }
 
 /// Bytes that an event takes in memory, and more than it takes in a message.
-pub(super) fn weight(event: &FilesystemEvent) -> usize {
+fn weight(event: &FilesystemEvent) -> usize {
     size_of::<FilesystemEvent>() + entry::quoted(&event.name) + event.entry.as_ref().map_or(0, entry::weight)
 }
 

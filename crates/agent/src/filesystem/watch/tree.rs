@@ -9,37 +9,23 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use protocol::connect::{Code, Error};
-use protocol::filesystem::{EntryInfo, FilesystemEvent, WatchRequest, event_type};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use protocol::filesystem::{WatchRequest, event_type};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 
-use super::queue::{QUEUE, lost, weight};
+use super::kernel::{EVENTS, Raw, is_gone, is_network, not_added};
+use super::queue::{Outbox, lost};
 use crate::filesystem::{Abandoned, entry};
 use crate::users::{Names, Users};
 
 /// Directories in all watches together; each costs some hundred bytes here, and a kilobyte in the kernel.
 const DIRECTORIES: usize = 131_072;
-/// Bytes that are read from the kernel at once: up to a thousand events.
-const BATCH: usize = 16 * 1024;
-const EVENTS: WatchFlags = WatchFlags::CREATE
-    .union(WatchFlags::MOVED_TO)
-    .union(WatchFlags::MOVED_FROM)
-    .union(WatchFlags::MODIFY)
-    .union(WatchFlags::ATTRIB)
-    .union(WatchFlags::DELETE)
-    .union(WatchFlags::DELETE_SELF)
-    .union(WatchFlags::MOVE_SELF)
-    .union(WatchFlags::ONLYDIR);
-/// NFS, SMB (three magics) and FUSE, whose other machines' changes nobody here is told of.
-const NETWORK: [u64; 5] = [0x6969, 0xFF53_4D42, 0x517B, 0xFE53_4D42, 0x6573_5546];
 /// What the kernel calls an event and what clients do, in the order in which clients get those that come together.
 const KINDS: [(ReadFlags, i32); 5] = [
     (ReadFlags::CREATE.union(ReadFlags::MOVED_TO), event_type::CREATE),
@@ -53,67 +39,6 @@ const KINDS: [(ReadFlags, i32); 5] = [
         event_type::REMOVE,
     ),
 ];
-
-/// One event as the kernel tells it.
-#[derive(Debug)]
-pub(super) struct Raw {
-    watch: i32,
-    flags: ReadFlags,
-    cookie: u32,
-    name: Option<OsString>,
-}
-
-/// Reads some of the events that are there.
-///
-/// # Errors
-/// `WouldBlock` when there are none.
-pub(super) fn read_batch(inotify: &OwnedFd) -> io::Result<Vec<Raw>> {
-    let mut buffer = vec![MaybeUninit::<u8>::uninit(); BATCH];
-    let mut reader = Reader::new(inotify, &mut buffer);
-    let mut batch = Vec::new();
-    loop {
-        let event = reader.next()?;
-        batch.push(Raw {
-            watch: event.wd(),
-            flags: event.events(),
-            cookie: event.cookie(),
-            name: event
-                .file_name()
-                .map(|name| OsStr::from_bytes(name.to_bytes()).to_owned()),
-        });
-        if reader.is_buffer_empty() {
-            return Ok(batch);
-        }
-    }
-}
-
-/// Events on their way to the queue, of which there are never more than fit into it.
-#[derive(Debug, Default)]
-pub(super) struct Outbox {
-    events: Vec<FilesystemEvent>,
-    bytes: usize,
-}
-
-impl Outbox {
-    /// Adds an event.
-    ///
-    /// # Errors
-    /// When there are too many.
-    pub(super) fn push(&mut self, name: String, kind: i32, entry: Option<EntryInfo>) -> Result<(), Error> {
-        let event = FilesystemEvent { name, kind, entry };
-        self.bytes += weight(&event);
-        if self.bytes > QUEUE {
-            self.events.clear();
-            return Err(lost("too many happened at once"));
-        }
-        self.events.push(event);
-        Ok(())
-    }
-
-    pub(super) fn into_events(self) -> Vec<FilesystemEvent> {
-        self.events
-    }
-}
 
 /// One watched directory.
 struct Node {
@@ -509,33 +434,6 @@ impl Drop for Tree {
     fn drop(&mut self) {
         self.directories.fetch_sub(self.nodes.len(), Ordering::Relaxed);
     }
-}
-
-fn is_gone(error: Errno) -> bool {
-    matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
-}
-
-fn is_network(path: &Path) -> Result<bool, Error> {
-    let found = rustix::fs::statfs(path).map_err(|error| {
-        let message = format!("error getting file system info: {}: {error}", path.display());
-        Error::new(Code::Internal, message)
-    })?;
-    // Magics are 32 bits, which some architectures extend by their sign.
-    let magic = u64::from_ne_bytes(found.f_type.to_ne_bytes()) & 0xFFFF_FFFF;
-    Ok(NETWORK.contains(&magic))
-}
-
-fn not_added(path: &Path, error: Errno) -> Error {
-    let shown = path.display();
-    let hint = if error == Errno::NOSPC {
-        " (limit of inotify watches)"
-    } else {
-        ""
-    };
-    Error::new(
-        Code::Internal,
-        format!("error adding path {shown} to watcher: {error}{hint}"),
-    )
 }
 
 fn too_many() -> Error {

@@ -325,3 +325,6 @@ fn not_found(pid: Option<u32>, tag: &str) -> Error {
     };
     Error::new(Code::NotFound, message)
 }
+
+#[cfg(test)]
+mod tests;

@@ -350,6 +350,22 @@ async fn forms() {
             .contains(&format!("you cannot upload multiple files to the same path '{home}/x'"))
     );
     assert_eq!(std::fs::read_to_string(sandbox.path("home/user/x")).unwrap(), "first");
+    // One that cannot be written ends it: what came before stays, what comes after is not begun.
+    std::fs::create_dir(sandbox.path("home/user/taken")).unwrap();
+    let files = ["before", "taken", "after"].map(|name| part("file", &format!("; filename=\"{name}\""), name));
+    let answer = upload(&mut client, "/files", FORM, files.concat() + "--XX--").await;
+    assert_eq!(
+        (answer.status, answer.text().trim_end()),
+        (
+            400,
+            format!(r#"{{"code":400,"message":"path is a directory: {home}/taken"}}"#).as_str()
+        )
+    );
+    assert_eq!(
+        std::fs::read_to_string(sandbox.path("home/user/before")).unwrap(),
+        "before"
+    );
+    assert!(!sandbox.path("home/user/after").exists());
     for (content_type, body) in [
         (FORM, "nonsense".to_owned()),
         (FORM, part("file", "", "x")),

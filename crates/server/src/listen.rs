@@ -134,23 +134,19 @@ impl Site {
     }
 
     async fn answer_from_api(&self, request: Request<Incoming>) -> Response<Body> {
-        if !self.is_ready() {
-            return crate::api::unavailable();
-        }
-        let _answering = self.requests.token();
         let begun = Instant::now();
         let id = uuid::Uuid::now_v7().simple().to_string();
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let span = tracing::info_span!("request", request.id = %id, team.id = tracing::field::Empty);
-        let mut response = match self
-            .api
-            .clone()
-            .oneshot(request.map(Body::new))
-            .instrument(span.clone())
-            .await
-        {
-            Ok(response) => response,
-            Err(infallible) => match infallible {},
+        let mut response = if self.is_ready() {
+            let _answering = self.requests.token();
+            let answer = self.api.clone().oneshot(request.map(Body::new));
+            match answer.instrument(span.clone()).await {
+                Ok(response) => response,
+                Err(infallible) => match infallible {},
+            }
+        } else {
+            crate::api::unavailable()
         };
         if let Ok(id) = HeaderValue::try_from(id) {
             response.headers_mut().insert(REQUEST_ID, id);

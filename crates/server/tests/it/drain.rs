@@ -46,6 +46,10 @@ async fn nothing_is_answered_before_the_node_was_asked_what_lives() {
     ] {
         let reply = send(addr, "GET", path, &[("host", host), ("x-api-key", KEY)], "".into()).await;
         reply.error(503);
+        if host == "localhost" {
+            assert_eq!(reply.header("retry-after"), "1", "{path}");
+            assert_eq!(reply.header("x-request-id").len(), 32, "{path}");
+        }
     }
     node.go.notify_one();
     let server = within(starting).await.expect("no panic").expect("a server");

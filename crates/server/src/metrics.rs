@@ -8,7 +8,7 @@ pub(crate) mod serve;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::{Method, StatusCode};
@@ -124,6 +124,7 @@ struct Series {
     proxied: [Counter; CLASSES.len()],
     connections: Gauge,
     store_errors: Counter,
+    log_entries_lost: Counter,
     memory_available: FloatGauge,
     disk_available: FloatGauge,
 }
@@ -135,6 +136,8 @@ pub(crate) struct Moment {
     pub(crate) sandboxes: Vec<(&'static str, usize)>,
     /// Open connections to sandboxes.
     pub(crate) connections: usize,
+    /// Entries of sandboxes' logs that were ever dropped.
+    pub(crate) log_entries_lost: u64,
     /// What the host has left, if it can tell.
     pub(crate) room: Option<HostRoom>,
 }
@@ -216,6 +219,8 @@ impl Metrics {
         series
             .connections
             .set(i64::try_from(moment.connections).unwrap_or(i64::MAX));
+        let lost = series.log_entries_lost.inner();
+        lost.store(moment.log_entries_lost, Ordering::Relaxed);
         let room = |bytes: fn(&HostRoom) -> u64| moment.room.as_ref().map_or(f64::NAN, |room| float(bytes(room)));
         series.memory_available.set(room(|room| room.memory_available_bytes));
         series.disk_available.set(room(|room| room.disk_available_bytes));
@@ -278,6 +283,12 @@ impl Series {
             "Requests and background work that the database failed",
             store_errors.clone(),
         );
+        let log_entries_lost = Counter::default();
+        registry.register(
+            "log_entries_lost",
+            "Entries of sandboxes' logs that were dropped because the database was behind",
+            log_entries_lost.clone(),
+        );
         let (memory_available, disk_available) = (FloatGauge::default(), FloatGauge::default());
         registry.register_with_unit(
             "host_memory_available",
@@ -309,6 +320,7 @@ impl Series {
             proxied: CLASSES.map(|class| proxied.get_or_create_owned(&[("status", class)])),
             connections,
             store_errors,
+            log_entries_lost,
             memory_available,
             disk_available,
         }

@@ -74,6 +74,11 @@ impl Records {
         }
     }
 
+    /// How many entries of logs were ever dropped here, because the database was behind.
+    pub(crate) fn entries_lost(&self) -> u64 {
+        self.queue.lost()
+    }
+
     /// Begins the records of a sandbox.
     pub(crate) fn enlist(&self, row: &SandboxRow) {
         let known = Known {

@@ -95,6 +95,7 @@ async fn answer(request: &Request<Incoming>, platform: &Platform, streams: &Task
     let moment = Moment {
         sandboxes: platform.live.count_by_state(),
         connections: streams.len(),
+        log_entries_lost: platform.records.entries_lost(),
         room: platform
             .capacity
             .room(&*platform.node.0, &platform.settings.clock)

@@ -60,6 +60,8 @@ struct Waiting {
     bytes: u64,
     /// How many items were ever put in.
     put: u64,
+    /// How many entries ever found no room.
+    lost: u64,
     /// Entries that found no room, by the log that misses them.
     dropped: HashMap<(TeamId, SandboxId), u64>,
 }
@@ -88,6 +90,7 @@ impl Queue {
         let full = waiting.items.len() >= ITEMS || waiting.bytes >= BYTES;
         match item {
             Item::Entry(entry) if full => {
+                waiting.lost += 1;
                 *waiting.dropped.entry((entry.team_id, entry.sandbox_id)).or_default() += 1;
                 return;
             }
@@ -104,6 +107,11 @@ impl Queue {
         }
         drop(waiting);
         self.filled.notify_one();
+    }
+
+    /// How many entries ever found no room.
+    pub(super) fn lost(&self) -> u64 {
+        self.waiting.lock().lost
     }
 
     /// Takes out the oldest items, at most `limit`, and says how many they are.
@@ -230,6 +238,7 @@ mod tests {
         let (batch, _) = queue.take(100, 9);
         assert_eq!(batch.entries.len(), 17);
         assert_eq!(batch.entries[16].row.fields["dropped"], "4");
+        assert_eq!(queue.lost(), 4);
     }
 
     #[tokio::test]

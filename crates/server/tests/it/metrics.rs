@@ -139,6 +139,7 @@ async fn an_idle_platform_has_every_series_that_an_alert_needs() {
         scrape.is(&format!("ringfence_sandboxes{{state=\"{state}\"}}"), 0.0);
     }
     scrape.is("ringfence_store_errors_total", 0.0);
+    scrape.is("ringfence_log_entries_lost_total", 0.0);
     scrape.is("ringfence_expiry_lateness_seconds_count", 0.0);
     scrape.is("ringfence_host_memory_available_bytes", 64.0 * f64::from(1 << 30));
     scrape.is("ringfence_capacity_memory_floor_bytes", 256.0 * 1024.0 * 1024.0);

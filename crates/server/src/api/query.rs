@@ -21,10 +21,16 @@ impl Query {
             .map_err(|_| ApiError::schema("the query holds a broken percent escape"))
     }
 
-    /// The first value of a parameter.
-    pub(crate) fn first(&self, name: &str) -> Option<&str> {
-        let pair = self.0.iter().find(|(key, _)| key == name)?;
-        Some(&pair.1)
+    /// The value of a parameter that is given once at most: of two, either could be meant.
+    pub(crate) fn single<'a>(&'a self, name: &'a str) -> Result<Option<&'a str>, ApiError> {
+        let mut values = self.all(name);
+        let value = values.next();
+        match values.next() {
+            None => Ok(value),
+            Some(_) => Err(ApiError::schema(format_args!(
+                "parameter \"{name}\": it must not be given more than once"
+            ))),
+        }
     }
 
     /// Every value of a parameter.
@@ -37,7 +43,7 @@ impl Query {
 
     /// The whole number of a parameter, if it is there.
     pub(crate) fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
-        let Some(text) = self.first(name) else {
+        let Some(text) = self.single(name)? else {
             return Ok(None);
         };
         let number: i64 = text

@@ -306,6 +306,24 @@ async fn every_bound_of_the_document_holds_on_both_sides() {
                 cases.push((None, "", case.value.to_string(), case.allowed));
             }
         }
+        // A parameter that is no list is given once.
+        for parameter in &operation.parameters {
+            let name = parameter["name"].as_str().expect("a name");
+            if parameter["in"] != "query" || document.resolve(&parameter["schema"])["type"] == "array" {
+                continue;
+            }
+            tried += 1;
+            let mut call = good(&platform, &document, &operation).await;
+            call.query.retain(|(other, _)| other != name);
+            call.query
+                .extend([(name.to_owned(), "1".to_owned()), (name.to_owned(), "2".to_owned())]);
+            let reply = send(&platform, &document, &operation, &call).await;
+            assert!(
+                reply.error(400).contains("more than once"),
+                "{} {name}: {reply:?}",
+                operation.id
+            );
+        }
         for (place, name, value, allowed) in cases {
             tried += 1;
             let mut call = good(&platform, &document, &operation).await;

@@ -113,7 +113,7 @@ pub(crate) async fn list_sandboxes_v1(
     let query = Query::of(&uri)?;
     let paged = ["limit", "nextToken", "state", "state[]"]
         .iter()
-        .any(|name| query.first(name).is_some());
+        .any(|name| query.all(name).next().is_some());
     let default = if paged { *LIST_LIMIT.end() } else { u32::MAX };
     let limit = parse_limit(&query)?.unwrap_or(default);
     list(&platform, &caller, &query, limit).await
@@ -123,19 +123,19 @@ async fn list(platform: &Platform, caller: &Caller, query: &Query, limit: u32) -
     let wants_running = parse_states(query)?.contains(&SandboxState::Running);
     let order = parse_order(query)?;
     let after = query
-        .first("nextToken")
+        .single("nextToken")?
         .map(|token| parse_token(token, order))
         .transpose()?;
     let started_from_us = query
-        .first("startedAfter")
+        .single("startedAfter")?
         .map(|text| parse_rfc3339(text).ok_or_else(|| ApiError::schema("parameter \"startedAfter\": not a time")))
         .transpose()?;
     let metadata = query
-        .first("metadata")
+        .single("metadata")?
         .map(parse_metadata)
         .transpose()?
         .unwrap_or_default();
-    let template = match query.first("template") {
+    let template = match query.single("template")? {
         None => None,
         Some(text) => {
             let name = TemplateName::parse(text)?;
@@ -220,7 +220,7 @@ fn parse_states(query: &Query) -> Result<Vec<SandboxState>, ApiError> {
 }
 
 fn parse_order(query: &Query) -> Result<Order, ApiError> {
-    match query.first("order") {
+    match query.single("order")? {
         None | Some("desc") => Ok(Order::Desc),
         Some("asc") => Ok(Order::Asc),
         Some(_) => Err(ApiError::schema(

@@ -239,7 +239,7 @@ pub(crate) async fn get_sandbox_logs(
 fn parse(query: &Query) -> Result<LogQuery, ApiError> {
     let cursor_ms = query.integer("cursor", 0..=i64::MAX)?;
     let limit = query.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
-    let order = match query.first("direction") {
+    let order = match query.single("direction")? {
         None | Some("backward") => LogOrder::Backward,
         Some("forward") => LogOrder::Forward,
         Some(_) => {
@@ -248,12 +248,12 @@ fn parse(query: &Query) -> Result<LogQuery, ApiError> {
             ));
         }
     };
-    let level = query.first("level").map(str::parse).transpose().map_err(|_| {
+    let level = query.single("level")?.map(str::parse).transpose().map_err(|_| {
         ApiError::schema(
             "parameter \"level\": value is not one of the allowed values [\"debug\",\"info\",\"warn\",\"error\"]",
         )
     })?;
-    let search = query.first("search").unwrap_or_default();
+    let search = query.single("search")?.unwrap_or_default();
     if search.chars().count() > SEARCH_MAX {
         return Err(ApiError::schema(format_args!(
             "parameter \"search\": maximum string length is {SEARCH_MAX}"

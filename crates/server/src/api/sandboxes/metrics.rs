@@ -45,9 +45,14 @@ struct MetricParameters {
 #[expect(dead_code, reason = "it describes a query that `Query` reads")]
 struct BatchParameters {
     /// Ids of sandboxes, joined by commas, each once.
-    #[param(style = Form, explode = false, min_items = 1, max_items = 100)]
-    sandbox_ids: Vec<String>,
+    #[param(style = Form, explode = false, min_items = 1, max_items = 100, inline)]
+    sandbox_ids: BTreeSet<ShownId>,
 }
+
+/// The id of a sandbox, as paths have it too.
+#[derive(PartialEq, Eq, PartialOrd, Ord, ToSchema)]
+#[schema(pattern = "^[a-z0-9]{1,60}(-[a-z0-9]+)?$")]
+struct ShownId(String);
 
 /// What a sandbox used at one moment.
 #[derive(Serialize, ToSchema)]

@@ -25,7 +25,7 @@ from harness.secure import SecurePlatform, secure_platform
 from harness.traffic import until
 
 # Subcommands and options for what the platform does not have.
-UNSERVED = {"pause", "resume", "snapshot", "logs", "metrics", "create --lifecycle.ontimeout", "create --lifecycle.autoresume"}
+UNSERVED = {"pause", "resume", "snapshot", "create --lifecycle.ontimeout", "create --lifecycle.autoresume"}
 # The subcommands of `sandbox` and their options that were used, by the way the client reached the platform.
 used: dict[str, set[str]] = {"http": set(), "https": set()}
 
@@ -63,6 +63,18 @@ class Client:
             text=True,
             timeout=60,
             **({"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}),
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A call that goes on; the caller ends it."""
+        self.note(arguments)
+        return subprocess.Popen(
+            [*self.program, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def ok(self, *arguments: str, stdin: str | None = None) -> str:
@@ -248,6 +260,59 @@ def test_a_terminal_on_a_new_sandbox_takes_it_along(client: Client) -> None:
     finally:
         terminal.close()
     until(lambda: client.ids() == set(), "it ended with its terminal")
+
+
+def test_logs(client: Client, box: str) -> None:
+    client.ok("sandbox", "exec", box, "true")
+
+    def lines(*options: str) -> list[dict[str, str]]:
+        said = client.ok("sandbox", "logs", "--format", "json", *options, box)
+        return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+    until(lambda: {"platform", "process"} <= {line["logger"] for line in lines("--level", "debug")}, "both are heard")
+    assert {line["logger"] for line in lines("--loggers", "platform")} == {"platform"}
+    assert not [line for line in lines("--level", "error") if line["level"] != "ERROR"]
+    assert "created" in client.ok("sandbox", "logs", box)
+
+
+def test_logs_are_followed_to_the_end(client: Client, box: str) -> None:
+    following = client.start("sandbox", "logs", "--follow", box)
+    try:
+        assert following.stdout
+        heard = ""
+        while "created" not in heard:
+            heard += following.stdout.readline() or pytest.fail(heard)
+        client.ok("sandbox", "kill", box)
+        heard += following.communicate(timeout=60)[0]
+        assert following.returncode == 0
+        assert "Stopped printing logs" in heard
+    finally:
+        following.kill()
+        following.wait()
+
+
+def test_metrics(client: Client, box: str) -> None:
+    def samples() -> list[dict[str, float]]:
+        said = client.ok("sandbox", "metrics", "--format", "json", box)
+        return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+    until(lambda: len(samples()) > 0, "it was measured")
+    assert samples()[0]["memTotal"] == 1024 << 20
+    assert "CPU" in client.ok("sandbox", "metrics", box)
+
+
+def test_metrics_are_followed(client: Client, box: str) -> None:
+    following = client.start("sandbox", "metrics", "--follow", box)
+    try:
+        assert following.stdout
+        heard = 0
+        # More than there can have been when it began.
+        while heard < 3:
+            line = following.stdout.readline() or pytest.fail(f"ended after {heard}")
+            heard += "Memory" in line
+    finally:
+        following.kill()
+        following.wait()
 
 
 @pytest.mark.parametrize("way", sorted(used))

@@ -151,3 +151,55 @@ func TestRefusals(t *testing.T) {
 	_, err = client.Create(ctx, sandbox.CreateParams{TemplateID: "base", Timeout: &long})
 	wantStatus(t, err, 400)
 }
+
+func TestLogsAndMetrics(t *testing.T) {
+	ctx := within(t)
+	box := sandboxFor(t)
+	outcome(t, box, "true")
+	var samples []sandbox.SandboxMetric
+	until(t, "it was measured", func() bool {
+		found, err := box.GetMetrics(ctx, nil)
+		must(t, err)
+		samples = found
+		return len(found) > 0
+	})
+	info, err := box.GetInfo(ctx)
+	must(t, err)
+	same(t, samples[0].CPUCount, info.CPUCount)
+	same(t, samples[0].MemTotal, int64(info.MemoryMB)<<20)
+	same(t, samples[0].Timestamp.Unix(), samples[0].TimestampUnix)
+	later := time.Now().Unix() + 60
+	samples, err = box.GetMetrics(ctx, &sandbox.GetMetricsParams{Start: &later})
+	must(t, err)
+	same(t, len(samples), 0)
+	several, err := client.GetSandboxesMetrics(ctx, &sandbox.GetSandboxesMetricsParams{SandboxIds: []string{box.ID()}})
+	must(t, err)
+	same(t, several.Sandboxes[box.ID()].MemTotal, int64(info.MemoryMB)<<20)
+
+	limit := int32(1)
+	logs, err := box.GetLogs(ctx, &sandbox.GetLogsParams{Limit: &limit})
+	must(t, err)
+	same(t, len(logs.Logs), 1)
+	same(t, len(logs.LogEntries), 1)
+	same(t, string(logs.LogEntries[0].Level), "info")
+	same(t, strings.Contains(logs.LogEntries[0].Message, "started"), true)
+}
+
+// The SDK sends a key of its own with every create; one that a caller names makes creates one.
+func TestACreateWithAKey(t *testing.T) {
+	key := fmt.Sprint("go-", time.Now().UnixNano())
+	named := func(params *sandbox.CreateParams) { params.IdempotencyKey = key }
+	first := sandboxFor(t, named)
+	again, err := client.Create(within(t), sandbox.CreateParams{TemplateID: "base", Timeout: seconds(120), IdempotencyKey: key})
+	must(t, err)
+	same(t, again.ID(), first.ID())
+	_, err = client.Create(within(t), sandbox.CreateParams{TemplateID: "base", Timeout: seconds(60), IdempotencyKey: key})
+	wantStatus(t, err, 409)
+	if one, two := sandboxFor(t), sandboxFor(t); one.ID() == two.ID() {
+		t.Fatal("two creates made one sandbox")
+	}
+}
+
+func seconds(n int32) *int32 {
+	return &n
+}

@@ -16,7 +16,7 @@ SDK = "github.com/qiniu/go-sdk/v7/sandbox"
 # What the platform does not have: templates that are built, rules, other states, and repositories as resources. And the
 # half of an interceptor that only servers run.
 UNSERVED = re.compile(
-    r"(Template|Build|Injection|Pause|UpdateGitHubToken|GetCredentialsOption|GetLogs|Metrics)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
+    r"(Template|Build|Injection|Pause|UpdateGitHubToken|GetCredentialsOption)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
 )
 
 

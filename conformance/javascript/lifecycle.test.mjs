@@ -137,3 +137,18 @@ test('ten sandboxes at once', async (t) => {
   assert.deepEqual(said.map((result) => result.stdout), boxes.map((_, n) => `${n}\n`))
   assert.equal(new Set(boxes.map((box) => box.sandboxId)).size, 10)
 })
+
+test('what a sandbox uses', async (t) => {
+  const sandbox = await sandboxFor(t)
+  const [first] = await until(async () => {
+    const samples = await sandbox.getMetrics()
+    return samples.length > 0 && samples
+  }, 'it was measured')
+  const { cpuCount, memoryMB } = await sandbox.getInfo()
+  assert.deepEqual([first.cpuCount, first.memTotal], [cpuCount, memoryMB * 2 ** 20])
+  assert.ok(first.memUsed > 0 && first.diskUsed > 0 && first.diskTotal > first.diskUsed, JSON.stringify(first))
+  assert.ok(first.cpuUsedPct >= 0 && Math.abs(first.timestamp.getTime() - Date.now()) < 60_000)
+  const later = new Date(Date.now() + 60_000)
+  assert.deepEqual(await Sandbox.getMetrics(sandbox.sandboxId, { start: later }), [])
+  assert.deepEqual((await Sandbox.getMetrics(sandbox.sandboxId, { end: later }))[0], first)
+})

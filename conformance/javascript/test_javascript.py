@@ -33,8 +33,6 @@ UNSERVED = {
     "Sandbox.updateNetwork",
     "Sandbox.getMcpUrl",
     "Sandbox.getMcpToken",
-    "Sandbox.getMetrics",
-    "Sandbox.static getMetrics",
     "Sandbox.static pause",
     "Sandbox.static betaPause",
     "Sandbox.static createSnapshot",

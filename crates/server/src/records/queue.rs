@@ -17,6 +17,8 @@ use crate::clock::Clock;
 
 /// Most items that wait.
 pub(super) const ITEMS: usize = 16_384;
+/// Most entries of one log that wait, so that a loud sandbox does not cost the others their entries.
+const ITEMS_OF_ONE: usize = ITEMS / 4;
 /// Most bytes that wait, about.
 const BYTES: u64 = 16 << 20;
 /// How long a reader waits for what is noted to be written, before it reads what there is.
@@ -62,6 +64,8 @@ struct Waiting {
     put: u64,
     /// How many entries ever found no room.
     lost: u64,
+    /// How many entries of each log wait.
+    of: HashMap<SandboxId, usize>,
     /// Entries that found no room, by the log that misses them.
     dropped: HashMap<(TeamId, SandboxId), u64>,
 }
@@ -89,7 +93,13 @@ impl Queue {
         let mut waiting = self.waiting.lock();
         let full = waiting.items.len() >= ITEMS || waiting.bytes >= BYTES;
         match item {
-            Item::Entry(entry) if full => {
+            Item::Entry(entry)
+                if full
+                    || waiting
+                        .of
+                        .get(&entry.sandbox_id)
+                        .is_some_and(|own| *own >= ITEMS_OF_ONE) =>
+            {
                 waiting.lost += 1;
                 *waiting.dropped.entry((entry.team_id, entry.sandbox_id)).or_default() += 1;
                 return;
@@ -100,6 +110,9 @@ impl Queue {
                 return;
             }
             item => {
+                if let Item::Entry(entry) = &item {
+                    *waiting.of.entry(entry.sandbox_id.clone()).or_default() += 1;
+                }
                 waiting.bytes += item.bytes();
                 waiting.items.push_back(item);
                 waiting.put += 1;
@@ -122,7 +135,15 @@ impl Queue {
         for item in waiting.items.drain(..count).collect::<Vec<_>>() {
             waiting.bytes -= item.bytes();
             match item {
-                Item::Entry(entry) => batch.entries.push(entry),
+                Item::Entry(entry) => {
+                    if let Some(own) = waiting.of.get_mut(&entry.sandbox_id) {
+                        *own -= 1;
+                        if *own == 0 {
+                            waiting.of.remove(&entry.sandbox_id);
+                        }
+                    }
+                    batch.entries.push(entry);
+                }
                 Item::Chunk(chunk) => batch.chunks.push(chunk),
                 Item::End(team, id, at_us) => batch.ended.push((team, id, at_us)),
             }
@@ -206,8 +227,12 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_counted_and_said() {
         let queue = Queue::new();
-        for n in 0..ITEMS + 3 {
-            queue.put(entry(&queue, "iloud", n.to_string()));
+        for n in 0..ITEMS - 1 {
+            queue.put(entry(&queue, &format!("i{}", n % 8), n.to_string()));
+        }
+        queue.put(entry(&queue, "iloud", "one".to_owned()));
+        for _ in 0..3 {
+            queue.put(entry(&queue, "iloud", "more".to_owned()));
         }
         queue.put(entry(&queue, "iquiet", "one".to_owned()));
         queue.put(end());
@@ -227,6 +252,30 @@ mod tests {
         queue.put(entry(&queue, "iloud", "again".to_owned()));
         let (batch, _) = queue.take(10, 9);
         assert_eq!(batch.entries.len(), 1);
+    }
+
+    #[test]
+    fn a_loud_log_leaves_room_for_others() {
+        let queue = Queue::new();
+        for n in 0..ITEMS_OF_ONE + 2 {
+            queue.put(entry(&queue, "iloud", n.to_string()));
+        }
+        queue.put(entry(&queue, "iquiet", "one".to_owned()));
+        let (batch, count) = queue.take(1, 9);
+        // One taken, and the note of what is missing, because there is room in all.
+        assert_eq!((batch.entries.len(), count), (2, 1));
+        assert_eq!(batch.entries[1].row.fields["dropped"], "2");
+        // One was taken, so one fits.
+        queue.put(entry(&queue, "iloud", "fits".to_owned()));
+        queue.put(entry(&queue, "iloud", "does not".to_owned()));
+        let (batch, count) = queue.take(ITEMS, 9);
+        assert_eq!(count, u64::try_from(ITEMS_OF_ONE + 1).expect("small"));
+        let quiet = batch
+            .entries
+            .iter()
+            .filter(|entry| entry.sandbox_id.as_str() == "iquiet");
+        assert_eq!(quiet.count(), 1);
+        assert_eq!(batch.entries[ITEMS_OF_ONE + 1].row.fields["dropped"], "1");
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //! cargo run --release -p xtask -- bench rest
 //! cargo run --release -p xtask -- bench expiry
 //!
-//! # The agent, in a sandbox of a platform that runs on this machine; as root.
+//! # The agent, in a sandbox of a platform that runs on this machine; as root. `--what memory,streams,pour,files`
+//! # chooses; take `memory` while no other sandbox runs.
 //! cargo build --release -p cli
 //! target/x86_64-unknown-linux-gnu/release/ringfence up --data-dir /tmp/bench &
 //! cargo run --release -p xtask -- bench agent --data-dir /tmp/bench

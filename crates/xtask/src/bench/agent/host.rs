@@ -23,8 +23,10 @@ pub(super) struct Process(u32);
 pub(super) struct Memory {
     /// Everything mapped, shared pages too.
     pub(super) resident: u64,
-    /// What only this process maps.
+    /// What only this process maps, clean pages of its program too.
     pub(super) private: u64,
+    /// The part of that which is in no file, or not as it is there: what the process costs beside others of its program.
+    pub(super) dirty: u64,
     /// What belongs to no file.
     pub(super) anonymous: u64,
 }
@@ -34,6 +36,7 @@ impl Memory {
         Self {
             resident: self.resident.max(other.resident),
             private: self.private.max(other.private),
+            dirty: self.dirty.max(other.dirty),
             anonymous: self.anonymous.max(other.anonymous),
         }
     }
@@ -41,12 +44,13 @@ impl Memory {
     /// A row of a table.
     pub(super) fn row(self, what: &str) -> Vec<String> {
         let mb = |kib: u64| format!("{:.2}", kib as f64 * 1024.0 / 1e6);
-        vec![what.to_owned(), mb(self.private), mb(self.anonymous), mb(self.resident)]
+        let columns = [self.private, self.dirty, self.anonymous, self.resident].map(mb);
+        [what.to_owned()].into_iter().chain(columns).collect()
     }
 }
 
 /// The columns of [`Memory::row`].
-pub(super) const HEADER: [&str; 4] = ["MB", "private", "anonymous", "resident"];
+pub(super) const HEADER: [&str; 5] = ["MB", "private", "of it dirty", "anonymous", "resident"];
 
 impl Process {
     /// Its memory now.
@@ -64,6 +68,7 @@ impl Process {
         Ok(Memory {
             resident: field("Rss:"),
             private: field("Private_Clean:") + field("Private_Dirty:"),
+            dirty: field("Private_Dirty:"),
             anonymous: field("Anonymous:"),
         })
     }

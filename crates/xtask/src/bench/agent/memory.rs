@@ -1,4 +1,7 @@
 //! What an agent costs the host: idle, and with processes that clients listen to.
+//!
+//! The pages of its program count as private to the only agent on a host, and as shared from the second one on, so an
+//! idle agent is looked at alone and beside another.
 
 use std::time::Duration;
 
@@ -8,7 +11,7 @@ use measure::process::{Command, Event};
 use measure::table;
 
 use super::Subject;
-use super::host::{self, Process};
+use super::host::{self, Memory, Process};
 
 /// Processes, each with a client that listens.
 const PROCESSES: usize = 100;
@@ -17,17 +20,17 @@ const SETTLE: Duration = Duration::from_secs(3);
 
 /// Measures. `before` are the agents that were there before the sandbox.
 pub(super) async fn measure(subject: &Subject, before: &[Process]) -> Result<String> {
-    // Which of the new ones is ours, only a process in the sandbox tells, and after that the agent is not fresh.
-    let fresh: Vec<_> = host::agents()
-        .into_iter()
-        .filter(|agent| !before.contains(agent))
-        .filter_map(|agent| Some((agent, agent.memory().ok()?)))
-        .collect();
-    let agent = host::agent_of(subject).await?;
-    let (_, idle) = fresh
-        .into_iter()
-        .find(|(fresh, _)| *fresh == agent)
-        .context("the agent was there before its sandbox")?;
+    let (agent, alone) = fresh(subject, before).await?;
+    let now = host::agents();
+    let mut client = Client::new(subject.platform.clone());
+    let second = Subject {
+        platform: subject.platform.clone(),
+        sandbox: client.create().await?.sandbox,
+        server: subject.server,
+    };
+    let beside = fresh(&second, &now).await;
+    client.delete(&second.sandbox.id).await?;
+    let (_, beside) = beside?;
     let mut listeners = Vec::new();
     for _ in 0..PROCESSES {
         let mut client = Client::new(subject.platform.clone());
@@ -42,9 +45,27 @@ pub(super) async fn measure(subject: &Subject, before: &[Process]) -> Result<Str
     tokio::time::sleep(SETTLE).await;
     let busy = agent.memory()?;
     drop(listeners);
+    let others = match before.len() {
+        0 => "alone on this host".to_owned(),
+        others => format!("beside {others} others"),
+    };
     let rows = [
-        idle.row("agent, right after its start"),
+        alone.row(&format!("agent, right after its start, {others}")),
+        beside.row("agent, right after its start, beside one more"),
         busy.row(&format!("agent, {PROCESSES} processes with a listener each")),
     ];
     Ok(format!("\n{}", table::columns(&host::HEADER, rows)))
+}
+
+/// The agent of a sandbox that was just made, and its memory before anything was asked of it.
+async fn fresh(subject: &Subject, before: &[Process]) -> Result<(Process, Memory)> {
+    // Which of the new ones is ours, only a process in the sandbox tells, and after that the agent is not fresh.
+    let fresh: Vec<_> = host::agents()
+        .into_iter()
+        .filter(|agent| !before.contains(agent))
+        .filter_map(|agent| Some((agent, agent.memory().ok()?)))
+        .collect();
+    let agent = host::agent_of(subject).await?;
+    let memory = fresh.into_iter().find(|(fresh, _)| *fresh == agent);
+    memory.context("the agent was there before its sandbox")
 }

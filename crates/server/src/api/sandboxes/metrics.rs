@@ -176,14 +176,16 @@ fn parse_ids(query: &Query) -> Result<BTreeSet<SandboxId>, ApiError> {
     if values.next().is_some() {
         return Err(fault("it must be given once, with all ids in it, joined by commas"));
     }
-    let mut ids = BTreeSet::new();
+    // Two forms of one id, with and without what older hosts put behind it, are no duplicates.
+    let (mut ids, mut words) = (BTreeSet::new(), BTreeSet::new());
     for (place, word) in text.split(',').enumerate() {
         if place >= BATCH_MAX {
             return Err(fault(&format!("maximum number of items is {BATCH_MAX}")));
         }
-        if !ids.insert(SandboxId::from_path(word)?) {
+        if !words.insert(word) {
             return Err(fault("duplicate items found"));
         }
+        ids.insert(SandboxId::from_path(word)?);
     }
     Ok(ids)
 }

@@ -4,7 +4,6 @@
 //!
 //! - teams, users, API keys, access tokens and access keys: who may ask for what. API keys and access tokens only as
 //!   hashes; the secrets of access keys only as ciphertext that the caller sealed;
-//! - limits of single teams, where they differ from the platform's;
 //! - templates, their aliases and builds: what a name means to a team;
 //! - sandboxes: who owns them, what they were made of and when they end. Deadlines survive a restart of the platform.
 //!   Environment variables are secrets of the client and are **not** stored;
@@ -28,7 +27,6 @@ mod row;
 pub mod error;
 pub mod idempotency;
 pub mod keys;
-pub mod limits;
 pub mod records;
 pub mod sandboxes;
 pub mod teams;

@@ -1,10 +1,10 @@
--- What the rest of the REST surface has to remember: more about keys, access tokens, idempotency keys, limits of teams.
+-- What the rest of the REST surface has to remember: more about keys, access tokens, idempotency keys.
 
 -- How many characters follow the prefix of a key, and when it last let somebody in, as far as that was noted.
 ALTER TABLE api_keys ADD COLUMN value_length BIGINT NOT NULL DEFAULT 40;
 ALTER TABLE api_keys ADD COLUMN last_used_us BIGINT;
 
--- Like API keys, but for a user and for management only. A deleted one is gone: nobody makes the same one twice.
+-- Like API keys, but of a user. A deleted one is gone: nobody makes the same one twice.
 CREATE TABLE access_tokens (
     id TEXT PRIMARY KEY,
     user_id TEXT NOT NULL REFERENCES users (id),
@@ -32,11 +32,3 @@ CREATE TABLE idempotency_keys (
     PRIMARY KEY (team_id, key)
 );
 CREATE INDEX idempotency_keys_expiry ON idempotency_keys (expires_us);
-
--- Limits of a team that differ from those of the configuration.
-CREATE TABLE team_limits (
-    team_id TEXT NOT NULL REFERENCES teams (id),
-    key TEXT NOT NULL,
-    value BIGINT NOT NULL,
-    PRIMARY KEY (team_id, key)
-);

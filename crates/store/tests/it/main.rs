@@ -12,7 +12,6 @@ mod access;
 mod concurrency;
 mod database;
 mod idempotency;
-mod limits;
 mod lists;
 mod opening;
 mod postgres;
@@ -44,7 +43,6 @@ const CASES: &[(&str, Case)] = cases![
     access::text_that_one_engine_refuses,
     tokens::a_life,
     tokens::uses_are_noted_forwards,
-    limits::of_teams,
     idempotency::a_life,
     idempotency::one_of_many_claims_wins,
     idempotency::expired_claims_are_free,

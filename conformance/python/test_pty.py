@@ -39,7 +39,8 @@ def test_a_shell_on_a_terminal(sandbox: Sandbox) -> None:
 def test_interrupt_reaches_the_foreground(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80), cwd="/tmp", envs={"MARK": "here"})
     output = iter(terminal)
-    sandbox.pty.send_stdin(terminal.pid, b"echo $MARK $PWD 'rea''dy'; sleep 600\n")
+    # One job says that it is ready and then waits: between two, an interrupt would find no job in the foreground.
+    sandbox.pty.send_stdin(terminal.pid, b"sh -c 'echo $MARK $PWD rea\"\"dy; exec sleep 600'\n")
     assert b"here /tmp ready" in read_until(output, b"ready")
     # An interrupt makes the terminal forget what was typed and not yet read, so the next line waits for its echo.
     sandbox.pty.send_stdin(terminal.pid, b"\x03")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import hoststate
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 from harness.secure import SecurePlatform
@@ -51,6 +52,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def work_dir() -> Iterator[Path]:
     # Short, because paths of unix sockets are limited to 108 bytes.
     with tempfile.TemporaryDirectory(prefix="rf-") as directory:
+        # Before the first look at the host, so that the first and the last count the same.
+        hoststate.own(Path(directory) / "data")
         yield Path(directory)
 
 

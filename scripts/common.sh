@@ -1,12 +1,14 @@
-# What both scripts share: the packages of Debian that Ringfence and its tests need, and the SDK's environment.
+# What the scripts share: the packages of Debian that Ringfence and its tests need, and the SDK's environment.
 # Sourced, never run; needs `set -euo pipefail` and `root` (the repository).
 
-# To build: a C compiler for the bundled SQLite. To run: mkfs.ext4 for disk images; sudo, ps and ss are what programs
-# in the built-in `base` template expect, which shows the host's own /usr. For the SDK: Python.
-run_packages=(ca-certificates curl gcc libc6-dev e2fsprogs sudo procps iproute2 python3 python3-venv)
+# To build: a C compiler for the bundled SQLite. To run: mkfs.ext4 for disk images; sudo, ps, ss, Python and pip are what
+# programs in the built-in `base` template expect, which shows the host's own /usr. For the SDK: Python.
+run_packages=(ca-certificates curl gcc libc6-dev e2fsprogs sudo procps iproute2 python3 python3-pip python3-venv)
 # The store's tests run on both databases, and the agent's try the trust store with the clients that people use. The SDKs
-# have helpers for git, which the built-in `base` template shows where the host has it.
-test_packages=(postgresql git openssl wget)
+# have helpers for git, which the built-in `base` template shows where the host has it; so it does with the runtimes that
+# size themselves by what they find.
+# systemd brings `systemd-analyze`, which checks the unit of the package.
+test_packages=(postgresql git openssl wget default-jre-headless nodejs make systemd)
 
 say() {
   printf '\n== %s\n' "$*"
@@ -67,4 +69,26 @@ python_environment() { # FILE DIRECTORY
 # Where cargo puts the release binary.
 release_binary() {
   printf '%s\n' "${CARGO_TARGET_DIR:-$root/target}/x86_64-unknown-linux-gnu/release/ringfence"
+}
+
+# Which commit the tree is of: git's answer, with a mark where files differ from it, or what the export of an archive
+# wrote down. Nothing where neither is known.
+tree_commit() {
+  local commit
+  if [ -e "$root/.git" ] && commit=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null); then
+    [ -z "$(git -C "$root" status --porcelain 2>/dev/null)" ] || commit+=-modified
+    printf '%s\n' "$commit"
+  else
+    sed -n '1s/^\([0-9a-f]\{12\}\)[0-9a-f]*$/\1/p' "$root/packaging/commit"
+  fi
+}
+
+# When that commit was made, in seconds, as SOURCE_DATE_EPOCH where that is set; 0 where it is not known.
+tree_time() {
+  local time=${SOURCE_DATE_EPOCH:-}
+  if [ -z "$time" ] && [ -e "$root/.git" ]; then
+    time=$(git -C "$root" log -1 --format=%ct 2>/dev/null || true)
+  fi
+  [ -n "$time" ] || time=$(sed -n '2s/^\([0-9]\+\)$/\1/p' "$root/packaging/commit")
+  printf '%s\n' "${time:-0}"
 }

@@ -13,7 +13,7 @@ need_rust
 need_packages "${run_packages[@]}"
 
 say "building"
-cargo build --release --locked --manifest-path "$root/Cargo.toml" -p cli
+RINGFENCE_COMMIT=$(tree_commit) cargo build --release --locked --manifest-path "$root/Cargo.toml" -p cli
 binary=$(release_binary)
 data_dir=/var/lib/ringfence
 listen=127.0.0.1:3000

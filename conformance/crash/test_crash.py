@@ -8,7 +8,8 @@ starts it again and checks:
 - a call that got no answer may have happened or not, but not half: what is listed answers, and what is not listed has
   no namespace, mount, cgroup, loop device or process.
 
-RINGFENCE_CRASH_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments.
+RINGFENCE_CRASH_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments. A failure names both its seed and its
+cycle, and what the client that failed was doing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class World:
     deleting: dict[str, Known] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     dying: bool = False
-    errors: list[BaseException] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     creates: int = 0
     commands: int = 0
@@ -75,6 +76,7 @@ def started_at(pid: int) -> str:
 
 def client(world: World, chance: random.Random) -> None:
     """One client: creates, runs and deletes until the platform dies."""
+    wish, chosen = "nothing yet", None
     try:
         while not world.dying:
             with world.lock:
@@ -107,8 +109,9 @@ def client(world: World, chance: random.Random) -> None:
                 with unless_deleted(world, chosen):
                     assert chosen.sandbox.commands.run(f"echo {number}").stdout == f"{number}\n"
                     world.commands += 1
-    except BaseException as error:
+    except Exception as error:
         if not world.dying:
+            error.add_note(f"a client failed in: {wish} of {chosen.sandbox.sandbox_id if chosen else 'a new sandbox'}")
             world.errors.append(error)
 
 
@@ -166,7 +169,7 @@ def check(world: World) -> None:
             pid, start = known.process
             assert started_at(pid) == start, f"{name} runs other processes than before"
     for name in present - set(world.known):
-        # A create that got no answer but happened: nobody knows of it, so it goes.
+        # A sandbox whose create request got no response: it is removed, because no client knows its id.
         assert boxes[name].kill()
         world.deleted.add(name)
 
@@ -247,30 +250,13 @@ def test_kill_9_at_random_moments(crashing: Platform) -> None:
     restarts: list[float] = []
     begun = time.monotonic()
     for cycle in range(CYCLES):
-        world.dying = False
-        clients = [
-            threading.Thread(target=client, args=(world, random.Random(chance.getrandbits(64))), daemon=True)
-            for _ in range(CLIENTS)
-        ]
-        for thread in clients:
-            thread.start()
-        time.sleep(chance.uniform(0, 0.3))
-        world.dying = True
-        crashing.kill()
-        for thread in clients:
-            thread.join(60)
-            assert not thread.is_alive(), "a client hangs although the platform is gone"
-        assert not world.errors, world.errors
-
-        if chance.random() < 0.2:
-            kill_while_starting(crashing, chance.uniform(0, 0.15))
-        restarts.append(crashing.start())
-        assert restarts[-1] < RESTART_LIMIT_S, f"cycle {cycle}: the restart took {restarts[-1]:.2f} s"
-        check(world)
-        settled({kind: counted(none)[kind] + len(world.known) * unit[kind] for kind in COUNTED})
-        if cycle % EMPTY_EVERY == EMPTY_EVERY - 1 or cycle == CYCLES - 1:
-            empty(world)
-            assert left_over(none, crashing.data_dir) == {}
+        with named(cycle):
+            restarts.append(kill_and_check(crashing, world, chance))
+            assert restarts[-1] < RESTART_LIMIT_S, f"the restart took {restarts[-1]:.2f} s"
+            settled({kind: counted(none)[kind] + len(world.known) * unit[kind] for kind in COUNTED})
+            if cycle % EMPTY_EVERY == EMPTY_EVERY - 1 or cycle == CYCLES - 1:
+                empty(world)
+                assert left_over(none, crashing.data_dir) == {}
     took = time.monotonic() - begun
     ordered = sorted(restarts)
     print(
@@ -278,6 +264,41 @@ def test_kill_9_at_random_moments(crashing: Platform) -> None:
         f" answered; restart p50 {statistics.median(ordered):.3f} s, p99 {ordered[int(len(ordered) * 0.99)]:.3f} s,"
         f" max {ordered[-1]:.3f} s; nothing lost, nothing left"
     )
+
+
+@contextmanager
+def named(cycle: int) -> Iterator[None]:
+    """A failure says how to get there again."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in cycle {cycle} of {CYCLES}; again with RINGFENCE_CRASH_SEED={SEED}")
+        raise
+
+
+def kill_and_check(crashing: Platform, world: World, chance: random.Random) -> float:
+    """One cycle; returns how long the restart took."""
+    world.dying = False
+    clients = [
+        threading.Thread(target=client, args=(world, random.Random(chance.getrandbits(64))), daemon=True)
+        for _ in range(CLIENTS)
+    ]
+    for thread in clients:
+        thread.start()
+    time.sleep(chance.uniform(0, 0.3))
+    world.dying = True
+    crashing.kill()
+    for thread in clients:
+        thread.join(60)
+        assert not thread.is_alive(), "a client hangs although the platform is gone"
+    if world.errors:
+        raise ExceptionGroup("clients failed while no kill was under way", world.errors)
+
+    if chance.random() < 0.2:
+        kill_while_starting(crashing, chance.uniform(0, 0.15))
+    took = crashing.start()
+    check(world)
+    return took
 
 
 def kill_while_starting(platform: Platform, after_s: float) -> None:

@@ -68,7 +68,7 @@ def test_unix_sockets_of_the_host_are_not_there(sandbox: Sandbox) -> None:
         assert probe(sandbox, "abstract", name) == "ECONNREFUSED"
 
 
-def test_the_control_channel_answers_nobody_inside(sandbox: Sandbox) -> None:
+def test_the_control_channel_refuses_peers_inside(sandbox: Sandbox) -> None:
     refusals = {"", "ECONNREFUSED", "ECONNRESET", "EPERM", "EACCES", "EPIPE", "EPROTOTYPE"}
     for user in ("root", "user"):
         for name, answer in probe(sandbox, "control", user=user).items():
@@ -78,7 +78,7 @@ def test_the_control_channel_answers_nobody_inside(sandbox: Sandbox) -> None:
 
 
 def test_a_user_cannot_take_the_place_of_the_spawner(sandbox: Sandbox) -> None:
-    """Whoever starts the agent's processes starts those of root too."""
+    """A fake spawner would also start processes of root."""
     pretender = (
         "import os,socket,threading,time\n"
         "def pretend():\n"

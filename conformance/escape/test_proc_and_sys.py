@@ -90,8 +90,8 @@ def test_nothing_of_proc_and_sys_is_writable(sandbox: Sandbox) -> None:
 def test_sys_shows_no_hardware_and_no_neighbour(sandbox: Sandbox, neighbour: Sandbox) -> None:
     shown = probe(sandbox, "content", *(f"/sys/{name}" for name in ("block", "firmware", "kernel", "module")))
     assert {path: seen for path, seen in shown.items() if seen not in (0, "ENOENT", "EACCES", "EPERM")} == {}
-    # The place where programs look for cgroups may be there, empty.
-    assert root(sandbox, "find /sys/fs -mindepth 1 2>/dev/null || true").split() in ([], ["/sys/fs/cgroup"])
+    # Nothing is there but the place where programs look for cgroups.
+    assert root(sandbox, "ls -A /sys/fs").split() == ["cgroup"]
     found = root(sandbox, "find / -name backing_file -not -path '/proc/*' 2>/dev/null || true")
     assert found == ""
     assert root(sandbox, "ls /sys/devices/virtual/block /sys/class/block 2>/dev/null || true") == ""
@@ -103,7 +103,10 @@ def test_no_mount_names_a_sandbox_or_a_cgroup(sandbox: Sandbox, neighbour: Sandb
     assert " / " in text
     for name in (sandbox.sandbox_id, neighbour.sandbox_id):
         assert name not in text
-    assert "cgroup" not in text
+    # Of cgroups, only its own groups are mounted, as if there were nothing above them, and nothing can be changed there.
+    groups = [line.split() for line in root(sandbox, "grep ' - cgroup' /proc/self/mountinfo").splitlines()]
+    assert groups and all(mount[3] == "/" and "ro" in mount[5].split(",") for mount in groups)
+    assert "ringfence-" not in text
     for word in ("debugfs", "tracefs", "securityfs", "bpf", "fusectl", "configfs", "pstore", "efivarfs", "binfmt_misc"):
         assert f" {word} " not in text
 
@@ -119,11 +122,34 @@ def test_no_neighbour_is_named_anywhere(sandbox: Sandbox, neighbour: Sandbox) ->
     assert root(sandbox, f"find / -xdev -name '*{neighbour.sandbox_id}*' 2>/dev/null | wc -l") == "0\n"
 
 
-def test_cgroups_are_neither_visible_nor_writable(sandbox: Sandbox, neighbour: Sandbox) -> None:
-    shown = root(sandbox, "cat /proc/self/cgroup")
-    assert neighbour.sandbox_id not in shown
-    assert root(sandbox, "ls -A /sys/fs/cgroup 2>/dev/null | wc -l") == "0\n"
-    assert root(sandbox, "find / -name cgroup.procs -not -path '/proc/*' 2>/dev/null | wc -l") == "0\n"
+def test_of_cgroups_only_its_own_is_visible_and_nothing_writable(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    theirs = Marked(neighbour)
+    assert theirs.host_pid
+    for user in ("root", "user"):
+        shown = sandbox.commands.run("cat /proc/self/cgroup", user=user).stdout
+        assert {line.split(":", 2)[2] for line in shown.splitlines()} == {"/"}
+    # No group below or beside, of whatever hierarchy, and in the lists of processes only its own.
+    procs = root(sandbox, "find /sys/fs/cgroup -name cgroup.procs").split()
+    assert procs
+    mounts = root(sandbox, "awk '/ - cgroup/ {print $5}' /proc/self/mountinfo").split()
+    assert sorted(os.path.dirname(path) for path in procs) == sorted(mounts)
+    # Processes of others would be there as 0.
+    own = set(root(sandbox, "ls /proc | grep '^[0-9]' ; seq 1 400").split())
+    assert set(root(sandbox, "find /sys/fs/cgroup -name cgroup.procs -exec cat {} +").split()) <= own
+    everything = root(
+        sandbox,
+        "find /sys/fs/cgroup -type f -not -name memory.pressure_level -not -name cgroup.event_control"
+        " -exec cat {} + 2>/dev/null || true",
+    )
+    assert neighbour.sandbox_id not in everything and sandbox.sandbox_id not in everything
+    assert root(sandbox, "find /sys/fs/cgroup -name release_agent | wc -l") == "0\n"
+    attempts = (
+        "for f in $(find /sys/fs/cgroup -type f); do (echo 0 > $f) 2>/dev/null && echo $f; done;"
+        " for d in $(find /sys/fs/cgroup -type d); do mkdir $d/made 2>/dev/null && echo $d;"
+        " mount -o remount,rw $d 2>/dev/null && echo $d; umount $d 2>/dev/null && echo $d; done; true"
+    )
+    assert root(sandbox, attempts, timeout=120) == ""
+    assert root(sandbox, "find / -name cgroup.procs -not -path '/proc/*' -not -path '/sys/fs/cgroup/*' 2>/dev/null | wc -l") == "0\n"
 
 
 def test_the_workload_is_limited_and_the_agent_is_not_in_its_group(sandbox: Sandbox) -> None:
@@ -152,7 +178,7 @@ def agent_pid(host_pid: int) -> int:
 
 
 def test_ids_of_two_sandboxes_and_of_the_host_are_apart(sandbox: Sandbox, neighbour: Sandbox) -> None:
-    """Root and user of one sandbox are nobody to the host and to the other sandbox."""
+    """Root and user of one sandbox have no rights on the host and in the other sandbox."""
     ids = []
     for box in (sandbox, neighbour):
         roots, users = Marked(box, "root"), Marked(box, "user")

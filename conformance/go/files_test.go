@@ -68,8 +68,14 @@ func TestSeveralFilesWithoutASignature(t *testing.T) {
 	same(t, outcome(t, box, "cat many/one many/two").Stdout, "ONETWO")
 }
 
+// Only the agent of a secured sandbox asks for a signature.
+func secured(params *sandbox.CreateParams) {
+	yes := true
+	params.Secure = &yes
+}
+
 func TestSignedLinks(t *testing.T) {
-	box := sandboxFor(t)
+	box := sandboxFor(t, secured)
 	outcome(t, box, "echo -n by link > linked")
 	// Only the form of the link is the SDK's; the request is anyone's.
 	get := func(link string) int {
@@ -91,7 +97,7 @@ func TestSignedLinks(t *testing.T) {
 }
 
 func TestAnUploadByLink(t *testing.T) {
-	box := sandboxFor(t)
+	box := sandboxFor(t, secured)
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
 	part, err := form.CreateFormFile("file", "secret")

@@ -58,7 +58,7 @@ def serve(server: socket.socket) -> None:
 
 
 def bound() -> socket.socket:
-    """A socket on port 53 of an address of the loopback that nobody else listens on."""
+    """A socket on port 53 of a free loopback address."""
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     pid = os.getpid()
     server.bind((f"127.53.{pid >> 8 & 0xFF}.{pid & 0xFF}", 53))

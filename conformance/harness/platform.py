@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from harness import hoststate
+
 READY_S = 60.0
 STOP_S = 30.0
 
@@ -42,15 +44,23 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def _configure(values: dict[str, str]) -> None:
+    for name in [name for name in os.environ if name.startswith("E2B_")]:
+        del os.environ[name]
+    os.environ.update(values)
+
+
 class Platform:
     """One data directory and the process that serves it, if any."""
 
     def __init__(self, data_dir: Path, config: str | None = None) -> None:
         self.binary = binary()
         self.data_dir = data_dir
+        hoststate.own(data_dir)
         self.port = free_port()
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.used_before: dict[str, str] | None = None
         self.config_path: Path | None = None
         if config is not None:
             self.config_path = data_dir.parent / f"{data_dir.name}.toml"
@@ -66,16 +76,20 @@ class Platform:
 
     def start(self) -> float:
         """Starts the platform and returns the seconds until it was ready."""
+        begun = time.monotonic()
+        self.launch()
+        self.wait_ready()
+        return time.monotonic() - begun
+
+    def launch(self) -> None:
+        """Starts the platform and does not wait for it."""
         command = [self.binary, "up", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}"]
         if self.config_path:
             command += ["--config", self.config_path]
-        begun = time.monotonic()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), start_new_session=True
             )
-        self.wait_ready()
-        return time.monotonic() - begun
 
     def wait_ready(self) -> None:
         assert self.process
@@ -110,10 +124,10 @@ class Platform:
         return values
 
     def use(self) -> None:
-        """Configures the SDK in this process from `credentials.env`, and from nothing else."""
-        for name in [name for name in os.environ if name.startswith("E2B_")]:
-            del os.environ[name]
-        os.environ.update(self.credentials())
+        """Configures the SDK in this process from `credentials.env`, and from nothing else, until this is closed."""
+        if self.used_before is None:
+            self.used_before = {name: value for name, value in os.environ.items() if name.startswith("E2B_")}
+        _configure(self.credentials())
 
     def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Runs a subcommand on this data directory."""
@@ -153,3 +167,7 @@ class Platform:
         self.process = None
         if self.data_dir.exists():
             self.down()
+        if self.used_before is not None:
+            # What another platform was used for goes on with that one.
+            _configure(self.used_before)
+            self.used_before = None

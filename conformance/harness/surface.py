@@ -4,7 +4,7 @@ A test is written once, with `await` before every call. It runs against `AsyncSa
 call on a thread, so that a call that waits does not keep the test from what it waits for.
 
 Every call goes through a proxy that notes the method and the parameters that were passed. `untried` says what of a
-class nobody has called, or never with some parameter, so that a suite cannot fall behind the SDK unnoticed.
+class were not called, or never with some parameter, so that a suite cannot fall behind the SDK unnoticed.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ test('links that were changed or have expired are refused', async (t) => {
   await refused((query) => query.set('username', 'root'))
   const upload = await fetch(new URL(url), { method: 'POST', body: new FormData() })
   assert.equal(upload.status, 401)
-  // Without a signature nothing tells which sandbox of the shared address is meant.
+  // Without a signature, the sandbox of a request to the shared address is unknown.
   url.searchParams.delete('signature')
   assert.ok([401, 404].includes((await fetch(url)).status))
   const expired = await fetch(await sandbox.downloadUrl('mine', { useSignatureExpiration: -10 }))

@@ -100,7 +100,7 @@ test('moved and removed', async (t) => {
   await assert.rejects(files.remove('/proc/version'), SandboxError)
 })
 
-test('metadata written with a file is told with it', async (t) => {
+test('metadata written with a file is returned with it', async (t) => {
   const { files } = await sandboxFor(t)
   const written = await files.write('marked', 'x', { metadata: { origin: 'suite' } })
   assert.deepEqual(written.metadata, { origin: 'suite' })

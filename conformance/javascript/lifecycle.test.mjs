@@ -1,4 +1,4 @@
-// Sandboxes as the API tells of them: made, found, listed, prolonged and ended.
+// Lifecycle of sandboxes through the API: create, find, list, extend, kill.
 
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
@@ -12,7 +12,7 @@ async function all(paginator) {
   return found
 }
 
-test('a new sandbox tells what it was made of', async (t) => {
+test('a new sandbox has the requested properties', async (t) => {
   const mark = randomUUID()
   const before = Date.now()
   const sandbox = await sandboxFor(t, { metadata: { mark, 'a key': 'é=&,' }, envs: { COLOUR: 'green' } })

@@ -20,7 +20,7 @@ async function watched(t, files, path, options) {
   return { events, handle, heard }
 }
 
-test('a watch tells of every kind of change', async (t) => {
+test('a watch reports every kind of change', async (t) => {
   const { files, commands } = await sandboxFor(t)
   await files.makeDir('dir')
   const { events, handle, heard } = await watched(t, files, 'dir')

@@ -271,7 +271,7 @@ def ptrace_other(pid):
 
 
 def control():
-    """What the agent says on its control channels to somebody inside."""
+    """Responses of the agent on its control channels to a peer inside."""
     outcome = {}
     for name in ("ringfence/control", "ringfence/spawner"):
         for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):

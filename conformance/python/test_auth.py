@@ -1,4 +1,4 @@
-"""Keys: a wrong one is told so, another team's sees nothing, a revoked one stops working."""
+"""Keys: an invalid one is refused, one of another team gives no access, a revoked one stops working."""
 
 from __future__ import annotations
 

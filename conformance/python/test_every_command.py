@@ -34,7 +34,7 @@ async def ends(handle: Any, **listeners: Any) -> CommandExitException:
 
 
 class Screen:
-    """What a terminal showed. The synchronous API shows it only while somebody waits for the end."""
+    """Output of a terminal. The synchronous API delivers it only while a caller waits for the end."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -62,7 +62,7 @@ class Screen:
             raise AssertionError(f"{failed}: {self.data!r}") from None
 
     async def code(self) -> int:
-        """The exit code, however the SDK tells it."""
+        """The exit code, in whatever way the SDK reports it."""
         assert self.watcher
         try:
             return (await asyncio.wait_for(self.watcher, 30)).exit_code
@@ -99,7 +99,7 @@ async def test_running(box: Box) -> None:
 
 
 @both
-async def test_output_that_nobody_keeps(box: Box) -> None:
+async def test_discarded_output(box: Box) -> None:
     if not takes(box, "commands", "run", "retain_output"):
         return
     out: list[str] = []
@@ -188,7 +188,7 @@ async def test_the_list_connecting_and_killing(box: Box) -> None:
         failed = await ends(sleeper)
         assert (failed.exit_code, failed.error) == (-1, "signal: killed")
         assert await box.commands.kill(sleeper.pid) is False
-        # An end is told to late listeners for a while.
+        # An end is reported to late clients for some time.
         assert (await ends(await box.commands.connect(sleeper.pid))).exit_code == -1
     with pytest.raises(NotFoundException):
         await box.commands.connect(999999)
@@ -224,7 +224,7 @@ async def test_a_terminal_is_killed(box: Box) -> None:
     assert await box.pty.kill(handle.pid, request_timeout=30) is True
     assert await screen.code() == -1
     assert await box.pty.kill(handle.pid) is False
-    # An end is told to late listeners for a while.
+    # An end is reported to late clients for some time.
     late = Screen()
     await late.open(box, "connect", handle.pid)
     assert await late.code() == -1

@@ -155,7 +155,7 @@ async def test_what_is_known_of_an_entry(box: Box) -> None:
 
 
 class Watch:
-    """A watch of either API: one is asked for its events, the other tells of them."""
+    """A watch of either API: one is polled for events, the other calls back."""
 
     def __init__(self, box: Box) -> None:
         self.box = box

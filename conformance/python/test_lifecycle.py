@@ -26,7 +26,7 @@ def test_create_with_a_context_manager_kills_at_the_end(platform: Platform) -> N
     assert not box.is_running()
 
 
-def test_get_info_tells_what_was_created(platform: Platform) -> None:
+def test_get_info_describes_the_created_sandbox(platform: Platform) -> None:
     begun = datetime.now(timezone.utc)
     box = Sandbox.create(timeout=90, metadata={"who": "me", "näme": "wért & = %"})
     try:
@@ -192,7 +192,7 @@ def test_ten_at_once(platform: Platform) -> None:
 
 
 def test_create_reports_its_stages(platform: Platform) -> None:
-    """`Server-Timing` is what tells an operator where the time of a create goes."""
+    """`Server-Timing` shows the duration of each stage of a create request."""
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
     begun = time.monotonic()
     answer = httpx.post(f"{platform.url}/sandboxes", json={"templateID": "base"}, headers=headers, timeout=30)

@@ -1,4 +1,4 @@
-"""Limits of teams and of the host, as the SDK tells of them."""
+"""Limits of teams and of the host, as reported by the SDK."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_team_with_its_share_is_refused_at_once(limited: Platform) -> None:
         begun = time.monotonic()
         with pytest.raises(RateLimitException, match="(?i)sandboxes"):
             Sandbox.create(api_key=key)
-        # Trying again cannot help before a sandbox ends, and the SDK is told so.
+        # A retry cannot succeed before a sandbox ends, and the response says so.
         assert time.monotonic() - begun < 5
         assert second.kill()
         with Sandbox.create(api_key=key) as third:
@@ -80,7 +80,7 @@ def test_a_team_that_asks_too_often(limited: Platform) -> None:
     assert int(refused.headers["retry-after"]) >= 1 and refused.json()["code"] == 429
     assert {"ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"} <= set(refused.headers)
     if RETRIES:
-        # The SDK waits as long as it is told, and every call succeeds in the end.
+        # The SDK waits for the time in `Retry-After`, and every call succeeds in the end.
         for _ in range(6):
             assert Sandbox.list(api_key=key).next_items() == []
     else:

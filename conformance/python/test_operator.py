@@ -182,5 +182,5 @@ def test_every_setting_is_documented(platform: Platform) -> None:
     settings = set(re.findall(r"\[env: (RINGFENCE_\w+)\]", shown))
     assert len(settings) > 10
     assert {name for name in settings if f"`{name}`" not in documented} == set()
-    described = set(re.findall(r"`(RINGFENCE_\w+)`", documented.partition("A file with some of them")[0]))
+    described = set(re.findall(r"`(RINGFENCE_\w+)`", documented.partition("## Environment variables for clients")[0]))
     assert described - settings - {"RINGFENCE_CONFIG"} == set()

@@ -139,10 +139,11 @@ def test_traffic_may_be_closed_to_the_public(platform: Platform) -> None:
 
         until(lambda: answered(token) != 502, "the server listens")
         assert [answered(sent) for sent in (token, token[:-1], "")] == [200, 403, 403]
-        # Who connects later is told the same token.
+        # A later connect returns the same token.
         assert Sandbox.connect(box.sandbox_id).traffic_access_token == token
     with Sandbox.create() as box:
-        assert box.traffic_access_token is None
+        # There is a token because clients expect one, but it is not required.
+        assert box.traffic_access_token
         box.files.write("/tmp/http_server.py", program("http_server.py"))
         box.commands.run("python3 /tmp/http_server.py 0.0.0.0 8000", background=True, timeout=0)
         assert wait_served(platform.url, box.get_host(8000)).status_code == 200
@@ -194,7 +195,7 @@ def test_logs_of_a_sandbox(api: httpx.Client, sandbox: Sandbox) -> None:
     assert len(entries()) > 1
     assert entries(start=int((time.time() + 60) * 1000)) == []
     assert "not-for-the-log" not in api.get(path).text
-    # Nobody learns by it what exists.
+    # The response does not reveal what exists.
     assert api.get(f"/sandboxes/{NOWHERE}/logs").json() == {"logs": [], "logEntries": []}
     sandbox.kill()
     # A log outlives its sandbox.

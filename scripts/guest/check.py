@@ -22,7 +22,8 @@ from pathlib import Path
 
 import hoststate
 
-BINARY = "/usr/local/bin/ringfence"
+BINARY = "/usr/bin/ringfence" if sys.argv[1:] == ["systemd"] else "/usr/local/bin/ringfence"
+PACKAGE = "/opt/guest/ringfence.deb"
 DATA_DIR = Path("/var/lib/ringfence")
 ADDRESS = ("127.0.0.1", 3000)
 AGENT_PORT = 49983
@@ -111,7 +112,18 @@ class Plain:
 
 
 class Systemd:
-    """The platform as a unit of systemd."""
+    """The platform as the unit of its Debian package."""
+
+    def install(self) -> None:
+        told = run("dpkg", "--install", PACKAGE)
+        expect("systemctl enable --now ringfence" in told, told)
+        expect(run("systemctl", "is-active", "ringfence", code=None).strip() == "inactive", "it was started")
+        expect(run("systemctl", "is-enabled", "ringfence", code=None).strip() == "disabled", "it was enabled")
+        expect(not DATA_DIR.exists(), f"{DATA_DIR} exists before the first start")
+        drop_in = Path("/etc/systemd/system/ringfence.service.d/check.conf")
+        drop_in.parent.mkdir(parents=True)
+        drop_in.write_text("[Service]\n" + "".join(f"Environment={key}={value}\n" for key, value in LIMITS.items()))
+        run("systemctl", "daemon-reload")
 
     def start(self) -> None:
         run("systemctl", "reset-failed", "ringfence", code=None)
@@ -123,8 +135,12 @@ class Systemd:
         expect(healthy(), self.log())
 
     def kill(self) -> None:
+        pid = self.main_pid()
         run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "ringfence")
-        until(lambda: run("systemctl", "is-active", "ringfence", code=None).strip() == "failed", "the unit has ended")
+        until(lambda: self.main_pid() != pid, "the unit has ended")
+
+    def main_pid(self) -> str:
+        return run("systemctl", "show", "--property=MainPID", "--value", "ringfence").strip()
 
     def log(self) -> str:
         return run("journalctl", "-u", "ringfence", "--no-pager", "-n", "40")
@@ -216,7 +232,7 @@ class Sandbox:
         raise AssertionError("no start event")
 
     def group(self, role: str) -> Path:
-        found = list(CGROUP.glob(f"ringfence-*/{self.id}.*.{role}"))
+        found = list(CGROUP.glob(f"ringfence-*/{self.id}.*/{role}"))
         expect(len(found) == 1, f"{role} cgroups: {found}")
         return found[0]
 
@@ -309,10 +325,53 @@ def in_a_container() -> None:
     empty()
 
 
+def the_package(platform: Systemd, before: hoststate.HostState) -> None:
+    """An upgrade, a removal and a purge, with a sandbox that runs."""
+    kept: list[Sandbox] = []
+
+    @check("the platform stays down after `down`, and starts again")
+    def _() -> None:
+        time.sleep(5)
+        expect(not healthy(), "systemd brought it back")
+        platform.start()
+        kept.append(Sandbox())
+        kept[0].start("exec -a package-marker sleep 3600")
+
+    if not kept:
+        return
+    at = started_at(host_pid("package-marker"))
+
+    @check("an upgrade restarts the platform, and the sandbox lives on")
+    def _() -> None:
+        pid = platform.main_pid()
+        run("dpkg", "--install", PACKAGE)
+        expect(platform.main_pid() not in (pid, "0"), "it was not restarted")
+        until(healthy, "the platform is ready")
+        expect(started_at(host_pid("package-marker")) == at, "the process ended")
+        expect(kept[0].run("echo alive") == "alive\n", "the agent does not answer")
+
+    @check("a removal leaves the sandbox and the data")
+    def _() -> None:
+        run("dpkg", "--remove", "ringfence")
+        expect(not healthy() and not Path(BINARY).exists(), "it is still there")
+        expect(started_at(host_pid("package-marker")) == at, "the process ended")
+        expect((DATA_DIR / "ringfence.db").exists(), "the database is gone")
+
+    @check("a purge leaves nothing")
+    def _() -> None:
+        run("dpkg", "--purge", "ringfence")
+        left = [path for path in (DATA_DIR, Path("/var/lib/ringfence.removed"), Path("/etc/ringfence")) if path.exists()]
+        expect(not left, left)
+        extra = hoststate.left_over(before)
+        expect(not extra, extra)
+
+
 def checks(platform: Plain | Systemd, kind: str) -> None:
     before = hoststate.HostState.take()
     if kind == "plain":
         without_modules()
+    else:
+        check("the package installs, and starts nothing")(platform.install)
 
     @check("doctor finds this machine fit")
     def _() -> str:
@@ -384,6 +443,12 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
         if (sandbox.group("work") / "memory.swap.max").exists():
             wanted["memory.swap.max"] = "0"
         expect({file: sandbox.value(file) for file in wanted} == wanted, {file: sandbox.value(file) for file in wanted})
+        # The group around workload and agent has a margin for the agent.
+        whole = sandbox.group("work").parent
+        expect(whole == sandbox.group("agent").parent, whole)
+        for file in ("memory.max", "pids.max", "cpu.max"):
+            limit, margin = ((group / file).read_text().split()[0] for group in (sandbox.group("work"), whole))
+            expect(int(limit) < int(margin) < 2 * int(limit), f"{file}: {limit} in the work cgroup, {margin} around it")
 
     @check("workload and agent are in their groups, and the sandbox sees no tree")
     def _() -> str:
@@ -392,9 +457,26 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
         agents = (sandbox.group("agent") / "cgroup.procs").read_text().split()
         expect(len(agents) == 1, agents)
         expect(agents[0] not in sandbox.value("cgroup.procs").split(), "the agent is in the work cgroup")
-        text = sandbox.run(f"cat /proc/{pid}/cgroup; ls -A /sys/fs/cgroup")
-        expect("ringfence-" not in text and "cgroup.procs" not in text, text)
+        text = sandbox.run(f"cat /proc/{pid}/cgroup; grep ' - cgroup' /proc/self/mountinfo")
+        expect("ringfence-" not in text and sandbox.id not in text and "0::/\n" in text, text)
+        expect(sandbox.run("find /sys/fs/cgroup -mindepth 1 -type d") == "", "groups below its own are visible")
+        expect(str(pid) in sandbox.run("cat /sys/fs/cgroup/cgroup.procs").split(), "not in the group that it sees")
+        refused = sandbox.run("echo 0 2>/dev/null > /sys/fs/cgroup/cgroup.procs || echo refused", "root")
+        expect(refused == "refused\n", refused)
         return text.strip().replace("\n", " ")
+
+    @check("the sandbox sees its own size")
+    def _() -> str:
+        expect(sandbox.run("cat /sys/fs/cgroup/memory.max") == f"{MEMORY_MB << 20}\n", "memory.max")
+        expect(sandbox.run("nproc") == f"{CPUS}\n", sandbox.run("nproc"))
+        total = sandbox.run("grep MemTotal /proc/meminfo").split()
+        expect(total[1:] == [str(MEMORY_MB << 10), "kB"], total)
+        used = "b = bytearray(64 << 20); print(*(l.split()[1] for l in open('/proc/meminfo') if 'Available' in l))"
+        free = int(sandbox.run("grep MemAvailable /proc/meminfo").split()[1]) - int(sandbox.run(f'python3 -c "{used}"'))
+        expect(60 << 10 < free < 100 << 10, free)
+        up, began = (sandbox.run(text) for text in ("cat /proc/uptime", "ps -o etimes= -p 1"))
+        expect(float(up.split()[0]) < 900 and int(began) < 900, up + began)
+        return sandbox.run("cat /proc/loadavg; head -n 2 /proc/stat; cat /proc/uptime").strip().replace("\n", " | ")
 
     @check("memory limit: 2 GiB are refused, the agent answers after")
     def _() -> str:
@@ -521,6 +603,8 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
             until(healthy, "the platform is ready")
             expect(started_at(host_pid("kept-marker")) == at, "the process ended")
             expect(sandbox.run("echo alive") == "alive\n", "the agent does not answer")
+            drop_in.unlink()
+            run("systemctl", "daemon-reload")
 
         @check("systemd's own housekeeping leaves the limits alone")
         def _() -> str:
@@ -560,6 +644,8 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
 
     if kind == "plain":
         in_a_container()
+    else:
+        the_package(platform, before)
 
     @check("the kernel has nothing to complain about")
     def _() -> None:
@@ -575,8 +661,6 @@ def main() -> None:
     kind = sys.argv[1]
     print(f"{os.uname().release}, {kind}: {Path('/proc/1/comm').read_text().strip()} is process 1", flush=True)
     platform: Plain | Systemd = Systemd() if kind == "systemd" else Plain()
-    if kind == "systemd":
-        Path("/run/ringfence-check.env").write_text("".join(f"{key}={value}\n" for key, value in LIMITS.items()))
     try:
         checks(platform, kind)
     finally:

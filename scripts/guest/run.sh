@@ -4,13 +4,13 @@
 #
 # Usage: RINGFENCE_BIN=FILE scripts/guest/run.sh [-k 6.1|6.12] [-i plain|systemd] [-t SECONDS] [-v]
 #   -k  the cloud kernel of Debian 12 (6.1, the default) or of its backports (6.12)
-#   -i  what is process 1: a script without any service manager (the default), or systemd with Ringfence as a service
+#   -i  what is process 1: a script without any service manager (the default), or systemd with Ringfence installed from its Debian package
 #   -t  seconds until the machine is given up (default 900)
 #   -v  show the whole console while it runs
 # RINGFENCE_BIN   the binary to test (default: the release build of this tree)
 # RINGFENCE_GUEST_CACHE   a directory that keeps downloads and root file systems between runs (default: none is kept)
 #
-# Needs root and, by apt: qemu-system-x86 debootstrap busybox-static e2fsprogs xz-utils. Exits 0 if every check passed.
+# Needs root, with systemd cargo for the licences of the package, and, by apt: qemu-system-x86 debootstrap busybox-static e2fsprogs xz-utils. Exits 0 if every check passed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -102,14 +102,17 @@ cp -a "$cache/root-$init" "$tree"
 mkdir -p "$tree/lib/modules" "$tree/opt/guest"
 cp -a "$modules" "$tree/lib/modules/"
 chroot "$tree" depmod "$release"
-install -m 755 "$binary" "$tree/usr/local/bin/ringfence"
 install -m 755 "$here/init" "$here/check.py" "$root/conformance/harness/hoststate.py" "$tree/opt/guest/"
 if [ "$init" = systemd ]; then
-  install -m 644 "$here/ringfence.service" "$here/guest-check.service" "$tree/etc/systemd/system/"
+  # As a user gets it: the checks install it.
+  RINGFENCE_BIN=$binary "$root/scripts/release.sh" "$work/dist"
+  install -m 644 "$work"/dist/ringfence_*.deb "$tree/opt/guest/ringfence.deb"
+  install -m 644 "$here/guest-check.service" "$tree/etc/systemd/system/"
   mkdir -p "$tree/etc/systemd/system/multi-user.target.wants"
   ln -s ../guest-check.service "$tree/etc/systemd/system/multi-user.target.wants/"
   process_one=/sbin/init
 else
+  install -m 755 "$binary" "$tree/usr/local/bin/ringfence"
   process_one=/opt/guest/init
 fi
 

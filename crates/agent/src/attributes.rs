@@ -1,4 +1,4 @@
-//! Metadata of files on disk: extended attributes of one prefix, which anybody in the sandbox may set as well.
+//! Metadata of files on disk: extended attributes of one prefix, which any process of the sandbox may set as well.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ const VALUE_LIMIT: usize = 4096;
 /// What is shown of one file's metadata, in bytes. Uploads store a page at most, others as much as they like.
 const LIMIT: usize = 64 * 1024;
 
-/// Whose attributes.
+/// What has the attributes.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject<'a> {
     Open(&'a File),

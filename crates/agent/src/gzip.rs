@@ -1,11 +1,11 @@
 //! A gzip stream that stores what does not shrink, and the way back.
 //!
-//! Packing noise takes ten times as long as copying it and saves nothing, so the stream goes block by block: as long
-//! as blocks shrink they are packed, and from the first one that does not they are stored as they are, until a look at
-//! the beginning of a later one says that packing pays again. It stays one member, because several are more than many
-//! clients can read.
+//! Compressing noise takes ten times as long as copying it and saves nothing, so the stream goes block by block: as
+//! long as blocks shrink they are compressed, and from the first one that does not they are stored as they are, until a
+//! look at the beginning of a later one says that compressing pays again. It stays one member, because several are more
+//! than many clients can read.
 //!
-//! Invariant: between two blocks of different kinds the output ends at a whole byte and the packer has forgotten what
+//! Invariant: between two blocks of different kinds the output ends at a whole byte and the encoder has forgotten what
 //! came before, so no block refers to bytes behind a stored one.
 
 use std::io::{self, Write};
@@ -16,17 +16,17 @@ use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 
 /// Bytes of a block: what a stored one can hold.
 const BLOCK: usize = 65_535;
-/// Bytes of a block that are packed to see whether it shrinks. A quarter of what the packer looks back.
+/// Bytes of a block that are compressed to see whether it shrinks. A quarter of what the encoder looks back.
 const LOOK: usize = 8 * 1024;
 /// Blocks that are stored without a look, at most: what shrinks again is noticed after a megabyte.
 const BLIND: u32 = 16;
 /// Identification, deflate, no flags, no time, fastest level, unknown system.
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 
-/// See the module.
+/// A gzip encoder.
 #[derive(Debug)]
 pub(crate) struct Gzip {
-    packer: Compress,
+    encoder: Compress,
     sum: Crc,
     mode: Mode,
     begun: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Gzip {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    Pack,
+    Compress,
     /// `blind` of the blocks from here on are not looked at, and twice as many after the next look.
     Store {
         blind: u32,
@@ -50,7 +50,7 @@ impl Mode {
 impl Gzip {
     pub(crate) fn new() -> Self {
         Self {
-            packer: packer(),
+            encoder: encoder(),
             sum: Crc::new(),
             mode: Mode::LOOK,
             begun: false,
@@ -60,7 +60,7 @@ impl Gzip {
     /// Adds data; what the stream has for it so far is appended to `out`.
     ///
     /// # Errors
-    /// None that the packer is known to have.
+    /// None that the encoder is known to have.
     pub(crate) fn write(&mut self, data: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         self.begin(out);
         self.sum.update(data);
@@ -74,7 +74,7 @@ impl Gzip {
     pub(crate) fn finish(mut self, out: &mut Vec<u8>) -> io::Result<()> {
         self.begin(out);
         match self.mode {
-            Mode::Pack => while run(&mut self.packer, &[], FlushCompress::Finish, out)? != Status::StreamEnd {},
+            Mode::Compress => while run(&mut self.encoder, &[], FlushCompress::Finish, out)? != Status::StreamEnd {},
             Mode::Store { .. } => store(&[], true, out),
         }
         out.extend_from_slice(&self.sum.sum().to_le_bytes());
@@ -97,67 +97,67 @@ impl Gzip {
                 return Ok(());
             }
             let look = &block[..block.len().min(LOOK)];
-            let shrunk = packed_length(&mut self.packer, look)?;
-            self.packer.reset();
+            let shrunk = compressed_length(&mut self.encoder, look)?;
+            self.encoder.reset();
             if !shrinks(look.len(), shrunk) {
                 let blind = next.min(BLIND);
                 self.mode = Mode::Store { blind, next: blind * 2 };
                 store(block, false, out);
                 return Ok(());
             }
-            self.mode = Mode::Pack;
+            self.mode = Mode::Compress;
         }
         let before = out.len();
-        pack(&mut self.packer, block, out)?;
-        // The packer holds some of it back, which evens out from block to block.
+        compress(&mut self.encoder, block, out)?;
+        // The encoder holds some of it back, which evens out from block to block.
         if block.len() >= LOOK && !shrinks(block.len(), out.len() - before) {
-            flush(&mut self.packer, out)?;
-            self.packer.reset();
+            flush(&mut self.encoder, out)?;
+            self.encoder.reset();
             self.mode = Mode::LOOK;
         }
         Ok(())
     }
 }
 
-/// How long a text is when it is packed on its own, in bytes.
+/// How long a text is when it is compressed on its own, in bytes.
 ///
 /// # Errors
 /// As [`Gzip::write`].
 pub(crate) fn sampled_length(sample: &[u8]) -> io::Result<usize> {
-    packed_length(&mut packer(), sample)
+    compressed_length(&mut encoder(), sample)
 }
 
-fn packer() -> Compress {
-    // The fastest level: a network that is worth packing for is still slower.
+fn encoder() -> Compress {
+    // The fastest level: a network that is worth compressing for is still slower.
     Compress::new(Compression::fast(), false)
 }
 
-fn packed_length(packer: &mut Compress, text: &[u8]) -> io::Result<usize> {
+fn compressed_length(encoder: &mut Compress, text: &[u8]) -> io::Result<usize> {
     let mut out = Vec::with_capacity(text.len() + 64);
-    pack(packer, text, &mut out)?;
-    flush(packer, &mut out)?;
+    compress(encoder, text, &mut out)?;
+    flush(encoder, &mut out)?;
     Ok(out.len())
 }
 
-/// Whether a block of this length is worth packing: an eighth must go.
-fn shrinks(length: usize, packed: usize) -> bool {
-    packed <= length - length / 8
+/// Whether a block of this length is worth compressing: an eighth must go.
+fn shrinks(length: usize, compressed: usize) -> bool {
+    compressed <= length - length / 8
 }
 
-fn pack(packer: &mut Compress, mut data: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+fn compress(encoder: &mut Compress, mut data: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
     while !data.is_empty() {
-        let before = packer.total_in();
-        run(packer, data, FlushCompress::None, out)?;
-        let taken = usize::try_from(packer.total_in() - before).unwrap_or(data.len());
+        let before = encoder.total_in();
+        run(encoder, data, FlushCompress::None, out)?;
+        let taken = usize::try_from(encoder.total_in() - before).unwrap_or(data.len());
         data = &data[taken..];
     }
     Ok(())
 }
 
-/// Has the packer give what it holds back, up to a whole byte.
-fn flush(packer: &mut Compress, out: &mut Vec<u8>) -> io::Result<()> {
+/// Has the encoder give what it holds back, up to a whole byte.
+fn flush(encoder: &mut Compress, out: &mut Vec<u8>) -> io::Result<()> {
     loop {
-        run(packer, &[], FlushCompress::Sync, out)?;
+        run(encoder, &[], FlushCompress::Sync, out)?;
         // Room that is left over says that there was no more.
         if out.len() < out.capacity() {
             return Ok(());
@@ -165,19 +165,19 @@ fn flush(packer: &mut Compress, out: &mut Vec<u8>) -> io::Result<()> {
     }
 }
 
-fn run(packer: &mut Compress, data: &[u8], flush: FlushCompress, out: &mut Vec<u8>) -> io::Result<Status> {
+fn run(encoder: &mut Compress, data: &[u8], flush: FlushCompress, out: &mut Vec<u8>) -> io::Result<Status> {
     const ROOM: usize = 16 * 1024;
     if out.capacity() - out.len() < ROOM {
         out.reserve(ROOM);
     }
-    packer.compress_vec(data, out, flush).map_err(io::Error::other)
+    encoder.compress_vec(data, out, flush).map_err(io::Error::other)
 }
 
-/// Unpacks until the decoder has made some `limit` bytes, or all of the input is used.
+/// Decompresses until the decoder has made some `limit` bytes, or all of the input is used.
 ///
 /// # Errors
-/// Those of what is no gzip.
-pub(crate) fn unpack(decoder: &mut MultiGzDecoder<Vec<u8>>, input: &mut Bytes, limit: usize) -> io::Result<()> {
+/// Those of what is not gzip.
+pub(crate) fn decompress(decoder: &mut MultiGzDecoder<Vec<u8>>, input: &mut Bytes, limit: usize) -> io::Result<()> {
     while !input.is_empty() && decoder.get_ref().len() < limit {
         let before = decoder.get_ref().len();
         let taken = decoder.write(input)?;
@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    fn packed(pieces: &[Vec<u8>]) -> Vec<u8> {
+    fn compressed(pieces: &[Vec<u8>]) -> Vec<u8> {
         let mut gzip = Gzip::new();
         let mut out = Vec::new();
         for piece in pieces {
@@ -219,7 +219,7 @@ mod tests {
         out
     }
 
-    fn unpacked(bytes: &[u8]) -> Vec<u8> {
+    fn decompressed(bytes: &[u8]) -> Vec<u8> {
         // Of one member: with several, what follows the first would be missing.
         let mut reader = GzDecoder::new(bytes);
         let mut out = Vec::new();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_is_packed_and_what_does_not_is_stored() {
+    fn what_shrinks_is_compressed_and_what_does_not_is_stored() {
         let text = |length: usize| {
             b"a line of text\n"
                 .iter()
@@ -254,16 +254,20 @@ mod tests {
             (text(2_000_000), 40_000),
             (noise(2_000_000, 1), 2_000_500),
             ([text(1_000_000), noise(1_000_000, 2)].concat(), 1_080_000),
-            // It takes a megabyte at most until packing begins again.
+            // It takes a megabyte at most until compressing begins again.
             ([noise(1_000_000, 3), text(4_000_000)].concat(), 1_000_000 + 20 * BLOCK),
             ([noise(100_000, 4), text(100_000)].concat().repeat(10), 1_700_000),
         ] {
             for piece in [1000, 256 * 1024, 5_000_000] {
                 let pieces: Vec<Vec<u8>> = content.chunks(piece).map(<[u8]>::to_vec).collect();
-                let packed = packed(&pieces);
-                assert!(unpacked(&packed) == content);
-                assert!(piece < BLOCK || packed.len() <= at_most, "{} {at_most}", packed.len());
-                lengths.push(packed.len());
+                let compressed = compressed(&pieces);
+                assert!(decompressed(&compressed) == content);
+                assert!(
+                    piece < BLOCK || compressed.len() <= at_most,
+                    "{} {at_most}",
+                    compressed.len()
+                );
+                lengths.push(compressed.len());
             }
         }
     }
@@ -271,7 +275,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn unpacking_goes_on_to_the_end_or_an_error(
+        fn decompressing_goes_on_to_the_end_or_an_error(
             members in prop::collection::vec((0..70_000_usize, any::<u64>(), any::<bool>()), 0..3),
             change in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
             cut in prop::option::of(any::<prop::sample::Index>()),
@@ -280,8 +284,8 @@ mod tests {
         ) {
             let mut bytes = Vec::new();
             for (length, seed, same) in members {
-                let content = if same { vec![seed as u8; length] } else { noise(length / 8, seed) };
-                bytes.extend_from_slice(&packed(&[content]));
+                let content = if same { vec![seed.to_le_bytes()[0]; length] } else { noise(length / 8, seed) };
+                bytes.extend_from_slice(&compressed(&[content]));
             }
             if let Some((at, to)) = change && !bytes.is_empty() {
                 let at = at.index(bytes.len());
@@ -300,7 +304,7 @@ mod tests {
             for piece in bytes.chunks(piece) {
                 let mut piece = Bytes::copy_from_slice(piece);
                 while result.is_ok() && !piece.is_empty() {
-                    result = unpack(&mut decoder, &mut piece, 10_000);
+                    result = decompress(&mut decoder, &mut piece, 10_000);
                     // A step of the decoder makes 32 KiB.
                     prop_assert!(decoder.get_ref().len() <= 10_000 + 32 * 1024);
                     found.append(decoder.get_mut());
@@ -322,12 +326,12 @@ mod tests {
         fn any_content_survives(pieces in prop::collection::vec(
             (0..150_000_usize, any::<u64>(), 0..4_u8).prop_map(|(length, seed, kind)| match kind {
                 0 => noise(length, seed),
-                1 => vec![seed as u8; length],
+                1 => vec![seed.to_le_bytes()[0]; length],
                 2 => noise(length, seed).iter().map(|byte| b'a' + byte % 20).collect(),
-                // Repeats at a distance that the packer sees, across blocks that may be stored.
+                // Repeats at a distance that the encoder sees, across blocks that may be stored.
                 _ => noise(1 + length % 20_000, seed).repeat(5),
             }), 0..4)) {
-            prop_assert!(unpacked(&packed(&pieces)) == pieces.concat());
+            prop_assert!(decompressed(&compressed(&pieces)) == pieces.concat());
         }
     }
 }

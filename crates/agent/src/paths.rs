@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::users::User;
 
-/// `~other`: somebody else's home is not expanded.
+/// `~other`: the home of another user is not expanded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("failed to expand path '{path}' for user '{user}': cannot expand user-specific home dir")]
 pub(crate) struct ForeignHome {

@@ -1,4 +1,4 @@
-//! What the host told the agent with `/init`: who may call, as whom, and in which environment.
+//! What the host set with `/init`: who may call, as whom, and in which environment.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use subtle::ConstantTimeEq;
 
 use crate::trust::Trust;
 
-/// The agent's settings. Before the first `/init` nobody needs a token and everything runs as root.
+/// The agent's settings. Before the first `/init` no client needs a token and everything runs as root.
 #[derive(Clone)]
-pub(crate) struct Settings {
+pub(crate) struct AgentSettings {
     token: Option<String>,
-    /// Whether those who show no token are admitted too.
+    /// Whether every client is admitted, whatever token it shows or not.
     open_to_anonymous: bool,
     user_env: BTreeMap<String, String>,
     sandbox_id: Option<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Settings {
     last_init: Option<Timestamp>,
 }
 
-impl Default for Settings {
+impl Default for AgentSettings {
     fn default() -> Self {
         Self {
             token: None,
@@ -46,12 +46,12 @@ impl Default for Settings {
     }
 }
 
-/// The timestamp of an `/init` is no RFC 3339 time.
+/// The timestamp of an `/init` is not an RFC 3339 time.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid timestamp")]
 pub(crate) struct InvalidTimestamp;
 
-impl Settings {
+impl AgentSettings {
     /// Whether an `/init` is older than one that was taken before, and so has no effect.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Settings {
         Ok(true)
     }
 
-    /// Tells processes from now on of a CA certificate that was installed.
+    /// Has processes from now on find a CA certificate that was installed.
     pub(crate) fn trust(&mut self, trust: Trust) {
         self.trust = Some(trust);
     }
@@ -109,12 +109,13 @@ impl Settings {
     pub(crate) fn admits(&self, presented: Option<&[u8]>) -> bool {
         match (&self.token, presented) {
             (None, _) => true,
-            (Some(_), None) => self.open_to_anonymous,
+            (Some(_), _) if self.open_to_anonymous => true,
+            (Some(_), None) => false,
             (Some(token), Some(presented)) => token.as_bytes().ct_eq(presented).into(),
         }
     }
 
-    /// The environment of every process: what tells of an installed CA certificate, over it the user's, and over that
+    /// The environment of every process: what points to an installed CA certificate, over it the user's, and over that
     /// what names the sandbox.
     pub(crate) fn env(&self) -> BTreeMap<String, String> {
         let mut env = self.trust.as_ref().map(Trust::env).unwrap_or_default();
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn later_calls_win_and_older_ones_change_nothing() {
-        let mut settings = Settings::default();
+        let mut settings = AgentSettings::default();
         let first = r#"{"timestamp":"2026-01-01T00:00:01Z","accessToken":"a","envVars":{"A":"1","E2B_SANDBOX":"no"},
             "defaultUser":"user","defaultWorkdir":"/w","sandboxId":"s","templateId":"t","unknown":[]}"#;
         assert!(settings.apply(init(first)).unwrap());
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_gate() {
-        let mut settings = Settings::default();
+        let mut settings = AgentSettings::default();
         assert!(settings.admits(None) && settings.admits(Some(b"x")));
         settings.apply(init(r#"{"accessToken":"secret"}"#)).unwrap();
         assert!(settings.admits(Some(b"secret")));
@@ -214,9 +215,14 @@ mod tests {
         settings
             .apply(init(r#"{"accessToken":"secret","openToAnonymous":true}"#))
             .unwrap();
-        assert!(settings.admits(None) && settings.admits(Some(b"secret")));
-        for wrong in [b"".as_slice(), b"Secret", b"secret "] {
-            assert!(!settings.admits(Some(wrong)));
+        for shown in [
+            None,
+            Some(b"secret".as_slice()),
+            Some(b""),
+            Some(b"Secret"),
+            Some(b"of another sandbox"),
+        ] {
+            assert!(settings.admits(shown));
         }
         // It goes with the token, and is not left behind.
         settings.apply(init(r#"{"accessToken":"secret"}"#)).unwrap();

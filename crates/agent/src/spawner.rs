@@ -1,6 +1,6 @@
 //! The spawner: a small process in the workload's cgroup that makes the workload's processes.
 //!
-//! A process is born in the cgroup of its maker, so whoever starts one for the workload has to live there. The agent
+//! A process is born in the cgroup of its maker, so what starts one for the workload has to be in there. The agent
 //! does not: it must survive what the workload's limits do to the workload. The spawner is single-threaded, does one
 //! request at a time and keeps nothing between them; when the kernel kills it for memory, the host starts another.
 //!
@@ -14,56 +14,25 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use protocol::agent::{SPAWNER_FD, SPAWNER_SOCKET};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
+use protocol::agent::SPAWNER_FD;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 
 use crate::sys::{self, ChildStack, CloneError, Stage};
 use request::{Outcome, Request};
 
-/// Runs the spawner until the agent closes the socket.
+/// Runs the spawner until the agent closes the socket, which is [`SPAWNER_FD`].
 ///
-/// `ringfence spawner` finds its socket as [`SPAWNER_FD`]; `ringfence spawner connect` opens [`SPAWNER_SOCKET`].
+/// The host made that connection, before this process was in the sandbox: the agent takes none from inside. Its parent
+/// is pid 1, and so is that of all it starts.
 pub fn run() -> ExitCode {
-    let connect = std::env::args_os().nth(2).is_some_and(|argument| argument == "connect");
     sys::keep_heap_small();
     sys::ignore_signals();
     // Root inside the sandbox may not trace us and so neither borrow our descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    let socket = if connect {
-        join_pid_1().and_then(|()| connect_to_agent())
-    } else {
-        sys::adopt_fd(SPAWNER_FD)
-    };
-    match socket.and_then(|socket| serve(&socket)) {
+    match sys::adopt_fd(SPAWNER_FD).and_then(|socket| serve(&socket)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
-}
-
-/// Makes sure that pid 1 is our parent, and so the parent of all that we start.
-///
-/// A process that the host put into the pid namespace has its parent outside. Its child becomes pid 1's when it exits.
-fn join_pid_1() -> io::Result<()> {
-    // No parent that is visible here means one outside.
-    if rustix::process::getppid().is_some() {
-        return Ok(());
-    }
-    let first = rustix::process::getpid();
-    sys::continue_in_child()?;
-    while rustix::process::getppid() == Some(first) {
-        std::thread::yield_now();
-    }
-    Ok(())
-}
-
-fn connect_to_agent() -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let address = SocketAddrUnix::new_abstract_name(SPAWNER_SOCKET.as_bytes())?;
-    rustix::net::connect(&socket, &address)?;
-    Ok(socket)
 }
 
 fn serve(socket: &OwnedFd) -> io::Result<()> {
@@ -105,7 +74,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Vec<OwnedFd>>> {
         }
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        // Out of descriptors here: the request is answered as failed, for want of its parts.
+        // Out of descriptors here: the request is answered as failed, without its parts.
         descriptors.clear();
     }
     Ok(Some(descriptors))

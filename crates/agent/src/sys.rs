@@ -42,6 +42,18 @@ pub(crate) fn ignore_signals() {
     }
 }
 
+/// Gives this thread, and those it starts, a saved group id that its other group ids are not.
+///
+/// The kernel lets a process set the resource limits of another one whose user and group ids, saved ones included, are
+/// all the same as its own; root in the sandbox would otherwise take our descriptors or our processor time away. No
+/// program can be the like of us now, because it cannot have two group ids where one is compared.
+pub(crate) fn stand_apart() {
+    const NOGROUP: libc::gid_t = 65_534;
+    const UNCHANGED: libc::gid_t = libc::gid_t::MAX;
+    // SAFETY: changes the saved group id only. Outside a sandbox it may be forbidden; then we stay as we are.
+    unsafe { libc::syscall(libc::SYS_setresgid, UNCHANGED, UNCHANGED, NOGROUP) };
+}
+
 /// Takes ownership of an inherited file descriptor and marks it close-on-exec.
 ///
 /// # Errors
@@ -75,6 +87,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32)>
         uid: u32::MAX,
         gid: u32::MAX,
     };
+    #[expect(clippy::cast_possible_truncation, reason = "a structure of a few bytes")]
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: both pointers are to live locals, and the length says how much may be written.
     let result = unsafe {
@@ -88,6 +101,19 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32)>
     };
     match result {
         0 => Ok((credentials.pid, credentials.uid)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Bytes that were written to a unix socket and that its peer has not read, with the kernel's overhead for them.
+///
+/// # Errors
+/// Those of ioctl.
+pub(crate) fn unread_by_peer(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut unread: c_int = 0;
+    // SAFETY: SIOCOUTQ, which has the number of TIOCOUTQ, writes one int to a live local.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) } {
+        0 => Ok(u32::try_from(unread).unwrap_or(0)),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -107,18 +133,10 @@ pub(crate) fn reap_one() -> Option<(u32, i32)> {
     }
 }
 
-/// Splits this process in two and returns in the child only.
-///
-/// # Errors
-/// Those of fork.
-pub(crate) fn continue_in_child() -> io::Result<()> {
-    // SAFETY: the callers are single-threaded, so the child is a whole copy; the parent runs nothing but _exit.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(()),
-        // SAFETY: _exit does not return and runs no handlers.
-        _ => unsafe { libc::_exit(0) },
-    }
+/// Kills every process that this one may signal: as pid 1, all others of its pid namespace.
+pub(crate) fn kill_all_others() {
+    // SAFETY: takes numbers only; -1 leaves out the caller and, in a pid namespace, what is outside of it.
+    unsafe { libc::kill(-1, libc::SIGKILL) };
 }
 
 /// What stopped a child before it executed.
@@ -300,11 +318,6 @@ fn set_up(prepared: &Prepared) -> Result<(), Stage> {
         if prepared.terminal {
             ok(libc::ioctl(0, libc::TIOCSCTTY, 0), Stage::Terminal)?;
         }
-        // Of two processes the kernel should kill the user's, not the spawner. It may be forbidden; then it is not.
-        let adjust = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        if adjust != -1 {
-            libc::write(adjust, c"100".as_ptr().cast::<c_void>(), 3);
-        }
         // Raw, because glibc keeps two signals to itself, which a container manager may have left ignored. All zero is
         // the kernel's action "default" with no flags; 8 is the size of its signal sets.
         let default_action = [0_u64; 4];
@@ -382,6 +395,6 @@ fn complain(prepared: &Prepared, error: c_int) {
             iov_len: why.len(),
         },
     ];
-    // SAFETY: two buffers with their lengths; a result would interest nobody.
+    // SAFETY: two buffers with their lengths; a result would not be used.
     unsafe { libc::writev(2, parts.as_ptr(), 2) };
 }

@@ -1,15 +1,15 @@
 //! The sandbox's trust in the egress gateway: a CA certificate in the image's trust store, and in the variables by
-//! which common runtimes are told of one.
+//! which common runtimes learn of one.
 //!
 //! Trust stores are files, and every distribution has its own. Three things are done, so that most programs find the
-//! certificate without being told:
+//! certificate without more:
 //!
 //! - It is appended to each bundle of system roots that the image has, between two marks by which the next one takes
 //!   its place. That is what programs read that were started without our environment, by `sudo` for one.
 //! - It is put where the image's own tool collects local certificates, so that a bundle which is made anew has it too.
 //! - Where OpenSSL looks for a bundle and there is none, it is led to the one there is.
 //!
-//! Some programs bring their own roots and take others out of a variable *instead*. They are told of a bundle with the
+//! Some programs bring their own roots and take others out of a variable *instead*. They are given a bundle with the
 //! system's roots only; an image without any would otherwise lose every host but those behind the gateway. Variables
 //! that *add* a certificate are always set. Java's own stores are not written.
 //!
@@ -72,7 +72,7 @@ const ADDING: [&str; 2] = ["NODE_EXTRA_CA_CERTS", "DENO_CERT"];
 const BEGIN_MARK: &str = "# Begin of the certificate of this sandbox's egress gateway\n";
 const END_MARK: &str = "# End of the certificate of this sandbox's egress gateway\n";
 
-/// What was installed, as variables tell it to programs.
+/// What was installed, as variables for programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trust {
     /// The certificate alone.
@@ -112,7 +112,7 @@ pub(crate) fn install(root: &Path, bundle: &Bundle) -> io::Result<Trust> {
     for path in BUNDLES {
         match extend(&root, path, bundle, &own) {
             Ok(true) => system = system.or(Some(path)),
-            // There without a single root: by us, for programs that are not told by a variable.
+            // There without a single root: by us, for programs that read no variable.
             Ok(false) => {}
             // Not there, or a link to one that is, or not to be written.
             Err(_) => {}
@@ -128,7 +128,7 @@ pub(crate) fn install(root: &Path, bundle: &Bundle) -> io::Result<Trust> {
     for path in ANCHORS {
         let _ = write(&root, path, bundle.text().as_bytes(), false);
     }
-    // Last, because it tells the next call which certificate is to be replaced.
+    // Last, because it shows the next call which certificate is to be replaced.
     write(&root, OWN, bundle.text().as_bytes(), true)?;
     Ok(Trust {
         own: OWN,
@@ -150,7 +150,7 @@ fn extend(root: &OwnedFd, path: &str, bundle: &Bundle, own: &[&str]) -> io::Resu
 /// For an image none of whose bundles could be extended: one of our own with the roots of whatever bundle can be read,
 /// or the usual one where there are no roots.
 fn elsewhere(root: &OwnedFd, bundle: &Bundle, own: &[&str]) -> io::Result<Option<&'static str>> {
-    // Only what is a certificate gets into a file that everybody may read: the name may lead to anything.
+    // Only what is a certificate gets into a file that all users may read: the name may lead to anything.
     let found = BUNDLES
         .iter()
         .filter_map(|path| Bundle::find(&files::read_through(root, path).ok()?))
@@ -186,7 +186,7 @@ fn compose(content: &[u8], bundle: &Bundle, own: &[&str]) -> (bool, Vec<u8>) {
     (roots, kept)
 }
 
-/// What is left without the parts that `find` tells, one after the other.
+/// What is left without the parts that `find` returns, one after the other.
 fn without(mut content: &[u8], find: impl Fn(&[u8]) -> Option<(usize, usize)>) -> Vec<u8> {
     let mut kept = Vec::with_capacity(content.len());
     while let Some((begin, end)) = find(content) {

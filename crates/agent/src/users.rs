@@ -1,14 +1,15 @@
 //! Users of the sandbox, out of its own `/etc/passwd` and `/etc/group`.
 //!
-//! Both files belong to whoever is root in the sandbox, so reading them is bounded and never blocks: a regular file
+//! Both files belong to root in the sandbox, so reading them is bounded and never blocks: a regular file
 //! of at most [`LIMIT`] bytes, anything malformed skipped. libc's lookups are not used; in a static program they load
 //! shared code out of the image.
 
 use std::collections::HashMap;
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 /// The most that is read of either file. Large installations have thousands of users, of about 60 bytes each.
 const LIMIT: u64 = 1024 * 1024;
@@ -84,10 +85,24 @@ impl Names {
 
 /// A regular file's first [`LIMIT`] bytes. Never waits, whatever is under that name.
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
+    // A link out of the directory's own file system is not followed: where it leads there may be a file that this
+    // program itself answers for, and it would wait for itself. What is mounted at the very name was put there by who
+    // made the sandbox: no process inside can mount.
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let directory = rustix::fs::open(
+        directory,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let open = |resolve| openat2(&directory, name, flags, Mode::empty(), resolve);
+    let file = match open(ResolveFlags::NO_XDEV) {
+        Err(rustix::io::Errno::XDEV) => open(ResolveFlags::NO_SYMLINKS),
+        other => other,
+    };
+    let file = File::from(file?);
     if !file.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
     }

@@ -1,8 +1,8 @@
-//! Who may use a platform: the rows of the first start, and the commands `team`, `key` and `token`.
+//! Teams, users and keys: the rows of the first start, and the commands `team`, `key` and `token`.
 //!
-//! Each step of the first start looks before it makes, so a start that was cut anywhere is finished by the next one.
+//! Each step of the first start is idempotent, so an interrupted start is completed by the next one.
 //! New keys go into the credentials file before they go into the database: a crash in between leaves a key that the
-//! next start registers, never a registered key that nobody has.
+//! next start registers, never a registered key that is unknown to the operator.
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
@@ -17,6 +17,7 @@ use store::teams::{TeamRow, UserRow};
 use store::tokens::AccessTokenRow;
 use uuid::Uuid;
 
+use crate::clock::now_us;
 use crate::credentials::{self, Addresses, Credentials};
 use crate::data_dir::DataDir;
 use crate::output::{self, Format};
@@ -25,16 +26,12 @@ use crate::secret::{AccessPair, ApiKey, MasterKey};
 /// Name of the team, the user and the keys of the first start.
 pub(crate) const DEFAULT: &str = "default";
 
-fn now_us() -> i64 {
-    Timestamp::now().as_microsecond()
-}
-
 /// A UUID as the database stores it. Version 7, so that rows made later sort later.
 fn new_uuid() -> String {
     Uuid::now_v7().to_string()
 }
 
-/// Whose rows are made.
+/// The owner of the created rows.
 #[derive(Debug, Clone)]
 pub(crate) struct Account {
     /// The team.
@@ -43,7 +40,7 @@ pub(crate) struct Account {
     pub(crate) user: UserRow,
 }
 
-/// The account `default/default`, made if it does not exist.
+/// The account `default/default`, created if it does not exist.
 ///
 /// # Errors
 /// When the database fails.
@@ -51,7 +48,7 @@ pub(crate) async fn default_account(store: &Store) -> Result<Account> {
     let team = match store.team_by_name(DEFAULT).await? {
         Some(team) => team,
         None => match insert_team(store, DEFAULT).await {
-            Err(StoreError::Conflict { .. }) => store.team_by_name(DEFAULT).await?.context("find the team default")?,
+            Err(StoreError::Conflict { .. }) => store.team_by_name(DEFAULT).await?.context("look up team `default`")?,
             made => made?,
         },
     };
@@ -69,7 +66,7 @@ async fn insert_team(store: &Store, name: &str) -> Result<TeamRow, StoreError> {
     Ok(team)
 }
 
-/// The user `default` of a team, made if it does not exist: keys belong to users.
+/// The user `default` of a team, created if it does not exist: keys belong to users.
 async fn default_user(store: &Store, team: &TeamId) -> Result<UserRow> {
     if let Some(user) = store.user_by_name(team, DEFAULT).await? {
         return Ok(user);
@@ -84,7 +81,7 @@ async fn default_user(store: &Store, team: &TeamId) -> Result<UserRow> {
         Ok(()) => Ok(user),
         Err(StoreError::Conflict { .. }) => {
             let user = store.user_by_name(team, DEFAULT).await?;
-            user.context("find the user default")
+            user.context("look up user `default`")
         }
         Err(error) => Err(error.into()),
     }
@@ -123,7 +120,7 @@ async fn insert_pair(store: &Store, account: &Account, master: &MasterKey, pair:
     }
 }
 
-/// Makes sure that the credentials file holds a key and a pair that count, and the addresses of this start.
+/// Ensures that the credentials file contains a valid key and key pair, and the addresses of this start.
 ///
 /// # Errors
 /// When the database or the file system fails, or the database was sealed with another master key.
@@ -157,7 +154,7 @@ pub(crate) async fn ensure_credentials(
     let key = kept_key.as_ref().or(new_key.as_ref());
     let pair = kept_pair.as_ref().or(new_pair.as_ref());
     let (Some(key), Some(pair)) = (key, pair) else {
-        bail!("no credentials to write");
+        bail!("credentials are incomplete");
     };
     credentials::write(dir, key, pair, addresses)?;
 
@@ -168,15 +165,19 @@ pub(crate) async fn ensure_credentials(
         if had_key {
             tracing::warn!(
                 key.id = id,
-                "the API key in {} was revoked; a new one was made",
+                "the API key in {} is revoked; created a new one",
                 path.display()
             );
         } else if earlier.iter().any(|key| key.revoked_us.is_none()) {
-            let what = if file_missing { "was missing" } else { "held no API key" };
+            let what = if file_missing {
+                "was missing"
+            } else {
+                "contained no API key"
+            };
             tracing::warn!(
                 key.id = id,
-                "{} {what}; keys cannot be read back from the database, so a new API key was made. Earlier keys still \
-                 count: see `ringfence key list`",
+                "{} {what}; keys cannot be recovered from the database, so a new API key was created. Earlier keys \
+                 remain valid: see `ringfence key list`",
                 path.display()
             );
         }
@@ -187,7 +188,7 @@ pub(crate) async fn ensure_credentials(
     Ok(())
 }
 
-/// The key of the file if it counts. One that the database has never seen is registered: either a start was cut after
+/// The key of the file if it is valid. One that is not in the database is registered: either a start was cut after
 /// it had written the file, or the database is a new one and clients have the key already.
 async fn keep_api_key(store: &Store, account: &Account, key: ApiKey) -> Result<Option<ApiKey>> {
     if store.api_key_by_hash(key.hash()).await?.is_some() {
@@ -200,7 +201,7 @@ async fn keep_api_key(store: &Store, account: &Account, key: ApiKey) -> Result<O
     }
 }
 
-/// The pair of the file if it counts, else the newest one of the database, whose secret can be opened.
+/// The pair of the file if it is valid, else the newest one of the database whose secret can be decrypted.
 async fn keep_pair(
     store: &Store,
     account: &Account,
@@ -225,7 +226,7 @@ async fn keep_pair(
 fn open_pair(master: &MasterKey, row: &AccessKeyRow) -> Result<AccessPair> {
     let secret = master.open(&row.id, row.secret_sealed.as_str()).with_context(|| {
         format!(
-            "the database and {} of the data directory do not belong together: restore the file, or give up the \
+            "the database was not sealed with {} of this data directory: restore the file, or give up the \
              access key with `ringfence key revoke {}`",
             crate::secret::MASTER_FILE,
             row.id
@@ -239,7 +240,10 @@ fn open_pair(master: &MasterKey, row: &AccessKeyRow) -> Result<AccessPair> {
 
 fn check_name(what: &str, name: &str) -> Result<()> {
     if !is_name(name) {
-        bail!("the name of a {what} has 1 to {NAME_MAX} characters, none of them a control character or outer space");
+        bail!(
+            "invalid {what} name: must have 1 to {NAME_MAX} characters, without control characters and without \
+             leading or trailing spaces"
+        );
     }
     Ok(())
 }
@@ -259,11 +263,11 @@ struct ShownTeam {
 /// `team create`.
 ///
 /// # Errors
-/// When the name is taken or of no use, or the database fails.
+/// When the name is taken or invalid, or the database fails.
 pub(crate) async fn create_team(store: &Store, name: &str) -> Result<()> {
     check_name("team", name)?;
     let team = match insert_team(store, name).await {
-        Err(StoreError::Conflict { .. }) => bail!("there is a team {name} already"),
+        Err(StoreError::Conflict { .. }) => bail!("team {name} already exists"),
         made => made?,
     };
     default_user(store, &team.id).await?;
@@ -308,13 +312,13 @@ struct ShownKey {
 
 async fn team_named(store: &Store, name: &str) -> Result<TeamRow> {
     let team = store.team_by_name(name).await?;
-    team.with_context(|| format!("there is no team {name}; make it with `ringfence team create {name}`"))
+    team.with_context(|| format!("team {name} does not exist; create it with `ringfence team create {name}`"))
 }
 
 /// `key create`: prints the key, this once, and nothing else on stdout.
 ///
 /// # Errors
-/// When there is no such team, the name is of no use, or the database fails.
+/// When there is no such team, the name is invalid, or the database fails.
 pub(crate) async fn create_key(store: &Store, team: &str, name: &str) -> Result<()> {
     check_name("key", name)?;
     let team = team_named(store, team).await?;
@@ -386,7 +390,7 @@ pub(crate) async fn revoke_key(store: &Store, id: &str) -> Result<()> {
         Some(row) => row.mask.to_string(),
         None => match store.access_key_revoke(id, now).await? {
             Some(row) => row.id,
-            None => bail!("there is no key {id}; see `ringfence key list`"),
+            None => bail!("key {id} does not exist; see `ringfence key list`"),
         },
     };
     output::line(&format!("revoked {mask}"))
@@ -395,12 +399,12 @@ pub(crate) async fn revoke_key(store: &Store, id: &str) -> Result<()> {
 /// `token create`: prints the token, this once, and nothing else on stdout.
 ///
 /// # Errors
-/// When there is no such team, the name is of no use, or the database fails.
+/// When there is no such team, the name is invalid, or the database fails.
 pub(crate) async fn create_token(store: &Store, team: &str, name: &str) -> Result<()> {
     check_name("token", name)?;
     let team = team_named(store, team).await?;
     let user = default_user(store, &team.id).await?;
-    let token = NewKey::access_token().context("make an access token")?;
+    let token = NewKey::access_token().context("create an access token")?;
     let row = AccessTokenRow {
         id: new_uuid(),
         user_id: user.id,
@@ -469,7 +473,7 @@ pub(crate) async fn revoke_token(store: &Store, id: &str) -> Result<()> {
             return output::line(&format!("revoked {id}"));
         }
     }
-    bail!("there is no access token {id}; see `ringfence token list`")
+    bail!("access token {id} does not exist; see `ringfence token list`")
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The command line.
 //!
-//! Flags that are configuration keys arrive here as text: `config` checks them together with the environment and the
-//! file, so that one wrong value is reported in one way wherever it was written. There is no flag for a secret,
-//! because a process list shows flags to every user of the host.
+//! Flags that are configuration keys stay text here: `config` checks them together with the environment and the file,
+//! so that an invalid value is reported in the same way whatever its source. Secrets have no flag, because every user
+//! of the host can read flags in the process list.
 
 use std::path::PathBuf;
 
@@ -12,11 +12,11 @@ use crate::bench::BenchArgs;
 use crate::config::keys::{self, Key};
 use crate::output::Format;
 
-/// Self-hosted sandboxes for code that nobody reviewed. One binary is the whole platform.
+/// Self-hosted sandboxes for untrusted code. The whole platform is one binary.
 #[derive(Debug, Parser)]
 #[command(
     name = "ringfence",
-    version,
+    version = crate::version::text(),
     disable_help_subcommand = true,
     arg_required_else_help = true,
     after_help = "Start with `ringfence doctor`, then `ringfence up`."
@@ -31,42 +31,42 @@ pub(crate) struct Cli {
 /// Flags of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// Where everything is kept [env: RINGFENCE_DATA_DIR] [default: /var/lib/ringfence]
+    /// Data directory [env: RINGFENCE_DATA_DIR] [default: /var/lib/ringfence]
     #[arg(long, global = true, value_name = "DIR")]
     data_dir: Option<String>,
     /// Configuration file, TOML; its keys are listed by `ringfence up --help` [env: RINGFENCE_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Format of the log on stderr: text or json [env: RINGFENCE_LOG_FORMAT] [default: text]
+    /// Log format on stderr: text or json [env: RINGFENCE_LOG_FORMAT] [default: text]
     #[arg(long, global = true, value_name = "FORMAT")]
     log_format: Option<String>,
-    /// What is logged: error, warn, info, debug or trace, or directives such as info,node=debug
+    /// Log level: error, warn, info, debug or trace, or directives such as info,node=debug
     /// [env: RINGFENCE_LOG_LEVEL] [default: info for up, warn for the other commands]
     #[arg(long, global = true, value_name = "LEVEL")]
     log_level: Option<String>,
 }
 
-/// What the program is to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the platform in the foreground
     ///
-    /// Serves the API and the traffic of sandboxes on one port, from one process. The first start makes the data
-    /// directory, a team, a user and their keys, and writes the keys to <data-dir>/credentials.env. One line on stdout
-    /// says when it is ready. SIGTERM or Ctrl-C ends it and leaves the sandboxes running: the next start adopts them.
-    /// A second signal ends it at once. Needs root.
+    /// Serves the API and the traffic of sandboxes on one port. The first start creates the data directory, a team, a
+    /// user and their keys, and writes the keys to <data-dir>/credentials.env. Prints one line to stdout when ready.
+    /// SIGTERM or Ctrl-C stops the platform and leaves the sandboxes running: the next start adopts them. A second
+    /// signal stops it immediately. Requires root.
     #[command(after_long_help = keys::reference())]
     Up(UpArgs),
-    /// End every sandbox of a data directory and clean up
+    /// Terminate all sandboxes of a data directory and clean up the host
     ///
-    /// A platform that runs on the data directory is ended first, as SIGTERM would end it. Keys, templates and
-    /// settings stay. Needs root.
+    /// A platform that runs on the data directory is stopped first, as with SIGTERM. Keys and templates are kept.
+    /// Requires root.
     Down,
-    /// Tell what this host offers, what each gap costs, and how to fix it
+    /// Check whether this host meets the requirements, and show how to fix what is missing
     ///
-    /// The exit code is 0 if `ringfence up` would work with the same flags, else 1.
+    /// The exit code is 0 if `ringfence up` would work with the same flags, otherwise 1.
     Doctor {
-        /// How the report is shown
+        /// Output format
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
         #[command(flatten)]
@@ -74,20 +74,22 @@ pub(crate) enum Command {
         #[command(flatten)]
         tls: TlsArgs,
     },
-    /// Make and list teams, the owners of sandboxes, templates and keys
+    /// Create and list teams, the owners of sandboxes, templates and keys
     #[command(subcommand)]
     Team(TeamCommand),
-    /// Make, list and revoke keys; works while the platform runs
+    /// Create, list and revoke API keys; works while the platform runs
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Make, list and revoke access tokens, with which users log in; works while the platform runs
+    /// Create, list and revoke access tokens of users; works while the platform runs
     #[command(subcommand)]
     Token(TokenCommand),
-    /// Measure a running platform with a client of its own
+    /// List, inspect and kill sandboxes of all teams; requires a running platform
+    #[command(subcommand)]
+    Sandbox(SandboxCommand),
+    /// Benchmark a running platform
     ///
-    /// Times are of single requests over kept connections and are not trimmed: the slowest one counts. The exit code
-    /// is 1 if a request failed or the run was interrupted. Every sandbox that it made is deleted at the end, also
-    /// after Ctrl-C.
+    /// Times are those of single requests over kept-alive connections; no sample is discarded. The exit code is 1 if a
+    /// request failed or the run was interrupted. All created sandboxes are deleted at the end, also after Ctrl-C.
     Bench(BenchArgs),
 }
 
@@ -96,11 +98,11 @@ pub(crate) enum Command {
 pub(crate) struct UpArgs {
     #[command(flatten)]
     listen: ListenArg,
-    /// Address and port of the metrics for Prometheus, such as 127.0.0.1:9464; port 0 takes a free one
+    /// Address and port on which metrics for Prometheus are served, such as 127.0.0.1:9464; port 0 selects a free port
     /// [env: RINGFENCE_METRICS_LISTEN] [default: none]
     #[arg(long, value_name = "ADDRESS")]
     metrics_listen: Option<String>,
-    /// Domain under which sandboxes are reached as <port>-<id>.<domain>, used as written
+    /// Domain of sandboxes, whose host names are <port>-<id>.<domain>
     /// [env: RINGFENCE_DOMAIN] [default: sandbox.localhost:<port of --listen>]
     #[arg(long, value_name = "DOMAIN")]
     domain: Option<String>,
@@ -108,18 +110,18 @@ pub(crate) struct UpArgs {
     tls: TlsArgs,
 }
 
-/// HTTPS.
+/// Flags of HTTPS.
 #[derive(Debug, Args)]
 pub(crate) struct TlsArgs {
-    /// Speak HTTPS too, on the same port; without --tls-cert, with a certificate of an authority of the data
-    /// directory's own [env: RINGFENCE_TLS] [default: false, or true with tls_cert]
+    /// Serve HTTPS besides HTTP on the same port; without --tls-cert, the certificate is issued by a local CA in the
+    /// data directory [env: RINGFENCE_TLS] [default: false, or true with tls_cert]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     tls: Option<String>,
-    /// Certificates to show, PEM, the server's own first; read again at SIGHUP
+    /// Certificate chain in PEM, server certificate first; reloaded on SIGHUP
     /// [env: RINGFENCE_TLS_CERT] [default: none]
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<String>,
-    /// Private key of the first certificate, PEM
+    /// Private key of the server certificate in PEM
     /// [env: RINGFENCE_TLS_KEY] [default: none]
     #[arg(long, value_name = "FILE")]
     tls_key: Option<String>,
@@ -135,85 +137,143 @@ impl TlsArgs {
     }
 }
 
-/// The address of the platform.
+/// The flag `--listen`.
 #[derive(Debug, Args)]
 pub(crate) struct ListenArg {
-    /// Address and port of the API and of sandbox traffic; port 0 takes a free one
+    /// Address and port of the API and of sandbox traffic; port 0 selects a free port
     /// [env: RINGFENCE_LISTEN] [default: 127.0.0.1:3000]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
 }
 
-/// What is to be done with teams.
+/// Subcommands of `team`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TeamCommand {
-    /// Make a team with a user `default`, and print its ID
+    /// Create a team with a user `default`, and print its ID
     Create {
         /// Name of the team, unique on this platform
         name: String,
     },
     /// List teams
     List {
-        /// How the list is shown
+        /// Output format
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
 }
 
-/// What is to be done with keys.
+/// Subcommands of `key`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make an API key and print it: this once, since only its hash is kept
+    /// Create an API key and print it; it cannot be shown again, because only its hash is stored
     Create {
-        /// Team that the key acts for
+        /// Team of the key
         #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
         team: String,
-        /// Name to recognise the key by
+        /// Name of the key
         #[arg(long, value_name = "NAME", default_value = "unnamed")]
         name: String,
     },
     /// List API keys and access keys, without their secrets
     List {
-        /// Only those of this team
+        /// List only those of this team
         #[arg(long, value_name = "TEAM")]
         team: Option<String>,
-        /// How the list is shown
+        /// Output format
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
-    /// End a key: requests that present it are refused from now on
+    /// Revoke a key; requests with this key are refused immediately
     Revoke {
-        /// ID of the key as `key list` shows it
+        /// ID of the key, see `key list`
         id: String,
     },
 }
 
-/// What is to be done with access tokens.
+/// Subcommands of `token`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make an access token and print it: this once, since only its hash is kept
+    /// Create an access token and print it; it cannot be shown again, because only its hash is stored
     Create {
-        /// Team whose user `default` the token speaks for
+        /// Team whose user `default` the token belongs to
         #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
         team: String,
-        /// Name to recognise the token by
+        /// Name of the token
         #[arg(long, value_name = "NAME", default_value = "unnamed")]
         name: String,
     },
     /// List access tokens, without their secrets
     List {
-        /// Only those of this team
+        /// List only those of this team
         #[arg(long, value_name = "TEAM")]
         team: Option<String>,
-        /// How the list is shown
+        /// Output format
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
-    /// End an access token: requests that present it are refused from now on
+    /// Revoke an access token; requests with this token are refused immediately
     Revoke {
-        /// ID of the token as `token list` shows it
+        /// ID of the token, see `token list`
         id: String,
     },
+}
+
+/// Subcommands of `sandbox`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SandboxCommand {
+    /// List the sandboxes of all teams with their resource usage
+    List {
+        /// List only those of this team
+        #[arg(long, value_name = "TEAM")]
+        team: Option<String>,
+        /// Sort order; usage is sorted largest first
+        #[arg(long, value_enum, value_name = "ORDER", default_value_t = SandboxOrder::Started)]
+        sort: SandboxOrder,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Show one sandbox
+    Show {
+        /// ID of the sandbox
+        id: String,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Kill sandboxes, and wait until their processes are gone
+    Kill {
+        /// IDs of the sandboxes
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Show the log of a sandbox, oldest entry first; also after its end, until the log expires
+    Logs {
+        /// ID of the sandbox
+        id: String,
+        /// Number of entries to show, the newest ones
+        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        limit: u32,
+        /// Minimum level: debug, info, warn or error
+        #[arg(long, value_name = "LEVEL", default_value = "debug", value_parser = ["debug", "info", "warn", "error"])]
+        level: String,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+}
+
+/// Sort orders of `sandbox list`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum SandboxOrder {
+    /// Oldest first.
+    Started,
+    /// By CPU usage in the last sample.
+    Cpu,
+    /// By memory, including page cache.
+    Memory,
+    /// By disk usage.
+    Disk,
 }
 
 impl Cli {
@@ -235,7 +295,12 @@ impl Cli {
                 flags.push((keys::LISTEN, &listen.listen));
                 flags.extend(tls.flags());
             }
-            Command::Down | Command::Team(_) | Command::Key(_) | Command::Token(_) | Command::Bench(_) => {}
+            Command::Down
+            | Command::Team(_)
+            | Command::Key(_)
+            | Command::Token(_)
+            | Command::Sandbox(_)
+            | Command::Bench(_) => {}
         }
         flags
             .into_iter()

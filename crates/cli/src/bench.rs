@@ -1,6 +1,6 @@
-//! `ringfence bench`: what a client sees of a running platform, measured untrimmed.
+//! `ringfence bench`: the performance of a running platform as a client sees it, no sample discarded.
 //!
-//! It is a client like any other, on the same HTTP interface, and knows nothing of the platform's inside. It finds the
+//! The benchmark is an ordinary client of the HTTP API and independent of the platform's internals. It finds the
 //! platform in the credentials file of a data directory, or in the variables that the SDKs read.
 
 mod memory;
@@ -13,15 +13,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use jiff::Timestamp;
-use measure::client::Platform;
+use measure::client::Target;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use self::report::{Conditions, Report};
 use self::run::{Bench, Timed};
 use crate::config::keys;
-use crate::config::{Settings, Sources};
+use crate::config::{Config, Sources};
 use crate::credentials::{self, Credentials};
 use crate::data_dir::DataDir;
 use crate::output::{self, Format};
@@ -30,28 +29,28 @@ use crate::signals::Signals;
 /// One thing to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum What {
-    /// From the request for a sandbox to the answer 201
+    /// From the create request to the response 201
     Create,
-    /// From the request for a sandbox to the first output of its first command
+    /// From the create request to the first output of the first command
     FirstOutput,
-    /// From the request to end a sandbox to the answer 204
+    /// From the delete request to the response 204
     Delete,
-    /// Sandboxes made and deleted per second
+    /// Sandboxes created and deleted per second
     Sustained,
-    /// Available memory lost per sandbox that does nothing
+    /// Available memory lost per idle sandbox
     IdleMemory,
 }
 
 /// Flags of `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Base URL of the platform [env: E2B_API_URL] [default: from <data-dir>/credentials.env]
+    /// Base URL of the API [env: E2B_API_URL] [default: from <data-dir>/credentials.env]
     ///
-    /// The API key is taken from E2B_API_KEY or the credentials file, never from a flag. With --data-dir, the file
-    /// there wins over the environment.
+    /// The API key is read from E2B_API_KEY or the credentials file, never from a flag. With --data-dir, the file
+    /// there takes precedence over the environment.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// What to measure, separated by commas
+    /// Measurements to run, separated by commas
     #[arg(
         long,
         value_enum,
@@ -59,19 +58,19 @@ pub(crate) struct BenchArgs {
         default_value = "create,first-output,delete,sustained,idle-memory"
     )]
     what: Vec<What>,
-    /// Template of the sandboxes
+    /// Template of the created sandboxes
     #[arg(long, default_value = "base")]
     template: String,
-    /// Clients that ask at the same time [default: 1 for times, 2 per core for sustained and idle-memory]
+    /// Number of concurrent clients [default: 1 for times, 2 per core for sustained and idle-memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     concurrency: Option<u16>,
-    /// Sandboxes for times, and sandboxes alive together for idle-memory
+    /// Number of sandboxes per measurement; for idle-memory, all of them run at the same time
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
-    /// Length of the sustained measurement, in seconds
+    /// Duration of the sustained measurement, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     duration: u32,
-    /// How the report is shown
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 }
@@ -79,9 +78,9 @@ pub(crate) struct BenchArgs {
 /// Runs the measurements and prints the report.
 ///
 /// # Errors
-/// When there is no platform to be found, or the report cannot be printed.
-pub(crate) fn run(args: &BenchArgs, settings: &Settings, sources: &Sources) -> Result<ExitCode> {
-    let (url, key) = target(args, settings, sources)?;
+/// When the address of the platform is unknown, or the report cannot be printed.
+pub(crate) fn run(args: &BenchArgs, config: &Config, sources: &Sources) -> Result<ExitCode> {
+    let (url, key) = target(args, config, sources)?;
     // One thread: on a small machine the client competes with the platform for cores.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -100,7 +99,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, sources: &Sources) -> R
 }
 
 /// The URL and the API key.
-fn target(args: &BenchArgs, settings: &Settings, sources: &Sources) -> Result<(String, String)> {
+fn target(args: &BenchArgs, config: &Config, sources: &Sources) -> Result<(String, String)> {
     let dir_was_named = sources.flags.iter().any(|(key, _)| key.name == keys::DATA_DIR.name);
     let env = |name: &str| {
         if dir_was_named {
@@ -113,23 +112,23 @@ fn target(args: &BenchArgs, settings: &Settings, sources: &Sources) -> Result<(S
     if let (Some(url), Some(key)) = (&env_url, &env_key) {
         return Ok((url.clone(), key.clone()));
     }
-    let path = settings.data_dir.join(credentials::FILE);
-    let found = DataDir::existing(&settings.data_dir).and_then(|dir| Credentials::read(&dir));
+    let path = config.data_dir.join(credentials::FILE);
+    let found = DataDir::existing(&config.data_dir).and_then(|dir| Credentials::read(&dir));
     let found = match found {
-        Ok(found) => found.with_context(|| format!("there is no {}; is the platform running?", path.display())),
+        Ok(found) => found.with_context(|| format!("{} does not exist; is the platform running?", path.display())),
         Err(error) => Err(error),
     };
-    let found = found.context("no platform to measure: set E2B_API_URL and E2B_API_KEY, or name its --data-dir")?;
+    let found = found.context("no platform address: set E2B_API_URL and E2B_API_KEY, or pass --data-dir")?;
     let key = env_key.or_else(|| found.api_key.map(|key| key.expose().to_owned()));
     match (env_url.or(found.api_url), key) {
         (Some(url), Some(key)) => Ok((url, key)),
-        _ => bail!("{} holds no API key or no address", path.display()),
+        _ => bail!("{} contains no API key or no address", path.display()),
     }
 }
 
 async fn measure(args: &BenchArgs, url: String, key: &str) -> Result<Report> {
     let run = Uuid::new_v4().simple().to_string();
-    let platform = Platform::find(&url, key, args.template.clone(), run).await?;
+    let platform = Target::find(&url, key, args.template.clone(), run).await?;
     let same_machine = is_local(&platform);
     let conditions = conditions(args, url, same_machine)?;
     let cancelled = CancellationToken::new();
@@ -145,7 +144,7 @@ async fn measure(args: &BenchArgs, url: String, key: &str) -> Result<Report> {
         cancelled.cancel();
         let name = signals.next().await;
         bail!(
-            "{name} again: {} sandboxes were not deleted and end by their timeout",
+            "second {name}: {} sandboxes were not deleted; they end at their timeout",
             bench.left_over()
         )
     };
@@ -159,18 +158,18 @@ async fn measure(args: &BenchArgs, url: String, key: &str) -> Result<Report> {
     report.interrupted = bench.cancelled.is_cancelled();
     if bench.left_over() > 0 {
         tracing::error!(
-            "{} sandboxes could not be deleted; they end by their timeout",
+            "{} sandboxes could not be deleted; they end at their timeout",
             bench.left_over()
         );
     }
     Ok(report)
 }
 
-/// Every wanted measurement, one after the other.
+/// Runs the selected measurements one after the other.
 async fn all(args: &BenchArgs, bench: &Bench, conditions: Conditions) -> Result<Report> {
     let wants = |what| args.what.contains(&what);
     if wants(What::IdleMemory) && !conditions.same_machine {
-        bail!("idle-memory is read from this machine's memory, and the platform is on another");
+        bail!("idle-memory requires a platform on this machine");
     }
     let count = args.count as usize;
     let parallel = args.concurrency.map_or(conditions.cpus * 2, usize::from);
@@ -207,10 +206,10 @@ async fn all(args: &BenchArgs, bench: &Bench, conditions: Conditions) -> Result<
 
 fn conditions(args: &BenchArgs, url: String, same_machine: bool) -> Result<Conditions> {
     Ok(Conditions {
-        ringfence: env!("CARGO_PKG_VERSION"),
+        ringfence: crate::version::text(),
         url,
         template: args.template.clone(),
-        started_at: format!("{:.0}", Timestamp::now()),
+        started_at: format!("{:.0}", crate::clock::now()),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         memory_mb: memory::total_kb()? / 1024,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
@@ -219,6 +218,6 @@ fn conditions(args: &BenchArgs, url: String, same_machine: bool) -> Result<Condi
 }
 
 /// Whether the platform's address is one of this machine: only then can a socket be bound to it.
-fn is_local(platform: &Platform) -> bool {
+fn is_local(platform: &Target) -> bool {
     UdpSocket::bind((platform.address.ip(), 0)).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Configuration: from flags, environment, file and defaults to settings that cannot be wrong.
+//! Configuration: resolves flags, environment, file and defaults into a validated [`Config`].
 //!
 //! Precedence: flag, then environment, then file, then default. Every error names the key and where its value came
 //! from, and no error shows the value of a key that may hold a secret. An environment variable that is set but empty
@@ -17,15 +17,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use model::resources::Resources;
-use server::settings::{BUCKET_MAX, CapacitySettings, Limits, RecordSettings, TeamLimits};
+use server::settings::{BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, Network, RecordSettings, TeamLimits};
 
 use self::keys::{Key, Kind};
 use crate::tls::{Files, Https};
 
-/// A setting that cannot be used: always the operator's to correct, so the exit code is that of wrong usage.
+/// An error in the configuration. The operator has to correct it, so the exit code is that of a usage error.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// A value of no use.
+    /// An invalid value.
     #[error("{key}: {why} ({source_of})")]
     Value {
         /// The key, with the team's name where it is a team's.
@@ -35,9 +35,9 @@ pub(crate) enum ConfigError {
         /// Where the value came from.
         source_of: Source,
     },
-    /// A key that means nothing without another.
-    #[error("{key}: it needs {other} too")]
-    Lacks {
+    /// A key that requires another one.
+    #[error("{key}: requires {other}")]
+    Requires {
         /// The key.
         key: &'static str,
         /// The key that is not set.
@@ -98,7 +98,12 @@ pub(crate) enum LogFormat {
 pub(crate) struct DatabaseUrl(String);
 
 impl DatabaseUrl {
-    /// The address, for the store and nobody else.
+    /// The database in a data directory.
+    fn within(data_dir: &Path) -> Self {
+        Self(format!("sqlite:{}/ringfence.db", data_dir.display()))
+    }
+
+    /// The address, to be passed to the store only.
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }
@@ -111,16 +116,16 @@ impl fmt::Debug for DatabaseUrl {
     }
 }
 
-/// Everything that can be configured, checked.
+/// The configuration, validated.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub(crate) struct Config {
     /// The data directory, absolute.
     pub(crate) data_dir: PathBuf,
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 selects a free port.
     pub(crate) listen: SocketAddr,
-    /// Where metrics are served, if anywhere; port 0 takes a free one.
+    /// Address on which metrics are served, if at all; port 0 selects a free port.
     pub(crate) metrics_listen: Option<SocketAddr>,
-    /// The domain of sandboxes as configured, if it was.
+    /// The domain of sandboxes, if configured.
     pub(crate) domain: Option<String>,
     /// Whether the port speaks HTTPS.
     pub(crate) https: Https,
@@ -134,23 +139,32 @@ pub(crate) struct Settings {
     pub(crate) launchers: Option<usize>,
     /// Whether `base` is offered.
     pub(crate) base_template: bool,
-    /// What a sandbox of `base` may use.
+    /// The resources of a sandbox of `base`.
     pub(crate) resources: Resources,
-    /// What teams may use.
+    /// The limits of teams.
     pub(crate) limits: Limits,
-    /// What must stay free on this host.
+    /// Whether the whole disk of a sandbox is allocated at its start.
+    pub(crate) reserve_disks: bool,
+    /// The capacity reserved on this host.
     pub(crate) capacity: CapacitySettings,
-    /// What is remembered of sandboxes, and for how long.
+    /// How many connections clients may have.
+    pub(crate) connections: ConnectionLimits,
+    /// Retention and size limits of logs and metrics.
     pub(crate) records: RecordSettings,
-    /// Whether every agent wants its token.
+    /// Whether every agent requires its token.
     pub(crate) always_secure: bool,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
-    /// Environment variables that look like ours and mean nothing, to be warned of.
+    /// Unknown environment variables with our prefix, for a warning.
     pub(crate) unknown_env: Vec<String>,
 }
 
-impl Settings {
+impl Config {
+    /// Whether the database is in the data directory, and with it no other platform's.
+    pub(crate) fn has_own_database(&self) -> bool {
+        self.database_url == DatabaseUrl::within(&self.data_dir)
+    }
+
     /// The domain of sandboxes once the port of the listener is known.
     pub(crate) fn domain_at(&self, port: u16) -> String {
         self.domain
@@ -169,6 +183,7 @@ const OTHER_ENV: [&str; 4] = [
 ];
 
 /// The environment, as far as it may configure anything: `RINGFENCE_*` and the two variables that `bench` reads.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub(crate) fn environment() -> BTreeMap<String, String> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -178,7 +193,7 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What the operator said, by source.
+/// The unresolved values, by source.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     /// Flags that were given: the key's name and the value.
@@ -193,8 +208,8 @@ impl Sources {
     /// Resolves every key.
     ///
     /// # Errors
-    /// At the first value that is of no use.
-    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+    /// At the first invalid value.
+    pub(crate) fn resolve(&self) -> Result<Config, ConfigError> {
         let path = self
             .config
             .clone()
@@ -207,7 +222,14 @@ impl Sources {
         let base = Resources::default();
         let records = RecordSettings::default();
         let number = |key, min, max, default| Ok(given.parse(key, |text| integer(text, min, max))?.unwrap_or(default));
-        Ok(Settings {
+        let resources = Resources {
+            cpu_count: number(keys::SANDBOX_CPU_COUNT, 1, 1024, base.cpu_count)?,
+            memory_mb: number(keys::SANDBOX_MEMORY_MB, 64, u32::MAX, base.memory_mb)?,
+            disk_mb: number(keys::SANDBOX_DISK_MB, 64, u32::MAX, base.disk_mb)?,
+            pids: number(keys::SANDBOX_PIDS, 32, u32::MAX, base.pids)?,
+        };
+        let reserve_disks = given.parse(keys::SANDBOX_DISK_RESERVE, disk_reserve)?.unwrap_or(false);
+        Ok(Config {
             listen: given
                 .parse(keys::LISTEN, listen)?
                 .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 3000))),
@@ -216,20 +238,16 @@ impl Sources {
             https: given.https()?,
             log_format: given.parse(keys::LOG_FORMAT, log_format)?.unwrap_or(LogFormat::Text),
             log_level: given.parse(keys::LOG_LEVEL, log_level)?,
-            database_url: database_url
-                .unwrap_or_else(|| DatabaseUrl(format!("sqlite:{}/ringfence.db", data_dir.display()))),
+            database_url: database_url.unwrap_or_else(|| DatabaseUrl::within(&data_dir)),
             data_dir,
             launchers: given
                 .parse(keys::LAUNCHERS, |text| integer(text, 1, 64))?
                 .map(|count| count as usize),
             base_template: given.parse(keys::BASE_TEMPLATE, boolean)?.unwrap_or(true),
-            resources: Resources {
-                cpu_count: number(keys::SANDBOX_CPU_COUNT, 1, 1024, base.cpu_count)?,
-                memory_mb: number(keys::SANDBOX_MEMORY_MB, 64, u32::MAX, base.memory_mb)?,
-                disk_mb: number(keys::SANDBOX_DISK_MB, 64, u32::MAX, base.disk_mb)?,
-                pids: number(keys::SANDBOX_PIDS, 32, u32::MAX, base.pids)?,
-            },
+            resources,
+            reserve_disks,
             limits: given.limits()?,
+            connections: given.connections()?,
             capacity: CapacitySettings {
                 memory_floor_mb: number(
                     keys::CAPACITY_MEMORY_FLOOR_MB,
@@ -243,6 +261,7 @@ impl Sources {
                     u32::MAX,
                     CapacitySettings::DISK_FLOOR_MB,
                 )?,
+                disk_per_sandbox_mb: if reserve_disks { resources.disk_mb } else { 0 },
                 max_sandboxes: given
                     .parse(keys::CAPACITY_MAX_SANDBOXES, |text| limit(text, u32::MAX))?
                     .flatten(),
@@ -253,6 +272,12 @@ impl Sources {
                 log_bytes: given
                     .parse(keys::LOGS_MAX_KB, |text| integer(text, 16, u32::MAX))?
                     .map_or(records.log_bytes, |kb| u64::from(kb) * 1024),
+                log_total_bytes: given
+                    .parse(keys::LOGS_MAX_TOTAL_MB, |text| integer(text, 1, u32::MAX))?
+                    .map_or(records.log_total_bytes, |mb| u64::from(mb) << 20),
+                metric_total_bytes: given
+                    .parse(keys::METRICS_MAX_TOTAL_MB, |text| integer(text, 1, u32::MAX))?
+                    .map_or(records.metric_total_bytes, |mb| u64::from(mb) << 20),
                 metric_retention_s: number(keys::METRICS_RETENTION_S, 0, u32::MAX, records.metric_retention_s)?,
                 ..records
             },
@@ -352,7 +377,7 @@ impl File {
                 (Some(key), value) => {
                     let text = scalar(key.kind, value).ok_or_else(|| ConfigError::Value {
                         key: format!("{at}{name}"),
-                        why: format!("it must be {}", key.kind.describe()),
+                        why: format!("must be {}", key.kind.describe()),
                         source_of: Source::File(self.path.clone()),
                     })?;
                     values.insert(key.name, text);
@@ -399,24 +424,24 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// HTTPS: asked for, or meant by whoever names files for it.
+    /// HTTPS: enabled by `tls`, or implied by the certificate files.
     fn https(&self) -> Result<Https, ConfigError> {
         let wanted = self.parse(keys::TLS, boolean)?;
         let files = (self.parse(keys::TLS_CERT, file)?, self.parse(keys::TLS_KEY, file)?);
-        let lacks = |key: &'static Key, other: &'static Key| ConfigError::Lacks {
+        let requires = |key: &'static Key, other: &'static Key| ConfigError::Requires {
             key: key.name,
             other: other.name,
         };
         match (wanted, files) {
-            (_, (Some(_), None)) => Err(lacks(keys::TLS_CERT, keys::TLS_KEY)),
-            (_, (None, Some(_))) => Err(lacks(keys::TLS_KEY, keys::TLS_CERT)),
+            (_, (Some(_), None)) => Err(requires(keys::TLS_CERT, keys::TLS_KEY)),
+            (_, (None, Some(_))) => Err(requires(keys::TLS_KEY, keys::TLS_CERT)),
             (Some(false), _) | (None, (None, None)) => Ok(Https::Off),
             (Some(true), (None, None)) => Ok(Https::Local),
             (_, (Some(certificates), Some(key))) => Ok(Https::Files(Files { certificates, key })),
         }
     }
 
-    /// What teams may use: as the keys say, and for single teams as their tables do.
+    /// The limits of teams: those for all teams, and those of the tables of single teams.
     fn limits(&self) -> Result<Limits, ConfigError> {
         let default = team_limits(TeamLimits::default(), |key, parse| self.parse(key, parse))?;
         let teams = self.file.teams.iter().map(|(team, values)| {
@@ -438,7 +463,22 @@ impl Given<'_> {
         })
     }
 
-    /// The value that wins for a key, parsed; none when nobody set it.
+    fn connections(&self) -> Result<ConnectionLimits, ConfigError> {
+        let default = ConnectionLimits::default();
+        let count = |key, default: usize| {
+            let given = self.parse(key, |text| integer(text, 16, 1 << 20))?;
+            Ok(given.map_or(default, |count| count as usize))
+        };
+        Ok(ConnectionLimits {
+            total: count(keys::SERVER_CONNECTIONS, default.total)?,
+            per_peer: count(keys::SERVER_CONNECTIONS_PER_PEER, default.per_peer)?,
+            per_sandbox: count(keys::SERVER_CONNECTIONS_PER_SANDBOX, default.per_sandbox)?,
+            shared_peers: self.parse(keys::SERVER_SHARED_PEERS, networks)?.unwrap_or_default(),
+            ..default
+        })
+    }
+
+    /// The parsed value of a key from the source with the highest precedence; none if it is not set.
     fn parse<T>(&self, key: &'static Key, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, ConfigError> {
         let flag = self.sources.flags.iter().find(|(given, _)| given.name == key.name);
         let (text, source_of) = if let Some((key, text)) = flag {
@@ -482,18 +522,18 @@ fn team_limits(
 
 fn directory(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
-        return Err("it is empty".to_owned());
+        return Err("must not be empty".to_owned());
     }
-    // Line breaks and quotes would break the credentials file and the line that tells how to load it.
+    // Line breaks and quotes would break the credentials file and the command line that loads it.
     if text.contains(|c: char| c.is_control() || c == '\'') {
-        return Err(format!("{text:?} holds a quote or a control character"));
+        return Err(format!("{text:?} contains a quote or a control character"));
     }
     std::path::absolute(text).map_err(|error| error.to_string())
 }
 
 fn file(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
-        return Err("it is empty".to_owned());
+        return Err("must not be empty".to_owned());
     }
     std::path::absolute(text).map_err(|error| error.to_string())
 }
@@ -505,7 +545,7 @@ fn listen(text: &str) -> Result<SocketAddr, String> {
     };
     numeric
         .parse()
-        .map_err(|_| format!("{text:?} is no address with a port, such as 127.0.0.1:3000 or [::]:3000"))
+        .map_err(|_| format!("{text:?} is not an address with a port, such as 127.0.0.1:3000 or [::]:3000"))
 }
 
 fn domain(text: &str) -> Result<String, String> {
@@ -519,10 +559,10 @@ fn domain(text: &str) -> Result<String, String> {
         .bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.');
     if !labels_fit || !letters_fit {
-        return Err(format!("{text:?} is no domain name, such as sandbox.example.com"));
+        return Err(format!("{text:?} is not a domain name, such as sandbox.example.com"));
     }
     if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
-        return Err(format!("{text:?} does not end in a port number"));
+        return Err(format!("{text:?} does not end in a valid port"));
     }
     Ok(text.to_ascii_lowercase())
 }
@@ -531,12 +571,21 @@ fn log_format(text: &str) -> Result<LogFormat, String> {
     match text {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
-        _ => Err(format!("{text:?} is neither text nor json")),
+        _ => Err(format!("{text:?} is invalid: must be text or json")),
+    }
+}
+
+/// Whether the whole disk of a sandbox is allocated at its start.
+fn disk_reserve(text: &str) -> Result<bool, String> {
+    match text {
+        "none" => Ok(false),
+        "full" => Ok(true),
+        _ => Err(format!("{text:?} is invalid: must be none or full")),
     }
 }
 
 fn log_level(text: &str) -> Result<String, String> {
-    // Without an equals sign a word is a level; the filter would silently take a misspelt one for a module's name.
+    // Without an equals sign a word is a level; the filter would silently accept a misspelt one as a module name.
     for directive in text.split(',') {
         let level = directive
             .rsplit('=')
@@ -545,7 +594,9 @@ fn log_level(text: &str) -> Result<String, String> {
             .trim()
             .to_ascii_lowercase();
         if !["off", "error", "warn", "info", "debug", "trace"].contains(&level.as_str()) {
-            return Err(format!("{directive:?} names none of error, warn, info, debug, trace"));
+            return Err(format!(
+                "{directive:?} is not a log level: error, warn, info, debug or trace"
+            ));
         }
     }
     tracing_subscriber::EnvFilter::try_new(text)
@@ -557,20 +608,17 @@ fn log_level(text: &str) -> Result<String, String> {
 fn database(text: &str) -> Result<DatabaseUrl, &'static str> {
     let known = ["sqlite:", "postgres://", "postgresql://"];
     if !known.iter().any(|scheme| text.starts_with(scheme)) {
-        return Err("it must begin with sqlite: or postgres://");
+        return Err("must begin with sqlite: or postgres://");
     }
     Ok(DatabaseUrl(text.to_owned()))
 }
 
 fn integer(text: &str, min: u32, max: u32) -> Result<u32, String> {
-    let number: i64 = text
-        .trim()
-        .parse()
-        .map_err(|_| format!("{text:?} is no whole number"))?;
+    let number: i64 = text.trim().parse().map_err(|_| format!("{text:?} is not an integer"))?;
     match u32::try_from(number) {
         Ok(number) if (min..=max).contains(&number) => Ok(number),
-        _ if max == u32::MAX => Err(format!("{number} is not at least {min}")),
-        _ => Err(format!("{number} is not between {min} and {max}")),
+        _ if max == u32::MAX => Err(format!("{number} is too small: must be at least {min}")),
+        _ => Err(format!("{number} is out of range: must be between {min} and {max}")),
     }
 }
 
@@ -579,10 +627,16 @@ fn limit(text: &str, max: u32) -> Result<Option<u32>, String> {
     integer(text, 0, max).map(|number| (number > 0).then_some(number))
 }
 
+fn networks(text: &str) -> Result<Vec<Network>, String> {
+    text.split(',')
+        .map(|part| part.trim().parse().map_err(|error| format!("{error}")))
+        .collect()
+}
+
 fn boolean(text: &str) -> Result<bool, String> {
     match text.trim().to_ascii_lowercase().as_str() {
         "true" | "1" | "yes" | "on" => Ok(true),
         "false" | "0" | "no" | "off" => Ok(false),
-        _ => Err(format!("{text:?} is neither true nor false")),
+        _ => Err(format!("{text:?} is invalid: must be true or false")),
     }
 }

@@ -15,10 +15,10 @@ use crate::secret::{AccessPair, ApiKey};
 
 /// Name of the file in the data directory.
 pub(crate) const FILE: &str = "credentials.env";
-/// Name of the file for clients that speak HTTPS, which is there while the platform does.
+/// Name of the file for HTTPS clients, which exists while HTTPS is enabled.
 pub(crate) const TLS_FILE: &str = "credentials-tls.env";
 
-/// Where clients find the platform.
+/// The addresses of the platform for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Addresses {
     /// Base of the API.
@@ -30,7 +30,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// The addresses for a bound listener. A wildcard address is no place to connect to, so the loopback stands for it.
+    /// The addresses for a bound listener. Clients cannot connect to a wildcard address, so it is replaced by loopback.
     pub(crate) fn of(bound: SocketAddr, domain: String) -> Self {
         let url = match bound {
             SocketAddr::V4(v4) if v4.ip().is_unspecified() => format!("http://127.0.0.1:{}", v4.port()),
@@ -101,10 +101,10 @@ impl Credentials {
 /// Writes the file.
 ///
 /// # Errors
-/// When the system refuses.
+/// When a system call fails.
 pub(crate) fn write(dir: &DataDir, key: &ApiKey, pair: &AccessPair, addresses: &Addresses) -> Result<()> {
     let mut text = String::from(
-        "# Written by `ringfence up`. The keys stay as they are; the addresses follow its flags.\n\
+        "# Written by `ringfence up`. Keys are kept; addresses are updated from the configuration.\n\
          # Load with: set -a; . <this file>; set +a\n",
     );
     for (name, value) in [
@@ -125,11 +125,11 @@ pub(crate) fn write(dir: &DataDir, key: &ApiKey, pair: &AccessPair, addresses: &
 /// where it is none that systems trust already.
 ///
 /// # Errors
-/// When the system refuses, or the other file holds no keys.
+/// When a system call fails, or the other file contains no keys.
 pub(crate) fn write_tls(dir: &DataDir, domain: &str, authority: Option<&Path>) -> Result<()> {
     let found = Credentials::read(dir)?.unwrap_or_default();
     let (Some(key), Some(pair)) = (found.api_key, found.pair) else {
-        bail!("no credentials to write");
+        bail!("credentials are incomplete");
     };
     let mut text = String::from(
         "# Written by `ringfence up`, for HTTPS. Load with: set -a; . <this file>; set +a\n\

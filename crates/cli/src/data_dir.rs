@@ -4,24 +4,71 @@
 //! directory private, so an existing one is taken only when it is empty or carries our lock file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use runtime::identity::Identity;
 use rustix::fs::FlockOperation;
 
 /// Name of the file whose lock says that a process works on the directory, and whose content says which.
-const LOCK_FILE: &str = "lock";
+pub(crate) const LOCK_FILE: &str = "lock";
 
-/// Somebody else works on the data directory.
+/// How long a lock may stay held whose owner is gone, or has not written yet who it is. A process between clone and exec
+/// has every descriptor of the one that made it, and keeps the lock for the milliseconds until it executes its program.
+const OWNERLESS: Duration = Duration::from_secs(5);
+/// Pause between two looks at such a lock.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Another process works on the data directory.
 #[derive(Debug, thiserror::Error)]
-#[error("the data directory {} is in use by another ringfence{}", .path.display(), .pid.map(|pid| format!(" (process {pid})")).unwrap_or_default())]
+#[error("the data directory {} is in use by {}", .path.display(), described(.owner.as_ref()))]
 pub(crate) struct InUse {
     /// The directory.
     pub(crate) path: PathBuf,
-    /// The process that holds it, as it wrote down itself.
-    pub(crate) pid: Option<i32>,
+    /// The process that holds it, as it wrote down itself, if it lives.
+    pub(crate) owner: Option<Owner>,
+}
+
+fn described(owner: Option<&Owner>) -> String {
+    match owner {
+        Some(owner) => format!("another ringfence (process {})", owner.pid()),
+        None => format!("a process that an earlier ringfence left; `fuser {LOCK_FILE}` in there names it"),
+    }
+}
+
+/// Who wrote itself into the lock file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// This very process.
+    Process(Identity),
+    /// Whichever process has this number: earlier versions wrote no more.
+    Number(i32),
+}
+
+impl Owner {
+    fn parse(text: &str) -> Option<Self> {
+        Identity::parse(text)
+            .map(Self::Process)
+            .or_else(|| text.trim().parse().ok().map(Self::Number))
+    }
+
+    /// Its number.
+    pub(crate) fn pid(&self) -> i32 {
+        match self {
+            Self::Process(identity) => identity.pid(),
+            Self::Number(pid) => *pid,
+        }
+    }
+
+    fn lives(&self) -> bool {
+        match self {
+            Self::Process(identity) => identity.lives(),
+            Self::Number(pid) => Identity::of(*pid).is_ok(),
+        }
+    }
 }
 
 /// A data directory that exists.
@@ -101,22 +148,28 @@ impl DataDir {
     /// [`InUse`] when another process has it.
     pub(crate) fn lock(&self) -> Result<Lock> {
         let mut file = self.open_lock_file()?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+        let deadline = Instant::now() + OWNERLESS;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(error).context("lock the data directory"),
+            }
+            let owner = read_owner(&file).filter(Owner::lives);
+            if owner.is_some() || Instant::now() > deadline {
                 return Err(InUse {
                     path: self.path.clone(),
-                    pid: read_pid(&mut file),
+                    owner,
                 }
                 .into());
             }
-            Err(error) => return Err(error).context("lock the data directory"),
+            std::thread::sleep(PAUSE);
         }
-        let pid = std::process::id();
-        let written = file
-            .set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{pid}"));
+        let written = Identity::own().and_then(|own| {
+            file.set_len(0)?;
+            file.rewind()?;
+            writeln!(file, "{own}")
+        });
         written.context("write the lock file")?;
         Ok(Lock { file })
     }
@@ -228,10 +281,10 @@ fn is_ours(path: &Path) -> io::Result<bool> {
     Ok(empty)
 }
 
-fn read_pid(file: &mut File) -> Option<i32> {
-    let mut text = String::new();
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+fn read_owner(file: &File) -> Option<Owner> {
+    let mut bytes = [0; 128];
+    let length = file.read_at(&mut bytes, 0).ok()?;
+    Owner::parse(std::str::from_utf8(&bytes[..length]).ok()?)
 }
 
 #[cfg(test)]
@@ -247,10 +300,63 @@ mod tests {
         let lock = dir.lock().unwrap();
         let refused = DataDir::prepare(&path).unwrap().lock().unwrap_err();
         let in_use = refused.downcast_ref::<InUse>().unwrap();
-        assert_eq!(in_use.pid, i32::try_from(std::process::id()).ok());
+        assert_eq!(in_use.owner, Some(Owner::Process(Identity::own().unwrap())));
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
         drop(lock);
         dir.lock().unwrap();
+    }
+
+    #[test]
+    fn a_lock_whose_owner_is_gone_is_waited_for() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
+        let path = dir.path().join(LOCK_FILE);
+        #[expect(clippy::disallowed_methods, reason = "a process that ends at once")]
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        let pid = gone.id();
+        gone.wait().unwrap();
+        let own = Identity::own().unwrap();
+        let [number, began, boot] = own
+            .to_string()
+            .split(' ')
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap();
+        let records = [
+            // Nothing yet, a number of nobody, this very number earlier and in another life of the machine.
+            String::new(),
+            pid.to_string(),
+            format!("{number} {} {boot}", began.parse::<u64>().unwrap() - 1),
+            format!("{number} {began} another"),
+        ];
+        for record in records {
+            // What a child between clone and exec has.
+            let kept = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            rustix::fs::flock(&kept, FlockOperation::LockExclusive).unwrap();
+            fs::write(&path, &record).unwrap();
+            let waiting = std::thread::spawn({
+                let dir = dir.clone();
+                move || dir.lock().map(drop)
+            });
+            // It does not give up at once.
+            std::thread::sleep(PAUSE * 5);
+            assert!(!waiting.is_finished(), "{record}");
+            drop(kept);
+            waiting.join().unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_owner_that_an_earlier_version_wrote_counts_while_it_lives() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
+        let lock = dir.lock().unwrap();
+        fs::write(dir.path().join(LOCK_FILE), format!("{}\n", std::process::id())).unwrap();
+        let refused = dir.lock().unwrap_err();
+        let owner = refused.downcast_ref::<InUse>().unwrap().owner.clone();
+        assert_eq!(owner, Some(Owner::Number(std::process::id().cast_signed())));
+        drop(lock);
     }
 
     #[test]

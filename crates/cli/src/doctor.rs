@@ -1,4 +1,4 @@
-//! `ringfence doctor`, and the same look at the host before `up` starts.
+//! `ringfence doctor`, and the same checks of the host before `up` starts.
 //!
 //! The findings about the host are the runtime's; here are those that depend on configuration: whether limits may be
 //! missing, whether the data directory can be used, whether the port is free.
@@ -12,12 +12,12 @@ use anyhow::{Result, anyhow, bail};
 use runtime::probe::{self, Check, Status};
 use serde::Serialize;
 
-use crate::config::Settings;
+use crate::config::Config;
 use crate::data_dir::{DataDir, InUse};
 use crate::output::{self, Format};
 use crate::tls::{self, Https};
 
-/// One finding, as it is shown.
+/// One finding of the report.
 #[derive(Debug, Serialize)]
 struct Finding {
     name: String,
@@ -82,16 +82,16 @@ struct Report {
     checks: Vec<Finding>,
 }
 
-/// Looks at everything and prints it.
+/// Runs all checks and prints the report.
 ///
 /// # Errors
 /// When the report cannot be printed.
-pub(crate) fn run(settings: &Settings, format: Format) -> Result<ExitCode> {
-    let mut checks = host(settings);
-    let (data_dir, in_use) = data_dir(&settings.data_dir);
+pub(crate) fn run(config: &Config, format: Format) -> Result<ExitCode> {
+    let mut checks = host(config);
+    let (data_dir, in_use) = data_dir(&config.data_dir);
     checks.push(data_dir);
-    checks.push(port(settings, in_use));
-    checks.extend(https(settings));
+    checks.push(port(config, in_use));
+    checks.extend(https(config));
     let report = Report {
         ready: !checks.iter().any(Finding::is_missing),
         checks,
@@ -108,11 +108,11 @@ pub(crate) fn run(settings: &Settings, format: Format) -> Result<ExitCode> {
 }
 
 /// The runtime's findings, with what the configuration allows.
-fn host(settings: &Settings) -> Vec<Finding> {
-    probe::probe(&settings.data_dir)
+fn host(config: &Config) -> Vec<Finding> {
+    probe::probe(&config.data_dir)
         .into_iter()
         .map(|mut check| {
-            if check.name == "cgroups" && check.status == Status::Missing && settings.unlimited {
+            if check.name == "cgroups" && check.status == Status::Missing && config.unlimited {
                 check.status = Status::Degraded;
             }
             Finding::from(check)
@@ -120,12 +120,12 @@ fn host(settings: &Settings) -> Vec<Finding> {
         .collect()
 }
 
-/// Refuses a host that lacks something, with one message about all of it.
+/// Checks the host, with one error for all missing requirements.
 ///
 /// # Errors
-/// When something that sandboxes need is missing.
-pub(crate) fn require_host(settings: &Settings) -> Result<()> {
-    let missing: Vec<Finding> = host(settings).into_iter().filter(Finding::is_missing).collect();
+/// When a requirement of sandboxes is missing.
+pub(crate) fn require_host(config: &Config) -> Result<()> {
+    let missing: Vec<Finding> = host(config).into_iter().filter(Finding::is_missing).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -133,7 +133,7 @@ pub(crate) fn require_host(settings: &Settings) -> Result<()> {
 }
 
 fn refusal(missing: &[Finding]) -> String {
-    let mut text = String::from("this host cannot run sandboxes yet:");
+    let mut text = String::from("this host does not meet the requirements:");
     for finding in missing {
         let _ = write!(
             text,
@@ -141,17 +141,17 @@ fn refusal(missing: &[Finding]) -> String {
             finding.name, finding.detail, finding.cost, finding.fix
         );
     }
-    text.push_str("\n`ringfence doctor` shows the whole picture");
+    text.push_str("\nrun `ringfence doctor` for the full report");
     text
 }
 
-/// Refuses to go on without root.
+/// Checks that the process runs as root.
 ///
 /// # Errors
-/// When the process is not root's.
+/// When the process does not run as root.
 pub(crate) fn require_root() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("sandboxes belong to root: run this command as root");
+        bail!("this command must run as root");
     }
     Ok(())
 }
@@ -160,17 +160,17 @@ pub(crate) fn require_root() -> Result<()> {
 fn data_dir(path: &Path) -> (Finding, bool) {
     const NAME: &str = "data directory";
     if !path.exists() {
-        // Nothing is made here: a look changes nothing.
+        // Nothing is created here: checks have no side effects.
         let parent = path.ancestors().skip(1).find(|parent| parent.exists());
         let writable = parent.is_some_and(|parent| rustix::fs::access(parent, rustix::fs::Access::WRITE_OK).is_ok());
         let finding = if writable {
-            Finding::ok(NAME, format!("{} will be made", path.display()))
+            Finding::ok(NAME, format!("{} will be created", path.display()))
         } else {
             Finding::missing(
                 NAME,
-                format!("{} cannot be made", path.display()),
-                "nothing can be kept",
-                "name another directory with --data-dir, or run as root",
+                format!("{} cannot be created", path.display()),
+                "the platform does not start",
+                "choose another directory with --data-dir, or run as root",
             )
         };
         return (finding, false);
@@ -180,7 +180,7 @@ fn data_dir(path: &Path) -> (Finding, bool) {
         Ok(()) => (Finding::ok(NAME, path.display().to_string()), false),
         Err(error) => match error.downcast_ref::<InUse>() {
             Some(_) => (
-                Finding::ok(NAME, format!("{} (a platform runs on it)", path.display())),
+                Finding::ok(NAME, format!("{} (in use by a running platform)", path.display())),
                 true,
             ),
             None if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()) => {
@@ -188,33 +188,36 @@ fn data_dir(path: &Path) -> (Finding, bool) {
             }
             None => {
                 let detail = format!("{error:#}");
-                let fix = "name another directory with --data-dir, or run as its owner";
-                (Finding::missing(NAME, detail, "nothing can be kept", fix), false)
+                let fix = "choose another directory with --data-dir, or run as its owner";
+                (
+                    Finding::missing(NAME, detail, "the platform does not start", fix),
+                    false,
+                )
             }
         },
     }
 }
 
-fn port(settings: &Settings, running: bool) -> Finding {
+fn port(config: &Config, running: bool) -> Finding {
     const NAME: &str = "port";
     if running {
-        return Finding::ok(NAME, "not looked at: the running platform has its own");
+        return Finding::ok(NAME, "skipped: in use by the running platform");
     }
-    match TcpListener::bind(settings.listen) {
-        Ok(_) => Finding::ok(NAME, format!("{} is free", settings.listen)),
+    match TcpListener::bind(config.listen) {
+        Ok(_) => Finding::ok(NAME, format!("{} is free", config.listen)),
         Err(error) => Finding::missing(
             NAME,
-            format!("{}: {error}", settings.listen),
+            format!("{}: {error}", config.listen),
             "clients cannot reach the platform",
-            "end the program that has it, or choose another address with --listen",
+            "stop the program that uses this port, or choose another address with --listen",
         ),
     }
 }
 
-/// What `up` would find about HTTPS, none when it is off.
-fn https(settings: &Settings) -> Option<Finding> {
+/// The HTTPS finding; none if HTTPS is off.
+fn https(config: &Config) -> Option<Finding> {
     const NAME: &str = "https";
-    const FIX: &str = "name a certificate and its private key in PEM with --tls-cert and --tls-key";
+    const FIX: &str = "set --tls-cert and --tls-key to a certificate and its private key in PEM";
     let degraded = |detail: String, cost: &str, fix: &str| {
         let status = word(Status::Degraded);
         Finding {
@@ -222,24 +225,24 @@ fn https(settings: &Settings) -> Option<Finding> {
             ..Finding::missing(NAME, detail, cost, fix)
         }
     };
-    match &settings.https {
+    match &config.https {
         Https::Off => None,
-        Https::Local => Some(match tls::authority_of(&settings.data_dir) {
+        Https::Local => Some(match tls::authority_of(&config.data_dir) {
             Ok(Some(path)) => Finding::ok(NAME, format!("clients must trust {}", path.display())),
-            Ok(None) | Err(_) => Finding::ok(NAME, "an authority of its own will be made"),
+            Ok(None) | Err(_) => Finding::ok(NAME, "a local CA will be created"),
         }),
         Https::Files(files) => Some(match files.load() {
             Err(error) => Finding::missing(NAME, format!("{error:#}"), "the platform does not start", FIX),
             Ok(_) => {
-                let uncovered = files.uncovered(&settings.domain_at(settings.listen.port()));
+                let uncovered = files.uncovered(&config.domain_at(config.listen.port()));
                 if let Some(exposure) = files.exposure() {
-                    let cost = "other users of this host can pose as the platform";
-                    degraded(exposure, cost, "chmod 0600 the file of --tls-key")
+                    let cost = "other users of this host can impersonate the platform";
+                    degraded(exposure, cost, "chmod 0600 the file given with --tls-key")
                 } else if uncovered.is_empty() {
                     Finding::ok(NAME, files.to_string())
                 } else {
-                    let detail = format!("{files} are not for {}", uncovered.join(" and "));
-                    degraded(detail, "clients refuse to talk to these names", FIX)
+                    let detail = format!("{files} are not valid for {}", uncovered.join(" and "));
+                    degraded(detail, "clients refuse to connect to these names", FIX)
                 }
             }
         }),
@@ -259,7 +262,7 @@ fn text(report: &Report) -> String {
     text.push_str(if report.ready {
         "\n`ringfence up` works on this host\n"
     } else {
-        "\n`ringfence up` does not work on this host before what is missing is fixed\n"
+        "\n`ringfence up` does not work on this host until the missing requirements are met\n"
     });
     text
 }

@@ -12,10 +12,12 @@ use anyhow::{Context, Result, bail};
 use node::Node;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
+use server::clock::Clock;
+use server::lease::{NodeIdentity, NodeLease};
 
-use crate::config::Settings;
+use crate::config::Config;
 use crate::data_dir::{DataDir, InUse, Lock};
-use crate::{doctor, open_store, output};
+use crate::{doctor, node_identity, open_store, output};
 
 /// How long a platform may take to drain. It bounds its own drain by less.
 const DRAIN_BOUND: Duration = Duration::from_secs(60);
@@ -24,43 +26,45 @@ const DRAIN_BOUND: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// When the data directory is not ours, its platform does not end, or something cannot be removed.
-pub(crate) fn run(settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     doctor::require_root()?;
     let dir = DataDir::existing(&settings.data_dir)?;
-    let _lock = take(&dir)?;
+    let lock = take(&dir)?;
+    let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("start the async runtime")?;
-    let ended = runtime.block_on(end_all(settings, &dir))?;
+    let ended = runtime.block_on(end_all(settings, &dir, identity))?;
     let what = if ended == 1 { "sandbox" } else { "sandboxes" };
     output::line(&format!("ended {ended} {what} of {}", dir.path().display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn end_all(settings: &Settings, dir: &DataDir) -> Result<usize> {
+async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Result<usize> {
     let node = Node::start(node::Settings {
         data_dir: dir.path().to_owned(),
         launchers: 1,
         // What is to be removed may have been started without limits, and nothing new is started here.
         unlimited: true,
         disks_mb: Vec::new(),
+        reserve_disks: false,
+        base: false,
+        disk_floor_mb: 0,
     })
     .await
     .context("prepare the host for cleaning up")?;
     // The host first: a row without a sandbox is removed by the next start, a sandbox without a row could be lost.
     node.remove_everything().await.context("remove sandboxes")?;
     let store = open_store(settings).await?;
-    let live = store.sandbox_list_live().await.context("list sandboxes")?;
-    for sandbox in &live {
-        store
-            .sandbox_delete(&sandbox.id)
-            .await
-            .with_context(|| format!("remove the row of sandbox {}", sandbox.id))?;
-    }
+    // The rows of this node only: others may share the database.
+    let lease = NodeLease::take(&store, identity, Clock::system())
+        .await
+        .context("take the lease of this node")?;
+    let ended = lease.remove_node().await.context("remove the rows of this node")?;
     store.close().await;
-    Ok(live.len())
+    Ok(ended)
 }
 
 /// Locks the data directory, after ending the platform that has it.
@@ -69,25 +73,26 @@ fn take(dir: &DataDir) -> Result<Lock> {
         Ok(lock) => return Ok(lock),
         Err(error) => error.downcast::<InUse>()?,
     };
-    let Some(pid) = in_use.pid.and_then(Pid::from_raw) else {
+    let Some(owner) = in_use.owner.clone() else {
         return Err(in_use.into());
     };
-    let process = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(process) => process,
-        // It ended a moment ago, or lives in another pid namespace, where its number means something else.
-        Err(_) => return dir.lock(),
+    let pid = owner.pid();
+    let process = Pid::from_raw(pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
+    let Some(Ok(process)) = process else {
+        // It ended a moment ago.
+        return dir.lock();
     };
     match dir.lock() {
         Ok(lock) => return Ok(lock),
         Err(error) => {
-            if error.downcast_ref::<InUse>().and_then(|in_use| in_use.pid) != Some(pid.as_raw_nonzero().get()) {
+            if error.downcast_ref::<InUse>().and_then(|in_use| in_use.owner.as_ref()) != Some(&owner) {
                 return Err(error);
             }
         }
     }
     rustix::process::pidfd_send_signal(&process, Signal::TERM)
-        .with_context(|| format!("end the platform, process {}", pid.as_raw_nonzero()))?;
-    wait_for_end(&process).with_context(|| format!("wait for the platform, process {}", pid.as_raw_nonzero()))?;
+        .with_context(|| format!("end the platform, process {pid}"))?;
+    wait_for_end(&process).with_context(|| format!("wait for the platform, process {pid}"))?;
     dir.lock()
 }
 

@@ -5,19 +5,21 @@ use std::io::{self, IsTerminal};
 use anyhow::{Context, Result};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{LogFormat, Settings};
+use crate::config::{Config, LogFormat};
 
-/// Starts logging for the rest of the process. `default_level` counts where nothing is configured.
+/// Initialises logging. `default_level` applies if no level is configured.
 ///
 /// # Errors
-/// When the filter is of no use, or logging was started before.
-pub(crate) fn start(settings: &Settings, default_level: &str) -> Result<()> {
-    let directives = settings.log_level.as_deref().unwrap_or(default_level);
+/// When the filter is invalid, or logging was initialised before.
+pub(crate) fn start(config: &Config, default_level: &str) -> Result<()> {
+    let directives = config.log_level.as_deref().unwrap_or(default_level);
     let filter = EnvFilter::try_new(directives).context("log_level")?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // A line that cannot be written, because the log's disk is full, would be told of by a panic.
+        .log_internal_errors(false)
         .with_writer(io::stderr);
-    let started = match settings.log_format {
+    let started = match config.log_format {
         LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };

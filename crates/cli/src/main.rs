@@ -10,6 +10,7 @@
 mod accounts;
 mod args;
 mod bench;
+mod clock;
 mod config;
 mod credentials;
 mod data_dir;
@@ -17,12 +18,15 @@ mod doctor;
 mod down;
 mod harden;
 mod logging;
+mod node_identity;
 mod output;
+mod sandboxes;
 mod secret;
 mod signals;
 mod templates;
 mod tls;
 mod up;
+mod version;
 
 use std::process::ExitCode;
 
@@ -31,7 +35,7 @@ use clap::Parser;
 use store::Store;
 
 use crate::args::{Cli, Command, KeyCommand, TeamCommand, TokenCommand};
-use crate::config::{ConfigError, LogFormat, Settings, Sources};
+use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::data_dir::DataDir;
 
 /// Wrong usage or configuration: the operator's to correct, and of no use to try again.
@@ -62,7 +66,7 @@ fn operator() -> ExitCode {
         config: cli.common.config.clone(),
         env: config::environment(),
     };
-    let settings = match sources.settings() {
+    let settings = match sources.resolve() {
         Ok(settings) => settings,
         Err(error) => {
             output::error(&error.into());
@@ -86,7 +90,7 @@ fn operator() -> ExitCode {
     }
 }
 
-fn run(command: Command, settings: &Settings, sources: &Sources) -> Result<ExitCode> {
+fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCode> {
     let default_level = match command {
         Command::Up(_) => "info",
         Command::Down
@@ -94,6 +98,7 @@ fn run(command: Command, settings: &Settings, sources: &Sources) -> Result<ExitC
         | Command::Team(_)
         | Command::Key(_)
         | Command::Token(_)
+        | Command::Sandbox(_)
         | Command::Bench(_) => "warn",
     };
     logging::start(settings, default_level)?;
@@ -118,13 +123,14 @@ fn run(command: Command, settings: &Settings, sources: &Sources) -> Result<ExitC
             TokenCommand::List { team, format } => accounts::list_tokens(store, team.as_deref(), format).await,
             TokenCommand::Revoke { id } => accounts::revoke_token(store, &id).await,
         }),
+        Command::Sandbox(command) => sandboxes::run(settings, &command),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }
 }
 
 /// Runs a command on the database. It may be the first one on a data directory: keys can be made before the first
 /// start of the platform.
-fn with_store(settings: &Settings, command: impl AsyncFnOnce(&Store) -> Result<()>) -> Result<ExitCode> {
+fn with_store(settings: &Config, command: impl AsyncFnOnce(&Store) -> Result<()>) -> Result<ExitCode> {
     DataDir::prepare(&settings.data_dir)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -141,7 +147,7 @@ fn with_store(settings: &Settings, command: impl AsyncFnOnce(&Store) -> Result<(
 }
 
 /// Opens the database. The address stays out of the error: it may hold a password.
-async fn open_store(settings: &Settings) -> Result<Store> {
+async fn open_store(settings: &Config) -> Result<Store> {
     Store::open(settings.database_url.expose())
         .await
         .context("open the database (database_url)")

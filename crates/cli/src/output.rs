@@ -1,4 +1,4 @@
-//! What the program says on stdout. Logs and errors go to stderr, so that stdout can be piped.
+//! Output on stdout. Logs and errors go to stderr, so that stdout can be piped.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use measure::table;
 use serde::Serialize;
 
-/// How a command shows what it found.
+/// Output format of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
@@ -52,8 +52,8 @@ pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     text(&table::columns(header, rows))
 }
 
-/// Tells what went wrong, on stderr.
+/// Prints an error to stderr.
 pub(crate) fn error(error: &anyhow::Error) {
-    // There is nobody left to tell when stderr is closed.
+    // If stderr is closed, there is nowhere to report it.
     let _ = writeln!(io::stderr().lock(), "ringfence: {error:#}");
 }

@@ -1,4 +1,4 @@
-//! The master key of a platform and what is made from it; keys and pairs that clients present.
+//! The master key of a platform and the keys derived from it; API keys and key pairs of clients.
 //!
 //! One random key in `<data-dir>/secret.key` is the root of everything secret: from it come, by HMAC under distinct
 //! labels, the key that seals secrets in the database and the seed of the sandboxes' access tokens. So the database
@@ -25,7 +25,7 @@ use crate::data_dir::DataDir;
 /// The file of the master key: 64 hexadecimal characters, so that it fits into any secret store.
 pub(crate) const MASTER_FILE: &str = "secret.key";
 
-/// Begins every sealed text, so that another scheme can follow one day.
+/// Prefix of every sealed text, so that the scheme can be replaced.
 const SEALED_PREFIX: &str = "v1.";
 /// Length of the random nonce in bytes. At 24 bytes, random ones do not repeat.
 const NONCE_BYTES: usize = 24;
@@ -33,7 +33,7 @@ const NONCE_BYTES: usize = 24;
 /// Random bytes from the kernel.
 ///
 /// # Errors
-/// When the kernel has none, which a booted Linux does not say.
+/// When the kernel has no random bytes, which does not happen on a booted system.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| anyhow!("read random bytes: {error}"))?;
@@ -69,7 +69,7 @@ impl fmt::Debug for MasterKey {
 }
 
 impl MasterKey {
-    /// Reads the key of a data directory, or makes one. Call it with the directory locked.
+    /// Reads the key of a data directory, or creates one. The directory must be locked.
     ///
     /// # Errors
     /// When the file is there and holds no key, or the system refuses.
@@ -80,7 +80,7 @@ impl MasterKey {
                 let bytes = unhex(text.trim()).and_then(|bytes| bytes.try_into().ok());
                 bytes
                     .map(Self)
-                    .with_context(|| format!("{} does not hold 64 hexadecimal characters", path.display()))
+                    .with_context(|| format!("{} must contain exactly 64 hexadecimal characters", path.display()))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let key = Self(random()?);
@@ -97,7 +97,7 @@ impl MasterKey {
         mac.finalize().into_bytes().into()
     }
 
-    /// The seed from which the server makes the access tokens of sandboxes.
+    /// The seed from which the server derives the agent tokens of sandboxes.
     pub(crate) fn token_seed(&self) -> [u8; 32] {
         self.derive("ringfence/token-seed/1")
     }
@@ -106,7 +106,8 @@ impl MasterKey {
         XChaCha20Poly1305::new(&self.derive("ringfence/seal/1").into())
     }
 
-    /// Encrypts a secret for the database. `owner` names the row it belongs to: under another it does not open.
+    /// Encrypts a secret for the database. `owner` names its row and is authenticated: in another row the secret cannot
+    /// be decrypted.
     ///
     /// # Errors
     /// When the kernel has no random bytes.
@@ -138,7 +139,7 @@ impl MasterKey {
             .as_deref()
             .and_then(|bytes| bytes.split_first_chunk::<NONCE_BYTES>())
         else {
-            bail!("the sealed secret of {owner} is damaged");
+            bail!("the sealed secret of {owner} is corrupt");
         };
         let payload = Payload {
             msg: sealed,
@@ -148,7 +149,7 @@ impl MasterKey {
             .cipher()
             .decrypt(&XNonce::from(*nonce), payload)
             .map_err(|_| anyhow!("the secret of {owner} was sealed with another {MASTER_FILE}"))?;
-        String::from_utf8(secret).map_err(|_| anyhow!("the sealed secret of {owner} is damaged"))
+        String::from_utf8(secret).map_err(|_| anyhow!("the sealed secret of {owner} is corrupt"))
     }
 }
 
@@ -171,7 +172,7 @@ impl ApiKey {
     /// When the kernel has no random bytes.
     pub(crate) fn generate() -> Result<Self> {
         let text = format!("{API_KEY_PREFIX}{}", hex(&random::<20>()?));
-        Self::parse(&text).context("make an API key")
+        Self::parse(&text).context("create an API key")
     }
 
     /// Reads a key that was made earlier.
@@ -192,7 +193,7 @@ impl ApiKey {
         &self.hash
     }
 
-    /// What people recognise it by.
+    /// The masked form that lists show.
     pub(crate) fn mask(&self) -> KeyMask {
         KeyMask::of(API_KEY_PREFIX, &self.text[API_KEY_PREFIX.len()..])
     }

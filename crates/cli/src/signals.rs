@@ -1,4 +1,4 @@
-//! The signals that ask a command to end. The first asks it to end in order, the second at once.
+//! Termination signals. The first requests an orderly exit, the second an immediate one.
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -10,10 +10,10 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes both signals over from now on.
+    /// Installs handlers for both signals.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When a system call fails.
     pub(crate) fn listen() -> Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,

@@ -4,7 +4,6 @@
 //! run keep what they were made with.
 
 use anyhow::{Context, Result, bail};
-use jiff::Timestamp;
 use model::id::{BuildId, TeamId, TemplateId};
 use model::resources::Resources;
 use store::Store;
@@ -15,7 +14,7 @@ use uuid::Uuid;
 /// Its name, which every team can use.
 const BASE: &str = "base";
 
-/// Makes sure that `base` exists and that its newest build has these resources.
+/// Ensures that `base` exists and that its newest build has these resources.
 ///
 /// # Errors
 /// When the database fails.
@@ -34,7 +33,7 @@ pub(crate) async fn ensure_base(store: &Store, resources: &Resources) -> Result<
     if fits {
         return Ok(());
     }
-    let now_us = Timestamp::now().as_microsecond();
+    let now_us = crate::clock::now_us();
     let build = BuildRow {
         id: BuildId::try_from(Uuid::now_v7().to_string()).expect("a UUID in its usual form is a build's id"),
         template_id: template,
@@ -47,27 +46,30 @@ pub(crate) async fn ensure_base(store: &Store, resources: &Resources) -> Result<
         created_us: now_us,
         finished_us: Some(now_us),
     };
-    store.build_insert(&build).await.context("store a build of base")
+    store
+        .build_insert(&build)
+        .await
+        .context("store a build of template `base`")
 }
 
-/// Makes sure that `base` does not exist.
+/// Ensures that `base` does not exist.
 ///
 /// # Errors
 /// When an earlier start offered it, or the database fails.
 pub(crate) async fn ensure_no_base(store: &Store) -> Result<()> {
     if find_base(store).await?.is_some() {
-        bail!("base_template is false, but this database offers `base` since an earlier start; use another database");
+        bail!("base_template is false, but the database already contains template `base`; use another database");
     }
     Ok(())
 }
 
-/// The global template of that name: asked for as a team that owns nothing, so that no team's own alias is found.
+/// The global template of that name, resolved for a team that owns nothing, so that no alias of a team is found.
 async fn find_base(store: &Store) -> Result<Option<TemplateRow>> {
     let nobody = TeamId::try_from(Uuid::nil().to_string()).expect("a UUID in its usual form is a team's id");
     store
         .template_resolve(&nobody, BASE)
         .await
-        .context("find the template base")
+        .context("look up template `base`")
 }
 
 async fn insert_base(store: &Store) -> Result<TemplateId> {
@@ -77,7 +79,7 @@ async fn insert_base(store: &Store) -> Result<TemplateId> {
         public: true,
         spawn_count: 0,
         last_spawned_us: None,
-        created_us: Timestamp::now().as_microsecond(),
+        created_us: crate::clock::now_us(),
         aliases: vec![BASE.to_owned()],
     };
     match store.template_insert(&template).await {
@@ -85,9 +87,9 @@ async fn insert_base(store: &Store) -> Result<TemplateId> {
         // Another server on the same database was faster.
         Err(StoreError::Conflict { .. }) => {
             let template = find_base(store).await?;
-            template.map(|template| template.id).context("find the template base")
+            template.map(|template| template.id).context("look up template `base`")
         }
-        Err(error) => Err(error).context("store the template base"),
+        Err(error) => Err(error).context("store template `base`"),
     }
 }
 

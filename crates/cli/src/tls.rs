@@ -1,4 +1,4 @@
-//! HTTPS for the platform: which certificate it shows, and where that comes from.
+//! HTTPS: selects and loads the certificate of the platform.
 //!
 //! Either the operator's files, read again at SIGHUP, or a certificate of the data directory's own authority. Keys are
 //! wiped from memory once they are loaded, and nothing here prints any.
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::data_dir::DataDir;
 
-/// Whether the port speaks HTTPS, and as whom.
+/// Whether HTTPS is enabled, and with which certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Https {
     /// Plain HTTP only.
@@ -35,21 +35,21 @@ pub(crate) enum Https {
     Files(Files),
 }
 
-/// A certificate of the operator's, both files in PEM.
+/// The operator's certificate, both files in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Files {
-    /// The chain, the server's own certificate first.
+    /// The certificate chain, server certificate first.
     pub(crate) certificates: PathBuf,
     /// The private key.
     pub(crate) key: PathBuf,
 }
 
-/// A certificate that is ready to be shown.
+/// A loaded certificate.
 #[derive(Debug)]
 pub(crate) struct Shown {
     /// For the server.
     pub(crate) tls: Tls,
-    /// What clients must trust, where it is the data directory's own authority.
+    /// The CA certificate that clients must trust, if it is the local CA.
     pub(crate) authority: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn prepare(https: &Https, dir: &DataDir, domain: &str) -> Result<Opti
     match https {
         Https::Off => Ok(None),
         Https::Local => Ok(Some(Shown {
-            tls: local::certificate(dir, domain, SystemTime::now())?,
+            tls: local::certificate(dir, domain, SystemTime::from(crate::clock::now()))?,
             authority: Some(dir.path().join(local::AUTHORITY)),
         })),
         Https::Files(files) => {
@@ -92,12 +92,12 @@ impl Files {
         tls.replace(&certificates, &key).with_context(|| self.to_string())
     }
 
-    /// What is wrong with the key's file, if others than its owner can get at it.
+    /// The problem with the key file if other users can access it.
     pub(crate) fn exposure(&self) -> Option<String> {
         exposure(&self.key)
     }
 
-    /// Names of the platform that the certificate is not for, empty when it cannot be read.
+    /// Host names of the platform that the certificate does not cover; empty if it cannot be parsed.
     pub(crate) fn uncovered(&self, domain: &str) -> Vec<String> {
         let Ok((certificates, _)) = self.read() else {
             return Vec::new();
@@ -112,7 +112,7 @@ impl Files {
         [host.to_owned(), format!("*.{host}")]
             .into_iter()
             .filter(|name| {
-                // Whatever stands for the star, it is one label.
+                // A wildcard matches exactly one label.
                 ServerName::try_from(name.replace('*', "api"))
                     .is_ok_and(|name| verify_server_name(&parsed, &name).is_err())
             })
@@ -123,9 +123,9 @@ impl Files {
         if let Some(exposure) = self.exposure() {
             tracing::warn!("{exposure}");
         }
-        // The domain by itself is where nobody goes: clients add `api.` or a sandbox's label.
+        // The bare domain is not used: clients prepend `api.` or the label of a sandbox.
         for name in self.uncovered(domain).iter().filter(|name| name.starts_with('*')) {
-            tracing::warn!("{self} are not for {name}: clients will refuse to talk to sandboxes");
+            tracing::warn!("{self} are not valid for {name}: clients will refuse to connect to sandboxes");
         }
     }
 }
@@ -140,9 +140,13 @@ impl std::fmt::Display for Files {
 /// certificate stays.
 ///
 /// # Errors
-/// When the system refuses to hand over the signal.
+/// When the signal handler cannot be installed.
 pub(crate) fn reload_on_hangup(files: Files, tls: Tls, stop: CancellationToken) -> Result<()> {
     let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "it ends with `stop`, and holds nothing that anyone waits for"
+    )]
     tokio::spawn(async move {
         loop {
             tokio::select! {
@@ -150,8 +154,8 @@ pub(crate) fn reload_on_hangup(files: Files, tls: Tls, stop: CancellationToken) 
                 signal = hangup.recv() => if signal.is_none() { return },
             }
             match files.reload(&tls) {
-                Ok(()) => tracing::info!("SIGHUP: read {files} again"),
-                Err(error) => tracing::error!("SIGHUP: the certificate stays as it is: {error:#}"),
+                Ok(()) => tracing::info!("SIGHUP: reloaded {files}"),
+                Err(error) => tracing::error!("SIGHUP: reload failed, keeping the current certificate: {error:#}"),
             }
         }
     });
@@ -169,13 +173,13 @@ fn exposure(path: &Path) -> Option<String> {
     let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
     (mode & 0o027 != 0).then(|| {
         format!(
-            "{} holds a private key and has mode {mode:04o}; it should be 0600",
+            "{} contains a private key and has mode {mode:04o}; set it to 0600",
             path.display()
         )
     })
 }
 
-/// Where the certificate of the data directory's own authority lies, if there is one already.
+/// The path of the CA certificate of the local CA, if it exists.
 pub(crate) fn authority_of(data_dir: &Path) -> io::Result<Option<PathBuf>> {
     let path = data_dir.join(local::AUTHORITY);
     Ok(path.try_exists()?.then_some(path))

@@ -1,7 +1,7 @@
 //! `ringfence up`: the platform in one process, from the first check to the last drained request.
 //!
-//! The order is that of what can be refused: the host, the data directory, the port, the database, the node, the
-//! server. Whatever fails leaves nothing behind that a second try would trip over.
+//! The order is that of what can be refused: the host, the data directory, the port, the database, the lease of the
+//! node, the node, the server. Whatever fails leaves nothing behind that a second try would trip over.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -10,20 +10,26 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use node::Node;
+use rustix::process::Resource;
 use secrecy::SecretBox;
+use server::clock::Clock;
+use server::lease::{NodeIdentity, NodeLease};
+use server::operator::OperatorSocket;
 use server::server::Server;
+use server::settings::ConnectionLimits;
 use store::Store;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Settings;
+use crate::config::Config;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
 use crate::doctor;
 use crate::secret::MasterKey;
 use crate::signals::Signals;
 use crate::tls::{self, Https};
-use crate::{accounts, harden, open_store, output, templates};
+use crate::{accounts, harden, node_identity, open_store, output, templates};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);
@@ -36,24 +42,33 @@ const LAUNCHERS_MIN: usize = 2;
 ///
 /// # Errors
 /// When it cannot start; with everything that the host lacks, if it is the host.
-pub(crate) fn run(settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     doctor::require_host(settings)?;
     harden::harden()?;
     let dir = DataDir::prepare(&settings.data_dir)?;
-    let _lock = dir.lock()?;
+    let lock = dir.lock()?;
+    let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("start the async runtime")?;
-    let ended = runtime.block_on(serve(settings, &dir));
+    // Connections and what they carry have threads of their own, so that no traffic, however it is shaped, is in the way
+    // of creates, deadlines and the care for sandboxes. The kernel shares the cores between the two.
+    let traffic = tokio::runtime::Builder::new_multi_thread()
+        .thread_name("traffic")
+        .enable_all()
+        .build()
+        .context("start the async runtime of connections")?;
+    let ended = runtime.block_on(serve(settings, &dir, identity, traffic.handle()));
+    traffic.shutdown_timeout(BLOCKING_BOUND);
     runtime.shutdown_timeout(BLOCKING_BOUND);
     ended
 }
 
-async fn serve(settings: &Settings, dir: &DataDir) -> Result<ExitCode> {
+async fn serve(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic: &Handle) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let started = tokio::select! {
-        started = start(settings, dir) => started?,
+        started = start(settings, dir, identity, traffic) => started?,
         name = signals.next() => {
             // A start that is cut anywhere is finished by the next one.
             tracing::info!("{name} before it was ready");
@@ -73,8 +88,14 @@ async fn serve(settings: &Settings, dir: &DataDir) -> Result<ExitCode> {
         dir.path().join(credentials::FILE).display()
     ))?;
 
-    let name = signals.next().await;
-    tracing::info!("{name}: draining; sandboxes keep running");
+    let code = tokio::select! {
+        name = signals.next() => {
+            tracing::info!("{name}: draining; sandboxes keep running");
+            ExitCode::SUCCESS
+        }
+        // Nobody told it to, so it lost its node; it has said so.
+        () = server.stopping() => ExitCode::FAILURE,
+    };
     stop.cancel();
     let drain = async {
         server.drained().await;
@@ -84,7 +105,7 @@ async fn serve(settings: &Settings, dir: &DataDir) -> Result<ExitCode> {
     tokio::select! {
         () = drain => {
             tracing::info!("drained");
-            Ok(ExitCode::SUCCESS)
+            Ok(code)
         }
         name = signals.next() => {
             tracing::warn!("{name} again: ending without waiting for requests");
@@ -118,7 +139,7 @@ async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAdd
     Ok((listener, bound))
 }
 
-async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
+async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic: &Handle) -> Result<Started> {
     let (listener, bound) = bind(settings.listen, "--listen").await?;
     let metrics = match settings.metrics_listen {
         Some(address) => Some(bind(address, "--metrics-listen").await?),
@@ -141,11 +162,18 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
         None => dir.remove(credentials::TLS_FILE)?,
     }
 
+    // Before anything of the node is looked at: another server may be at work on it.
+    let lease = NodeLease::take(&store, identity, Clock::system())
+        .await
+        .context("take the lease of this node")?;
     let node = Node::start(node::Settings {
         data_dir: dir.path().to_owned(),
         launchers: settings.launchers.unwrap_or_else(default_launchers),
         unlimited: settings.unlimited,
         disks_mb: vec![settings.resources.disk_mb],
+        reserve_disks: settings.reserve_disks,
+        base: settings.base_template,
+        disk_floor_mb: settings.capacity.disk_floor_mb,
     })
     .await
     .context("prepare the host for sandboxes")?;
@@ -160,11 +188,13 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
     let https = shown.is_some();
     let server = Server::start(
         listener,
-        store.clone(),
+        lease,
         node.clone(),
         server::settings::Settings {
             limits: settings.limits.clone(),
             capacity: settings.capacity,
+            connections: fitting(&settings.connections),
+            traffic: Some(traffic.clone()),
             records: settings.records.clone(),
             always_secure: settings.always_secure,
             resources: settings.resources,
@@ -176,6 +206,8 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
     .await
     .context("start the server")?;
 
+    let socket = OperatorSocket::bind(dir.path()).context("listen on the operator's socket")?;
+    server.serve_operator(socket);
     if let Some((listener, bound)) = metrics {
         server.serve_metrics(listener);
         tracing::info!(listen = %bound, "metrics are served");
@@ -188,6 +220,24 @@ async fn start(settings: &Settings, dir: &DataDir) -> Result<Started> {
         stop,
         addresses,
     })
+}
+
+/// The limits of connections, as far as there are file descriptors for them: half of all are for sandboxes, launchers
+/// and the database, which must never lack one because of what clients do.
+fn fitting(limits: &ConnectionLimits) -> ConnectionLimits {
+    let files = rustix::process::getrlimit(Resource::Nofile).current;
+    let quarter = files.map_or(usize::MAX, |files| usize::try_from(files / 4).unwrap_or(usize::MAX));
+    if limits.total > quarter {
+        tracing::warn!(
+            "server.connections is {} and becomes {quarter}: the limit of open files leaves no more",
+            limits.total
+        );
+    }
+    ConnectionLimits {
+        total: limits.total.min(quarter),
+        into_sandboxes: limits.into_sandboxes.min(quarter),
+        ..limits.clone()
+    }
 }
 
 fn default_launchers() -> usize {

@@ -1,6 +1,6 @@
-//! The client that measures: HTTP/1.1 over kept connections, and the few calls that a sandbox's life needs.
+//! The benchmark client: HTTP/1.1 over kept-alive connections, with the operations of a sandbox's lifecycle.
 //!
-//! It asks what the SDKs ask, in the same form, and does nothing else, so that the times are the platform's.
+//! It sends the same requests as the SDKs and does nothing else, so that the measured times are those of the platform.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,43 +22,43 @@ use serde_json::json;
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::process::{Command, Event, Events};
+use crate::process::{Command, ProcessEvent, ProcessEvents};
 
-/// After this long a request counts as failed. The SDKs wait as long.
+/// Timeout of a request, as in the SDKs.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Lifetime of the sandboxes, in seconds: what remains after a kill of this client goes by itself.
+/// Lifetime of the sandboxes, in seconds: sandboxes that remain after this client was killed expire.
 const SANDBOX_TIMEOUT_S: u32 = 900;
-/// The platform under measurement.
+/// The address and credentials of the platform under measurement.
 #[derive(Debug, Clone)]
-pub struct Platform {
-    /// Where it listens.
+pub struct Target {
+    /// The address.
     pub address: SocketAddr,
-    /// Its name in requests.
+    /// The `Host` header.
     host: HeaderValue,
     key: HeaderValue,
     template: String,
-    /// Marks the sandboxes of this run, so that strays can be found.
+    /// Metadata of the sandboxes of this run, so that remaining ones can be found.
     pub run: String,
 }
 
-impl Platform {
-    /// Finds the platform of a base URL.
+impl Target {
+    /// Resolves the address of a base URL.
     ///
     /// # Errors
-    /// When the URL is no plain HTTP one, its name does not resolve, or the key is of no use in a header.
+    /// When the URL is not an http URL, its host name does not resolve, or the key is not valid in a header.
     pub async fn find(url: &str, key: &str, template: String, run: String) -> Result<Self> {
-        let uri: http::Uri = url.parse().with_context(|| format!("{url:?} is no URL"))?;
+        let uri: http::Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
         if uri.scheme_str() != Some("http") {
-            bail!("{url:?} does not begin with http://, the one scheme that bench speaks");
+            bail!("{url:?} must begin with http://, the only scheme that bench supports");
         }
-        let authority = uri.authority().with_context(|| format!("{url:?} names no host"))?;
+        let authority = uri.authority().with_context(|| format!("{url:?} has no host"))?;
         let port = authority.port_u16().unwrap_or(80);
         let name = authority.host().trim_matches(['[', ']']);
         let mut addresses = tokio::net::lookup_host((name, port))
             .await
             .with_context(|| format!("look up {name}"))?;
         let address = addresses.next().with_context(|| format!("{name} has no address"))?;
-        let mut key = HeaderValue::try_from(key).map_err(|_| anyhow!("the API key holds control characters"))?;
+        let mut key = HeaderValue::try_from(key).map_err(|_| anyhow!("the API key contains control characters"))?;
         key.set_sensitive(true);
         Ok(Self {
             address,
@@ -69,15 +69,15 @@ impl Platform {
         })
     }
 
-    /// A connection that answers without delay.
+    /// Opens a connection without Nagle's algorithm.
     ///
     /// # Errors
-    /// When there is no answer within the time that a request may take.
+    /// When the connection is not established within the timeout of a request.
     pub async fn connect(&self) -> Result<TcpStream> {
         let address = self.address;
         let connected = tokio::time::timeout(REQUEST_TIMEOUT, TcpStream::connect(address)).await;
         let stream = connected
-            .with_context(|| format!("connect to {address}: no answer"))?
+            .with_context(|| format!("connect to {address}: timeout"))?
             .with_context(|| format!("connect to {address}"))?;
         stream.set_nodelay(true)?;
         Ok(stream)
@@ -100,7 +100,7 @@ impl Platform {
     }
 }
 
-/// A sandbox that was made.
+/// A created sandbox.
 #[derive(Clone, Deserialize)]
 pub struct Sandbox {
     /// Its id.
@@ -111,27 +111,27 @@ pub struct Sandbox {
 }
 
 impl fmt::Debug for Sandbox {
-    /// Not the token.
+    /// Does not show the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sandbox").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-/// The answer to a create.
+/// The response to a create request.
 #[derive(Debug)]
 pub struct Created {
     /// The sandbox.
     pub sandbox: Sandbox,
-    /// From the first byte of the request to the last of the answer.
+    /// Time from the first byte of the request to the last of the response.
     pub took: Duration,
-    /// What the platform says its stages took.
+    /// Durations of the stages as reported by the platform.
     pub stages: Vec<(String, Duration)>,
 }
 
-/// An answer of the REST API.
+/// A response of the REST API.
 #[derive(Debug)]
 pub struct Answer {
-    /// From the first byte of the request to the last of the answer.
+    /// Time from the first byte of the request to the last of the response.
     pub took: Duration,
     /// Its headers.
     pub headers: HeaderMap,
@@ -139,27 +139,27 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// One kept connection, made again when it was closed.
+/// A kept-alive connection, reopened after it was closed.
 #[derive(Debug)]
 pub struct Client {
-    platform: Platform,
+    platform: Target,
     connection: Option<(SendRequest<Full<Bytes>>, AbortOnDropHandle<()>)>,
 }
 
 impl Client {
     /// A client that is not connected yet.
     #[must_use]
-    pub fn new(platform: Platform) -> Self {
+    pub fn new(platform: Target) -> Self {
         Self {
             platform,
             connection: None,
         }
     }
 
-    /// Makes a sandbox.
+    /// Creates a sandbox.
     ///
     /// # Errors
-    /// When the answer is not 201, or does not come.
+    /// When the response is not 201, or none is received.
     pub async fn create(&mut self) -> Result<Created> {
         let body = json!({
             "templateID": self.platform.template,
@@ -172,7 +172,7 @@ impl Client {
         let (status, headers, body) = self.exchange(request).await.context("create")?;
         let took = begun.elapsed();
         expect(status, StatusCode::CREATED, &body).context("create")?;
-        let sandbox = serde_json::from_slice(&body).context("read the answer to a create")?;
+        let sandbox = serde_json::from_slice(&body).context("read the response to the create request")?;
         Ok(Created {
             sandbox,
             took,
@@ -180,26 +180,26 @@ impl Client {
         })
     }
 
-    /// Starts `/bin/echo` in a sandbox and returns after its end, with the time of its first output.
+    /// Runs `/bin/echo` in a sandbox and returns the time of its first output.
     ///
     /// # Errors
-    /// When there is no output, or another than expected.
+    /// When the output is missing or unexpected.
     pub async fn first_output(&mut self, sandbox: &Sandbox) -> Result<Instant> {
         let echo = async {
             let command = Command::new("/bin/echo", &["ready"]);
             let mut events = self.start(sandbox, &command).await?;
             let mut first = None;
             while let Some(event) = events.next().await? {
-                if let Event::Output(output) = event
+                if let ProcessEvent::Output(output) = event
                     && first.is_none()
                 {
                     if !output.starts_with(b"ready") {
-                        bail!("another output than expected");
+                        bail!("unexpected output");
                     }
                     first = Some(Instant::now());
                 }
             }
-            first.context("the process ended without output")
+            first.context("the process exited without output")
         };
         within(echo).await.context("first output")
     }
@@ -207,8 +207,8 @@ impl Client {
     /// Starts a process in a sandbox. Its events must be read to their end before the next request.
     ///
     /// # Errors
-    /// When the answer is not 200, or does not come.
-    pub async fn start(&mut self, sandbox: &Sandbox, command: &Command<'_>) -> Result<Events> {
+    /// When the response is not 200, or none is received.
+    pub async fn start(&mut self, sandbox: &Sandbox, command: &Command<'_>) -> Result<ProcessEvents> {
         let request = self
             .platform
             .agent_request(sandbox, Method::POST, &format!("{SERVICE}Start"))
@@ -222,13 +222,13 @@ impl Client {
             let body = response.into_body().collect().await?.to_bytes();
             return Err(unexpected(status, StatusCode::OK, &body));
         }
-        Ok(Events::new(response.into_body(), command.codec))
+        Ok(ProcessEvents::new(response.into_body(), command.codec))
     }
 
-    /// Ends a sandbox and says how long that took.
+    /// Deletes a sandbox and returns the duration.
     ///
     /// # Errors
-    /// When the answer is not 204, or does not come.
+    /// When the response is not 204, or none is received.
     pub async fn delete(&mut self, id: &str) -> Result<Duration> {
         let request = self.api(Method::DELETE, &format!("/sandboxes/{id}"), Bytes::new())?;
         self.connect().await?;
@@ -241,21 +241,22 @@ impl Client {
     /// Ids of the sandboxes of this run, at most a page of them.
     ///
     /// # Errors
-    /// When the answer is not 200, or does not come.
+    /// When the response is not 200, or none is received.
     pub async fn of_this_run(&mut self) -> Result<Vec<String>> {
         let path = format!(
             "/v2/sandboxes?limit=100&metadata=ringfence-bench%3D{}",
             self.platform.run
         );
         let answer = self.get(&path).await?;
-        let sandboxes: Vec<Sandbox> = serde_json::from_slice(&answer.body).context("read the answer to a list")?;
+        let sandboxes: Vec<Sandbox> =
+            serde_json::from_slice(&answer.body).context("read the response to the list request")?;
         Ok(sandboxes.into_iter().map(|sandbox| sandbox.id).collect())
     }
 
-    /// Asks the REST API for `path`.
+    /// Sends a GET request for `path` to the REST API.
     ///
     /// # Errors
-    /// When the answer is not 200, or does not come.
+    /// When the response is not 200, or none is received.
     pub async fn get(&mut self, path: &str) -> Result<Answer> {
         let request = self.api(Method::GET, path, Bytes::new())?;
         self.connect().await?;
@@ -281,13 +282,13 @@ impl Client {
     async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<(StatusCode, HeaderMap, Bytes)> {
         within(async {
             let (head, body) = self.send(request).await?.into_parts();
-            let body = body.collect().await.context("read the answer")?.to_bytes();
+            let body = body.collect().await.context("read the response")?.to_bytes();
             Ok((head.status, head.headers, body))
         })
         .await
     }
 
-    /// Sends a request. One that the platform never saw, because it had closed the kept connection, is sent again.
+    /// Sends a request. If the platform had closed the kept-alive connection before receiving it, it is sent again.
     async fn send(&mut self, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
         for _ in 0..2 {
             self.connect().await?;
@@ -303,10 +304,10 @@ impl Client {
                 }
             }
         }
-        bail!("{} closes connections before it reads a request", self.platform.address)
+        bail!("{} closes connections without reading a request", self.platform.address)
     }
 
-    /// Makes sure of a connection that takes a request now, so that connecting is not measured.
+    /// Ensures that the connection is ready, so that connecting is not measured.
     async fn connect(&mut self) -> Result<()> {
         if let Some((sender, _)) = &mut self.connection
             && sender.ready().await.is_ok()
@@ -315,8 +316,9 @@ impl Client {
         }
         let stream = self.platform.connect().await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        #[expect(clippy::disallowed_methods, reason = "the handle ends it with the connection")]
         let driver = tokio::spawn(async {
-            // Its errors reach whoever waits for an answer on it.
+            // Errors are reported to the request that is waiting on the connection.
             let _ = connection.await;
         });
         self.connection = Some((sender, AbortOnDropHandle::new(driver)));
@@ -328,7 +330,7 @@ impl Client {
 async fn within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(REQUEST_TIMEOUT, work)
         .await
-        .map_err(|_| anyhow!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))?
+        .map_err(|_| anyhow!("no response within {} s", REQUEST_TIMEOUT.as_secs()))?
 }
 
 fn expect(got: StatusCode, want: StatusCode, body: &Bytes) -> Result<()> {
@@ -385,10 +387,10 @@ mod tests {
     #[tokio::test]
     async fn only_plain_http_urls_are_taken() {
         for url in ["", "127.0.0.1", "https://127.0.0.1:1", "ftp://127.0.0.1", "/path"] {
-            let found = Platform::find(url, "e2b_00", "base".to_owned(), "r".to_owned()).await;
+            let found = Target::find(url, "e2b_00", "base".to_owned(), "r".to_owned()).await;
             assert!(found.is_err(), "{url}");
         }
-        let found = Platform::find("http://[::1]:8080/", "e2b_00", "base".to_owned(), "r".to_owned()).await;
+        let found = Target::find("http://[::1]:8080/", "e2b_00", "base".to_owned(), "r".to_owned()).await;
         assert_eq!(
             found.map(|platform| platform.address).unwrap(),
             "[::1]:8080".parse().unwrap()

@@ -1,7 +1,7 @@
-//! How a running platform is measured, for `ringfence bench` and for the benches of developers: a client on the
-//! platform's own interface, untrimmed statistics, tables.
+//! Benchmarks of a running platform, for `ringfence bench` and for `xtask`: a client of the HTTP API, untrimmed statistics,
+//! tables.
 //!
-//! It asks for what the SDKs ask for and knows nothing of the platform's inside.
+//! The client sends the requests of an SDK and is independent of internals of the platform.
 
 pub mod client;
 pub mod process;

@@ -1,4 +1,4 @@
-//! A process in a sandbox, as its client sees it: what to start, and the stream of its events.
+//! Client side of a process in a sandbox: the start request and the event stream.
 
 use anyhow::{Context, Result};
 use bytes::{Bytes, BytesMut};
@@ -7,19 +7,19 @@ use hyper::body::Incoming;
 use protocol::connect::{self, Codec, EndOfStream, FLAG_END};
 use protocol::process::{ProcessConfig, StartRequest, StreamResponse};
 
-/// Largest message of a stream that is taken, in bytes.
+/// Size limit of a message of the stream, in bytes.
 const MESSAGE_MAX: usize = 1 << 20;
 
-/// A process to start.
+/// A start request for a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Command<'a> {
     /// The program.
     pub program: &'a str,
     /// Its arguments.
     pub args: &'a [&'a str],
-    /// Whether it has a pipe for its input, which stays open; otherwise its input is empty.
+    /// Whether its standard input is a pipe that stays open; otherwise it is empty.
     pub stdin: bool,
-    /// How the stream is written. Most SDKs ask for JSON.
+    /// The encoding of the stream. Most SDKs use JSON.
     pub codec: Codec,
 }
 
@@ -49,26 +49,26 @@ impl<'a> Command<'a> {
     }
 }
 
-/// What a client is told of a process.
+/// An event of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// It runs.
+pub enum ProcessEvent {
+    /// The process was started.
     Started,
-    /// It wrote to its standard output.
+    /// Standard output.
     Output(Bytes),
-    /// It ended; the code, which is -1 when a signal ended it.
+    /// The process ended, with its exit code; -1 if it was ended by a signal.
     Ended(i32),
 }
 
-/// The events of a process.
+/// The event stream of a process.
 #[derive(Debug)]
-pub struct Events {
+pub struct ProcessEvents {
     body: Incoming,
     codec: Codec,
     buffer: BytesMut,
 }
 
-impl Events {
+impl ProcessEvents {
     pub(crate) fn new(body: Incoming, codec: Codec) -> Self {
         Self {
             body,
@@ -80,8 +80,8 @@ impl Events {
     /// The next event; none after the last. Errors and keepalives of the stream are not events.
     ///
     /// # Errors
-    /// When the stream breaks off, or ends with an error.
-    pub async fn next(&mut self) -> Result<Option<Event>> {
+    /// When the stream is interrupted, or ends with an error.
+    pub async fn next(&mut self) -> Result<Option<ProcessEvent>> {
         loop {
             while let Some((flags, payload)) = connect::take_envelope(&mut self.buffer, MESSAGE_MAX)? {
                 if let Some(event) = self.event(flags, &payload)? {
@@ -99,7 +99,7 @@ impl Events {
         }
     }
 
-    fn event(&self, flags: u8, payload: &[u8]) -> Result<Option<Event>> {
+    fn event(&self, flags: u8, payload: &[u8]) -> Result<Option<ProcessEvent>> {
         if flags & FLAG_END != 0 {
             let end: EndOfStream = serde_json::from_slice(payload).context("read the end of the stream")?;
             return match end.error {
@@ -109,11 +109,11 @@ impl Events {
         }
         let event = self.codec.decode::<StreamResponse>(payload)?.event.unwrap_or_default();
         Ok(if event.start.is_some() {
-            Some(Event::Started)
+            Some(ProcessEvent::Started)
         } else if let Some(end) = event.end {
-            Some(Event::Ended(end.exit_code))
+            Some(ProcessEvent::Ended(end.exit_code))
         } else {
-            event.data.and_then(|data| data.stdout).map(Event::Output)
+            event.data.and_then(|data| data.stdout).map(ProcessEvent::Output)
         })
     }
 }

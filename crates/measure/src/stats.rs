@@ -1,4 +1,4 @@
-//! Untrimmed statistics: every request counts, the slowest one too.
+//! Statistics over all samples, none discarded.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// The distribution of some times; none of none.
+    /// The distribution of some times; none if there are no times.
     #[must_use]
     pub fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
@@ -45,7 +45,7 @@ fn nearest_rank(sorted: &[Duration], percent: usize) -> Duration {
     sorted[rank - 1]
 }
 
-/// Milliseconds with the precision of a microsecond, which is more than a clock over a socket is worth.
+/// Milliseconds, rounded to a microsecond.
 fn ms(time: Duration) -> f64 {
     time.as_micros() as f64 / 1000.0
 }

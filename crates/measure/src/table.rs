@@ -1,4 +1,4 @@
-//! Tables for people.
+//! Text tables.
 
 /// Rows under a header, in columns as wide as their widest cell.
 #[must_use]

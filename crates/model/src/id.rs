@@ -130,6 +130,29 @@ impl SandboxId {
 }
 
 text_id!(
+    /// A disk of a sandbox: `d` and 20 characters of `[a-z0-9]`. Disks of versions before had small numbers.
+    DiskId,
+    "disk ID",
+    |text| {
+        let random = text.strip_prefix('d').unwrap_or_default();
+        let is_number = text.len() <= 4 && !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number || (random.len() == 20 && lower_alphanumeric(random)) {
+            Ok(())
+        } else {
+            Err("it must be `d` and 20 lower-case letters and digits")
+        }
+    }
+);
+
+impl DiskId {
+    /// A new id from 20 random bytes.
+    #[must_use]
+    pub fn from_random(random: &[u8; 20]) -> Self {
+        Self(format!("d{}", base36(random)))
+    }
+}
+
+text_id!(
     /// A template: 20 characters of `[a-z0-9]`.
     TemplateId,
     "template ID",
@@ -162,6 +185,14 @@ text_id!(
     /// A user of one team: a UUID.
     UserId, "user ID", uuid_shape
 );
+text_id!(
+    /// A node, the host of a data directory: a UUID that stays the same for as long as the directory does.
+    NodeId, "node ID", uuid_shape
+);
+text_id!(
+    /// Who owns a node: a UUID of one data directory in one place, of which the directory's lock lets one server run.
+    OwnerId, "owner ID", uuid_shape
+);
 
 #[cfg(test)]
 mod tests {
@@ -185,6 +216,26 @@ mod tests {
         let id = SandboxId::from_random(&[255; 20]);
         assert_eq!(id.as_str().len(), 21);
         assert_eq!(id.as_str().parse::<SandboxId>().as_ref(), Ok(&id));
+    }
+
+    #[test]
+    fn disk_ids_are_checked() {
+        let id = DiskId::from_random(&[7; 20]);
+        assert_eq!(id.as_str().parse().as_ref(), Ok(&id));
+        for (text, ok) in [
+            ("0", true),
+            ("4095", true),
+            ("", false),
+            ("40960", false),
+            ("-1", false),
+            ("d", false),
+            ("d1", false),
+            ("d0123456789abcdefghij", true),
+            ("i0123456789abcdefghij", false),
+            ("d../../../../../../pas", false),
+        ] {
+            assert_eq!(text.parse::<DiskId>().is_ok(), ok, "{text}");
+        }
     }
 
     #[test]

@@ -8,3 +8,4 @@ pub mod lifecycle;
 pub mod limits;
 pub mod log;
 pub mod resources;
+pub mod sandbox;

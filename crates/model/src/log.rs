@@ -1,31 +1,34 @@
-//! Severity of what a sandbox's log tells.
+//! Severity of log entries of a sandbox.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Severity of an entry in a sandbox's log, least first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+use serde::{Deserialize, Serialize};
+
+/// Severity of a log entry of a sandbox, in ascending order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// For whoever looks into the platform itself.
+    /// For debugging the platform.
     Debug,
-    /// What is to be expected.
+    /// Normal operation.
     Info,
-    /// Something that was mended, or could be the reason of a later failure.
+    /// A problem that was handled, or that could cause a later failure.
     Warn,
-    /// Something that failed.
+    /// A failure.
     Error,
 }
 
-/// A word that names no [`Level`].
+/// A word that is not the name of a [`Level`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a level is debug, info, warn or error")]
+#[error("must be debug, info, warn or error")]
 pub struct UnknownLevel;
 
 impl Level {
-    /// Every level, least first.
+    /// Every level, in ascending order.
     pub const ALL: [Self; 4] = [Self::Debug, Self::Info, Self::Warn, Self::Error];
 
-    /// The word for it on the wire.
+    /// The name on the wire.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -62,6 +65,7 @@ mod tests {
     fn levels_are_read_back_and_ordered() {
         for level in Level::ALL {
             assert_eq!(level.as_str().parse(), Ok(level));
+            assert_eq!(serde_json::to_value(level).unwrap(), level.as_str());
         }
         assert!(Level::ALL.is_sorted());
         for unknown in ["", "INFO", "warning", "fatal", "info "] {

@@ -1,8 +1,8 @@
-//! What a sandbox may use of its host.
+//! Resource limits of a sandbox.
 
 use serde::{Deserialize, Serialize};
 
-/// The share of a host that one sandbox may use. Held by the kernel, not by good behaviour.
+/// The resource limits of one sandbox, enforced by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// CPU time per wall-clock time, in cores.

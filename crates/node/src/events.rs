@@ -13,7 +13,8 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use model::log::Level;
-use protocol::agent::Event;
+use protocol::agent::AgentEvent;
+use protocol::node::Logger;
 use tokio::time::Instant;
 
 use crate::journal::{self, Journal};
@@ -54,12 +55,12 @@ pub(crate) async fn follow(
         let mut failed = false;
         let mut gone = false;
         let now = Instant::now();
-        lines.take(&data, |line| match line.map(serde_json::from_slice::<Event>) {
-            Some(Ok(Event::SpawnerGone)) => gone = true,
-            Some(Ok(Event::Unknown)) => {}
-            Some(Ok(Event::Dropped { count })) => budget.lose(u64::from(u32::try_from(count).unwrap_or(u32::MAX))),
+        lines.take(&data, |line| match line.map(serde_json::from_slice::<AgentEvent>) {
+            Some(Ok(AgentEvent::SpawnerGone)) => gone = true,
+            Some(Ok(AgentEvent::Heartbeat | AgentEvent::Unknown)) => {}
+            Some(Ok(AgentEvent::Dropped { count })) => budget.lose(u64::from(u32::try_from(count).unwrap_or(u32::MAX))),
             Some(Ok(event)) => {
-                failed |= matches!(&event, Event::ProcessEnd { exit_code, .. } if *exit_code != 0);
+                failed |= matches!(&event, AgentEvent::ProcessEnd { exit_code, .. } if *exit_code != 0);
                 if budget.settle(now, journal) && budget.spend(now) {
                     let entry = entry(event);
                     journal.write(entry.level, entry.logger, entry.message, entry.fields);
@@ -83,16 +84,16 @@ pub(crate) async fn follow(
 
 struct Entry {
     level: Level,
-    logger: &'static str,
+    logger: Logger,
     message: String,
     fields: BTreeMap<String, String>,
 }
 
-fn entry(event: Event) -> Entry {
+fn entry(event: AgentEvent) -> Entry {
     let mut fields = BTreeMap::new();
     let mut field = |key: &str, value: &str| drop(fields.insert(key.to_owned(), presentable(value)));
     let (level, message) = match event {
-        Event::ProcessStart {
+        AgentEvent::ProcessStart {
             pid,
             command,
             user,
@@ -105,7 +106,7 @@ fn entry(event: Event) -> Entry {
             field("pty", &pty.to_string());
             (Level::Info, format!("process {pid} started: {command}"))
         }
-        Event::ProcessEnd {
+        AgentEvent::ProcessEnd {
             pid,
             command,
             exit_code,
@@ -130,20 +131,29 @@ fn entry(event: Event) -> Entry {
             field("exit_code", &exit_code.to_string());
             (Level::Info, format!("process {pid} ended: {status}"))
         }
-        Event::ProcessFailed { command, reason } => {
+        AgentEvent::ProcessFailed { command, reason } => {
             field("event_type", "process_start_failed");
             field("command", &command);
             field("reason", &reason);
             (Level::Warn, format!("a process could not be started: {reason}"))
         }
-        Event::Dropped { .. } | Event::SpawnerGone | Event::Unknown => {
+        AgentEvent::SocketMemory { bytes } => {
+            field("event_type", "socket_memory");
+            field("held_bytes", &bytes.to_string());
+            let mib = bytes >> 20;
+            (
+                Level::Error,
+                format!("every process was killed: sockets held {mib} MiB beyond the sandbox's limit"),
+            )
+        }
+        AgentEvent::Dropped { .. } | AgentEvent::Heartbeat | AgentEvent::SpawnerGone | AgentEvent::Unknown => {
             field("event_type", "unknown");
             (Level::Debug, "something else happened".to_owned())
         }
     };
     Entry {
         level,
-        logger: "process",
+        logger: Logger::Process,
         message: presentable(&message),
         fields,
     }
@@ -249,7 +259,7 @@ impl Budget {
                 let lost = std::mem::take(&mut self.lost);
                 journal.write(
                     Level::Warn,
-                    "sandbox",
+                    Logger::Sandbox,
                     journal::dropped(lost),
                     journal::dropped_fields(lost),
                 );
@@ -266,18 +276,19 @@ mod tests {
 
     use http_body_util::{Full, StreamBody};
     use hyper::body::Frame;
-    use protocol::node::SandboxLog;
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::reports::{Entries, Reports};
 
-    fn journal() -> (Journal, mpsc::Receiver<SandboxLog>) {
-        let (sender, receiver) = mpsc::channel(journal::WAITING);
-        (Journal::new("iabc".parse().unwrap(), sender), receiver)
+    fn journal() -> (Journal, Entries) {
+        let reports = Reports::new();
+        let entries = Entries::of(&reports);
+        (Journal::new("iabc".parse().unwrap(), reports), entries)
     }
 
     fn start(pid: u32, command: &str) -> Vec<u8> {
-        let event = Event::ProcessStart {
+        let event = AgentEvent::ProcessStart {
             pid,
             command: command.to_owned(),
             user: "user".to_owned(),
@@ -341,8 +352,8 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(failed.get(), 1);
-        let entry = entries.try_recv().unwrap();
-        assert_eq!((entry.level, entry.logger), (Level::Info, "process"));
+        let entry = entries.try_next().unwrap();
+        assert_eq!((entry.level, entry.logger), (Level::Info, Logger::Process));
         assert_eq!(entry.message, "process 7 started: ls");
         let fields: Vec<_> = entry
             .fields
@@ -359,7 +370,7 @@ mod tests {
                 "user=user"
             ]
         );
-        let entry = entries.try_recv().unwrap();
+        let entry = entries.try_next().unwrap();
         assert_eq!(entry.message, "process 7 ended: signal: killed");
         assert_eq!(entry.fields["command"], "a\u{fffd}[2J");
         let expected = [
@@ -374,7 +385,7 @@ mod tests {
         for (key, value) in expected {
             assert_eq!(entry.fields[key], value, "{key}");
         }
-        assert!(entries.try_recv().is_err());
+        assert_eq!(entries.try_next(), None);
 
         // An agent that is cut off is no agent without a spawner.
         let cut = Full::new(Bytes::from(start(7, "ls")));
@@ -404,7 +415,7 @@ mod tests {
         let mut lost = 0;
         let begin = Instant::now();
         while written + lost < u64::from(lots) + 3 + u64::from(u32::MAX) {
-            let entry = entries.recv().await.unwrap();
+            let entry = entries.next().await;
             match entry.fields.get("dropped") {
                 Some(count) => lost += count.parse::<u64>().unwrap(),
                 None => written += 1,

@@ -4,16 +4,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::id::SandboxId;
+use model::id::{DiskId, SandboxId};
 use model::log::Level;
 use parking_lot::Mutex;
-use protocol::node::{NodeError, SandboxExit, StartSandbox, StartedSandbox};
-use runtime::driver::Sandbox;
-use runtime::slot::Name;
+use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartSandbox, StartedSandbox};
+use runtime::driver::{Sandbox, StartError, StartRequest};
+use runtime::rootfs::Rootfs;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::control::Control;
 use crate::journal::Journal;
@@ -22,14 +23,27 @@ use crate::{AGENT_TIMEOUT, Shared, blocking, events, failed};
 /// Shortest time between two attempts to talk to an agent or to give a sandbox a new spawner: a sandbox whose root
 /// keeps killing its spawner costs the host no more than this.
 const RETRY: Duration = Duration::from_millis(500);
-/// Longest wait for the kernel to empty a dead sandbox's cgroups, in attempts of [`CLEAN_PAUSE`].
-const CLEAN_ATTEMPTS: u32 = 2000;
+/// How often that time doubles when attempts at a spawner fail one after the other: 32 s at most.
+const RETRY_DOUBLINGS: u32 = 6;
+/// Attempts at a spawner that are under way at once, all sandboxes together. Each waits for processes that root of its
+/// sandbox can stop, for 3 s at most.
+pub(crate) const RESPAWNS: usize = 8;
+/// How long a sandbox that was killed may take to end before its end counts as done: its processes take milliseconds,
+/// and one that takes longer waits in the kernel, for a disk most likely, and will never run again.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two attempts to clean up after a sandbox: the first, and the longest.
 const CLEAN_PAUSE: Duration = Duration::from_millis(5);
+const CLEAN_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long cleaning up may take before it is reported.
+const CLEAN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a create that failed may take to clean up behind itself before it is answered.
+const FAILED_START_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A sandbox as the rest of the node sees it.
 #[derive(Debug)]
 pub(crate) struct Owned {
-    name: Name,
+    id: SandboxId,
+    disk: DiskId,
     sandbox: Arc<dyn Sandbox>,
     /// Turns true when the sandbox begins to end.
     ending: watch::Sender<bool>,
@@ -39,28 +53,41 @@ pub(crate) struct Owned {
     /// Processes that the kernel had killed for want of memory when it was looked last; unknown before the first look
     /// at a sandbox that ran already.
     memory_kills: Mutex<Option<u64>>,
+    /// It ran already when this platform was started.
+    is_adopted: bool,
 }
 
 impl Owned {
     /// A sandbox that has just been made.
-    pub(crate) fn fresh(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
-        Self::new(name, sandbox, journal, Some(0))
+    pub(crate) fn fresh(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
+        Self::new(id, disk, sandbox, journal, Some(0))
     }
 
     /// A sandbox of an earlier platform.
-    pub(crate) fn adopted(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
+    pub(crate) fn adopted(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, journal: Journal) -> Self {
         let kills = sandbox.memory_kills().ok();
-        Self::new(name, sandbox, journal, kills)
+        Self {
+            is_adopted: true,
+            ..Self::new(id, disk, sandbox, journal, kills)
+        }
     }
 
-    fn new(name: Name, sandbox: Arc<dyn Sandbox>, journal: Journal, memory_kills: Option<u64>) -> Self {
+    fn new(
+        id: SandboxId,
+        disk: DiskId,
+        sandbox: Arc<dyn Sandbox>,
+        journal: Journal,
+        memory_kills: Option<u64>,
+    ) -> Self {
         Self {
-            name,
+            id,
+            disk,
             sandbox,
             ending: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             journal,
             memory_kills: Mutex::new(memory_kills),
+            is_adopted: false,
         }
     }
 
@@ -80,11 +107,19 @@ impl Owned {
     }
 
     pub(crate) fn id(&self) -> &SandboxId {
-        &self.name.id
+        &self.id
     }
 
     pub(crate) fn sandbox(&self) -> &Arc<dyn Sandbox> {
         &self.sandbox
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.is_adopted
     }
 
     pub(crate) fn is_ending(&self) -> bool {
@@ -103,18 +138,34 @@ impl Owned {
     }
 }
 
-/// Starts a sandbox and introduces its agent. On an error nothing of it runs, but [`clean`] has work to do.
+/// Starts a sandbox and introduces its agent. On an error nothing of it runs, and what is left of it is removed, here or
+/// soon after.
 pub(crate) async fn start(
     shared: &Arc<Shared>,
-    name: &Name,
+    tasks: &TaskTracker,
     request: &StartSandbox,
 ) -> Result<(Arc<Owned>, Control, StartedSandbox), NodeError> {
     let driver = Arc::clone(&shared.driver);
-    let (name_of_start, resources) = (name.clone(), request.resources);
-    let started = blocking(move || driver.start(&name_of_start, &resources))
-        .await
-        .map_err(failed)?
-        .map_err(failed)?;
+    let (id, disk, resources) = (request.id.clone(), new_disk().map_err(failed)?, request.resources);
+    let to_start = StartRequest {
+        id: id.clone(),
+        rootfs: rootfs(&request.image),
+        disk: disk.clone(),
+        resources,
+    };
+    // Waits for its turn here, where it costs no thread: those are few and everybody's.
+    let turn = shared.starts.acquire().await.map_err(failed)?;
+    let started = blocking(move || driver.start(&to_start)).await;
+    drop(turn);
+    let started = match started.unwrap_or_else(|panicked| Err(StartError::Failed(panicked))) {
+        Ok(started) => started,
+        Err(StartError::Full) => return Err(NodeError::Capacity(StartError::Full.to_string())),
+        Err(error @ StartError::Exists(_)) => return Err(failed(error)),
+        Err(StartError::Failed(error)) => {
+            clean_failed_start(shared, tasks, id, disk).await;
+            return Err(failed(error));
+        }
+    };
     let before_init = Instant::now();
     let introduce = async {
         let mut control = Control::open(started.boot).await?;
@@ -123,9 +174,10 @@ pub(crate) async fn start(
     };
     match introduce.await {
         Ok((control, agent_version)) => {
-            let mut stages = started.stages;
-            stages.push(("init", before_init.elapsed()));
-            let journal = Journal::new(name.id.clone(), shared.logs.clone());
+            let stages = started.stages.into_iter().map(|(name, took)| Stage::new(name, took));
+            let init = Stage::new("init", before_init.elapsed());
+            let stages = stages.chain([init]).collect();
+            let journal = Journal::new(id.clone(), Arc::clone(&shared.reports));
             let fields = [
                 ("event_type", "sandbox_start".to_owned()),
                 ("template_id", request.template.to_string()),
@@ -134,68 +186,124 @@ pub(crate) async fn start(
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
             journal.host(Level::Info, "the sandbox started", fields);
-            let owned = Arc::new(Owned::fresh(name.clone(), started.sandbox, journal));
+            let owned = Arc::new(Owned::fresh(id, disk, started.sandbox, journal));
             Ok((owned, control, StartedSandbox { agent_version, stages }))
         }
         Err(error) => {
-            let sandbox = started.sandbox;
-            blocking(move || sandbox.kill()).await.map_err(failed)?;
-            Err(NodeError::Failed(format!("the agent did not answer: {error}")))
+            end(&id, &started.sandbox).await;
+            clean_failed_start(shared, tasks, id, disk).await;
+            Err(NodeError::Failed(Failure::during("the agent did not answer", &error)))
         }
     }
 }
 
+/// The id of a disk that is to be made.
+fn new_disk() -> io::Result<DiskId> {
+    let mut random = [0; 20];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(DiskId::from_random(&random))
+}
+
+/// What the file system of an image consists of on this host.
+fn rootfs(image: &Image) -> Rootfs {
+    match image {
+        Image::Base => Rootfs::base(),
+    }
+}
+
 /// Owns a sandbox until nothing of it is left, or until the platform stops.
-pub(crate) async fn own(shared: Arc<Shared>, owned: Arc<Owned>, control: Option<Control>, stop: CancellationToken) {
+pub(crate) async fn supervise(
+    shared: Arc<Shared>,
+    owned: Arc<Owned>,
+    control: Option<Control>,
+    stop: CancellationToken,
+) {
     let mut asked = owned.ending();
     let died = tokio::select! {
         biased;
         _ = asked.wait_for(|ending| *ending) => false,
         () = until_dead(&owned.sandbox) => true,
-        () = attend(&shared, &owned, control) => true,
+        () = follow_events(&shared, &owned, control) => true,
         () = stop.cancelled() => return,
     };
     owned.ending.send_replace(true);
-    let sandbox = Arc::clone(&owned.sandbox);
-    if let Err(error) = blocking(move || sandbox.kill()).await {
-        tracing::error!(sandbox.id = %owned.name.id, "end a sandbox: {error}");
+    if died {
+        shared.reports.end(NodeEvent::Ending(owned.id.clone()));
     }
-    shared.sandboxes.lock().remove(&owned.name.id);
+    end(&owned.id, &owned.sandbox).await;
+    shared.sandboxes.lock().remove(&owned.id);
     owned.ended.send_replace(true);
     let fields = [("event_type", "sandbox_end".to_owned())];
     if !died {
         owned.journal.host(Level::Info, "the sandbox was ended", fields);
     } else {
-        tracing::info!(sandbox.id = %owned.name.id, "the sandbox ended by itself");
+        tracing::info!(sandbox.id = %owned.id, "the sandbox ended by itself");
         owned.journal.host(
             Level::Error,
             "the sandbox ended by itself: its first process is gone",
             fields,
         );
-        let _ = shared
-            .exits
-            .send(SandboxExit {
-                id: owned.name.id.clone(),
-            })
-            .await;
+        shared.reports.end(NodeEvent::Exited(owned.id.clone()));
     }
-    let name = owned.name.clone();
+    let (id, disk) = (owned.id.clone(), owned.disk.clone());
     drop(owned);
-    clean(&shared, &name).await;
+    clean(&shared, &id, &disk).await;
 }
 
-/// Removes what a dead sandbox left and frees its slot. The kernel empties cgroups a moment after the last process.
-pub(crate) async fn clean(shared: &Arc<Shared>, name: &Name) {
-    for _ in 0..CLEAN_ATTEMPTS {
-        let (driver, name_of_clean) = (Arc::clone(&shared.driver), name.clone());
-        if blocking(move || driver.clean(&name_of_clean)).await.unwrap_or(false) {
-            shared.slots.lock().give_back(name.slot);
+/// Kills a sandbox and waits until nothing of it runs any more, or until it is clear that something waits in the kernel.
+pub(crate) async fn end(id: &SandboxId, sandbox: &Arc<dyn Sandbox>) {
+    sandbox.kill();
+    if tokio::time::timeout(KILL_TIMEOUT, until_dead(sandbox)).await.is_err() {
+        tracing::error!(
+            sandbox.id = %id,
+            "processes of a sandbox were killed and do not end; the kernel waits for something, a disk most likely"
+        );
+    }
+}
+
+/// Removes what a failed start left, and waits for that, but not for ever.
+async fn clean_failed_start(shared: &Arc<Shared>, tasks: &TaskTracker, id: SandboxId, disk: DiskId) {
+    let shared = Arc::clone(shared);
+    let cleaning = tasks.spawn(async move { clean(&shared, &id, &disk).await });
+    let _ = tokio::time::timeout(FAILED_START_TIMEOUT, cleaning).await;
+}
+
+/// Removes what a dead sandbox left, its disk included. The kernel lets go of some of it a moment after the last process;
+/// where it does not, this goes on until the platform stops, and nothing of what the sandbox had is used again.
+pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, disk: &DiskId) {
+    let mut disk = Some(disk.clone());
+    let since = Instant::now();
+    let mut reported = false;
+    let mut pause = CLEAN_PAUSE;
+    loop {
+        let (driver, id_to_clean, disk) = (Arc::clone(&shared.driver), id.clone(), disk.take());
+        let cleaned = move || {
+            if let Some(Err(error)) = disk.map(|disk| driver.remove_disk(&disk)) {
+                tracing::warn!(sandbox.id = %id_to_clean, "remove the disk of an ended sandbox: {error}");
+            }
+            driver.clean(&id_to_clean)
+        };
+        if blocking(cleaned).await.unwrap_or(false) {
+            if reported {
+                tracing::info!(sandbox.id = %id, "what was left of an ended sandbox is gone");
+            }
             return;
         }
-        tokio::time::sleep(CLEAN_PAUSE).await;
+        if since.elapsed() > CLEAN_TIMEOUT {
+            if !reported {
+                reported = true;
+                tracing::error!(
+                    sandbox.id = %id,
+                    "processes of an ended sandbox do not go away; what it had stays in use until they do"
+                );
+            }
+            pause = (pause * 2).min(CLEAN_PAUSE_MAX);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = shared.stop.cancelled() => return,
+        }
     }
-    // The slot stays taken: something that cannot be killed may still use its ids.
-    tracing::error!(sandbox.id = %name.id, "processes of an ended sandbox do not go away; its slot stays in use");
 }
 
 async fn until_dead(sandbox: &Arc<dyn Sandbox>) {
@@ -218,43 +326,51 @@ async fn until_dead(sandbox: &Arc<dyn Sandbox>) {
 
 /// Listens to the agent for the log's sake, and gives the sandbox a new spawner whenever its own has ended. Runs for
 /// ever.
-async fn attend(shared: &Arc<Shared>, owned: &Arc<Owned>, mut control: Option<Control>) {
+async fn follow_events(shared: &Arc<Shared>, owned: &Arc<Owned>, mut control: Option<Control>) {
     let mut budget = events::Budget::new(tokio::time::Instant::now());
+    let mut failures = 0u32;
     loop {
         let followed = async {
             let mut control = match control.take() {
                 Some(control) => control,
-                None => reach(shared, owned).await?,
+                None => connect_control(owned).await?,
             };
             let body = control.events().await?;
             events::follow(body, &owned.journal, &mut budget, || owned.note_memory_kills()).await
         };
         match followed.await {
-            Ok(()) => replace_spawner(owned).await,
-            Err(error) => tracing::debug!(sandbox.id = %owned.name.id, "listen to the agent: {error}"),
+            Ok(()) if replace_spawner(shared, owned).await => failures = failures.saturating_sub(1),
+            Ok(()) => failures = (failures + 1).min(RETRY_DOUBLINGS),
+            Err(error) => tracing::debug!(sandbox.id = %owned.id, "listen to the agent: {error}"),
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(RETRY * (1 << failures)).await;
     }
 }
 
-async fn replace_spawner(owned: &Arc<Owned>) {
-    tracing::warn!(sandbox.id = %owned.name.id, "the spawner ended, starting another");
+/// Gives a sandbox a new spawner, and whether it has one now.
+async fn replace_spawner(shared: &Arc<Shared>, owned: &Arc<Owned>) -> bool {
+    tracing::warn!(sandbox.id = %owned.id, "the spawner ended, starting another");
     // First the reason, if it was this one.
     owned.note_memory_kills();
     let message = "the process that starts commands is gone and is replaced";
     let fields = [("event_type", "spawner_replaced".to_owned())];
     owned.journal.host(Level::Warn, message, fields);
+    let Ok(_turn) = shared.respawns.acquire().await else {
+        return false;
+    };
     let sandbox = Arc::clone(&owned.sandbox);
-    if let Ok(Err(error)) | Err(error) = blocking(move || sandbox.respawn()).await {
-        tracing::warn!(sandbox.id = %owned.name.id, "start a spawner: {error}");
+    let replaced = blocking(move || sandbox.respawn()).await;
+    if let Ok(Err(error)) | Err(error) = &replaced {
+        tracing::warn!(sandbox.id = %owned.id, "start a spawner: {error}");
         let message = "the process that starts commands could not be replaced; the next attempt follows";
         let fields = [("event_type", "spawner_failed".to_owned())];
         owned.journal.host(Level::Error, message, fields);
     }
+    matches!(replaced, Ok(Ok(())))
 }
 
 /// Opens a control connection to the agent of a sandbox that runs already.
-async fn reach(shared: &Arc<Shared>, owned: &Arc<Owned>) -> io::Result<Control> {
-    let socket = owned.sandbox.control(&shared.maker)?;
+async fn connect_control(owned: &Arc<Owned>) -> io::Result<Control> {
+    let socket = owned.sandbox.control()?;
     tokio::time::timeout(AGENT_TIMEOUT, Control::open(socket)).await?
 }

@@ -3,9 +3,8 @@
 //! parts too.
 
 #![expect(
+    clippy::disallowed_methods,
     clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
     reason = "a test program of its own"
 )]
 
@@ -24,10 +23,13 @@ use model::resources::Resources;
 use node::{Node, Settings};
 use protocol::agent::Init;
 use protocol::connect::Codec;
-use protocol::node::{Image, NodeApi, SandboxLog, SandboxSample, StartSandbox};
+use protocol::node::{
+    Image, Logger, NodeApi, NodeEvent, NodeEvents, SandboxLog, SandboxSample, Snapshot, StartSandbox, Wanted,
+    WantedState,
+};
 use protocol::process::{ProcessConfig, StartRequest};
 use rustix::process::{Pid, Signal};
-use tokio::sync::mpsc;
+use testkit::privileged::{self, Part, passes};
 
 const RESOURCES: Resources = Resources {
     cpu_count: 1,
@@ -40,29 +42,27 @@ const RESOURCES: Resources = Resources {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("launcher") => return runtime::launcher::main(),
-        Some("agent") => return agent::run(),
-        Some("spawner") => return agent::spawner::run(),
-        _ => {}
-    }
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("these tests make namespaces and mounts: run them as root");
-        return ExitCode::FAILURE;
-    }
+    let parts: [Part; 3] = [
+        ("launcher", runtime::launcher::main),
+        ("agent", agent::run),
+        ("spawner", agent::spawner::run),
+    ];
+    privileged::main(&parts, run_all)
+}
+
+fn run_all() -> Vec<bool> {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let told = std::panic::catch_unwind(|| block_on(tells_of_a_life(dir.path())));
+    let passed = vec![
+        passes("a sandbox's life is told and measured", || {
+            block_on(tells_of_a_life(dir.path()));
+        }),
+        passes("a paused sandbox keeps its disk", || {
+            block_on(keeps_the_disks_of_paused_sandboxes(dir.path()));
+        }),
+    ];
     // Whatever a failure left behind.
     block_on(async { open(dir.path()).await.node.remove_everything().await.unwrap() });
-    println!(
-        "test a sandbox's life is told and measured ... {}",
-        if told.is_ok() { "ok" } else { "FAILED" }
-    );
-    if told.is_ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    passed
 }
 
 fn block_on(work: impl Future<Output = ()>) {
@@ -75,7 +75,7 @@ fn block_on(work: impl Future<Output = ()>) {
 
 struct Host {
     node: Arc<Node>,
-    logs: mpsc::Receiver<SandboxLog>,
+    events: NodeEvents,
     id: SandboxId,
 }
 
@@ -85,21 +85,40 @@ async fn open(data_dir: &Path) -> Host {
         launchers: 1,
         unlimited: false,
         disks_mb: vec![RESOURCES.disk_mb],
+        reserve_disks: false,
+        base: true,
+        disk_floor_mb: 0,
     };
     let node = Node::start(settings).await.unwrap();
-    let logs = node.logs().unwrap();
-    assert!(node.logs().is_none());
+    let mut events = node.subscribe().await.unwrap();
+    assert_eq!(events.next().await, Some(NodeEvent::Snapshot(Snapshot::default())));
     Host {
         node,
-        logs,
+        events,
         id: "inode".parse().unwrap(),
     }
 }
 
 impl Host {
+    /// The next event.
+    async fn event(&mut self) -> NodeEvent {
+        tokio::time::timeout(PATIENCE, self.events.next())
+            .await
+            .unwrap()
+            .unwrap()
+    }
+
+    /// The next event, which must be an entry of a log.
+    async fn any_entry(&mut self) -> SandboxLog {
+        match self.event().await {
+            NodeEvent::Log(entry) => entry,
+            other => panic!("no entry: {other:?}"),
+        }
+    }
+
     /// The next entry, whose `event_type` must be this.
     async fn entry(&mut self, event_type: &str) -> SandboxLog {
-        let entry = tokio::time::timeout(PATIENCE, self.logs.recv()).await.unwrap().unwrap();
+        let entry = self.any_entry().await;
         assert_eq!(entry.fields["event_type"], event_type, "{entry:?}");
         assert_eq!(entry.id, self.id);
         entry
@@ -117,10 +136,11 @@ impl Host {
 
     /// The host's pid of the spawner that runs.
     async fn spawner(&self) -> i32 {
-        let group = format!("/{}.0.work", self.id);
+        let group = format!("/{}.0.", self.id);
         let is_it = |process: &Path| {
             let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
-            read("cmdline").split('\0').nth(1) == Some("spawner") && read("cgroup").contains(&group)
+            let group_of_workload = |line: &str| line.contains(&group) && line.ends_with("/work");
+            read("cmdline").split('\0').nth(1) == Some("spawner") && read("cgroup").lines().any(group_of_workload)
         };
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -169,19 +189,9 @@ fn signal(pid: i32, signal: Signal) {
 
 async fn tells_of_a_life(data_dir: &Path) {
     let mut host = open(data_dir).await;
-    let request = StartSandbox {
-        id: host.id.clone(),
-        template: "base0000000000000000".parse().unwrap(),
-        image: Image::Base,
-        resources: RESOURCES,
-        init: Init {
-            default_user: Some("user".to_owned()),
-            ..Init::default()
-        },
-    };
-    host.node.start(request).await.unwrap();
+    host.node.start(request(&host.id)).await.unwrap();
     let entry = host.entry("sandbox_start").await;
-    assert_eq!((entry.level, entry.logger), (Level::Info, "sandbox"));
+    assert_eq!((entry.level, entry.logger), (Level::Info, Logger::Sandbox));
     assert_eq!(entry.fields["memory_mb"], "64");
     assert!(entry.at_us > 1_700_000_000_000_000);
 
@@ -197,6 +207,64 @@ async fn tells_of_a_life(data_dir: &Path) {
     assert_eq!(host.node.samples().await.unwrap(), []);
 }
 
+/// A sandbox that is to be paused is not adopted, and its disk stays for as long as it is wanted.
+async fn keeps_the_disks_of_paused_sandboxes(data_dir: &Path) {
+    let host = open(data_dir).await;
+    host.node.start(request(&host.id)).await.unwrap();
+    assert_eq!(disks(data_dir), 1);
+    host.node.release().await;
+    drop(host);
+    // The second time, nothing of it runs any more.
+    for state in [WantedState::Paused, WantedState::RunningOrPaused] {
+        let host = open(data_dir).await;
+        let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
+        assert_eq!(adopted, []);
+        assert_eq!(host.node.samples().await.unwrap(), []);
+        assert_eq!(disks(data_dir), 1, "{state:?}");
+        host.node.release().await;
+    }
+    let host = open(data_dir).await;
+    let adopted = host
+        .node
+        .reconcile(vec![wanted(&host.id, WantedState::Running)])
+        .await
+        .unwrap();
+    assert_eq!(adopted, []);
+    assert_eq!(disks(data_dir), 0);
+    host.node.release().await;
+}
+
+/// How many disks of sandboxes there are.
+fn disks(data_dir: &Path) -> usize {
+    let entries = fs::read_dir(data_dir.join("disks")).unwrap();
+    let images = entries.filter(|entry| {
+        entry
+            .as_ref()
+            .unwrap()
+            .path()
+            .extension()
+            .is_some_and(|name| name == "img")
+    });
+    images.count()
+}
+
+fn wanted(id: &SandboxId, state: WantedState) -> Wanted {
+    Wanted { id: id.clone(), state }
+}
+
+fn request(id: &SandboxId) -> StartSandbox {
+    StartSandbox {
+        id: id.clone(),
+        template: "base0000000000000000".parse().unwrap(),
+        image: Image::Base,
+        resources: RESOURCES,
+        init: Init {
+            default_user: Some("user".to_owned()),
+            ..Init::default()
+        },
+    }
+}
+
 async fn is_measured(host: &mut Host) {
     let before = host.sample().await;
     let answer = host
@@ -205,7 +273,7 @@ async fn is_measured(host: &mut Host) {
     assert!(answer.contains("exit status 0"), "{answer}");
     let entry = host.entry("process_start").await;
     assert_eq!((&*entry.fields["command"], &*entry.fields["user"]), ("head", "user"));
-    assert_eq!(entry.logger, "process");
+    assert_eq!(entry.logger, Logger::Process);
     let entry = host.entry("process_end").await;
     assert_eq!(
         (&*entry.fields["exit_code"], &*entry.fields["stdout_bytes"]),
@@ -271,12 +339,16 @@ async fn goes_on_under_another_platform(mut host: Host, data_dir: &Path) -> Host
     drop(host);
 
     let mut host = open(data_dir).await;
-    let adopted = host.node.reconcile(vec![id.clone()]).await.unwrap();
+    let adopted = host
+        .node
+        .reconcile(vec![wanted(&id, WantedState::Running)])
+        .await
+        .unwrap();
     assert_eq!(adopted, [id]);
     host.entry("sandbox_adopted").await;
     let mut ends = Vec::new();
     while ends.len() < 2 {
-        let entry = tokio::time::timeout(PATIENCE, host.logs.recv()).await.unwrap().unwrap();
+        let entry = host.any_entry().await;
         if entry.fields["event_type"] == "process_end" {
             ends.push(entry.fields["exit_code"].clone());
         }

@@ -14,6 +14,24 @@ pub const PORT: u16 = 49983;
 /// Agent level reported to clients. SDKs choose request formats by it, so it names the level of the agent protocol
 /// that is really implemented, not the version of this program.
 pub const VERSION: &str = "0.6.13";
+/// Header in which the agent reports its [`VERSION`] when it answers [`INIT_PATH`].
+pub const VERSION_HEADER: &str = "x-envd-version";
+/// Path on the control channel that takes an [`Init`].
+pub const INIT_PATH: &str = "/init";
+/// Path on the control channel that answers with the stream of [`AgentEvent`]s.
+pub const EVENTS_PATH: &str = "/events";
+/// Paths that only the host may ask the agent for, served by this agent or not. Neither the agent nor the ingress
+/// serves them to clients.
+pub const CONTROL_PATHS: [&str; 8] = [
+    INIT_PATH,
+    "/freeze",
+    "/unfreeze",
+    "/collapse",
+    "/fsfreeze",
+    "/fsthaw",
+    "/upgrade",
+    EVENTS_PATH,
+];
 /// Abstract unix socket (without the leading NUL byte) on which the agent listens for its host.
 pub const CONTROL_SOCKET: &str = "ringfence/control";
 /// Abstract unix socket (without the leading NUL byte) on which the agent takes a new spawner from its host.
@@ -22,6 +40,18 @@ pub const SPAWNER_SOCKET: &str = "ringfence/spawner";
 pub const BOOT_FD: i32 = 3;
 /// File descriptor of the agent's (and, in the spawner, of the spawner's) end of the spawner socket pair.
 pub const SPAWNER_FD: i32 = 4;
+
+/// Whether a reported version may be passed on to clients, whose SDKs parse it and fail on anything else: three numbers
+/// with dots between them.
+#[must_use]
+pub fn is_version(reported: &str) -> bool {
+    /// Digits of one number.
+    const DIGITS: std::ops::RangeInclusive<usize> = 1..=6;
+    reported.split('.').count() == 3
+        && reported
+            .split('.')
+            .all(|part| DIGITS.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit()))
+}
 
 /// Body of `POST /init` on the control channel. Absent fields leave what is set, except the token: absent clears it.
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -48,8 +78,8 @@ pub struct Init {
     /// Id of the template; becomes `E2B_TEMPLATE_ID`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_id: Option<String>,
-    /// Whether those who present no credential at all are admitted beside those with the token; a wrong credential is
-    /// refused either way. Goes with the token and is set with it: absent means no.
+    /// Whether everybody is admitted, whatever token they present: clients of a sandbox that is not secured send the
+    /// tokens of others along. Goes with the token and is set with it: absent means no.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open_to_anonymous: bool,
     /// CA certificates in PEM that the sandbox is to trust, in place of those of an earlier call: the egress gateway's.
@@ -82,7 +112,7 @@ impl std::fmt::Debug for Init {
 /// No argument and no environment variable of a process is in here: both carry secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case", rename_all_fields = "camelCase")]
-pub enum Event {
+pub enum AgentEvent {
     /// A process was started for a client.
     ProcessStart {
         /// Its pid inside the sandbox.
@@ -121,14 +151,46 @@ pub enum Event {
         /// The reason, without anything of the request.
         reason: String,
     },
-    /// So many events are missing here, because nobody read them in time.
+    /// Every process of the workload was killed, because its sockets held memory of the host that no limit counts, and
+    /// no platform was there to end the sandbox.
+    SocketMemory {
+        /// What they held, or less: counting ends above the limit.
+        bytes: u64,
+    },
+    /// So many events are missing here, because they were not read in time.
     Dropped {
         /// How many.
         count: u64,
     },
+    /// Nothing happened. By this the agent finds out whether the host still reads.
+    Heartbeat,
     /// There is no spawner; the last line of an answer.
     SpawnerGone,
-    /// Something that this version does not know.
+    /// An event that this version does not know.
     #[serde(other)]
     Unknown,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_three_numbers() {
+        for (version, ok) in [
+            (VERSION, true),
+            ("1.2.3", true),
+            ("999999.0.0", true),
+            ("", false),
+            ("0.6", false),
+            ("0.6.x", false),
+            ("0..1", false),
+            ("0.6.13.1", false),
+            ("0.6.13\0", false),
+            ("1.2.3\" onload=", false),
+            ("1.2.3333333", false),
+        ] {
+            assert_eq!(is_version(version), ok, "{version}");
+        }
+    }
 }

@@ -1,11 +1,13 @@
-//! The wire contracts: server ↔ node ([`node`]), host ↔ agent ([`agent`]) and client ↔ agent ([`connect`],
-//! [`process`], [`filesystem`]).
+//! The wire contracts: server ↔ node ([`node`]), host ↔ agent ([`agent`]), kernel ↔ agent ([`figures`]), kernel ↔ host
+//! and agent ([`sockets`]) and client ↔ agent ([`connect`], [`process`], [`filesystem`]).
 //!
 //! Invariant: data and seams only. No policy, no state, no transport of its own.
 
 pub mod agent;
 pub mod connect;
+pub mod figures;
 pub mod filesystem;
 pub mod node;
 pub mod process;
 pub mod signature;
+pub mod sockets;

@@ -3,7 +3,15 @@
 //!
 //! The server keeps what should exist; the node makes it so on its host and reports what ended. Nothing here assumes
 //! that the host can see a sandbox's processes or files.
+//!
+//! Requests and answers own their data and can be encoded, so that a node may be a process on another machine. What
+//! cannot be encoded is a stream into a sandbox ([`SandboxStream`]), which is bytes and is carried as such.
 
+mod error;
+mod events;
+mod stream;
+
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,25 +20,26 @@ use std::time::Duration;
 use model::id::{SandboxId, TemplateId};
 use model::log::Level;
 use model::resources::Resources;
-use tokio::sync::{mpsc, watch};
+use serde::{Deserialize, Serialize};
 
+pub use self::error::{DialError, Failure, NodeError};
+pub use self::events::{LiveSandbox, NodeEvent, NodeEvents, Snapshot};
+pub use self::stream::{ByteStream, SandboxStream};
 use crate::agent::Init;
 
 /// A boxed future that borrows from its call.
 pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A byte stream to a port inside a sandbox. On one box it is a socket made in the sandbox's network namespace.
-pub type SandboxStream = tokio::net::TcpStream;
-
 /// Where the file system of a sandbox comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Image {
     /// The built-in `base`: a skeleton made by the node over the host's own `/usr`.
     Base,
 }
 
 /// Everything the node needs to start a sandbox.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StartSandbox {
     /// Its id, chosen by the server.
     pub id: SandboxId,
@@ -45,48 +54,57 @@ pub struct StartSandbox {
 }
 
 /// A sandbox whose agent answered.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartedSandbox {
     /// Level of the agent protocol that the sandbox's agent reports.
     pub agent_version: String,
     /// How long each stage took, in order, for `Server-Timing`.
-    pub stages: Vec<(&'static str, Duration)>,
+    pub stages: Vec<Stage>,
 }
 
-/// Why the node could not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// No such sandbox on this node.
-    #[error("sandbox {0} is not on this node")]
-    NotFound(SandboxId),
-    /// The host has no room; another try later may work.
-    #[error("the host has no room: {0}")]
-    Capacity(String),
-    /// The host refused or failed; the text is for the operator's log, never for a client.
-    #[error("{0}")]
-    Failed(String),
+/// One stage of a start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    /// Its name, one of a few words of the platform's own.
+    pub name: Cow<'static, str>,
+    /// How long it took.
+    pub took: Duration,
 }
 
-/// Why a stream into a sandbox could not be opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum DialError {
-    /// The sandbox is unknown, ended or ending.
-    #[error("the sandbox was not found")]
-    Gone,
-    /// It runs, and nothing accepts connections on the port.
-    #[error("the port is not open")]
-    PortClosed,
+impl Stage {
+    /// A stage with a name of this program.
+    #[must_use]
+    pub const fn new(name: &'static str, took: Duration) -> Self {
+        Self {
+            name: Cow::Borrowed(name),
+            took,
+        }
+    }
 }
 
-/// A sandbox that ended without being asked to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SandboxExit {
-    /// Which one.
-    pub id: SandboxId,
+/// The part of the platform that writes an entry into a sandbox's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Logger {
+    /// The host.
+    Sandbox,
+    /// The agent inside the sandbox, about its processes. Its word is not to be trusted.
+    Process,
+}
+
+impl Logger {
+    /// The word for it in the log.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandbox => "sandbox",
+            Self::Process => "process",
+        }
+    }
 }
 
 /// Something that happened in a sandbox, for its log.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxLog {
     /// Which one.
     pub id: SandboxId,
@@ -94,9 +112,8 @@ pub struct SandboxLog {
     pub at_us: i64,
     /// How much it matters.
     pub level: Level,
-    /// Which part of the platform tells: `sandbox` is the host, `process` and `agent` are the agent inside, whose
-    /// word is not to be trusted.
-    pub logger: &'static str,
+    /// Which part of the platform tells.
+    pub logger: Logger,
     /// One sentence for people. Bounded by the node, whoever wrote it.
     pub message: String,
     /// The same for programs. Keys and values are bounded by the node.
@@ -104,7 +121,7 @@ pub struct SandboxLog {
 }
 
 /// What a sandbox uses at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSample {
     /// Which one.
     pub id: SandboxId,
@@ -125,8 +142,29 @@ pub struct SandboxSample {
     pub disk_total_bytes: u64,
 }
 
+/// A sandbox that should exist on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Which one.
+    pub id: SandboxId,
+    /// In which state.
+    pub state: WantedState,
+}
+
+/// In which state a sandbox should exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WantedState {
+    /// It runs. When it does not run any more, nothing of it is wanted.
+    Running,
+    /// Nothing of it runs, and its disk is kept.
+    Paused,
+    /// It was on its way between the two: it is adopted if it runs, and its disk is kept if it does not.
+    RunningOrPaused,
+}
+
 /// Free room of a host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostRoom {
     /// Memory that new sandboxes could use without swapping, in bytes.
     pub memory_available_bytes: u64,
@@ -134,32 +172,37 @@ pub struct HostRoom {
     pub disk_available_bytes: u64,
 }
 
+/// What a host did to keep its disk from being filled by sandboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DiskStops {
+    /// Sandboxes that may write nothing new at this moment.
+    pub stopped: u32,
+    /// How often a sandbox was stopped from writing, since the start of the node.
+    pub stops: u64,
+    /// How many sandboxes were ended because they went on taking space, since the start of the node.
+    pub ends: u64,
+}
+
 /// One host that runs sandboxes.
 pub trait NodeApi: Send + Sync + 'static {
     /// Starts a sandbox and returns once its agent has taken `init`. On an error nothing of it is left.
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>>;
 
-    /// Ends a sandbox: its open streams are cut, its processes are killed, and when this returns none of them runs.
+    /// Ends a sandbox: its processes are killed, and when this returns none of them runs. Who asks has cut the open
+    /// streams before, because a stream whose other end was killed looks as if it had ended.
     /// What is left on disk is removed soon after. [`NodeError::NotFound`] when there is none.
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>>;
 
     /// Opens a stream to a TCP port inside a sandbox.
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>>;
 
-    /// `None` when the sandbox is not here; otherwise a receiver that turns `true` the moment the sandbox begins to
-    /// end, before its processes are killed, so that streams can be cut rather than ended.
-    fn ending(&self, id: &SandboxId) -> Option<watch::Receiver<bool>>;
+    /// Makes the host match `wanted` after a restart: adopts what still runs and is to run, ends everything else,
+    /// removes every disk but those of sandboxes that are wanted, and returns the ids that were adopted.
+    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>>;
 
-    /// Makes the host match `wanted` after a restart: adopts what still runs and is wanted, removes everything else,
-    /// and returns the ids that were adopted.
-    fn reconcile(&self, wanted: Vec<SandboxId>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>>;
-
-    /// Where unasked-for ends are reported. Yields the one receiver at the first call and `None` after.
-    fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>>;
-
-    /// Where entries for sandboxes' logs arrive. Yields the one receiver at the first call and `None` after. Bounded:
-    /// when it is full, entries are dropped, and a later entry of the same sandbox says how many.
-    fn logs(&self) -> Option<mpsc::Receiver<SandboxLog>>;
+    /// Begins a stream of what the node reports. It may be called again, which ends the stream before; the module of
+    /// [`NodeEvents`] says what is kept in between.
+    fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>>;
 
     /// A sample of every sandbox that runs here. One that cannot be read is left out: it is ending, or the host has no
     /// control groups to ask.

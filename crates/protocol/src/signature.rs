@@ -9,17 +9,19 @@
 //! expiration cannot be enforced: a link in hex form works for as long as the sandbox has its token.** The forms differ
 //! in length, so no signature is both, and an absolute time never passes for a relative one.
 
-use std::fmt::Write;
+use std::fmt::{self, Write as _};
 
-use base64::Engine;
+use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
 
 /// What every signature begins with.
 const VERSION: &str = "v1_";
-/// Bytes of a signature in the relative form: two digits for each of the hash's 32 bytes.
-const RELATIVE_LENGTH: usize = VERSION.len() + 64;
+/// Bytes of a hash.
+const HASH_BYTES: usize = 32;
+/// Bytes of a signature in the relative form: two digits for each byte of the hash.
+const RELATIVE_LENGTH: usize = VERSION.len() + 2 * HASH_BYTES;
 
 /// What a signature covers.
 #[derive(Debug, Clone, Copy)]
@@ -53,14 +55,8 @@ impl Claim<'_> {
     /// The form in which `signature` is the signature of this claim, compared in constant time; `None` when it is not.
     #[must_use]
     pub fn form(&self, token: &str, signature: &str) -> Option<Form> {
-        // The length of a signature is no secret.
-        let form = if signature.len() == RELATIVE_LENGTH {
-            Form::Relative
-        } else {
-            Form::Absolute
-        };
-        let matches: bool = self.write(token, form).as_bytes().ct_eq(signature.as_bytes()).into();
-        matches.then_some(form)
+        let search = self.search(signature)?;
+        search.is_by(token).then_some(search.form)
     }
 
     /// Whether `signature` is the signature of this claim in either form. Says nothing about its expiration.
@@ -69,15 +65,28 @@ impl Claim<'_> {
         self.form(token, signature).is_some()
     }
 
+    /// Prepares to ask for many tokens whether `signature` is theirs; `None` when it is nobody's, because it is no
+    /// signature at all.
+    #[must_use]
+    pub fn search(&self, signature: &str) -> Option<Search> {
+        let text = signature.strip_prefix(VERSION)?;
+        // The length of a signature is no secret.
+        let (form, sought) = if signature.len() == RELATIVE_LENGTH {
+            (Form::Relative, from_hex(text)?)
+        } else {
+            // Decoding is strict, so that no two texts are the same signature.
+            (Form::Absolute, STANDARD_NO_PAD.decode(text).ok()?.try_into().ok()?)
+        };
+        Some(Search {
+            before_token: self.before_token(),
+            after_token: self.after_token(),
+            sought,
+            form,
+        })
+    }
+
     fn write(&self, token: &str, form: Form) -> String {
-        let mut hash = Sha256::new();
-        for part in [self.path, ":", self.operation, ":", self.username, ":", token] {
-            hash.update(part.as_bytes());
-        }
-        if let Some(expiration) = self.expiration {
-            hash.update(format!(":{expiration}").as_bytes());
-        }
-        let hash = hash.finalize();
+        let hash = hash(self.before_token(), token, &self.after_token());
         let mut signature = VERSION.to_owned();
         match form {
             Form::Absolute => STANDARD_NO_PAD.encode_string(hash, &mut signature),
@@ -90,6 +99,79 @@ impl Claim<'_> {
         }
         signature
     }
+
+    /// The state of the hash where the token comes.
+    fn before_token(&self) -> Sha256 {
+        let mut hash = Sha256::new();
+        for part in [self.path, ":", self.operation, ":", self.username, ":"] {
+            hash.update(part.as_bytes());
+        }
+        hash
+    }
+
+    fn after_token(&self) -> String {
+        self.expiration
+            .map_or_else(String::new, |expiration| format!(":{expiration}"))
+    }
+}
+
+/// A search for the token that made a signature. What is the same for all tokens has been hashed, so that asking for one
+/// more costs a block or two of SHA-256, however long the path is.
+#[derive(Clone)]
+pub struct Search {
+    before_token: Sha256,
+    after_token: String,
+    sought: [u8; HASH_BYTES],
+    form: Form,
+}
+
+impl fmt::Debug for Search {
+    /// Without the signature, which opens a file to whoever reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Search")
+            .field("form", &self.form)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Search {
+    /// Whether this token made the signature, compared in constant time.
+    #[must_use]
+    pub fn is_by(&self, token: &str) -> bool {
+        hash(self.before_token.clone(), token, &self.after_token)
+            .ct_eq(&self.sought)
+            .into()
+    }
+
+    /// The hash that is sought, the same for the same signature.
+    #[must_use]
+    pub fn sought(&self) -> [u8; HASH_BYTES] {
+        self.sought
+    }
+}
+
+fn hash(mut before_token: Sha256, token: &str, after_token: &str) -> [u8; HASH_BYTES] {
+    before_token.update(token.as_bytes());
+    before_token.update(after_token.as_bytes());
+    before_token.finalize().into()
+}
+
+/// Lower-case hex alone, so that no two texts are the same signature.
+fn from_hex(text: &str) -> Option<[u8; HASH_BYTES]> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    if pairs.len() != HASH_BYTES || !rest.is_empty() {
+        return None;
+    }
+    let mut bytes = [0; HASH_BYTES];
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
 }
 
 #[cfg(test)]

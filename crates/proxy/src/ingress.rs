@@ -1,17 +1,20 @@
-//! From a request outside to a port inside a sandbox.
+//! Routes requests from clients to ports of sandboxes.
 //!
-//! [`route::route`] says which sandbox a request means and [`Ingress::serve`] carries it there: a fresh HTTP/1.1
-//! connection per request, both directions streamed at the same time and never collected, upgrades relayed as bytes.
+//! [`route::route`] determines the target of a request and [`Ingress::serve`] forwards it: a new HTTP/1.1 connection per
+//! request, both directions streamed at the same time and never collected, upgrades relayed as bytes.
 //!
-//! What must stay true: a stream of a sandbox that ends is cut (reset, or a body without its end) and never finished,
-//! because clients read a clean end as "the command finished". And whatever goes wrong before the response's head is
-//! one of two 502 answers, which tell a client whether the sandbox is gone or only its port closed.
+//! Invariants: when a sandbox ends, its streams are aborted (reset, or a body without its end) and never closed cleanly,
+//! because clients take a clean end for "the command finished". Every failure before the head of the response is one of
+//! two 502 responses, by which a client can tell whether the sandbox has ended or only the port is closed.
 
 pub mod answer;
 mod body;
 pub mod client;
+mod connection_limit;
 mod dial;
+mod fair;
 mod flow;
+mod guest;
 mod headers;
 mod relay;
 pub mod route;
@@ -19,7 +22,7 @@ pub mod route;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version, header};
 use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -27,35 +30,45 @@ use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
 use protocol::agent;
 use protocol::node::{DialError, NodeApi, SandboxStream};
-use secrecy::{ExposeSecret, SecretString};
-use subtle::ConstantTimeEq;
-use tokio::sync::watch;
+use secrecy::SecretString;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use answer::Answer;
-pub use body::{BodyError, ResponseBody};
-use body::{GuestBody, RequestBody};
+pub use body::{BodyError, ClientBody, DelayedEnd, PendingUpload, ResponseBody};
+use body::{Discards, GuestBody, RequestBody};
 use client::ClientConnection;
+use connection_limit::{ConnectionLimiter, ConnectionPermit, LimitReached};
 use flow::Flow;
+use guest::{GuestStream, Head};
 use route::Target;
 
 /// Header that carries the traffic token of a sandbox that is not public.
 pub const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
 
-/// What the platform knows of a running sandbox, as far as its traffic is concerned.
+/// Buffer limit of a connection into a sandbox, and with it of the head of a response, in bytes.
+const GUEST_BUFFER_BYTES: usize = 128 * 1024;
+
+/// Access rules for the traffic of a running sandbox.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// The token that requests to any port but the agent's must carry; none when the sandbox is public.
+    /// The token required for every port except that of the agent; none when the sandbox is public.
     pub traffic_token: Option<SecretString>,
+    /// The token of its agent, which must not be forwarded to other programs inside.
+    pub access_token: Option<SecretString>,
+    /// Cancelled the moment the sandbox begins to end, before its processes are killed where that can be known: its
+    /// streams are cut then.
+    pub ending: CancellationToken,
 }
 
-/// Carries requests into sandboxes.
+/// Forwards requests to sandboxes.
 #[derive(Clone)]
 pub struct Ingress {
     node: Arc<dyn NodeApi>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    connections: ConnectionLimiter,
 }
 
 impl std::fmt::Debug for Ingress {
@@ -65,72 +78,88 @@ impl std::fmt::Debug for Ingress {
 }
 
 impl Ingress {
-    /// An ingress that dials through `node` and runs its connections on `tasks`; all streams are cut once `stop` is
+    /// An ingress that connects through `node` and runs its connections on `tasks`; all streams are aborted when `stop` is
     /// cancelled.
     #[must_use]
     pub fn new(node: Arc<dyn NodeApi>, tasks: TaskTracker, stop: CancellationToken) -> Self {
-        Self { node, tasks, stop }
+        Self {
+            node,
+            tasks,
+            stop,
+            connections: ConnectionLimiter::new(usize::MAX, usize::MAX),
+        }
     }
 
-    /// Answers `request` from the sandbox it is for, or in its place. `find` tells what is known of a sandbox that
-    /// takes traffic, and `None` for any other.
+    /// Sets limits on connections into sandboxes, in total and per sandbox.
+    #[must_use]
+    pub fn limited(mut self, total: usize, per_sandbox: usize) -> Self {
+        self.connections = ConnectionLimiter::new(total, per_sandbox);
+        self
+    }
+
+    /// Forwards `request` to its sandbox and returns the response, or an error response of the proxy. `find` returns the
+    /// access rules of a running sandbox, and `None` for any other id.
     ///
-    /// The client's connection is taken from the request's extensions ([`ClientConnection`]); without one an HTTP/1
-    /// stream that must be cut is only dropped.
-    pub async fn serve<F>(&self, request: Request<Incoming>, target: &Target, find: F) -> Response<ResponseBody>
+    /// The client's connection is taken from the extensions of the request ([`ClientConnection`]); without it, an HTTP/1
+    /// stream that has to be aborted is only dropped.
+    pub async fn serve<F>(&self, mut request: Request<ClientBody>, target: &Target, find: F) -> Response<ResponseBody>
     where
         F: FnOnce(&SandboxId) -> Option<Access>,
     {
-        if let Some(answer) = refusal(&request, target, find) {
-            return self.answer(request, &answer);
-        }
-        let dialled = match self.node.ending(&target.id) {
-            Some(mut ending) => dial::dial(self.node.as_ref(), target, &mut ending)
-                .await
-                .map(|stream| (stream, ending)),
-            None => Err(DialError::Gone),
+        let access = match admit(&request, target, find) {
+            Ok(access) => access,
+            Err(answer) => return self.answer(request.headers(), &answer),
         };
-        let (stream, ending) = match dialled {
-            Ok(dialled) => dialled,
-            Err(error) => return self.answer(request, &instead(error, target)),
+        headers::remove_tokens(request.headers_mut(), &access, target.port);
+        let permit = match self.connections.take(&target.id) {
+            Ok(permit) => permit,
+            Err(LimitReached::Total) => return self.answer(request.headers(), &Answer::Unavailable),
+            Err(LimitReached::Sandbox(limit)) => {
+                let id = target.id.clone();
+                return self.answer(request.headers(), &Answer::TooManyConnections { id, limit });
+            }
+        };
+        let ending = access.ending;
+        let stream = match dial::dial(self.node.as_ref(), target, &ending).await {
+            Ok(stream) => stream,
+            Err(error) => return self.answer(request.headers(), &instead(error, target)),
         };
         let headers = request.headers().clone();
-        match self.forward(request, target, stream, ending).await {
+        match self.forward(request, target, (stream, permit), ending).await {
             Ok(response) => response,
-            Err(error) => instead(error, target).response(&headers).map(ResponseBody::own),
+            Err(error) => instead(error, target).response(&headers).map(ResponseBody::local),
         }
     }
 
-    /// Answers in place of a sandbox, and takes what is left of the request's body: a connection that is closed on
-    /// unread bytes is reset, and the answer would be lost with it.
-    pub fn answer(&self, request: Request<Incoming>, answer: &Answer) -> Response<ResponseBody> {
-        let response = answer.response(request.headers()).map(ResponseBody::own);
-        // Whoever waits to be told to send its body has not sent it, and HTTP/2 can end a stream alone.
-        let sends = request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
-        let body = request.into_body();
-        if sends && !body.is_end_stream() {
-            let stop = self.stop.clone();
-            self.tasks.spawn(async move {
-                tokio::select! {
-                    biased;
-                    () = stop.cancelled() => {}
-                    () = body::discard(body) => {}
-                }
-            });
-        }
-        response
+    /// The body of a request of a client. If the response is sent early, the rest of the body is read and discarded, on
+    /// the runtime of the caller.
+    #[must_use]
+    pub fn body(&self, version: Version, headers: &HeaderMap, incoming: Incoming) -> ClientBody {
+        let waits = version < Version::HTTP_2 && headers.contains_key(header::EXPECT);
+        let discards = Discards {
+            runtime: Handle::current(),
+            tasks: self.tasks.clone(),
+            stop: self.stop.clone(),
+        };
+        ClientBody::new(incoming, waits, discards)
+    }
+
+    /// The response for an [`Answer`] of the proxy.
+    #[must_use]
+    pub fn answer(&self, request: &HeaderMap, answer: &Answer) -> Response<ResponseBody> {
+        answer.response(request).map(ResponseBody::local)
     }
 
     async fn forward(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<ClientBody>,
         target: &Target,
-        stream: SandboxStream,
-        ending: watch::Receiver<bool>,
+        (stream, permit): (SandboxStream, ConnectionPermit),
+        ending: CancellationToken,
     ) -> Result<Response<ResponseBody>, DialError> {
         let client = request.extensions().get::<ClientConnection>().cloned();
         let client_upgrade = hyper::upgrade::on(&mut request);
-        // On HTTP/2 the connection carries other streams, and an error of the body resets this one alone.
+        // An HTTP/2 connection has other streams; an error of the body resets only this one.
         let cuttable = client.clone().filter(|_| request.version() < Version::HTTP_2);
 
         let (mut parts, incoming) = request.into_parts();
@@ -138,24 +167,31 @@ impl Ingress {
         let framing = headers::to_guest(&mut parts, !incoming.is_end_stream(), target.port != agent::PORT);
         let (body, gate) = RequestBody::new(incoming, framing.expects_continue);
         let mut request = Request::from_parts(parts, body);
-        if let Some(gate) = gate.clone() {
-            hyper::ext::on_informational(&mut request, move |response| {
-                if response.status() == StatusCode::CONTINUE {
+        let head = Head::default();
+        hyper::ext::on_informational(&mut request, {
+            let (head, gate) = (head.clone(), gate.clone());
+            move |response| {
+                head.inform();
+                if response.status() == StatusCode::CONTINUE
+                    && let Some(gate) = &gate
+                {
                     gate.cancel();
                 }
-            });
-        }
+            }
+        });
 
         let flow = Flow::new(cuttable, gate);
-        let mut response = self.exchange(stream, request, flow.clone(), ending.clone()).await?;
+        let stream = GuestStream::new(stream, head.clone(), permit);
+        let exchange = self.exchange((stream, head), request, flow.clone(), ending.clone());
+        let mut response = exchange.await?;
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if upgraded && !framing.upgrade {
             return Err(DialError::PortClosed);
         }
-        let lives = || dial::lives(Arc::clone(&self.node), target.id.clone(), ending.clone());
+        let alive = || dial::alive_check(Arc::clone(&self.node), target.id.clone(), ending.clone());
         let until_close = headers::ends_with_connection(response.headers());
         headers::to_client(response.headers_mut(), upgraded);
-        // The version is the connection's and not the message's; many simple servers inside speak HTTP/1.0.
+        // The version belongs to the connection, not to the message; many simple servers inside use HTTP/1.0.
         *response.version_mut() = Version::HTTP_11;
         if upgraded {
             let guest_upgrade = hyper::upgrade::on(&mut response);
@@ -165,33 +201,35 @@ impl Ingress {
                 guest_upgrade,
                 client,
                 ending.clone(),
-                lives(),
+                alive(),
                 self.stop.clone(),
             ));
-            return Ok(response.map(|_| ResponseBody::own(Full::new(Bytes::new()))));
+            return Ok(response.map(|_| ResponseBody::local(Full::new(Bytes::new()))));
         }
         flow.stream();
-        let lives = until_close.then(lives);
-        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, flow, ending, lives))))
+        let alive = until_close.then(alive);
+        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, flow, ending, alive))))
     }
 
-    /// Sends the request and waits for the response's head, as long as the sandbox lives.
+    /// Sends the request and waits for the head of the response while the sandbox is running.
     async fn exchange(
         &self,
-        stream: SandboxStream,
+        (stream, head): (GuestStream, Head),
         request: Request<RequestBody>,
         flow: Flow,
-        mut ending: watch::Receiver<bool>,
+        ending: CancellationToken,
     ) -> Result<Response<Incoming>, DialError> {
-        let closed = |error: hyper::Error, ending: &watch::Receiver<bool>| {
+        let closed = |error: hyper::Error, ending: &CancellationToken| {
             tracing::debug!(%error, "no response from the sandbox");
-            if dial::has_ended(ending) {
+            if ending.is_cancelled() {
                 DialError::Gone
             } else {
                 DialError::PortClosed
             }
         };
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+            .max_buf_size(GUEST_BUFFER_BYTES)
+            .handshake(TokioIo::new(stream))
             .await
             .map_err(|error| closed(error, &ending))?;
         let stop = self.stop.clone();
@@ -201,45 +239,51 @@ impl Ingress {
             ending.clone(),
             stop,
         ));
-        // Whoever drops this call, because the client left, ends the connection into the sandbox too.
+        // If this future is dropped because the client disconnected, the connection into the sandbox is closed too.
         let guard = flow.abort_on_drop();
         let response = tokio::select! {
             biased;
-            () = dial::ended(&mut ending) => Err(DialError::Gone),
+            () = ending.cancelled() => Err(DialError::Gone),
+            () = head.stalled() => {
+                tracing::debug!("timeout while reading the head of the response");
+                Err(DialError::PortClosed)
+            }
             response = sender.send_request(request) => response.map_err(|error| closed(error, &ending)),
         }?;
+        head.complete();
         guard.release();
         Ok(response)
     }
 }
 
-/// The answer in place of a sandbox that could not be reached.
+/// The answer for a sandbox that could not be reached.
 fn instead(error: DialError, target: &Target) -> Answer {
     match error {
         DialError::Gone => Answer::NotFound(target.id.clone()),
         DialError::PortClosed => Answer::PortClosed(target.id.clone(), target.port),
+        DialError::Unreachable => Answer::Unavailable,
     }
 }
 
-/// What can be answered without the sandbox.
-fn refusal<F>(request: &Request<Incoming>, target: &Target, find: F) -> Option<Answer>
+/// Checks whether the request may be forwarded; otherwise returns the answer.
+fn admit<F>(request: &Request<ClientBody>, target: &Target, find: F) -> Result<Access, Answer>
 where
     F: FnOnce(&SandboxId) -> Option<Access>,
 {
     if target.port == agent::PORT && route::is_control_path(request.uri().path()) {
-        return Some(Answer::Reserved(request.uri().path().to_owned()));
+        return Err(Answer::Reserved(request.uri().path().to_owned()));
     }
     if *request.method() == Method::CONNECT {
-        return Some(Answer::BadRequest("tunnels into a sandbox are not offered".to_owned()));
+        return Err(Answer::BadRequest("CONNECT is not supported".to_owned()));
     }
-    let Some(access) = find(&target.id) else {
-        return Some(Answer::NotFound(target.id.clone()));
-    };
-    // The agent has a gate of its own, which this token must not replace.
-    let token = access.traffic_token.filter(|_| target.port != agent::PORT)?;
-    let Some(sent) = request.headers().get(TRAFFIC_TOKEN_HEADER) else {
-        return Some(Answer::TokenMissing(target.id.clone()));
-    };
-    let same: bool = token.expose_secret().as_bytes().ct_eq(sent.as_bytes()).into();
-    (!same).then(|| Answer::TokenWrong(target.id.clone()))
+    let access = find(&target.id).ok_or_else(|| Answer::NotFound(target.id.clone()))?;
+    // The agent checks its own token, which the traffic token must not replace.
+    if let Some(token) = access.traffic_token.as_ref().filter(|_| target.port != agent::PORT) {
+        let sent = request.headers().get(TRAFFIC_TOKEN_HEADER);
+        let sent = sent.ok_or_else(|| Answer::TokenMissing(target.id.clone()))?;
+        if !headers::is(token, sent) {
+            return Err(Answer::TokenWrong(target.id.clone()));
+        }
+    }
+    Ok(access)
 }

@@ -1,7 +1,7 @@
-//! Proxies between sandboxes and everything else: [`ingress`] carries requests from outside to a port in a sandbox.
+//! Proxies between sandboxes and clients: [`ingress`] forwards requests to ports of sandboxes.
 //!
-//! Invariant: both ends of every stream are hostile. Nothing here panics on what it reads, buffers without a bound, or
-//! ends a stream cleanly that the other end did not end cleanly.
+//! Invariant: both ends of every stream are untrusted. No input causes a panic, buffers are bounded, and a stream is only
+//! closed cleanly if the other end closed it cleanly.
 
 pub mod ingress;
 pub mod percent;

@@ -1,11 +1,11 @@
-//! Percent-encoding, read strictly: a broken escape is an error and never passes through as it is, because two readers
-//! that disagree about an escape are how a filter is walked around.
+//! Strict percent-decoding: an invalid escape is an error and never passed through, because filters can be bypassed if two
+//! parsers interpret an escape differently.
 
-/// A `%` that two hexadecimal digits do not follow, or escapes that are no UTF-8.
+/// A `%` without two hexadecimal digits, or escapes that are not valid UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadEscape;
 
-/// What `+` stands for.
+/// The meaning of `+`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plus {
     /// A space, as in a query string or a form.
@@ -17,7 +17,7 @@ pub enum Plus {
 /// Decodes every escape of `text` once.
 ///
 /// # Errors
-/// [`BadEscape`] when an escape is broken or the result is not UTF-8.
+/// [`BadEscape`] when an escape is invalid or the result is not UTF-8.
 pub fn decode(text: &str, plus: Plus) -> Result<String, BadEscape> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -49,7 +49,7 @@ pub fn hex_digit(byte: u8) -> Option<u8> {
 /// The pairs of a query string, decoded, in order. A key without `=` has the empty value.
 ///
 /// # Errors
-/// [`BadEscape`] at the pair that is broken; the pairs before it were yielded.
+/// [`BadEscape`] at the invalid pair; the pairs before it were yielded.
 pub fn query_pairs(query: &str) -> impl Iterator<Item = Result<(String, String), BadEscape>> + '_ {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));

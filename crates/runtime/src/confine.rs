@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::{seccomp, sys};
+use crate::{schedule, seccomp, sys};
 
 /// The capabilities that root in a sandbox has: a default OCI container's, and only over the sandbox's own user
 /// namespace. By number: CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4, KILL 5, SETGID 6, SETUID 7, SETPCAP 8,
@@ -19,6 +19,7 @@ const OPEN_FILES: (u64, u64) = (1024, 524_288);
 /// all of the sandbox's namespaces.
 pub(crate) fn confine() -> io::Result<()> {
     sys::join_new_session_keyring()?;
+    schedule::of_sandbox()?;
     sys::limit(libc::RLIMIT_NOFILE, OPEN_FILES.0, OPEN_FILES.1)?;
     // Not 0: that keeps core files away, but the host's pipe handler would still be started, as the host's root, for a
     // crash in a sandbox. The kernel takes 1 as "no handler either".
@@ -38,7 +39,7 @@ pub(crate) fn confine() -> io::Result<()> {
     }
     // The filter needs CAP_SYS_ADMIN over the sandbox to be installed, so the capabilities go last; nothing between
     // here and exec makes a call that the filter refuses.
-    sys::install_seccomp(&seccomp::program())?;
+    sys::install_seccomp(&seccomp::PROGRAM)?;
     sys::set_capabilities(CAPABILITIES)?;
     sys::prctl(libc::PR_CAP_AMBIENT, 4) // PR_CAP_AMBIENT_CLEAR_ALL
 }

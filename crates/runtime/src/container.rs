@@ -4,29 +4,34 @@
 //! what needs no clone: finding, watching, killing and cleaning up. A sandbox here is the pidfd of its agent, whose
 //! end takes every process of the sandbox with it, and its network namespace.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use model::resources::Resources;
-use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use model::id::{DiskId, SandboxId};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::AddressFamily;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::cgroup::{Backend, Tree};
-use crate::driver::{Driver, Found, Sandbox, Started};
+use crate::driver::{Capabilities, Dialing, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use crate::growth::{Disk, LoopDevices};
+use crate::identity::user_namespace;
+use crate::launchers::{self, Launchers};
 use crate::netns::SocketMaker;
-use crate::slot::{Name, Region, Slot, path_hash};
+use crate::registry::Registry;
+use crate::slot::{Name, Slot, path_hash};
+use crate::slots::Slots;
 use crate::usage::{self, Meter, Room, Usage};
-use crate::wire::{self, Hello, Reply, Request};
-use crate::{base, disk, spawners};
+use crate::wire::{Hello, Reply, Request, Work};
+use crate::{base, dial, disk, growth, sockets, spawners};
 
 /// Names of the stages that a launcher reports, so that they can be told on without owning text.
 const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"];
@@ -40,8 +45,12 @@ pub struct Settings {
     pub launchers: usize,
     /// Run without limits when the host has no usable cgroups.
     pub unlimited: bool,
-    /// Disk sizes, in MiB, that are made ready at the start.
+    /// Disk sizes, in MiB, that are made ready at the start. The first sandbox with another waits until that is.
     pub disks_mb: Vec<u32>,
+    /// Take the whole disk of a sandbox from the host when it starts, instead of block by block.
+    pub reserve_disks: bool,
+    /// Make `base` and keep it fitting the host. Without it no sandbox can be started, only ended.
+    pub base: bool,
 }
 
 /// The driver of one data directory.
@@ -49,42 +58,26 @@ pub struct Settings {
 pub struct Container {
     data_dir: PathBuf,
     tree: Tree,
-    free: Mutex<Vec<Launcher>>,
-    freed: Condvar,
-    hello: Hello,
+    registry: Registry,
+    launchers: Launchers,
+    capabilities: Capabilities,
+    base: base::Versions,
+    loops: LoopDevices,
+    slots: Mutex<Slots>,
+    /// Sizes of disks, in MiB, for which there is a template.
+    disk_sizes: Mutex<BTreeSet<u32>>,
+    sockets: Arc<SocketMaker>,
     itself: std::sync::Weak<Self>,
 }
 
-#[derive(Debug)]
-struct Launcher {
-    socket: OwnedFd,
-    process: Child,
-    /// It did not answer in time, so it will not notice that its socket closes either.
-    stuck: bool,
-}
-
-/// How long a launcher may take for one sandbox. It takes milliseconds; the bound is for a host that has come to a
-/// stop, so that a create fails instead of waiting for ever.
-const LAUNCH_TIMEOUT: Duration = Duration::from_secs(30);
-
-impl Drop for Launcher {
-    fn drop(&mut self) {
-        // Closing the socket ends it; a new socket pair's other half takes its place for the moment.
-        if let Ok((unconnected, _)) = UnixStream::pair() {
-            self.socket = unconnected.into();
-        }
-        if self.stuck {
-            let _ = self.process.kill();
-        }
-        let _ = self.process.wait();
-    }
-}
+/// How often the host is looked at for changes of its packages: some thirty names in its directories.
+const BASE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The cgroup tree of a data directory, and whether it holds limits.
 ///
 /// # Errors
 /// When the host has no usable cgroups and `unlimited` does not allow that.
-pub fn tree_of(data_dir: &Path, unlimited: bool) -> io::Result<Tree> {
+pub(crate) fn tree_of(data_dir: &Path, unlimited: bool) -> io::Result<Tree> {
     let backend = match Backend::detect() {
         Ok(backend) if unlimited && backend.is_occupied() => Backend::None(data_dir.join("run")),
         Ok(backend) => backend,
@@ -95,7 +88,7 @@ pub fn tree_of(data_dir: &Path, unlimited: bool) -> io::Result<Tree> {
             )));
         }
     };
-    Ok(Tree::new(backend, path_hash(data_dir)))
+    Ok(Tree::new(backend, path_hash(data_dir)).with_all_of_version_1())
 }
 
 impl Container {
@@ -107,89 +100,87 @@ impl Container {
     pub fn open(settings: &Settings) -> io::Result<Arc<Self>> {
         let data_dir = settings.data_dir.canonicalize()?;
         fs::create_dir_all(data_dir.join("disks"))?;
-        let lock = rustix::fs::open(
-            data_dir.join("launchers.lock"),
-            OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC,
-            Mode::from_raw_mode(0o600),
-        )?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-        rustix::fs::flock(&lock, FlockOperation::LockShared)?;
-        base::make(&data_dir)?;
+        let lock = launchers::lock(&data_dir.join("launchers.lock"))?;
+        let base = base::Versions::new(Path::new("/"), &data_dir);
+        if settings.base {
+            match base.make_current() {
+                // A host without room, say, has sandboxes to adopt all the same.
+                Err(error) if base.is_there() => tracing::warn!("`base` stays as it was: {error}"),
+                made => {
+                    made?;
+                }
+            }
+        } else {
+            fs::create_dir_all(base.path())?;
+        }
         for &disk_mb in &settings.disks_mb {
             disk::make_template(&data_dir, disk_mb)?;
         }
-        raise_open_files_of_host();
+        let disk_sizes = settings.disks_mb.iter().copied().collect();
         load_interface_module();
+        load_fuse();
         let tree = tree_of(&data_dir, settings.unlimited)?;
         tree.create()?;
-        let region = Region::of_hash(path_hash(&data_dir));
+        let registry = Registry::of_host();
+        let own = || {
+            let agents = tree.names().unwrap_or_default().into_iter();
+            let agents = agents.filter_map(|name| tree.agent_pid(&name));
+            agents.filter_map(|pid| user_namespace(pid).ok()).collect()
+        };
+        let claim = registry
+            .claim(&data_dir, &own)
+            .map_err(|error| io::Error::new(error.kind(), format!("take a range of ids for sandboxes: {error}")))?;
         let hello = Hello {
             data_dir: data_dir.clone(),
             tree: tree.clone(),
-            first_id: region.base_id(Slot(0)),
+            first_id: claim.region.base_id(Slot(0)),
+            work: Work::Sandboxes,
+            reserve_disks: settings.reserve_disks,
         };
-        let launchers = (0..settings.launchers.max(1))
-            .map(|_| Launcher::start(&hello, &lock))
-            .collect::<io::Result<_>>()?;
-        Ok(Arc::new_cyclic(|itself| Self {
+        let launchers = Launchers::start(lock, claim.lock, hello, settings.launchers)?;
+        let capabilities = Capabilities {
+            concurrent_starts: settings.launchers.max(1),
+            limits: tree.is_limited(),
+            disk_limits: true,
+            uncharged_memory: tree.sum().is_some(),
+            pause: false,
+            egress_listeners: false,
+        };
+        let sockets = Arc::new(SocketMaker::new()?);
+        let container = Arc::new_cyclic(|itself| Self {
             data_dir,
             tree,
-            free: Mutex::new(launchers),
-            freed: Condvar::new(),
-            hello,
+            registry,
+            launchers,
+            capabilities,
+            base,
+            loops: LoopDevices::default(),
+            slots: Mutex::default(),
+            disk_sizes: Mutex::new(disk_sizes),
+            sockets,
             itself: itself.clone(),
-        }))
-    }
-
-    /// Makes disks of another size ready.
-    ///
-    /// # Errors
-    /// When `mkfs.ext4` fails.
-    pub fn prepare_disks(&self, disk_mb: u32) -> io::Result<()> {
-        disk::make_template(&self.data_dir, disk_mb)
-    }
-
-    /// Whether the host holds the limits of sandboxes.
-    #[must_use]
-    pub fn is_limited(&self) -> bool {
-        self.tree.is_limited()
-    }
-
-    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let mut launcher = {
-            let mut free = self.free.lock();
-            loop {
-                match free.pop() {
-                    Some(launcher) => break launcher,
-                    None => self.freed.wait(&mut free),
-                }
-            }
-        };
-        let answer = wire::send_message(&launcher.socket, request, fds)
-            .and_then(|()| wire::receive_message(&launcher.socket))
-            .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher ended")));
-        // A launcher that failed to answer may be in any state; its place is taken by a new one.
-        let launcher = match &answer {
-            Ok(_) => Ok(launcher),
-            Err(_) => {
-                launcher.stuck = true;
-                drop(launcher);
-                self.launchers_lock()
-                    .and_then(|lock| Launcher::start(&self.hello, &lock))
-            }
-        };
-        if let Ok(launcher) = launcher {
-            self.free.lock().push(launcher);
-            self.freed.notify_one();
+        });
+        if settings.base {
+            let itself = Arc::downgrade(&container);
+            std::thread::Builder::new()
+                .name("base".to_owned())
+                .spawn(move || keep_base_current(&itself))?;
         }
-        answer
+        Ok(container)
     }
 
-    fn launchers_lock(&self) -> io::Result<OwnedFd> {
-        let path = self.data_dir.join("launchers.lock");
-        let lock = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        rustix::fs::flock(&lock, FlockOperation::LockShared)?;
-        Ok(lock)
+    /// Makes the template for disks of a size, unless it is there. Others wait meanwhile, so that it is made once.
+    fn prepare_disks(&self, disk_mb: u32) -> io::Result<()> {
+        let mut sizes = self.disk_sizes.lock();
+        if !sizes.contains(&disk_mb) {
+            disk::make_template(&self.data_dir, disk_mb)?;
+            sizes.insert(disk_mb);
+        }
+        Ok(())
+    }
+
+    fn image(&self, disk: &DiskId) -> PathBuf {
+        self.data_dir.join(disk::image_path(disk))
     }
 
     fn running(&self, name: &Name, pid: i32, agent: OwnedFd, net: OwnedFd) -> Arc<dyn Sandbox> {
@@ -199,6 +190,7 @@ impl Container {
             agent,
             net,
             meter: OnceLock::new(),
+            sockets: Arc::clone(&self.sockets),
             driver: self.itself.clone(),
         })
     }
@@ -218,41 +210,21 @@ impl Container {
     }
 }
 
-impl Launcher {
-    fn start(hello: &Hello, lock: &OwnedFd) -> io::Result<Self> {
-        let (socket, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        // The launcher's standard output is nowhere; what it inherits there holds the lock while it lives.
-        let process = Command::new("/proc/self/exe")
-            .arg("launcher")
-            .env_clear()
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::from(lock.try_clone()?))
-            .spawn()?;
-        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(LAUNCH_TIMEOUT))?;
-        let launcher = Self {
-            socket,
-            process,
-            stuck: false,
-        };
-        wire::send_message(&launcher.socket, hello, &[])?;
-        match wire::receive_message(&launcher.socket)? {
-            Some((Reply::Ready, _)) => Ok(launcher),
-            Some((Reply::Failed(why), _)) => Err(io::Error::other(why)),
-            _ => Err(io::Error::other("the launcher ended at its start")),
-        }
-    }
-}
-
 impl Driver for Container {
-    fn start(&self, name: &Name, resources: &Resources) -> io::Result<Started> {
-        let (reply, fds) = self.ask(
-            &Request::Start {
-                name: name.to_string(),
-                resources: *resources,
-            },
-            &[],
-        )?;
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn start(&self, request: &StartRequest) -> Result<Started, StartError> {
+        let name = self.slots.lock().take(&request.id, &request.disk)?;
+        let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        request.rootfs.check().map_err(invalid)?;
+        self.prepare_disks(request.resources.disk_mb)?;
+        let (reply, fds) = self.launchers.ask(&Request::Start {
+            name: name.to_string(),
+            rootfs: request.rootfs.clone(),
+            resources: request.resources,
+        })?;
         match (reply, <[OwnedFd; 3]>::try_from(fds)) {
             (Reply::Started { pid, stages }, Ok([agent, net, boot])) => {
                 let known = |stage: &str| STAGES.into_iter().find(|known| *known == stage).unwrap_or("other");
@@ -261,41 +233,57 @@ impl Driver for Container {
                     .map(|(name, us)| (known(name), Duration::from_micros(*us)))
                     .collect();
                 Ok(Started {
-                    sandbox: self.running(name, pid, agent, net),
+                    sandbox: self.running(&name, pid, agent, net),
                     boot,
                     stages,
                 })
             }
-            (Reply::Failed(why), _) => Err(io::Error::other(why)),
-            _ => Err(io::Error::other("an answer of the launcher that does not fit")),
+            (Reply::Failed(why), _) => Err(io::Error::other(why).into()),
+            _ => Err(io::Error::other("unexpected answer of the launcher").into()),
         }
     }
 
     fn find(&self) -> io::Result<Vec<Found>> {
-        let names = self.tree.names()?;
+        let names = {
+            // Held while they are read, so that none is noted here that was cleaned up in between.
+            let mut slots = self.slots.lock();
+            let names = self.tree.names()?;
+            names.iter().for_each(|name| slots.occupy(name));
+            names
+        };
         Ok(names
             .into_iter()
             .map(|name| Found {
                 alive: self.adopt(&name),
-                name,
+                id: name.id,
+                disk: name.disk,
             })
             .collect())
     }
 
-    fn clean(&self, name: &Name) -> bool {
-        let _ = fs::remove_file(self.data_dir.join(disk::image_path(name.slot)));
-        if self.tree.remove_groups(name) {
+    fn clean(&self, id: &SandboxId) -> bool {
+        let Some(name) = self.slots.lock().name(id).cloned() else {
             return true;
+        };
+        let is_gone = self.tree.remove_groups(&name) || {
+            self.tree.kill(&name);
+            self.tree.remove_groups(&name)
+        };
+        if is_gone {
+            self.slots.lock().give_back(id);
         }
-        self.tree.kill(name);
-        self.tree.remove_groups(name)
+        is_gone
     }
 
-    fn sweep(&self, keep: &[Name]) -> io::Result<()> {
-        let kept: Vec<PathBuf> = keep
-            .iter()
-            .map(|name| self.data_dir.join(disk::image_path(name.slot)))
-            .collect();
+    fn remove_disk(&self, disk: &DiskId) -> io::Result<()> {
+        match fs::remove_file(self.image(disk)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()> {
+        let kept: Vec<PathBuf> = keep.iter().map(|disk| self.image(disk)).collect();
         for entry in fs::read_dir(self.data_dir.join("disks"))? {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == "img") && !kept.contains(&path) {
@@ -308,13 +296,51 @@ impl Driver for Container {
     fn room(&self) -> io::Result<Room> {
         usage::room(&self.data_dir)
     }
+
+    fn disk_available(&self) -> io::Result<u64> {
+        usage::disk_available(&self.data_dir)
+    }
+
+    fn uncharged_bytes(&self) -> io::Result<u64> {
+        let sum = self.tree.sum().ok_or(io::ErrorKind::Unsupported)?;
+        usage::uncharged(&sum)
+    }
+
+    fn dismantle(&self) {
+        self.launchers.end();
+        self.tree.remove();
+        if let Err(error) = self.registry.release(&self.data_dir) {
+            tracing::warn!("give the range of ids back: {error}");
+        }
+    }
 }
 
 impl Container {
-    /// Removes the cgroup tree itself. For the very end: no sandbox can be started after.
-    pub fn dismantle(&self) {
-        self.free.lock().clear();
-        self.tree.remove();
+    fn refresh_base(&self) -> io::Result<()> {
+        if !self.base.host_is_changing() && self.base.make_current()? {
+            tracing::info!("the host's packages changed: new sandboxes stand on a new version of `base`");
+        }
+        self.base.sweep(|| {
+            let names = self.tree.names()?;
+            Ok(names.iter().map(ToString::to_string).collect())
+        })
+    }
+}
+
+/// Makes a new version of `base` when the host's packages have changed, and removes those that no sandbox needs. On a
+/// thread of its own: it reads and writes thousands of files, and no create waits for it.
+fn keep_base_current(container: &std::sync::Weak<Container>) {
+    let mut last = None;
+    while let Some(container) = container.upgrade() {
+        let outcome = container.refresh_base().map_err(|error| error.to_string());
+        if let Err(error) = &outcome
+            && last.as_ref() != Some(error)
+        {
+            tracing::warn!("`base` stays as it is, though the host may have changed: {error}");
+        }
+        last = outcome.err();
+        drop(container);
+        std::thread::park_timeout(BASE_INTERVAL);
     }
 }
 
@@ -327,6 +353,7 @@ struct Running {
     net: OwnedFd,
     /// Opened when it is first read.
     meter: OnceLock<Meter>,
+    sockets: Arc<SocketMaker>,
     driver: std::sync::Weak<Container>,
 }
 
@@ -346,21 +373,17 @@ impl Sandbox for Running {
         self.agent.as_fd()
     }
 
-    fn tcp_socket(&self, maker: &SocketMaker, ipv6: bool) -> io::Result<OwnedFd> {
-        let family = if ipv6 {
-            AddressFamily::INET6
-        } else {
-            AddressFamily::INET
-        };
-        maker.stream(self.net.as_fd(), family)
+    fn dial(&self, port: u16) -> Dialing<'_> {
+        Box::pin(async move { Ok(dial::dial(&self.sockets, self.net.as_fd(), port).await?.into()) })
     }
 
-    fn control(&self, maker: &SocketMaker) -> io::Result<OwnedFd> {
-        let socket = maker.stream(self.net.as_fd(), AddressFamily::UNIX)?;
+    fn control(&self) -> io::Result<OwnedFd> {
+        let socket = self.sockets.stream(self.net.as_fd(), AddressFamily::UNIX)?;
         let address = rustix::net::SocketAddrUnix::new_abstract_name(protocol::agent::CONTROL_SOCKET.as_bytes())?;
         rustix::net::connect(&socket, &address)?;
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        if peer.pid.as_raw_nonzero().get() == self.pid {
+        // The number is the agent's as long as the agent lives.
+        if peer.pid.as_raw_nonzero().get() == self.pid && !has_ended(self.agent.as_fd())? {
             Ok(socket)
         } else {
             Err(io::Error::new(
@@ -373,17 +396,14 @@ impl Sandbox for Running {
     fn respawn(&self) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         // Where the kernel does not list children, a spawner that was only stopped stays; better that than no new one.
-        let _ = spawners::end_all(self.pid);
-        match driver.ask(
-            &Request::Respawn {
-                name: self.name.to_string(),
-            },
-            &[self.agent.as_fd()],
-        )? {
-            (Reply::Done, _) => Ok(()),
-            (Reply::Failed(why), _) => Err(io::Error::other(why)),
-            _ => Err(io::Error::other("an answer of the launcher that does not fit")),
-        }
+        let _ = spawners::end_all(self.pid, self.agent.as_fd());
+        driver
+            .launchers
+            .respawn(self.name.to_string(), self.agent.as_fd())
+            .inspect_err(|_| {
+                // Whatever of the attempt was in the sandbox already.
+                let _ = spawners::end_all(self.pid, self.agent.as_fd());
+            })
     }
 
     fn usage(&self) -> io::Result<Usage> {
@@ -394,46 +414,74 @@ impl Sandbox for Running {
         self.meter()?.memory_kills()
     }
 
+    fn disk(&self) -> io::Result<Disk> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        growth::read(&driver.image(&self.name.disk), self.pid, self.agent.as_fd())
+    }
+
+    fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let device = driver.loops.of(&driver.image(&self.name.disk))?;
+        growth::allow(&device, disk, allowance)
+    }
+
+    fn uncharged_bytes(&self, enough: u64) -> io::Result<u64> {
+        let mut bytes = sockets::held_by_others(self.pid)?;
+        if sockets::most_of_inet(self.pid)? > enough {
+            let meter = self.meter()?;
+            let diagnosis = self.sockets.diagnosis(self.net.as_fd())?;
+            // The counters are not read at one moment, so the larger charge counts.
+            let charged = meter.sockets()?;
+            let held = sockets::held_by_inet(&diagnosis)?;
+            bytes += held.saturating_sub(charged.max(meter.sockets()?));
+        }
+        // The agent lives still, so its pid was nobody else's meanwhile.
+        match has_ended(self.agent.as_fd())? {
+            true => Err(io::ErrorKind::NotFound.into()),
+            false => Ok(bytes),
+        }
+    }
+
     fn kill(&self) {
-        kill_and_wait(self.agent.as_fd());
+        // Of all processes in there: this one is the first of their pid namespace.
+        let _ = rustix::process::pidfd_send_signal(&self.agent, Signal::KILL);
     }
 }
 
-/// Kills a process and, when it is pid 1 of a pid namespace, everything in there, and waits for the end.
-pub(crate) fn kill_and_wait(process: BorrowedFd<'_>) {
-    let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
-    let mut poll = [PollFd::new(&process, PollFlags::IN)];
-    while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut poll, None) {}
-}
-
-/// Lifts the host-wide bound on open files, as service managers do at boot: it counts the files of every sandbox, and
-/// only the host's root is exempt from it, so one sandbox could use it up for its neighbours. What each sandbox may
-/// open is bounded by its memory, to which open files are charged.
-fn raise_open_files_of_host() {
-    const PATH: &str = "/proc/sys/fs/file-max";
-    let have: u64 = fs::read_to_string(PATH)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(u64::MAX);
-    if have < i64::MAX.unsigned_abs() {
-        let _ = fs::write(PATH, i64::MAX.to_string());
-    }
+/// Whether a process has ended.
+pub(crate) fn has_ended(process: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut poll = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(rustix::event::poll(&mut poll, Some(&now))? > 0)
 }
 
 /// Loads the module of the interfaces that stand for `eth0`. The kernel would load it by itself, and would then make
 /// an interface for the host, too. Where this does not work, because modules are built in or modprobe is not there,
 /// the launchers find out what there is.
 fn load_interface_module() {
-    [("dummy", "numdummies=0"), ("ifb", "numifbs=0")]
-        .iter()
-        .any(|(module, none)| {
-            Command::new("modprobe")
-                .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-                .args(["-q", module, none])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status()
-                .is_ok_and(|status| status.success())
-        });
+    let _ = modprobe(&["dummy", "numdummies=0"]) || modprobe(&["ifb", "numifbs=0"]);
+}
+
+/// Loads FUSE, on which sandboxes are told what they use. Service managers make the device that loads it when it is
+/// opened; where there is none, nobody has.
+fn load_fuse() {
+    if !Path::new("/dev/fuse").exists() {
+        let _ = modprobe(&["fuse"]);
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the host's own program, at the start of the platform"
+)]
+fn modprobe(arguments: &[&str]) -> bool {
+    Command::new("modprobe")
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .arg("-q")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }

@@ -11,18 +11,22 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use model::id::DiskId;
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-use crate::slot::Slot;
 use crate::sys;
 
-/// Directories that every image begins with, one upper and one work directory per overlay of a sandbox.
-pub(crate) const DIRECTORIES: [&str; 4] = ["root/upper", "root/work", "usr/upper", "usr/work"];
+/// Uppers for which every template has directories: those of the template `base`.
+const UPPERS: [&str; 2] = ["root", "usr"];
+/// What an overlay needs of its disk, in the directory of its upper.
+const DIRECTORIES: [&str; 2] = ["upper", "work"];
+/// Access to directories of a disk. That of `upper` is what a sandbox sees of the directory its overlay is mounted at.
+const DIRECTORY_MODE: u32 = 0o755;
 
 /// Offset of the superblock in a file system.
 const SUPERBLOCK: u64 = 1024;
@@ -34,9 +38,9 @@ const BLOCK: usize = 4096;
 /// How often to try again when somebody else takes the free loop device first.
 const LOOP_ATTEMPTS: usize = 64;
 
-/// Name of a slot's image, below the data directory.
-pub(crate) fn image_path(slot: Slot) -> String {
-    format!("disks/{}.img", slot.0)
+/// Name of the image of a disk, below the data directory.
+pub(crate) fn image_path(disk: &DiskId) -> String {
+    format!("disks/{disk}.img")
 }
 
 /// Name of the template for disks of a size, below the data directory.
@@ -55,17 +59,20 @@ pub(crate) fn make_template(data_dir: &Path, disk_mb: u32) -> io::Result<()> {
     }
     let unfinished = path.with_extension("new");
     let content = data_dir.join("disks/content");
-    for dir in DIRECTORIES {
-        std::fs::create_dir_all(content.join(dir))?;
-    }
-    for upper in ["root/upper", "usr/upper"] {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(content.join(upper), std::fs::Permissions::from_mode(0o755))?;
+    for upper in UPPERS {
+        for dir in DIRECTORIES.map(|dir| content.join(upper).join(dir)) {
+            std::fs::create_dir_all(&dir)?;
+            std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(DIRECTORY_MODE))?;
+        }
     }
     let file = File::create(&unfinished)?;
     file.set_len(u64::from(disk_mb) << 20)?;
     // One inode per 16 KiB, as mkfs itself chooses, and no space held back for root, which has no meaning here. No
     // journal: an image does not outlive its sandbox unless it was written out in full.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "once for each size of disk, and not on the create path"
+    )]
     let output = Command::new("mkfs.ext4")
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .args([
@@ -90,6 +97,21 @@ pub(crate) fn make_template(data_dir: &Path, disk_mb: u32) -> io::Result<()> {
     }
     std::fs::rename(&unfinished, &path)?;
     std::fs::remove_dir_all(&content)
+}
+
+/// Makes the directories of an upper on a new disk, unless its template had them. The disk's ids are not mapped yet.
+pub(crate) fn make_upper(disk: BorrowedFd<'_>, upper: &str) -> io::Result<()> {
+    if UPPERS.contains(&upper) {
+        return Ok(());
+    }
+    let mode = Mode::from_raw_mode(DIRECTORY_MODE);
+    let dirs = DIRECTORIES.map(|dir| format!("{upper}/{dir}"));
+    for dir in std::iter::once(upper).chain(dirs.iter().map(String::as_str)) {
+        rustix::fs::mkdirat(disk, dir, mode)?;
+        // Whatever mask this process has.
+        rustix::fs::chmodat(disk, dir, mode, AtFlags::empty())?;
+    }
+    Ok(())
 }
 
 /// The non-empty blocks of a template, in memory.
@@ -122,11 +144,17 @@ impl Template {
         }
     }
 
-    /// Writes a new image with a random UUID.
-    pub(crate) fn instantiate(&self, data_dir: BorrowedFd<'_>, slot: Slot) -> io::Result<OwnedFd> {
-        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::RDWR | OFlags::CLOEXEC;
-        let image: File = rustix::fs::openat(data_dir, image_path(slot), flags, Mode::from_raw_mode(0o600))?.into();
-        image.set_len(u64::from(self.disk_mb) << 20)?;
+    /// Writes a new image with a random UUID; one that is there already is somebody's data and stays as it is. With
+    /// `reserve`, the host gives all of its blocks now, so that nothing the sandbox writes can ever find the host's disk
+    /// full.
+    pub(crate) fn instantiate(&self, data_dir: BorrowedFd<'_>, disk: &DiskId, reserve: bool) -> io::Result<OwnedFd> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let image: File = rustix::fs::openat(data_dir, image_path(disk), flags, Mode::from_raw_mode(0o600))?.into();
+        let size = u64::from(self.disk_mb) << 20;
+        image.set_len(size)?;
+        if reserve {
+            rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, size)?;
+        }
         for (offset, data) in &self.extents {
             image.write_all_at(data, *offset)?;
         }
@@ -212,15 +240,19 @@ impl Loops {
         Err(last)
     }
 
-    /// Mounts an image, attached to no mount tree.
-    pub(crate) fn mount(&self, image: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// Mounts an image, attached to no mount tree. With `give_back`, freed blocks go back to the host's file system;
+    /// an image that was taken as a whole keeps its blocks.
+    pub(crate) fn mount(&self, image: BorrowedFd<'_>, give_back: bool) -> io::Result<OwnedFd> {
         let (_device, path) = self.attach(image)?;
         let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
-        // Freed blocks are given back to the host's file system. Inode tables need no zeroing, the image is sparse, and
-        // reading every block bitmap ahead would cost each sandbox time and memory for blocks it never uses.
-        for flag in ["discard", "noinit_itable", "no_prefetch_block_bitmaps"] {
+        // Inode tables need no zeroing, the image reads as zeros, and reading every block bitmap ahead would cost each
+        // sandbox time and memory for blocks it never uses.
+        for flag in ["noinit_itable", "no_prefetch_block_bitmaps"] {
             rustix::mount::fsconfig_set_flag(&fs, flag)?;
+        }
+        if give_back {
+            rustix::mount::fsconfig_set_flag(&fs, "discard")?;
         }
         rustix::mount::fsconfig_create(&fs)?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOATIME;
@@ -246,9 +278,12 @@ mod tests {
         make_template(dir.path(), 1024).unwrap();
         let held = crate::files::open_dir(dir.path()).unwrap();
         let template = Template::load(held.as_fd(), 1024).unwrap();
-        let uuid = |slot| {
-            template.instantiate(held.as_fd(), Slot(slot)).unwrap();
-            let path = dir.path().join(image_path(Slot(slot)));
+        let uuid = |disk: &str| {
+            let disk = disk.parse().unwrap();
+            template.instantiate(held.as_fd(), &disk, false).unwrap();
+            let again = template.instantiate(held.as_fd(), &disk, false).unwrap_err();
+            assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+            let path = dir.path().join(image_path(&disk));
             let check = Command::new("/sbin/e2fsck")
                 .args(["-f", "-n"])
                 .arg(&path)
@@ -264,6 +299,21 @@ mod tests {
             assert!(metadata.blocks() * 512 < 1 << 20, "{} blocks", metadata.blocks());
             uuid
         };
-        assert_ne!(uuid(0), uuid(1));
+        assert_ne!(uuid("d0123456789abcdefghij"), uuid("1"));
+    }
+
+    #[test]
+    fn a_reserved_image_has_all_of_its_blocks() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("disks")).unwrap();
+        make_template(dir.path(), 64).unwrap();
+        let held = crate::files::open_dir(dir.path()).unwrap();
+        let template = Template::load(held.as_fd(), 64).unwrap();
+        let image: File = template
+            .instantiate(held.as_fd(), &"0".parse().unwrap(), true)
+            .unwrap()
+            .into();
+        assert!(image.metadata().unwrap().blocks() * 512 >= 64 << 20);
     }
 }

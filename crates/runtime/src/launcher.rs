@@ -3,56 +3,71 @@
 //! Code after `clone` is only sound in a process with one thread, and the platform has many, so the platform runs
 //! this: itself, executed anew, told what to do over a packet socket. It lives in a mount namespace of its own with
 //! a handful of mounts, because a child's namespace starts as a copy of its parent's, and it holds every descriptor
-//! it needs, because the host's paths are out of reach there. It ends when the platform closes the socket.
+//! it needs, because the host's paths are out of reach there. It ends when the platform closes the socket, in the
+//! middle of a start as well: every wait looks at both.
 //!
 //! A start, with the child's side in `setup`:
 //!
 //! ```text
 //!   launcher                                    child (pid 1 of the sandbox)
-//!   make and limit the cgroups
+//!   make and limit the sandbox's cgroup and the agent's
 //!   clone3 into the agent's cgroup  ──────────▶ set up lo and eth0
 //!   write the id maps
 //!   make the disk, mount the overlays
-//!   send both overlays  ──────────────────────▶ build the tree, change the root
+//!   send the overlays  ───────────────────────▶ build the tree, change the root
+//!   make and limit the workload's cgroup
 //!                       ◀────────────────────── ready
 //!   clone the spawner into the workload's        confine, exec the agent
 //!   cgroup and the sandbox's namespaces
+//!   (see `spawner`)
 //!   both sockets closed by exec: answer
 //! ```
 //!
+//! Another launcher of the same program does nothing but give spawners to sandboxes that have lost theirs.
+//!
 //! The user namespace is made by a thread whose user id is the first of the sandbox's range: inotify instances,
 //! pending signals, message queues and locked memory are charged to the creator, and would otherwise be shared with
-//! the host's root. The spawner's first process is a child of the launcher, so that it can be born in its cgroup; its
-//! second, left by its parent, becomes a child of the agent.
+//! the host's root.
+
+mod child;
+mod spawner;
 
 use std::ffi::CString;
 use std::fs::Permissions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use model::resources::Resources;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::SocketType;
 
-use crate::cgroup::{OpenTree, WorkGroups};
-use crate::disk::{Loops, Template};
+use self::child::{Patience, Unfinished, pair, reported, run_child};
+use crate::cgroup::open::OpenTree;
+use crate::cgroup_view::{self, Shown};
+use crate::disk::{self, Loops, Template};
+use crate::figures::Figures;
 use crate::files::write_at;
-use crate::setup::{self, place};
+use crate::processors::Views;
+use crate::rootfs::{LAYERS_MAX, Layer, Overlay, Rootfs};
+use crate::setup::{self, Clocks, Plan, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
-use crate::wire::{self, Hello, Reply, Request};
-use crate::{base, netlink};
+use crate::wire::{self, Hello, Reply, Request, Work};
+use crate::{base, netlink, schedule, seccomp};
 
+/// Longest wait for each step of a start that another process makes. It takes milliseconds; the bound is for a host
+/// that has come to a stop, and below the platform's own patience, so that the reason gets there.
+const STEP: Duration = Duration::from_secs(10);
 /// Where the launcher sees the host's /dev.
 const HOST_DEV: &str = "/host-dev";
-/// Lower layers of the base image, top first, by overlay.
-const ROOT_LAYERS: [&str; 1] = ["/base/root"];
-const USR_LAYERS: [&str; 2] = ["/base/usr", "/usr"];
+/// Where the launcher sees the versions of `base`.
+const BASE: &str = "/base";
 /// Nodes of the shared /dev: name, major, minor.
 const NODES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
@@ -62,6 +77,9 @@ const NODES: [(&str, u32, u32); 6] = [
     ("urandom", 1, 9),
     ("tty", 5, 0),
 ];
+
+/// What the kernel takes for "do not kill this when memory runs out".
+const NEVER_KILLED: &str = "-1000";
 
 /// Runs a launcher on the socket that is its standard input, until the platform closes it.
 #[must_use]
@@ -82,34 +100,47 @@ pub fn main() -> ExitCode {
 
 fn serve(socket: &OwnedFd) -> io::Result<()> {
     sys::ignore_children();
-    let Some((hello, _)) = wire::receive_message::<Hello>(socket)? else {
+    // What is typed at the platform's terminal is for the platform alone: a launcher ends when its socket closes. It
+    // cannot fail: a process that was just made leads no group.
+    let _ = rustix::process::setsid();
+    sys::hide_memory()?;
+    // It costs time alone where the kernel refuses.
+    let _ = schedule::launcher();
+    // With it comes the entry of the registry, which stays locked while this process lives.
+    let Some((hello, _region)) = wire::receive_message::<Hello>(socket)? else {
         return Ok(());
     };
-    let mut launcher = Launcher::prepare(&hello)?;
-    wire::send_message(socket, &Reply::Ready, &[])?;
-    while let Some((request, fds)) = wire::receive_message::<Request>(socket)? {
-        let (reply, fds) = match launcher.carry_out(request, fds) {
-            Ok((reply, fds)) => (reply, fds),
-            Err(error) => (Reply::Failed(error.to_string()), Vec::new()),
-        };
-        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        wire::send_message(socket, &reply, &fds)?;
+    let tree = OpenTree::open(&hello.tree).during("open the cgroups")?;
+    tree.join_v1().during("join the cgroups")?;
+    let in_cpuset = hello.tree.join_cpuset();
+    LazyLock::force(&seccomp::PROGRAM);
+    give_up_mercy().during("be like others when memory runs out")?;
+    match hello.work {
+        Work::Sandboxes => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
+        Work::Spawners => spawner::serve(socket, &tree),
     }
-    Ok(())
 }
 
 #[derive(Debug)]
 struct Launcher {
     data_dir: OwnedFd,
-    own_pid_namespace: OwnedFd,
     tree: OpenTree,
     loops: Loops,
     templates: Vec<Template>,
     first_id: u32,
+    /// Whether disks are taken from the host as a whole.
+    reserve_disks: bool,
     /// What `eth0` is in the sandboxes of this host.
     interface: &'static str,
     /// Whether overlayfs takes layers as descriptors (kernel 6.13). Older kernels get paths.
     layer_fds: bool,
+    /// Whether sandboxes have limits.
+    limited: bool,
+    /// Whether they are told what they use of them.
+    figures: bool,
+    /// What they see of cgroups.
+    groups: Vec<Shown>,
+    views: Views,
 }
 
 /// Adds what was being done to an error.
@@ -127,59 +158,86 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
 }
 
 impl Launcher {
-    fn prepare(hello: &Hello) -> io::Result<Self> {
+    fn prepare(hello: &Hello, tree: OpenTree, in_cpuset: bool) -> io::Result<Self> {
         let data_dir = crate::files::open_dir(&hello.data_dir).during("open the data directory")?;
-        let tree = OpenTree::open(&hello.tree).during("open the cgroups")?;
-        tree.join_v1().during("join the cgroups")?;
-        let own_pid_namespace = rustix::fs::open("/proc/self/ns/pid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         sys::keep_capabilities_over_setuid(true).during("keep capabilities")?;
-        make_private_root(&hello.data_dir).during("make the launcher's mounts")?;
+        let groups = hello.tree.shown(in_cpuset);
+        make_private_root(&hello.data_dir, &groups).during("make the launcher's mounts")?;
         let interface = find_interface().during("find a kind of network interface")?;
         let loops = Loops::open(Path::new(HOST_DEV)).during("open /dev/loop-control")?;
         Ok(Self {
             data_dir,
-            own_pid_namespace,
             tree,
             loops,
             templates: Vec::new(),
             first_id: hello.first_id,
+            reserve_disks: hello.reserve_disks,
             interface,
             layer_fds: takes_layer_fds().during("open overlayfs")?,
+            limited: hello.tree.is_limited(),
+            figures: hello.tree.is_limited() && crate::figures::are_possible(Path::new(HOST_DEV)),
+            groups,
+            views: Views::default(),
         })
     }
 
-    fn carry_out(&mut self, request: Request, fds: Vec<OwnedFd>) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let named = |name: &str| Name::parse(name).ok_or(io::Error::from(io::ErrorKind::InvalidInput));
-        match request {
-            Request::Start { name, resources } => self.start(&named(&name)?, &resources),
-            Request::Respawn { name } => {
-                let [agent] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| io::ErrorKind::InvalidInput)?;
-                let work = self.tree.open_work(&named(&name)?)?;
-                let outcome = self.spawn(agent.as_fd(), &work, None)?;
-                finished(&outcome)?;
-                Ok((Reply::Done, Vec::new()))
-            }
+    fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        wire::send_message(socket, &Reply::Ready, &[])?;
+        while let Some((request, _)) = wire::receive_message::<Request>(socket)? {
+            let Request::Start {
+                name,
+                rootfs,
+                resources,
+            } = request
+            else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
+            let started = Name::parse(&name)
+                .ok_or(io::ErrorKind::InvalidInput.into())
+                .and_then(|name| self.start(&name, &rootfs, &resources, socket.as_fd()));
+            let (reply, fds) = started.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            wire::send_message(socket, &reply, &fds)?;
         }
+        Ok(())
     }
 
-    fn start(&mut self, name: &Name, resources: &Resources) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    fn start(
+        &mut self,
+        name: &Name,
+        rootfs: &Rootfs,
+        resources: &Resources,
+        asked_by: BorrowedFd<'_>,
+    ) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let patience = Patience { asked_by, step: STEP };
         let mut stages = Stages::new();
-        let groups = self.tree.create(name, resources).during("make cgroups")?;
+        let agent_groups = self.tree.create(name, resources).during("make cgroups")?;
         stages.end("cgroup");
 
         let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
-        let interface = self.interface;
-        // What lies there counts as memory of the sandbox, and nothing gives it back when memory runs out: with more
-        // than this, a full /dev/shm would leave no room for the `rm` that empties it.
-        let shared_memory_mb = resources.memory_mb / 2;
+        let cores = self.limited.then_some(resources.cpu_count);
+        let processors = self.views.of(cores, name.slot).during("choose processors")?;
         let (setup, theirs) = pair(SocketType::SEQPACKET)?;
         let (boot, agent_boot) = pair(SocketType::STREAM)?;
         let (agent_spawner, spawner) = pair(SocketType::SEQPACKET)?;
         sys::set_ids(base_id, base_id, 0).during("take the sandbox's id")?;
-        let cloned = sys::clone3(sys::NAMESPACES, groups.agent.as_ref().map(AsFd::as_fd));
+        let plan = Plan {
+            name: &name.to_string(),
+            interface: self.interface,
+            overlays: &rootfs.overlays,
+            // What lies there counts as memory of the sandbox, and nothing gives it back when memory runs out: with more
+            // than this, a full /dev/shm would leave no room for the `rm` that empties it.
+            shared_memory_mb: resources.memory_mb / 2,
+            processors: &processors,
+            groups: &self.groups,
+            began: Clocks::now(),
+        };
+        let cloned = sys::clone3(sys::NAMESPACES, agent_groups.birth.as_ref().map(AsFd::as_fd));
         let (pid, pidfd) = match cloned {
             Ok(Cloned::Child) => run_child(&theirs, |socket| {
-                setup::become_agent(socket, interface, shared_memory_mb, agent_boot, agent_spawner)
+                let joined = agent_groups.join();
+                joined.map_err(|error| setup::failure("join the cgroup", error))?;
+                setup::become_agent(socket, &plan, agent_boot, agent_spawner)
             }),
             Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
             Err(error) => {
@@ -187,12 +245,15 @@ impl Launcher {
                 return Err(error).during("clone");
             }
         };
-        let child = Unfinished(Some(pidfd));
+        let child = Unfinished::new(pidfd);
         sys::set_ids(0, 0, 0)?;
         drop((theirs, agent_boot, agent_spawner));
-        self.tree.record_agent(name, pid)?;
+        self.tree.record_agent(name, pid, place::AGENT)?;
         let of_child = |file: &str| format!("/proc/{pid}/{file}");
         let map = format!("0 {base_id} {IDS_PER_SLOT}\n");
+        // When the sandbox's memory is used up, its agent is the last to go. Where we may not say so, the workload's
+        // processes are the first to go as long as they leave their own mark as it is.
+        let _ = write_at(CWD, &of_child("oom_score_adj"), NEVER_KILLED);
         write_at(CWD, &of_child("uid_map"), &map)?;
         write_at(CWD, &of_child("gid_map"), &map)?;
         let namespace = |kind: &str| {
@@ -206,40 +267,62 @@ impl Launcher {
         let net = namespace("net").during("open the network namespace")?;
         stages.end("clone");
 
-        let disk = self.make_disk(name, resources.disk_mb, user.as_fd())?;
+        let disk = self.make_disk(name, rootfs, resources.disk_mb, user.as_fd())?;
         stages.end("disk");
-        // For both overlays: what was detached once cannot be attached again.
+        // For all overlays: what was detached once cannot be attached again.
         let disk_at = match self.layer_fds {
             true => None,
             false => Some(Attached::at(place::DISK, disk.as_fd()).during("attach the disk")?),
         };
-        let root = self
-            .overlay(&ROOT_LAYERS, disk.as_fd(), "root", user.as_fd(), base_id)
-            .during("mount the root")?;
-        let usr = self
-            .overlay(&USR_LAYERS, disk.as_fd(), "usr", user.as_fd(), base_id)
-            .during("mount /usr")?;
+        // Once for all, so that they are of one version.
+        let base = format!("{BASE}/{}", base::CURRENT);
+        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+        let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
+        let mut overlays = Vec::with_capacity(rootfs.overlays.len());
+        for overlay in &rootfs.overlays {
+            let mount = self.overlay(overlay, base.as_fd(), disk.as_fd(), user.as_fd(), base_id);
+            overlays.push(mount.during(&format!("mount {}", overlay.target))?);
+        }
         drop(disk_at);
-        wire::send(setup.as_fd(), b"go", &[root.as_fd(), usr.as_fd()]).during("hand over the file system")?;
-        drop((root, usr, disk));
+        let figures = match self.figures {
+            true => Figures::make(Path::new(HOST_DEV)).during("mount the figures")?,
+            false => None,
+        };
+        let mut mounts: Vec<BorrowedFd<'_>> = overlays.iter().map(AsFd::as_fd).collect();
+        mounts.extend(
+            figures
+                .iter()
+                .flat_map(|figures| [figures.mount.as_fd(), figures.kernel.as_fd()]),
+        );
+        wire::send(setup.as_fd(), b"go", &mounts).during("hand over the file system")?;
+        drop((overlays, disk));
         stages.end("overlay");
 
-        match wire::receive(setup.as_fd())? {
+        // While the child builds its tree.
+        let work = self
+            .tree
+            .create_work(name, resources)
+            .during("make the workload's cgroups")?;
+        wire::send(setup.as_fd(), b"groups", &[]).during("hand over the cgroups")?;
+        if let Some(figures) = figures {
+            let answered = patience.serve(setup.as_fd(), figures.kernel.as_fd(), || figures.answer());
+            answered.during("answer for the figures")?;
+        }
+        match patience.receive(setup.as_fd()).during("set up")? {
             Some((message, _)) if message == setup::READY => {}
             other => return Err(reported(other)).during("set up"),
         }
         stages.end("setup");
-        let spawned = self.spawn(child.pidfd(), &groups.work, Some(spawner))?;
-        finished(&setup).during("agent")?;
-        finished(&spawned).during("spawner")?;
+        let spawned = spawner::begin(child.first(), &work, Some(spawner))?;
+        patience.finished(setup.as_fd()).during("agent")?;
+        spawned.finish(patience).during("spawner")?;
         stages.end("exec");
-        Ok((
-            Reply::Started { pid, stages: stages.0 },
-            vec![child.finish(), net, boot],
-        ))
+        let mut fds = child.finish();
+        fds.extend([net, boot]);
+        Ok((Reply::Started { pid, stages: stages.0 }, fds))
     }
 
-    fn make_disk(&mut self, name: &Name, disk_mb: u32, user: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    fn make_disk(&mut self, name: &Name, rootfs: &Rootfs, disk_mb: u32, user: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let known = self.templates.iter().position(|template| template.disk_mb == disk_mb);
         let index = match known {
             Some(index) => index,
@@ -250,9 +333,15 @@ impl Launcher {
             }
         };
         let image = self.templates[index]
-            .instantiate(self.data_dir.as_fd(), name.slot)
+            .instantiate(self.data_dir.as_fd(), &name.disk, self.reserve_disks)
             .during("make the disk")?;
-        let disk = self.loops.mount(image.as_fd()).during("mount the disk")?;
+        let disk = self
+            .loops
+            .mount(image.as_fd(), !self.reserve_disks)
+            .during("mount the disk")?;
+        for overlay in &rootfs.overlays {
+            disk::make_upper(disk.as_fd(), &overlay.upper).during("make an upper")?;
+        }
         sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user)).during("map the disk's ids")?;
         Ok(disk)
     }
@@ -261,15 +350,19 @@ impl Launcher {
     /// path only, the disk is attached at [`place::DISK`], and the others get a path for the length of the mount.
     fn overlay(
         &self,
-        layers: &[&str],
+        Overlay { layers, upper, .. }: &Overlay,
+        base: BorrowedFd<'_>,
         disk: BorrowedFd<'_>,
-        upper: &str,
         user: BorrowedFd<'_>,
         base_id: u32,
     ) -> io::Result<OwnedFd> {
         let lowers = layers
             .iter()
-            .map(|path| mapped_layer(path, user))
+            .map(|layer| match layer {
+                Layer::BaseRoot => mapped_layer(base, "root", user),
+                Layer::BaseUsr => mapped_layer(base, "usr", user),
+                Layer::HostUsr => mapped_layer(CWD, "/usr", user),
+            })
             .collect::<io::Result<Vec<_>>>()?;
         let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         for (key, value) in [
@@ -301,64 +394,6 @@ impl Launcher {
             rustix::mount::fsconfig_set_string(&fs, format!("{part}dir"), format!("{}/{upper}/{part}", place::DISK))?;
         }
         create_as(&fs, base_id)
-    }
-
-    /// Starts a spawner in the namespaces of the sandbox whose agent this is, born in its workload's cgroup. Returns
-    /// the socket on which it reports a failure and which its exec closes.
-    fn spawn(&self, agent: BorrowedFd<'_>, work: &WorkGroups, spawner: Option<OwnedFd>) -> io::Result<OwnedFd> {
-        let (ours, theirs) = pair(SocketType::SEQPACKET)?;
-        sys::setns(agent, libc::CLONE_NEWPID).during("enter the pid namespace")?;
-        let cloned = sys::clone3(0, work.birth.as_ref().map(AsFd::as_fd));
-        if !matches!(cloned, Ok(Cloned::Child)) {
-            sys::setns(self.own_pid_namespace.as_fd(), libc::CLONE_NEWPID).during("leave the pid namespace")?;
-        }
-        match cloned.during("clone the spawner")? {
-            Cloned::Parent { .. } => Ok(ours),
-            Cloned::Child => run_child(&theirs, |socket| {
-                let fail = |what: &'static str| move |error: io::Error| setup::failure(what, error);
-                for group in &work.join {
-                    rustix::io::write(group, b"0")
-                        .map_err(io::Error::from)
-                        .map_err(fail("join the cgroup"))?;
-                }
-                // Others in the sandbox can see this process already, so nothing of the host may stay open in it.
-                let kept = [Some(socket), Some(agent), spawner.as_ref().map(AsFd::as_fd)];
-                let kept: Vec<_> = kept.iter().flatten().map(AsRawFd::as_raw_fd).collect();
-                sys::close_all_but(&kept).map_err(fail("close the launcher's descriptors"))?;
-                let all = sys::NAMESPACES & !libc::CLONE_NEWPID;
-                sys::setns(agent, all).map_err(fail("enter the namespaces"))?;
-                match sys::clone3(0, None).map_err(fail("clone"))? {
-                    // Its parent gone, the second process becomes a child of the agent.
-                    Cloned::Parent { .. } => sys::exit_now(0),
-                    Cloned::Child => setup::become_spawner(spawner),
-                }
-            }),
-        }
-    }
-}
-
-/// Kills a half-made sandbox unless it is finished.
-#[derive(Debug)]
-struct Unfinished(Option<OwnedFd>);
-
-impl Unfinished {
-    fn pidfd(&self) -> BorrowedFd<'_> {
-        self.0
-            .as_ref()
-            .map(AsFd::as_fd)
-            .expect("taken only by finish, which takes self")
-    }
-
-    fn finish(mut self) -> OwnedFd {
-        self.0.take().expect("taken only here")
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        if let Some(pidfd) = &self.0 {
-            crate::container::kill_and_wait(pidfd.as_fd());
-        }
     }
 }
 
@@ -394,18 +429,14 @@ impl Stages {
     }
 }
 
-/// Runs `work` in a fresh child, which reports its failure on `socket` and ends.
-fn run_child(
-    socket: &OwnedFd,
-    work: impl FnOnce(BorrowedFd<'_>) -> Result<std::convert::Infallible, setup::Failure>,
-) -> ! {
-    let report = match rustix::io::fcntl_dupfd_cloexec(socket, setup::ABOVE_PLACES) {
-        Ok(report) => report,
-        Err(_) => sys::exit_now(1),
-    };
-    let Err(failure) = work(report.as_fd());
-    let _ = wire::send(report.as_fd(), failure.to_string().as_bytes(), &[]);
-    sys::exit_now(1)
+/// A service manager may have told the kernel to spare the platform when memory runs out. What runs in a sandbox must
+/// not inherit that, nor be able to go back to it.
+fn give_up_mercy() -> io::Result<()> {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    match std::fs::read_to_string(FILE)?.starts_with('-') {
+        true => write_at(CWD, FILE, "0"),
+        false => Ok(()),
+    }
 }
 
 /// Tries, in a network namespace that ends at once, which kind of interface the kernel has.
@@ -435,34 +466,10 @@ fn takes_layer_fds() -> io::Result<bool> {
     Ok(rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", &layer).is_ok())
 }
 
-/// Waits until exec has closed the other end.
-fn finished(socket: &OwnedFd) -> io::Result<()> {
-    match wire::receive(socket.as_fd())? {
-        None => Ok(()),
-        message => Err(reported(message)),
-    }
-}
-
-fn reported(message: Option<(Vec<u8>, Vec<OwnedFd>)>) -> io::Error {
-    match message {
-        Some((text, _)) => io::Error::other(String::from_utf8_lossy(&text).into_owned()),
-        None => io::Error::other("the child ended without a word"),
-    }
-}
-
-fn pair(kind: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(rustix::net::socketpair(
-        AddressFamily::UNIX,
-        kind,
-        SocketFlags::CLOEXEC,
-        None,
-    )?)
-}
-
 /// A clone of one of the launcher's mounts with its ids mapped, read-only.
-fn mapped_layer(path: &str, user: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+fn mapped_layer(dir: BorrowedFd<'_>, path: &str, user: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let layer = rustix::mount::open_tree(CWD, path, flags)?;
+    let layer = rustix::mount::open_tree(dir, path, flags)?;
     sys::mount_setattr(layer.as_fd(), false, attr::IDMAP | attr::RDONLY, Some(user))?;
     Ok(layer)
 }
@@ -482,7 +489,7 @@ fn create_as(fs: &OwnedFd, base_id: u32) -> io::Result<OwnedFd> {
 }
 
 /// Leaves the host's mounts for a root with just what sandboxes are made of.
-fn make_private_root(data_dir: &Path) -> io::Result<()> {
+fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWNS)?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private)?;
@@ -496,8 +503,10 @@ fn make_private_root(data_dir: &Path) -> io::Result<()> {
         place::SYS,
         place::SYSFS,
         place::EMPTY,
+        place::PROCESSORS,
+        place::FIGURES,
         HOST_DEV,
-        "/base",
+        BASE,
         "/usr",
         "/proc",
     ] {
@@ -506,16 +515,18 @@ fn make_private_root(data_dir: &Path) -> io::Result<()> {
     for dir in ["/sys", "/cgroup-lock", place::LAYERS, place::DISK] {
         std::fs::create_dir(at(dir))?;
     }
-    for index in 0..USR_LAYERS.len() {
+    for index in 0..LAYERS_MAX {
         std::fs::create_dir(at(place::LAYERS).join(index.to_string()))?;
     }
     // A copy, so that a sandbox's mount table does not tell where on the host the platform lies, and an upgrade in
     // place touches no sandbox that runs.
     std::fs::copy("/proc/self/exe", at(place::AGENT))?;
-    std::fs::set_permissions(at(place::AGENT), Permissions::from_mode(0o755))?;
+    // To be executed, not read: the kernel then takes the memory of an agent for the host's, whatever its user id, and
+    // keeps root inside from tracing it and from writing to its files in /proc.
+    std::fs::set_permissions(at(place::AGENT), Permissions::from_mode(0o711))?;
     bind(Path::new("/dev"), &at(HOST_DEV))?;
     bind(Path::new("/usr"), &at("/usr"))?;
-    bind(&base::path(data_dir), &at("/base"))?;
+    bind(base::Versions::new(Path::new("/"), data_dir).path(), &at(BASE))?;
     rustix::mount::mount("proc", at("/proc"), "proc", MountFlags::empty(), None)?;
     rustix::mount::mount("sysfs", at("/sys"), "sysfs", MountFlags::empty(), None)?;
     // A hierarchy nobody uses, whose only effect is to make joining any cgroup cheap while it is mounted (0.1 ms
@@ -530,18 +541,30 @@ fn make_private_root(data_dir: &Path) -> io::Result<()> {
     );
     make_dev(&at(place::DEV))?;
     make_sys(&at(place::SYS))?;
+    for (index, group) in groups.iter().enumerate() {
+        let tree = at(place::CGROUPS).join(index.to_string());
+        std::fs::create_dir_all(&tree)?;
+        bind(&group.tree, &tree)?;
+        let shown = at(place::SYS).join("fs/cgroup").join(&group.name);
+        std::fs::create_dir_all(&shown)?;
+        // As service managers do where one hierarchy has both.
+        if group.name == "cpu,cpuacct" {
+            for name in ["cpu", "cpuacct"] {
+                symlink(&group.name, shown.with_file_name(name))?;
+            }
+        }
+    }
+    std::fs::write(at(place::CONTROLLERS), cgroup_view::controllers()?)?;
     std::env::set_current_dir(&root)?;
     sys::pivot_to_current_directory()
 }
 
 fn tmpfs(at: &Path) -> io::Result<()> {
-    Ok(rustix::mount::mount(
-        "tmpfs",
-        at,
-        "tmpfs",
-        MountFlags::NOSUID,
-        Some(c"mode=755"),
-    )?)
+    tmpfs_with(at, MountFlags::NOSUID)
+}
+
+fn tmpfs_with(at: &Path, flags: MountFlags) -> io::Result<()> {
+    Ok(rustix::mount::mount("tmpfs", at, "tmpfs", flags, Some(c"mode=755"))?)
 }
 
 fn bind(from: &Path, to: &Path) -> io::Result<()> {
@@ -566,6 +589,7 @@ fn make_dev(dev: &Path) -> io::Result<()> {
     for dir in ["pts", "shm", "mqueue"] {
         std::fs::create_dir(dev.join(dir))?;
     }
+    make_fuse(dev)?;
     for (link, target) in [
         ("fd", "/proc/self/fd"),
         ("stdin", "/proc/self/fd/0"),
@@ -578,21 +602,39 @@ fn make_dev(dev: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The part of /sys that all sandboxes share: what programs ask to size themselves, and places for the network's.
+/// Programs look whether `/dev/fuse` is there and who may use it. No sandbox may, so the node lies on a mount where no
+/// device can be opened: EACCES, also for root inside, and the host's FUSE is never reached.
+fn make_fuse(dev: &Path) -> io::Result<()> {
+    let (at, aside) = (dev.join("fuse"), dev.join(".fuse"));
+    std::fs::create_dir(&aside)?;
+    tmpfs_with(&aside, MountFlags::NOSUID | MountFlags::NODEV)?;
+    let node = aside.join("fuse");
+    let device = rustix::fs::makedev(10, 229);
+    let kind = rustix::fs::FileType::CharacterDevice;
+    rustix::fs::mknodat(CWD, &node, kind, Mode::from_raw_mode(0o666), device)?;
+    std::fs::set_permissions(&node, Permissions::from_mode(0o666))?;
+    std::fs::write(&at, "")?;
+    bind(&node, &at)?;
+    rustix::mount::unmount(&aside, rustix::mount::UnmountFlags::DETACH)?;
+    std::fs::remove_dir(&aside)
+}
+
+/// The part of /sys that all sandboxes share: places for what each has of its own.
 fn make_sys(sys: &Path) -> io::Result<()> {
     tmpfs(sys)?;
-    for dir in ["class/net", "devices/virtual/net", "fs/cgroup"] {
+    for dir in ["class/net", "devices/system/cpu", "devices/virtual/net", "fs/cgroup"] {
         std::fs::create_dir_all(sys.join(dir))?;
     }
-    for part in ["devices/system/cpu", "devices/system/node"] {
-        let from = Path::new("/sys").join(part);
-        if from.exists() {
-            let to = sys.join(part);
-            std::fs::create_dir_all(&to)?;
-            bind(&from, &to)?;
-            let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-            rustix::mount::mount_remount(&to, flags, "")?;
-        }
+    // What a machine without a hardware generator says; programs read it to choose where their randomness is from.
+    let generator = sys.join("devices/virtual/misc/hw_random");
+    std::fs::create_dir_all(&generator)?;
+    for (file, text) in [
+        ("rng_current", "none\n"),
+        ("rng_available", "\n"),
+        ("rng_selected", "0\n"),
+    ] {
+        std::fs::write(generator.join(file), text)?;
     }
-    Ok(())
+    std::fs::create_dir(sys.join("class/misc"))?;
+    symlink("../../devices/virtual/misc/hw_random", sys.join("class/misc/hw_random"))
 }

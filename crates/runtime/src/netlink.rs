@@ -113,7 +113,10 @@ pub(crate) fn configure(kind: &str) -> io::Result<()> {
         None, // NETLINK_ROUTE is protocol 0
     )?;
     let mut reply = [0; 4096];
-    for (request, what) in requests(kind).iter().zip(["lo up", "make eth0", "address eth0"]) {
+    for (request, what) in requests(kind)
+        .iter()
+        .zip(["lo up", "create eth0", "set the address of eth0"])
+    {
         rustix::net::send(&socket, request, SendFlags::empty())?;
         let (_, length) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
         acknowledged(&reply[..length]).map_err(|error| io::Error::new(error.kind(), format!("{what}: {error}")))?;
@@ -132,7 +135,7 @@ pub(crate) fn first_kind() -> io::Result<usize> {
     }
     let kinds = KINDS.join(", ");
     Err(io::Error::other(format!(
-        "none of {kinds} can be made, the last of them because of: {last} (fix: modprobe {})",
+        "cannot create an interface of type {kinds}, last error: {last} (fix: modprobe {})",
         KINDS[0]
     )))
 }

@@ -16,7 +16,7 @@ use crate::sys;
 /// The calling thread is in the other namespace for the length of two system calls and nothing else runs on it
 /// meanwhile, so any thread will do, a worker of an async runtime included.
 #[derive(Debug)]
-pub struct SocketMaker {
+pub(crate) struct SocketMaker {
     home: OwnedFd,
 }
 
@@ -25,7 +25,7 @@ impl SocketMaker {
     ///
     /// # Errors
     /// When that namespace cannot be opened.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let home = rustix::fs::open(
             "/proc/thread-self/ns/net",
             OFlags::RDONLY | OFlags::CLOEXEC,
@@ -38,16 +38,29 @@ impl SocketMaker {
     ///
     /// # Errors
     /// When the namespace cannot be entered or the family is not available in it.
-    pub fn stream(&self, namespace: BorrowedFd<'_>, family: AddressFamily) -> io::Result<OwnedFd> {
+    pub(crate) fn stream(&self, namespace: BorrowedFd<'_>, family: AddressFamily) -> io::Result<OwnedFd> {
         sys::in_namespace(namespace, self.home.as_fd(), || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
         })
     }
+
+    /// A socket that asks for the sockets of `namespace`.
+    pub(crate) fn diagnosis(&self, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        sys::in_namespace(namespace, self.home.as_fd(), || {
+            let protocol = Some(rustix::net::netlink::SOCK_DIAG);
+            Ok(rustix::net::socket_with(
+                AddressFamily::NETLINK,
+                SocketType::RAW,
+                SocketFlags::CLOEXEC,
+                protocol,
+            )?)
+        })
+    }
 }
 
 /// Address of the sandbox's own `eth0`, the same in every sandbox.
-pub const ETH0_ADDRESS: std::net::Ipv4Addr = {
+pub(crate) const ETH0_ADDRESS: std::net::Ipv4Addr = {
     let [a, b, c, d] = crate::netlink::ADDRESS;
     std::net::Ipv4Addr::new(a, b, c, d)
 };

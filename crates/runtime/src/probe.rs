@@ -69,8 +69,9 @@ pub fn probe(data_dir: &Path) -> Vec<Check> {
         kernel(),
         cgroups(data_dir),
         user_namespaces(),
-        file_system("overlay", "sandboxes have no file system", "enable CONFIG_OVERLAY_FS"),
-        file_system("ext4", "sandboxes have no disk", "enable CONFIG_EXT4_FS"),
+        figures(),
+        file_system("overlay", "sandboxes cannot be created", "enable CONFIG_OVERLAY_FS"),
+        file_system("ext4", "sandboxes cannot be created", "enable CONFIG_EXT4_FS"),
         loop_devices(),
         mkfs(),
         merged_usr(),
@@ -87,7 +88,7 @@ fn root() -> Check {
             "root",
             Status::Missing,
             format!("running as uid {}", rustix::process::geteuid().as_raw()),
-            "no sandbox can be made",
+            "sandboxes cannot be created",
             "run ringfence as root",
         );
     }
@@ -120,7 +121,7 @@ fn root() -> Check {
             "root",
             Status::Missing,
             format!("uid 0 without the capabilities {}", missing.join(", ")),
-            "no sandbox can be made",
+            "sandboxes cannot be created",
             "run ringfence outside a container, or in a privileged one",
         )
     }
@@ -167,8 +168,8 @@ fn cgroups(data_dir: &Path) -> Check {
         Ok(backend) if backend.is_occupied() => Check::gap(
             "cgroups",
             Status::Missing,
-            "processes are in the group that looks like the root here, so no limits can be set below it",
-            "no sandbox can be made",
+            "the root cgroup of this container contains processes, so no limits can be set below it",
+            "sandboxes cannot be created",
             "this is a container: in it, mkdir /sys/fs/cgroup/init; \
              xargs -n 1 < /sys/fs/cgroup/cgroup.procs > /sys/fs/cgroup/init/cgroup.procs",
         ),
@@ -184,7 +185,7 @@ fn cgroups(data_dir: &Path) -> Check {
                 .err()
                 .map(|e| e.to_string())
                 .unwrap_or_default(),
-            "limits for memory, processes and cpu are not held: one sandbox can use up the host",
+            "no limits on memory, processes and CPU: one sandbox can exhaust the host",
             "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or set `unlimited = true` to run without limits",
         ),
     }
@@ -200,7 +201,7 @@ fn user_namespaces() -> Check {
             "user namespaces",
             Status::Missing,
             "user.max_user_namespaces is 0 or the kernel has none",
-            "no sandbox can be made",
+            "sandboxes cannot be created",
             "sysctl -w user.max_user_namespaces=65536",
         );
     }
@@ -233,7 +234,7 @@ fn loop_devices() -> Check {
             "loop devices",
             Status::Missing,
             "/dev/loop-control is missing",
-            "sandboxes have no disk of a bounded size",
+            "sandboxes have no disk with a size limit",
             "modprobe loop",
         )
     }
@@ -249,7 +250,7 @@ fn mkfs() -> Check {
             "mkfs.ext4",
             Status::Missing,
             "not found",
-            "the template of the sandboxes' disks cannot be made",
+            "the disk template of sandboxes cannot be created",
             "apt-get install e2fsprogs",
         ),
     }
@@ -257,12 +258,12 @@ fn mkfs() -> Check {
 
 fn merged_usr() -> Check {
     match base::unfit(Path::new("/")) {
-        None => Check::ok("base template", "the host's /usr can be its base"),
+        None => Check::ok("base template", "the host's /usr is suitable"),
         Some(why) => Check::gap(
             "base template",
             Status::Missing,
             why,
-            "the template `base` cannot be made",
+            "the template `base` is not available",
             "merge /usr (Debian: apt-get install usrmerge) and install bash",
         ),
     }
@@ -307,6 +308,22 @@ fn kvm() -> Check {
         Check::ok("kvm", "/dev/kvm (not used by the container driver)")
     } else {
         Check::ok("kvm", "absent (not needed)")
+    }
+}
+
+/// What programs inside read about memory, processor time and load.
+fn figures() -> Check {
+    let check = file_system(
+        "fuse",
+        "programs inside that read /proc/meminfo, stat and loadavg size themselves by the host",
+        "enable CONFIG_FUSE_FS",
+    );
+    match check.status {
+        Status::Missing => Check {
+            status: Status::Degraded,
+            ..check
+        },
+        _ => check,
     }
 }
 

@@ -7,11 +7,22 @@
 //! - `clone3` answers ENOSYS, because its flags lie in memory that a filter cannot see; every libc then falls back to
 //!   `clone`, whose flags are checked: no new namespace of any kind.
 //! - `io_uring_*` answer ENOSYS, so that runtimes which probe for it go on without.
-//! - sockets: UNIX, INET, INET6, and of NETLINK only route and sock_diag. Other families answer EAFNOSUPPORT.
+//! - what the host has one budget of for everybody is refused as if the kernel were built without it: asynchronous I/O
+//!   (`io_setup` takes from `fs.aio-max-nr`), huge pages, and programs for the kernel's packet filter, whose machine
+//!   code comes out of `net.core.bpf_jit_limit`; without room there, no sandbox can be started.
+//! - sockets: UNIX, INET, INET6, and of NETLINK only route and sock_diag. Other families answer EAFNOSUPPORT, and
+//!   protocols other than TCP, UDP and ICMP EPROTONOSUPPORT: the kernel would load modules for some, and not all tell
+//!   how much memory they hold.
+//! - `sched_setattr` answers ENOSYS, because the length of a process's slices lies in memory that a filter cannot see:
+//!   long ones, which no limit of processor time holds, stall the neighbours. `sched_setscheduler` does the rest.
+//! - scheduling of process 1, the agent, is not the workload's to change.
 //! - i386 and x32 calls answer ENOSYS: the numbers would mean other calls.
 //! - calls newer than this list answer ENOSYS, older ones that are not on it EPERM, as container runtimes do.
 //!
 //! `no_new_privs` stays off on purpose: `sudo` must work inside, where it only leads to the sandbox's own root.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use libc::{c_long, sock_filter};
 
@@ -141,15 +152,8 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_inotify_init,
     libc::SYS_inotify_init1,
     libc::SYS_inotify_rm_watch,
-    libc::SYS_io_cancel,
     libc::SYS_ioctl,
-    libc::SYS_io_destroy,
-    libc::SYS_io_getevents,
-    IO_PGETEVENTS,
     libc::SYS_ioprio_get,
-    libc::SYS_ioprio_set,
-    libc::SYS_io_setup,
-    libc::SYS_io_submit,
     libc::SYS_kcmp,
     libc::SYS_kill,
     libc::SYS_landlock_add_rule,
@@ -168,7 +172,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_lstat,
     libc::SYS_madvise,
     libc::SYS_membarrier,
-    libc::SYS_memfd_create,
     libc::SYS_mincore,
     libc::SYS_mkdir,
     libc::SYS_mkdirat,
@@ -177,7 +180,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_mlock,
     libc::SYS_mlock2,
     libc::SYS_mlockall,
-    libc::SYS_mmap,
     libc::SYS_mprotect,
     libc::SYS_mq_getsetattr,
     libc::SYS_mq_notify,
@@ -211,7 +213,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_pkey_mprotect,
     libc::SYS_poll,
     libc::SYS_ppoll,
-    libc::SYS_prctl,
     libc::SYS_pread64,
     libc::SYS_preadv,
     libc::SYS_preadv2,
@@ -256,12 +257,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_sched_get_priority_min,
     libc::SYS_sched_getscheduler,
     libc::SYS_sched_rr_get_interval,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_setattr,
-    libc::SYS_sched_setparam,
-    libc::SYS_sched_setscheduler,
     libc::SYS_sched_yield,
-    libc::SYS_seccomp,
     libc::SYS_select,
     libc::SYS_semctl,
     libc::SYS_semget,
@@ -277,7 +273,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_setgroups,
     libc::SYS_setitimer,
     libc::SYS_setpgid,
-    libc::SYS_setpriority,
     libc::SYS_setregid,
     libc::SYS_setresgid,
     libc::SYS_setresuid,
@@ -285,7 +280,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_setrlimit,
     libc::SYS_set_robust_list,
     libc::SYS_setsid,
-    libc::SYS_setsockopt,
     libc::SYS_set_thread_area,
     libc::SYS_set_tid_address,
     libc::SYS_setuid,
@@ -293,7 +287,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_shmat,
     libc::SYS_shmctl,
     libc::SYS_shmdt,
-    libc::SYS_shmget,
     libc::SYS_shutdown,
     libc::SYS_sigaltstack,
     libc::SYS_signalfd,
@@ -354,15 +347,27 @@ const MSEAL: c_long = 462;
 /// Calls that a runtime probes for and does without.
 const ABSENT: &[c_long] = &[
     libc::SYS_clone3,
+    libc::SYS_io_cancel,
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
+    IO_PGETEVENTS,
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
+    libc::SYS_sched_setattr,
 ];
+
+/// The agent's number inside.
+const AGENT: u32 = 1;
+/// `IOPRIO_WHO_USER` of linux/ioprio.h.
+const IOPRIO_WHO_USER: u32 = 3;
+/// `SOCK_TYPE_MASK` of linux/net.h: the rest of a socket's type are flags.
+const SOCKET_TYPE: u32 = 0xf;
 
 /// `AUDIT_ARCH_X86_64` of linux/audit.h.
 const ARCH_X86_64: u32 = 0xC000_003E;
-/// Bit that marks a call of the x32 table.
-const X32_BIT: u32 = 0x4000_0000;
 
 /// Offsets into `struct seccomp_data`.
 mod data {
@@ -377,7 +382,7 @@ mod data {
 }
 
 /// One instruction, or a place to jump to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// Loads a word of the call's data into the accumulator.
     Load(u32),
@@ -391,6 +396,10 @@ enum Step {
     SkipIfAtLeast(u32, u8),
     /// Goes on when the accumulator shares a bit with the value, else skips `n` steps.
     IfAnyBitElseSkip(u32, u8),
+    /// Skips `n` steps.
+    Skip(u32),
+    /// Keeps only these bits of the accumulator.
+    Mask(u32),
     /// Ends the filter.
     Return(Answer),
 }
@@ -405,6 +414,8 @@ impl Step {
             Self::IfAtLeastElseSkip(value, n) => jump(libc::BPF_JGE, value, 0, n),
             Self::SkipIfAtLeast(value, n) => jump(libc::BPF_JGE, value, n, 0),
             Self::IfAnyBitElseSkip(value, n) => jump(libc::BPF_JSET, value, 0, n),
+            Self::Skip(n) => filter(libc::BPF_JMP | libc::BPF_JA, 0, 0, n),
+            Self::Mask(bits) => filter(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, bits),
             Self::Return(answer) => filter(libc::BPF_RET | libc::BPF_K, 0, 0, answer.code()),
         }
     }
@@ -423,50 +434,102 @@ fn number(call: c_long) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
 }
 
-/// The runs of consecutive numbers in a set of calls: a third of the instructions of one comparison each, which the
-/// kernel translates and keeps twice per sandbox.
-fn runs(calls: &[c_long]) -> Vec<(u32, u32)> {
-    let mut numbers: Vec<u32> = calls.iter().map(|call| number(*call)).collect();
-    numbers.sort_unstable();
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if number <= *last + 1 => *last = number,
-            _ => runs.push((number, number)),
-        }
-    }
-    runs
-}
+/// The filter, ready to install. A launcher builds it before its first sandbox, so that no process of one has to.
+pub(crate) static PROGRAM: LazyLock<Vec<sock_filter>> = LazyLock::new(program);
 
-/// The filter, ready to install.
+/// Builds the filter.
 ///
-/// Calls that are always allowed cost nothing on current kernels, which cache them in a bitmap (5.11+); the order
-/// here matters only for the rest.
-#[must_use]
-pub fn program() -> Vec<sock_filter> {
+/// Calls that are always allowed cost nothing on current kernels, which cache them in a bitmap (5.11+). The others are
+/// found in eight comparisons or fewer.
+fn program() -> Vec<sock_filter> {
     use Answer::{Allow, Errno};
-    use Step::{IfAnyBitElseSkip, IfAtLeastElseSkip, IfEqualElseSkip, Load, Return, SkipIfAtLeast, SkipIfEqual};
-    let enosys = Return(Errno(libc::ENOSYS));
-    let mut steps = vec![
-        Load(data::ARCH),
-        SkipIfEqual(ARCH_X86_64, 1),
-        enosys,
-        Load(data::NUMBER),
-        IfAtLeastElseSkip(X32_BIT, 1),
-        enosys,
-    ];
-    for (first, last) in runs(ALLOWED) {
-        steps.extend([IfAtLeastElseSkip(first, 2), SkipIfAtLeast(last + 1, 1), Return(Allow)]);
-    }
+    use Step::{IfAnyBitElseSkip, IfEqualElseSkip, Load, Mask, Return, SkipIfEqual};
+    let mut checks: BTreeMap<u32, Vec<Step>> = BTreeMap::new();
     let mut when = |call: c_long, then: &[Step]| {
-        steps.push(IfEqualElseSkip(
-            number(call),
-            u8::try_from(then.len()).unwrap_or(u8::MAX),
-        ));
-        steps.extend_from_slice(then);
+        checks.insert(number(call), then.to_vec());
     };
-    for &call in ABSENT {
-        when(call, &[enosys]);
+    // Huge pages: each is charged to a controller of its own, which hosts seldom have.
+    for (call, flags, bit) in [
+        (libc::SYS_mmap, 3, libc::MAP_HUGETLB),
+        (libc::SYS_memfd_create, 1, libc::MFD_HUGETLB.cast_signed()),
+        (libc::SYS_shmget, 2, libc::SHM_HUGETLB),
+    ] {
+        when(
+            call,
+            &[
+                Load(data::argument(flags)),
+                IfAnyBitElseSkip(bit.cast_unsigned(), 1),
+                Return(Errno(libc::ENOMEM)),
+                Return(Allow),
+            ],
+        );
+    }
+    when(
+        libc::SYS_setsockopt,
+        &[
+            Load(data::argument(1)),
+            IfEqualElseSkip(libc::SOL_SOCKET.cast_unsigned(), 6),
+            Load(data::argument(2)),
+            SkipIfEqual(libc::SO_ATTACH_FILTER.cast_unsigned(), 3),
+            SkipIfEqual(libc::SO_ATTACH_BPF.cast_unsigned(), 2),
+            SkipIfEqual(libc::SO_ATTACH_REUSEPORT_CBPF.cast_unsigned(), 1),
+            IfEqualElseSkip(libc::SO_ATTACH_REUSEPORT_EBPF.cast_unsigned(), 1),
+            Return(Errno(libc::EPERM)),
+            Return(Allow),
+        ],
+    );
+    // As a kernel without filters answers, which programs that would confine themselves further take in their stride.
+    when(
+        libc::SYS_prctl,
+        &[
+            Load(data::argument(0)),
+            IfEqualElseSkip(libc::PR_SET_SECCOMP.cast_unsigned(), 3),
+            Load(data::argument(1)),
+            IfEqualElseSkip(libc::SECCOMP_MODE_FILTER, 1),
+            Return(Errno(libc::EINVAL)),
+            Return(Allow),
+        ],
+    );
+    when(
+        libc::SYS_seccomp,
+        &[
+            Load(data::argument(0)),
+            IfEqualElseSkip(libc::SECCOMP_SET_MODE_FILTER, 1),
+            Return(Errno(libc::EINVAL)),
+            Return(Allow),
+        ],
+    );
+    for call in [
+        libc::SYS_sched_setaffinity,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setscheduler,
+    ] {
+        when(
+            call,
+            &[
+                Load(data::argument(0)),
+                IfEqualElseSkip(AGENT, 1),
+                Return(Errno(libc::EPERM)),
+                Return(Allow),
+            ],
+        );
+    }
+    // By process, by group, or for all processes of a user, the agent among root's.
+    for (call, user) in [
+        (libc::SYS_setpriority, libc::PRIO_USER),
+        (libc::SYS_ioprio_set, IOPRIO_WHO_USER),
+    ] {
+        when(
+            call,
+            &[
+                Load(data::argument(0)),
+                SkipIfEqual(user, 2),
+                Load(data::argument(1)),
+                IfEqualElseSkip(AGENT, 1),
+                Return(Errno(libc::EPERM)),
+                Return(Allow),
+            ],
+        );
     }
     when(
         libc::SYS_clone,
@@ -478,18 +541,30 @@ pub fn program() -> Vec<sock_filter> {
         ],
     );
     for call in [libc::SYS_socket, libc::SYS_socketpair] {
-        let family = |family: libc::c_int| IfEqualElseSkip(family.cast_unsigned(), 1);
+        let family = |family: libc::c_int, n: u8| IfEqualElseSkip(family.cast_unsigned(), n);
+        let protocol = |protocol: libc::c_int, n: u8| SkipIfEqual(protocol.cast_unsigned(), n);
         when(
             call,
             &[
                 Load(data::argument(0)),
-                family(libc::AF_UNIX),
+                family(libc::AF_UNIX, 1),
                 Return(Allow),
-                family(libc::AF_INET),
+                SkipIfEqual(libc::AF_INET.cast_unsigned(), 1),
+                family(libc::AF_INET6, 12),
+                // A raw socket may be of any protocol, and no module is loaded for it.
+                Load(data::argument(1)),
+                Mask(SOCKET_TYPE),
+                IfEqualElseSkip(libc::SOCK_RAW.cast_unsigned(), 1),
                 Return(Allow),
-                family(libc::AF_INET6),
+                Load(data::argument(2)),
+                protocol(0, 5),
+                protocol(libc::IPPROTO_TCP, 4),
+                protocol(libc::IPPROTO_UDP, 3),
+                protocol(libc::IPPROTO_ICMP, 2),
+                protocol(libc::IPPROTO_ICMPV6, 1),
+                Return(Errno(libc::EPROTONOSUPPORT)),
                 Return(Allow),
-                IfEqualElseSkip(libc::AF_NETLINK.cast_unsigned(), 6),
+                family(libc::AF_NETLINK, 6),
                 Load(data::argument(2)),
                 IfEqualElseSkip(libc::NETLINK_ROUTE.cast_unsigned(), 1),
                 Return(Allow),
@@ -518,184 +593,56 @@ pub fn program() -> Vec<sock_filter> {
             Return(Errno(libc::EPERM)),
         ],
     );
-    steps.extend([
-        IfAtLeastElseSkip(number(NEWEST) + 1, 1),
-        enosys,
-        Return(Errno(libc::EPERM)),
-    ]);
+    for &call in ALLOWED {
+        when(call, &[Return(Allow)]);
+    }
+    let enosys = vec![Return(Errno(libc::ENOSYS))];
+    for &call in ABSENT {
+        when(call, &enosys);
+    }
+    // Every number has its place: what the kernel got after this list was written, and the calls of x32, are above it.
+    let mut ranges: Vec<(u32, Vec<Step>)> = Vec::new();
+    for number in 0..=number(NEWEST) {
+        let refused = || vec![Return(Errno(libc::EPERM))];
+        let then = checks.remove(&number).unwrap_or_else(refused);
+        if ranges.last().is_none_or(|(_, before)| *before != then) {
+            ranges.push((number, then));
+        }
+    }
+    ranges.push((number(NEWEST) + 1, enosys));
+    let mut steps = vec![
+        Load(data::ARCH),
+        SkipIfEqual(ARCH_X86_64, 1),
+        Return(Errno(libc::ENOSYS)),
+        Load(data::NUMBER),
+    ];
+    steps.extend(decide(&ranges));
     steps.into_iter().map(Step::instruction).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a filter answers to a call: a small interpreter of the instructions that [`Step`] makes.
-    fn answer(arch: u32, number: u32, arguments: [u32; 3]) -> u32 {
-        let program = program();
-        let mut accumulator = 0;
-        let mut at = 0;
-        loop {
-            let step = program[at];
-            let skip = |yes: bool| usize::from(if yes { step.jt } else { step.jf });
-            match u32::from(step.code) {
-                code if code == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => {
-                    accumulator = match step.k {
-                        data::NUMBER => number,
-                        data::ARCH => arch,
-                        offset => arguments[usize::try_from((offset - 16) / 8).unwrap()],
-                    };
-                }
-                code if code == libc::BPF_JMP | libc::BPF_JEQ => at += skip(accumulator == step.k),
-                code if code == libc::BPF_JMP | libc::BPF_JGE => at += skip(accumulator >= step.k),
-                code if code == libc::BPF_JMP | libc::BPF_JSET => at += skip(accumulator & step.k != 0),
-                code if code == libc::BPF_RET => return step.k,
-                code => panic!("instruction {code:#x}"),
-            }
-            at += 1;
-        }
+/// Steps that find the range of a call's number by halves and go on with what is to be done there. The kernel runs the
+/// filter once for each call that exists when it is installed, which happens twice for a sandbox, so a walk along the
+/// whole list would cost each start a quarter of a millisecond.
+fn decide(ranges: &[(u32, Vec<Step>)]) -> Vec<Step> {
+    let (below, from) = ranges.split_at(ranges.len() / 2);
+    let Some((first, then)) = from.first() else {
+        return Vec::new();
+    };
+    if below.is_empty() {
+        return then.clone();
     }
-
-    fn check(call: c_long, arguments: [i32; 3], want: Answer) {
-        let arguments = arguments.map(i32::cast_unsigned);
-        assert_eq!(
-            answer(ARCH_X86_64, number(call), arguments),
-            want.code(),
-            "call {call} {arguments:?}"
-        );
-    }
-
-    #[test]
-    fn calls_get_the_answer_that_the_header_promises() {
-        use Answer::{Allow, Errno};
-        for &call in ALLOWED {
-            check(call, [0; 3], Allow);
-        }
-        for &call in ABSENT {
-            check(call, [0; 3], Errno(libc::ENOSYS));
-        }
-        for call in [
-            libc::SYS_mount,
-            libc::SYS_umount2,
-            libc::SYS_pivot_root,
-            libc::SYS_unshare,
-            libc::SYS_setns,
-            libc::SYS_bpf,
-            libc::SYS_keyctl,
-            libc::SYS_add_key,
-            libc::SYS_request_key,
-            libc::SYS_userfaultfd,
-            libc::SYS_perf_event_open,
-            libc::SYS_kexec_load,
-            libc::SYS_kexec_file_load,
-            libc::SYS_init_module,
-            libc::SYS_finit_module,
-            libc::SYS_delete_module,
-            libc::SYS_reboot,
-            libc::SYS_syslog,
-            libc::SYS_settimeofday,
-            libc::SYS_clock_settime,
-            libc::SYS_clock_adjtime,
-            libc::SYS_adjtimex,
-            libc::SYS_open_by_handle_at,
-            libc::SYS_open_tree,
-            libc::SYS_move_mount,
-            libc::SYS_fsopen,
-            libc::SYS_mount_setattr,
-            libc::SYS_swapon,
-            libc::SYS_acct,
-            libc::SYS_iopl,
-            libc::SYS_ioperm,
-            libc::SYS_quotactl,
-            libc::SYS_fanotify_init,
-            libc::SYS_mbind,
-            libc::SYS_move_pages,
-        ] {
-            check(call, [0; 3], Errno(libc::EPERM));
-        }
-        check(NEWEST + 1, [0; 3], Errno(libc::ENOSYS));
-    }
-
-    #[test]
-    fn clone_makes_threads_and_processes_but_no_namespaces() {
-        use Answer::{Allow, Errno};
-        check(libc::SYS_clone, [libc::SIGCHLD, 0, 0], Allow);
-        check(
-            libc::SYS_clone,
-            [libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND, 0, 0],
-            Allow,
-        );
-        for flag in [
-            libc::CLONE_NEWUSER,
-            libc::CLONE_NEWNS,
-            libc::CLONE_NEWPID,
-            libc::CLONE_NEWNET,
-            libc::CLONE_NEWIPC,
-            libc::CLONE_NEWUTS,
-            libc::CLONE_NEWCGROUP,
-        ] {
-            check(libc::SYS_clone, [flag | libc::SIGCHLD, 0, 0], Errno(libc::EPERM));
-        }
-    }
-
-    #[test]
-    fn sockets_are_of_the_families_that_programs_need() {
-        use Answer::{Allow, Errno};
-        for call in [libc::SYS_socket, libc::SYS_socketpair] {
-            for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
-                check(call, [family, libc::SOCK_STREAM, 0], Allow);
-            }
-            check(call, [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE], Allow);
-            check(call, [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_SOCK_DIAG], Allow);
-            check(
-                call,
-                [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER],
-                Errno(libc::EPROTONOSUPPORT),
-            );
-            check(
-                call,
-                [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_KOBJECT_UEVENT],
-                Errno(libc::EPROTONOSUPPORT),
-            );
-            for family in [
-                libc::AF_PACKET,
-                libc::AF_VSOCK,
-                libc::AF_ALG,
-                libc::AF_BLUETOOTH,
-                libc::AF_XDP,
-                0,
-                -1,
-            ] {
-                check(call, [family, libc::SOCK_STREAM, 0], Errno(libc::EAFNOSUPPORT));
-            }
-        }
-    }
-
-    #[test]
-    fn personalities_that_weaken_a_process_are_refused() {
-        use Answer::{Allow, Errno};
-        for persona in [0, 0x8, 0x2_0000, 0x4_0000, -1] {
-            check(libc::SYS_personality, [persona, 0, 0], Allow);
-        }
-        check(libc::SYS_personality, [0x0040_0000, 0, 0], Errno(libc::EPERM)); // READ_IMPLIES_EXEC
-    }
-
-    #[test]
-    fn foreign_call_tables_are_absent() {
-        const ARCH_I386: u32 = 0x4000_0003;
-        assert_eq!(answer(ARCH_I386, 1, [0; 3]), Answer::Errno(libc::ENOSYS).code());
-        assert_eq!(
-            answer(ARCH_X86_64, X32_BIT | 1, [0; 3]),
-            Answer::Errno(libc::ENOSYS).code()
-        );
-        assert_eq!(
-            answer(ARCH_X86_64, u32::MAX, [0; 3]),
-            Answer::Errno(libc::ENOSYS).code()
-        );
-    }
-
-    #[test]
-    fn the_program_fits_the_kernel_limit() {
-        assert!(program().len() < 4096); // BPF_MAXINSNS
-    }
+    let (below, from) = (decide(below), decide(from));
+    let mut steps = match u8::try_from(below.len()) {
+        Ok(near) => vec![Step::SkipIfAtLeast(*first, near)],
+        Err(_) => vec![
+            Step::IfAtLeastElseSkip(*first, 1),
+            Step::Skip(u32::try_from(below.len()).unwrap_or(u32::MAX)),
+        ],
+    };
+    steps.extend(below);
+    steps.extend(from);
+    steps
 }
+
+#[cfg(test)]
+mod tests;

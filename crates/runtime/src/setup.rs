@@ -1,7 +1,7 @@
 //! What happens inside a sandbox before its first program: the steps of the cloned child on its way to the agent.
 //!
 //! The child shares nothing with the launcher but a packet socket. It sets up its network while the launcher makes
-//! the disk, receives the two overlays, builds the tree around them, leaves the launcher's mounts for good and
+//! the disk, receives the overlays, builds the tree around them, leaves the launcher's mounts for good and
 //! becomes the agent. Paths in the new tree are resolved from a held descriptor without following links out of it.
 
 use std::convert::Infallible;
@@ -11,16 +11,25 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use protocol::agent::{BOOT_FD, SPAWNER_FD};
+use protocol::figures::{FIGURES_FD, FILES};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
+use rustix::time::{ClockId, Timespec};
 
+use crate::cgroup_view::Shown;
+use crate::files::write_at;
+use crate::processors::{self, View};
+use crate::rootfs::Overlay;
 use crate::sys::attr;
 use crate::{base, confine, netlink, sys, wire};
 
 /// Files of /proc that tell about the host or its other tenants: covered with /dev/null.
-const MASKED_FILES: [&str; 23] = [
+const MASKED_FILES: [&str; 26] = [
+    "allocinfo",
+    "bootconfig",
     "buddyinfo",
     "cmdline",
+    "config.gz",
     "consoles",
     "devices",
     "diskstats",
@@ -45,10 +54,14 @@ const MASKED_FILES: [&str; 23] = [
 ];
 /// Directories of /proc that tell about the host: covered with an empty one.
 const MASKED_DIRS: [&str; 8] = ["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi"];
+/// Terminals that a sandbox can have open: they count against `kernel.pty.max`, which is one for the host.
+const TERMINALS: &str = "128";
 /// Parts of /proc that may be read but not written.
 const READ_ONLY: [&str; 2] = ["sys", "sysrq-trigger"];
-/// Parts of the sandbox's own sysfs that appear in its /sys; everything else there is made by the launcher.
+/// Parts of the sandbox's own sysfs that appear in its /sys, besides its processors; the rest is the launcher's.
 const SYS_OF_NETWORK: [&str; 2] = ["class/net", "devices/virtual/net"];
+/// Where sysfs tells about processors.
+const CPU: &str = "devices/system/cpu";
 
 /// Places in the launcher's root file system, from which a child's mount namespace is copied.
 pub(crate) mod place {
@@ -68,10 +81,39 @@ pub(crate) mod place {
     pub(crate) const DISK: &str = "/disk";
     /// The agent's binary.
     pub(crate) const AGENT: &str = "/agent";
+    /// Directories of the cgroups that sandboxes see, by number.
+    pub(crate) const CGROUPS: &str = "/cgroups";
+    /// What is shown as `/proc/cgroups`.
+    pub(crate) const CONTROLLERS: &str = "/controllers";
+    /// Where a child attaches the file system of figures to take its files.
+    pub(crate) const FIGURES: &str = "/figures";
+    /// Files that tell which processors a sandbox has.
+    pub(crate) const PROCESSORS: &str = "/processors";
 }
+
+/// Files and directories in /dev/shm, for each MiB of its size. Each takes about a kibibyte of the sandbox's memory that
+/// the size does not count, so all together take a sixteenth of it.
+const INODES_PER_MB: u64 = 64;
 
 /// Descriptors from here on are never the target of a placement before exec.
 pub(crate) const ABOVE_PLACES: i32 = 10;
+
+/// What a sandbox is to be.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    /// What its cgroups are called.
+    pub(crate) name: &'a str,
+    /// What `eth0` is.
+    pub(crate) interface: &'a str,
+    /// Its file system, of which the mounts come in this order.
+    pub(crate) overlays: &'a [Overlay],
+    pub(crate) shared_memory_mb: u32,
+    pub(crate) processors: &'a View,
+    /// The groups that it sees.
+    pub(crate) groups: &'a [Shown],
+    /// When it began.
+    pub(crate) began: Clocks,
+}
 
 /// What a child says when its tree is complete.
 pub(crate) const READY: &[u8] = b"ready";
@@ -105,39 +147,44 @@ impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
 /// Runs in the child that is pid 1 of the sandbox. Returns only if it fails.
 pub(crate) fn become_agent(
     socket: BorrowedFd<'_>,
-    interface: &str,
-    shared_memory_mb: u32,
+    plan: &Plan<'_>,
     boot: OwnedFd,
     spawner: OwnedFd,
 ) -> Result<Infallible, Failure> {
     // Nothing of the host may stay open in a process of the sandbox.
     let kept = [socket.as_raw_fd(), boot.as_raw_fd(), spawner.as_raw_fd()];
     sys::close_all_but(&kept).step("close the launcher's descriptors")?;
-    netlink::configure(interface).step("network")?;
+    begin_time(plan.began).step("make the time namespace")?;
+    netlink::configure(plan.interface).step("network")?;
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
     let Some((_, mounts)) = wire::receive(socket).step("receive the file system")? else {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("receive the file system");
     };
-    let [root, usr] = <[OwnedFd; 2]>::try_from(mounts)
-        .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
-        .step("receive the file system")?;
+    let mut mounts = mounts.into_iter();
+    let overlays: Vec<OwnedFd> = mounts.by_ref().take(plan.overlays.len()).collect();
+    if overlays.len() != plan.overlays.len() {
+        return Err(io::Error::from(io::ErrorKind::InvalidData)).step("receive the file system");
+    }
+    let (figures, kernel) = (mounts.next(), mounts.next());
     // The id maps are written by now, so 0 is the sandbox's root.
     sys::set_ids(0, 0, 0).step("become root of the sandbox")?;
     sys::clear_groups().step("drop groups")?;
-    build_tree(root.as_fd(), usr, shared_memory_mb)?;
-    check_overlays()?;
+    bound_segments(plan.shared_memory_mb / 2).step("bound shared memory")?;
+    build_tree(socket, plan, overlays, figures)?;
+    check_overlays(plan.overlays.len())?;
     wire::send(socket, READY, &[]).step("report")?;
-    become_program(&[(boot, BOOT_FD), (spawner, SPAWNER_FD)], &[c"ringfence", c"agent"])
+    let mut placed = vec![(boot, BOOT_FD), (spawner, SPAWNER_FD)];
+    placed.extend(kernel.map(|kernel| (kernel, FIGURES_FD)));
+    become_program(&placed, &[c"ringfence", c"agent"])
 }
 
-/// Runs in a process that has joined a sandbox's namespaces and its workload's cgroup. Returns only if it fails.
-pub(crate) fn become_spawner(spawner: Option<OwnedFd>) -> Result<Infallible, Failure> {
-    sys::set_ids(0, 0, 0).step("become root of the sandbox")?;
-    sys::clear_groups().step("drop groups")?;
-    match spawner {
-        Some(fd) => become_program(&[(fd, SPAWNER_FD)], &[c"ringfence", c"spawner"]),
-        None => become_program(&[], &[c"ringfence", c"spawner", c"connect"]),
-    }
+/// Runs in a process that is root of a sandbox, in its namespaces and in its workload's cgroup. Returns only if it
+/// fails.
+pub(crate) fn become_spawner(spawner: OwnedFd) -> Result<Infallible, Failure> {
+    processors::stay_on_own().step("keep to the processors")?;
+    // The root of what it and its children see of cgroups is the group that it was born in.
+    sys::unshare(libc::CLONE_NEWCGROUP).step("make the cgroup namespace")?;
+    become_program(&[(spawner, SPAWNER_FD)], &[c"ringfence", c"spawner"])
 }
 
 /// Puts descriptors where the program expects them, confines the process and executes it.
@@ -154,12 +201,74 @@ fn become_program(placed: &[(OwnedFd, i32)], arguments: &[&CStr]) -> Result<Infa
     for (fd, target) in [(null, 0), (null, 1), (null, 2)].into_iter().chain(placed) {
         sys::place_fd(fd, target).step("place descriptors")?;
     }
+    // A session of its own: what is typed at the platform's terminal must not reach a sandbox.
+    rustix::process::setsid().step("leave the session")?;
     confine::confine().step("confine")?;
     Err(sys::exec(c"/run/ringfence/agent", arguments)).step("execute the agent")
 }
 
-fn build_tree(root: BorrowedFd<'_>, usr: OwnedFd, shared_memory_mb: u32) -> Result<(), Failure> {
-    attach(root, CWD, place::NEW).step("attach the root")?;
+/// What the host's clocks told at one moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clocks([(&'static str, Timespec); 2]);
+
+impl Clocks {
+    pub(crate) fn now() -> Self {
+        let now = |name, clock| (name, rustix::time::clock_gettime(clock));
+        Self([now("monotonic", ClockId::Monotonic), now("boottime", ClockId::Boottime)])
+    }
+
+    /// Offsets, as the kernel takes them, of a time namespace that began at this moment.
+    fn offsets(&self) -> String {
+        let lines = self.0.map(|(name, then)| match then.tv_nsec {
+            0 => format!("{name} -{} 0\n", then.tv_sec),
+            // Nanoseconds count upwards from the second before.
+            nanoseconds => format!("{name} -{} {}\n", then.tv_sec + 1, 1_000_000_000 - nanoseconds),
+        });
+        lines.concat()
+    }
+}
+
+/// Moves the calling process into a time namespace in which everything began when `began` was read: how long the system
+/// is up, and with it when processes were started, which is told relative to that, are the sandbox's and not the host's.
+/// Kernels without time namespaces go on telling the host's.
+fn begin_time(began: Clocks) -> io::Result<()> {
+    match sys::unshare(libc::CLONE_NEWTIME) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(()),
+        other => other?,
+    }
+    // The file is this process's own only while it may be looked at, and nothing that could look is in here yet.
+    sys::prctl(libc::PR_SET_DUMPABLE, 1)?;
+    write_at(CWD, "/proc/self/timens_offsets", &began.offsets())?;
+    let children = rustix::fs::open(
+        "/proc/self/ns/time_for_children",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    sys::setns(children.as_fd(), libc::CLONE_NEWTIME)?;
+    sys::prctl(libc::PR_SET_DUMPABLE, 0)
+}
+
+/// Bounds what segments of System V shared memory come to. Like files in memory they stay when their makers are gone, so
+/// that no kill frees them, and unlike those they have no size that bounds them. Older kernels let nobody inside set
+/// this, and the sandbox's own limit is the only one then.
+fn bound_segments(memory_mb: u32) -> io::Result<()> {
+    let pages = (u64::from(memory_mb) << 20) / sys::page_size();
+    match write_at(CWD, "/proc/sys/kernel/shmall", &pages.to_string()) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        other => other,
+    }
+}
+
+fn build_tree(
+    socket: BorrowedFd<'_>,
+    plan: &Plan<'_>,
+    overlays: Vec<OwnedFd>,
+    figures: Option<OwnedFd>,
+) -> Result<(), Failure> {
+    let mut overlays = plan.overlays.iter().zip(overlays);
+    if let Some((_, root)) = overlays.next() {
+        attach(root.as_fd(), CWD, place::NEW).step("attach the root")?;
+    }
     let new = rustix::fs::open(
         place::NEW,
         OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC,
@@ -170,20 +279,24 @@ fn build_tree(root: BorrowedFd<'_>, usr: OwnedFd, shared_memory_mb: u32) -> Resu
         let target = inside(new.as_fd(), target)?;
         attach(mount.as_fd(), target.as_fd(), "")
     };
-    put(usr, "usr").step("attach /usr")?;
+    for (overlay, mount) in overlays {
+        put(mount, overlay.target.trim_start_matches('/')).step("attach an overlay")?;
+    }
     put(clone_tree(place::DEV, true)?, "dev").step("attach /dev")?;
     let pts = [
         ("newinstance", ""),
         ("ptmxmode", "0666"),
         ("mode", "0620"),
         ("gid", "5"),
+        ("max", TERMINALS),
     ];
     put(mount("devpts", &pts, attr::NOSUID | attr::NOEXEC)?, "dev/pts").step("attach /dev/pts")?;
-    let size = format!("{shared_memory_mb}m");
+    let size = format!("{}m", plan.shared_memory_mb);
+    let inodes = (u64::from(plan.shared_memory_mb) * INODES_PER_MB).to_string();
     put(
         mount(
             "tmpfs",
-            &[("mode", "1777"), ("size", &size)],
+            &[("mode", "1777"), ("size", &size), ("nr_inodes", &inodes)],
             attr::NOSUID | attr::NODEV,
         )?,
         "dev/shm",
@@ -208,6 +321,42 @@ fn build_tree(root: BorrowedFd<'_>, usr: OwnedFd, shared_memory_mb: u32) -> Resu
         .step("attach /sys/.../net")?;
     }
     mask_proc(new.as_fd())?;
+    let host = format!("{}/{CPU}", place::SYSFS);
+    let here = format!("sys/{CPU}");
+    match &plan.processors.files {
+        None => put(clone_tree(&host, false)?, &here).step("attach the processors")?,
+        Some(files) => {
+            put(read_only(&format!("{files}/cpu"))?, &here).step("attach the processors")?;
+            for number in &plan.processors.numbers {
+                let part = clone_tree(&format!("{host}/cpu{number}"), false)?;
+                put(part, &format!("{here}/cpu{number}")).step("attach a processor")?;
+            }
+            put(read_only(&format!("{files}/cpuinfo"))?, "proc/cpuinfo").step("attach /proc/cpuinfo")?;
+        }
+    }
+
+    put(read_only(place::CONTROLLERS)?, "proc/cgroups").step("attach /proc/cgroups")?;
+    // The workload's groups are made meanwhile.
+    if wire::receive(socket).step("wait for the cgroups")?.is_none() {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups");
+    }
+    for (index, group) in plan.groups.iter().enumerate() {
+        let own = if group.shared {
+            String::new()
+        } else {
+            format!("/{}/work", plan.name)
+        };
+        let group_tree = read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
+        put(group_tree, &format!("sys/fs/cgroup/{}", group.name)).step("attach a cgroup")?;
+    }
+    if let Some(figures) = figures {
+        // Older kernels clone nothing out of a mount that is attached nowhere.
+        attach(figures.as_fd(), CWD, place::FIGURES).step("attach the figures")?;
+        for file in FILES {
+            let tree = clone_tree(&format!("{}/{file}", place::FIGURES), false)?;
+            put(tree, &format!("proc/{file}")).step("attach a figure")?;
+        }
+    }
 
     let agent = clone_tree(place::AGENT, false)?;
     sys::mount_setattr(agent.as_fd(), false, attr::RDONLY | attr::NOSUID | attr::NODEV, None)
@@ -246,7 +395,7 @@ fn mask_proc(new: BorrowedFd<'_>) -> Result<(), Failure> {
 
 /// Overlayfs falls back silently, to a read-only mount or to one without the properties that layers need, so what it
 /// did is read back.
-fn check_overlays() -> Result<(), Failure> {
+fn check_overlays(count: usize) -> Result<(), Failure> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").step("read mountinfo")?;
     let overlays: Vec<&str> = mounts.lines().filter(|line| line.contains(" - overlay ")).collect();
     let sound = |line: &&str| {
@@ -254,7 +403,7 @@ fn check_overlays() -> Result<(), Failure> {
         let has = |option: &str| options.split([' ', ',']).any(|have| have == option);
         has("rw") && has("index=on") && has("nfs_export=on")
     };
-    if overlays.len() == 2 && overlays.iter().all(sound) {
+    if overlays.len() == count && overlays.iter().all(sound) {
         return Ok(());
     }
     Err(io::Error::other(
@@ -288,6 +437,14 @@ fn clone_tree(path: &str, recursive: bool) -> Result<OwnedFd, Failure> {
     rustix::mount::open_tree(CWD, path, flags).step("clone a mount")
 }
 
+/// A clone of something of the launcher's that nobody in the sandbox may change.
+fn read_only(path: &str) -> Result<OwnedFd, Failure> {
+    let tree = clone_tree(path, false)?;
+    let attributes = attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC;
+    sys::mount_setattr(tree.as_fd(), false, attributes, None).step("protect a mount")?;
+    Ok(tree)
+}
+
 /// A new file system, attached nowhere yet.
 fn mount(kind: &str, options: &[(&str, &str)], attributes: u64) -> Result<OwnedFd, Failure> {
     let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step("open a file system")?;
@@ -315,4 +472,16 @@ pub(crate) fn attach(mount: BorrowedFd<'_>, dir: BorrowedFd<'_>, path: &str) -> 
 /// A failure of the launcher's own part of a child.
 pub(crate) fn failure(what: &'static str, error: io::Error) -> Failure {
     Failure { what, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_namespace_begins_at_nought() {
+        let at = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+        let clocks = Clocks([("monotonic", at(7, 0)), ("boottime", at(8, 1))]);
+        assert_eq!(clocks.offsets(), "monotonic -7 0\nboottime -9 999999999\n");
+    }
 }

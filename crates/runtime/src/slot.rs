@@ -1,81 +1,124 @@
 //! Slots: the numbers that keep sandboxes of one host apart.
 //!
-//! A slot stands for a range of 65,536 user and group ids, a disk image and a place in the cgroup tree. Nothing that
-//! a neighbour could see (a mount's path, a loop device's file) names a sandbox id: it names the slot.
+//! A slot stands for a range of 65,536 user and group ids and a window of processors. A sandbox has it as long as
+//! something of it runs; its disk has an id of its own, so that it can outlive the processes.
+//!
+//! Nothing that a neighbour could see (a mount's path, a loop device's file) names a sandbox id.
 
 use std::fmt;
 
-use model::id::SandboxId;
+use model::id::{DiskId, SandboxId};
 
 /// Ids in the range of one sandbox.
-pub const IDS_PER_SLOT: u32 = 65_536;
+pub(crate) const IDS_PER_SLOT: u32 = 65_536;
 /// First id of slot 0 of region 0. Far above the ranges that distributions give to users (`/etc/subuid` starts at
 /// 100,000 and seldom passes a few million) and to services.
 const FIRST_ID: u32 = 0x2000_0000;
-/// Slots in a region; each data directory has one region, so that two platforms on one host do not share ids.
-pub const SLOTS_PER_REGION: u32 = 4096;
+/// Slots in a region; each data directory of a host has one region, which the registry gives it.
+pub(crate) const SLOTS_PER_REGION: u32 = 4096;
 /// Regions that fit between [`FIRST_ID`] and the end of 32-bit ids.
 const REGIONS: u32 = (u32::MAX - FIRST_ID) / (IDS_PER_SLOT * SLOTS_PER_REGION);
 
 /// The number of a sandbox on its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u32);
+pub(crate) struct Slot(pub(crate) u32);
 
 /// The block of ids of one data directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region(u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Region(u32);
+
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 impl Region {
-    /// The region of a data directory, from a hash of its path.
+    /// The region that a data directory gets if it is free, from a hash of its path.
     #[must_use]
-    pub fn of_hash(hash: u64) -> Self {
+    pub(crate) fn of_hash(hash: u64) -> Self {
         Self(u32::try_from(hash % u64::from(REGIONS)).unwrap_or(0))
+    }
+
+    /// Every region of a host.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..REGIONS).map(Self)
+    }
+
+    /// Every region, this one first.
+    pub(crate) fn and_those_after(self) -> impl Iterator<Item = Self> {
+        (0..REGIONS).map(move |offset| Self((self.0 + offset) % REGIONS))
+    }
+
+    /// All ids of it.
+    pub(crate) fn ids(self) -> std::ops::Range<u64> {
+        let first = u64::from(self.base_id(Slot(0)));
+        first..first + u64::from(SLOTS_PER_REGION) * u64::from(IDS_PER_SLOT)
     }
 
     /// First id on the host of the sandbox in `slot`.
     #[must_use]
-    pub fn base_id(self, slot: Slot) -> u32 {
+    pub(crate) fn base_id(self, slot: Slot) -> u32 {
         FIRST_ID + (self.0 * SLOTS_PER_REGION + slot.0 % SLOTS_PER_REGION) * IDS_PER_SLOT
     }
 }
 
-/// What a cgroup of a sandbox is called: `<id>.<slot>`, to which the tree adds the role.
+/// What the cgroup of a sandbox is called: `<id>.<slot>.<disk>`. It is the record of what belongs together. Versions
+/// before named disks by their slots, and groups `<id>.<slot>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name {
+pub(crate) struct Name {
     /// The sandbox.
-    pub id: SandboxId,
+    pub(crate) id: SandboxId,
     /// Its slot.
-    pub slot: Slot,
+    pub(crate) slot: Slot,
+    /// Its disk.
+    pub(crate) disk: DiskId,
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.id, self.slot.0)
+        write!(f, "{}.{}", self.id, self.slot.0)?;
+        match self.is_of_earlier_version() {
+            true => Ok(()),
+            false => write!(f, ".{}", self.disk),
+        }
     }
 }
 
 impl Name {
     /// Reads what [`fmt::Display`] writes.
     #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (id, slot) = text.split_once('.')?;
-        let slot: u32 = slot.parse().ok()?;
-        (slot < SLOTS_PER_REGION).then_some(Self {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(3, '.');
+        let (id, slot, disk) = (parts.next()?, parts.next()?, parts.next());
+        let number: u32 = slot.parse().ok()?;
+        let disk: DiskId = disk.unwrap_or(slot).parse().ok()?;
+        let name = Self {
             id: id.parse().ok()?,
-            slot: Slot(slot),
-        })
+            slot: Slot(number),
+            disk,
+        };
+        // What is not written in this way (a number with zeros before it, a slot twice) is not a name.
+        (number < SLOTS_PER_REGION && name.to_string() == text).then_some(name)
+    }
+
+    /// Whether a version before named its disk by its slot.
+    pub(crate) fn is_of_earlier_version(&self) -> bool {
+        self.disk.as_str().parse() == Ok(self.slot.0)
     }
 }
 
 /// FNV-1a of a path: names the tree and picks the region of a data directory. Not a defence against anybody.
 #[must_use]
-pub fn path_hash(path: &std::path::Path) -> u64 {
-    path.as_os_str()
-        .as_encoded_bytes()
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+pub(crate) fn path_hash(path: &std::path::Path) -> u64 {
+    fnv1a(path.as_os_str().as_encoded_bytes())
+}
+
+/// FNV-1a.
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -96,12 +139,30 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        let name = Name {
-            id: "iabc".parse().unwrap(),
-            slot: Slot(17),
-        };
-        assert_eq!(Name::parse(&name.to_string()), Some(name));
-        for bad in ["iabc", "iabc.", "iabc.x", ".1", "iabc.4096", "../x.1"] {
+        // The last is a disk of an earlier version in another slot.
+        for disk in ["d0123456789abcdefghij", "17", "18"] {
+            let name = Name {
+                id: "iabc".parse().unwrap(),
+                slot: Slot(17),
+                disk: disk.parse().unwrap(),
+            };
+            assert_eq!(Name::parse(&name.to_string()), Some(name));
+        }
+        let disk = "d0123456789abcdefghij";
+        for bad in [
+            "iabc",
+            "iabc.",
+            "iabc.x",
+            ".1",
+            "iabc.4096",
+            "../x.1",
+            "iabc.01",
+            "iabc.1.1",
+            "iabc.1.agent",
+            &format!("iabc.{disk}"),
+            &format!("iabc.1.{disk}.agent"),
+            &format!("iabc.4096.{disk}"),
+        ] {
             assert_eq!(Name::parse(bad), None, "{bad}");
         }
     }

@@ -6,20 +6,29 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-/// Kills every child of this agent that is a spawner, stopped or not.
+use crate::container::has_ended;
+
+/// Kills every child of this agent that is a spawner or was to become one, stopped or not.
 ///
 /// Pids of children are looked at through a pidfd, so that a signal never reaches a later process of the same number.
+/// The agent's own is trusted as long as its pidfd says that it lives.
 ///
 /// # Errors
-/// When the agent's children cannot be read.
-pub(crate) fn end_all(agent: i32) -> io::Result<()> {
-    let program = fs::metadata(format!("/proc/{agent}/exe"))?;
+/// When the agent is gone, or its children cannot be read.
+pub(crate) fn end_all(agent: i32, pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    let file = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    let program = file(fs::metadata(format!("/proc/{agent}/exe"))?);
+    // What one runs that has not got as far as its program: the sandbox's processes cannot run that file.
+    let unfinished = file(fs::metadata("/proc/self/exe")?);
     let children = fs::read_to_string(format!("/proc/{agent}/task/{agent}/children"))?;
+    if has_ended(pidfd)? {
+        return Err(io::ErrorKind::NotFound.into());
+    }
     for child in children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()) {
         let Some(pidfd) =
             Pid::from_raw(child).and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok())
@@ -32,7 +41,8 @@ pub(crate) fn end_all(agent: i32) -> io::Result<()> {
         };
         let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
         let is_spawner = line.split(|byte| *byte == 0).nth(1) == Some(b"spawner");
-        if is_spawner && (of_child.dev(), of_child.ino()) == (program.dev(), program.ino()) {
+        let of_child = file(of_child);
+        if of_child == unfinished || (is_spawner && of_child == program) {
             let _ = rustix::process::pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
         }
     }

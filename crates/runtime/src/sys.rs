@@ -10,6 +10,7 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use libc::{c_int, c_long, c_ulong, c_void, pid_t, uid_t};
 
@@ -97,6 +98,18 @@ pub(crate) fn keep_capabilities_over_setuid(on: bool) -> io::Result<()> {
 pub(crate) fn prctl(option: c_int, argument: c_ulong) -> io::Result<()> {
     // SAFETY: callers in this crate pass options whose argument is a number.
     check(unsafe { libc::syscall(libc::SYS_prctl, option, argument, 0usize, 0usize, 0usize) }).map(drop)
+}
+
+/// Bytes of a page.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: takes a number and touches no memory of ours.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Forbids everybody but the host's root to look into this process, what it clones included: its memory, descriptors
+/// and directories. Executing another program ends that.
+pub(crate) fn hide_memory() -> io::Result<()> {
+    prctl(libc::PR_SET_DUMPABLE, 0)
 }
 
 /// Sets the permitted and effective capability sets to `set`, and empties the inheritable one: what a process of
@@ -275,6 +288,38 @@ pub(crate) fn ignore_children() {
     // SAFETY: SIG_IGN is a valid handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
+
+/// Schedules the calling thread as an ordinary one with this nice value and slices of this length. With
+/// `reset_on_fork` the threads and processes that it starts have the defaults again.
+pub(crate) fn set_schedule(nice: i32, slice: Duration, reset_on_fork: bool) -> io::Result<()> {
+    /// `struct sched_attr` of linux/sched/types.h, in its first version.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime_ns: u64,
+        deadline_ns: u64,
+        period_ns: u64,
+    }
+    let attributes = Attributes {
+        size: u32::try_from(size_of::<Attributes>()).map_err(io::Error::other)?,
+        policy: libc::SCHED_OTHER.cast_unsigned(),
+        flags: if reset_on_fork { SCHED_FLAG_RESET_ON_FORK } else { 0 },
+        nice,
+        priority: 0,
+        runtime_ns: u64::try_from(slice.as_nanos()).map_err(io::Error::other)?,
+        deadline_ns: 0,
+        period_ns: 0,
+    };
+    // SAFETY: `attributes` has the size that it states, and is only read.
+    check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) }).map(drop)
+}
+
+/// `SCHED_FLAG_RESET_ON_FORK` of linux/sched.h.
+const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 
 /// Sets a resource limit, lowered to the hard limit that this process has. Never raises a hard limit, which would
 /// need CAP_SYS_RESOURCE.

@@ -1,7 +1,10 @@
 //! What a sandbox uses, read from the host's side: nothing that the agent says goes in here.
 //!
-//! - Processor time and memory are those of the workload's control group. Processor time comes from the v2 group,
-//!   which counts it with and without the cpu controller, so both back ends have it in one place.
+//! - Processor time and memory are those of the sandbox's own control group: the workload's, and what the agent does
+//!   for clients. Processor time comes from the v2 group, which counts it with and without the cpu controller, so both
+//!   back ends have it in one place.
+//! - The total is the workload's limit. What the agent may use beyond it is not the sandbox's to plan with, and is cut
+//!   off: nobody is told of more in use than there is.
 //! - Memory is split into what only the processes can give back and the page cache of files on disk. Files in memory
 //!   are cache to the kernel, but it cannot drop them, so they are on the processes' side here.
 //! - The disk is asked for the numbers that `df` tells inside. Its image would tell blocks that were freed, too, until
@@ -11,25 +14,25 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-
 use crate::cgroup::Tree;
+use crate::cgroup::meters::Sum;
+use crate::container::has_ended;
 use crate::slot::Name;
 
 /// What a sandbox uses at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Processor time of the workload since its start, on all cores together, in microseconds.
+    /// Processor time of the sandbox since its start, on all cores together, in microseconds.
     pub cpu_time_us: u64,
-    /// Memory of the workload without [`Self::memory_cache_bytes`].
+    /// Memory of the sandbox without [`Self::memory_cache_bytes`].
     pub memory_used_bytes: u64,
     /// Page cache of files on disk.
     pub memory_cache_bytes: u64,
-    /// Most that both may come to.
+    /// Most that the workload may have, and that both come to.
     pub memory_total_bytes: u64,
     /// What is written on the disk, in bytes.
     pub disk_used_bytes: u64,
@@ -57,6 +60,8 @@ pub(crate) struct Meter {
     memory_charged: File,
     memory_stat: File,
     memory_kills: File,
+    /// Where sockets are charged apart.
+    sockets: Option<File>,
     memory_total_bytes: u64,
     cache_field: &'static str,
     shared_field: &'static str,
@@ -73,6 +78,8 @@ impl Meter {
             memory_charged: File::open(&meters.memory_charged)?,
             memory_stat: File::open(&meters.memory_stat)?,
             memory_kills: File::open(&meters.memory_kills)?,
+            // Absent where the kernel counts sockets in no way at all.
+            sockets: meters.sockets.and_then(|path| File::open(path).ok()),
             memory_total_bytes: number(&limit).unwrap_or(u64::MAX),
             cache_field: meters.cache_field,
             shared_field: meters.shared_field,
@@ -86,21 +93,20 @@ impl Meter {
         let stat = read_into(&self.memory_stat, &mut buffer)?;
         let value = |name| field(stat, name).ok_or(io::ErrorKind::InvalidData);
         let cache = value(self.cache_field)?.saturating_sub(value(self.shared_field)?);
-        // The counters are not read at one moment.
-        let memory_cache_bytes = cache.min(charged);
+        let (memory_used_bytes, memory_cache_bytes) = split(charged, cache, self.memory_total_bytes);
         let cpu_time_us = field(read_into(&self.cpu, &mut buffer)?, "usage_usec").ok_or(io::ErrorKind::InvalidData)?;
-        let (disk_used_bytes, disk_total_bytes) = disk(pid)?;
+        let disk = statfs_of(pid)?;
         // The agent lives still, so its pid was nobody else's while the disk was asked.
         if has_ended(agent)? {
             return Err(io::ErrorKind::NotFound.into());
         }
         Ok(Usage {
             cpu_time_us,
-            memory_used_bytes: charged - memory_cache_bytes,
+            memory_used_bytes,
             memory_cache_bytes,
             memory_total_bytes: self.memory_total_bytes,
-            disk_used_bytes,
-            disk_total_bytes,
+            disk_used_bytes: disk.used_bytes,
+            disk_total_bytes: disk.total_bytes,
         })
     }
 
@@ -110,6 +116,22 @@ impl Meter {
         let text = read_into(&self.memory_kills, &mut buffer)?;
         field(text, "oom_kill").ok_or(io::ErrorKind::InvalidData.into())
     }
+
+    /// Reads what the sandbox is charged with for its sockets.
+    pub(crate) fn sockets(&self) -> io::Result<u64> {
+        let mut buffer = [0; CONTROL_FILE_MAX];
+        match &self.sockets {
+            Some(file) => number(read_into(file, &mut buffer)?),
+            None => Ok(field(read_into(&self.memory_stat, &mut buffer)?, "sock").unwrap_or(0)),
+        }
+    }
+}
+
+/// Splits what is charged into what is used and what is cache, which together are no more than the total.
+fn split(charged: u64, cache: u64, total: u64) -> (u64, u64) {
+    // The counters are not read at one moment, so there may be more cache than charges.
+    let used = charged.saturating_sub(cache).min(total);
+    (used, cache.min(charged).min(total - used))
 }
 
 /// Reads what is free on the host that holds `data_dir`.
@@ -119,29 +141,58 @@ impl Meter {
 pub(crate) fn room(data_dir: &Path) -> io::Result<Room> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let available_kb = field(&text, "MemAvailable:").ok_or(io::ErrorKind::InvalidData)?;
-    let disk = rustix::fs::statvfs(data_dir)?;
     Ok(Room {
         memory_available_bytes: available_kb * 1024,
-        disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
+        disk_available_bytes: disk_available(data_dir)?,
     })
 }
 
-/// Used and total bytes of the disk below the root of a sandbox. An overlay answers for the disk that its upper lies
-/// on, and waits for nothing. Anything but an overlay is no root that this platform made.
-fn disk(pid: i32) -> io::Result<(u64, u64)> {
+/// Reads what is free on the file system of `data_dir`, in bytes.
+pub(crate) fn disk_available(data_dir: &Path) -> io::Result<u64> {
+    let disk = rustix::fs::statvfs(data_dir)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// Memory of the host that is neither page cache nor charged to a sandbox.
+pub(crate) fn uncharged(sum: &Sum) -> io::Result<u64> {
+    let read = |path: &Path| number(&std::fs::read_to_string(path)?);
+    let host = std::fs::read_to_string("/proc/meminfo")?;
+    let of_host = |name| field(&host, name).ok_or(io::Error::from(io::ErrorKind::InvalidData));
+    let (total, free) = (of_host("MemTotal:")?, of_host("MemFree:")?);
+    let cache = of_host("Buffers:")? + of_host("Cached:")?;
+    let used = total.saturating_sub(free).saturating_sub(cache) * 1024;
+    let stat = std::fs::read_to_string(&sum.stat)?;
+    let cache = field(&stat, sum.cache_field).ok_or(io::ErrorKind::InvalidData)?;
+    let charged = read(&sum.charged)?.saturating_sub(cache);
+    let sockets = sum.sockets.as_deref().map_or(0, |path| read(path).unwrap_or(0));
+    Ok(used.saturating_sub(charged).saturating_sub(sockets))
+}
+
+/// What the file system of a sandbox's disk says of itself, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DiskNumbers {
+    pub(crate) total_bytes: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) free_bytes: u64,
+    /// What may be used of what is free.
+    pub(crate) allowed_bytes: u64,
+}
+
+/// Asks for the disk below the root of the sandbox whose agent has this pid. An overlay answers for the disk that its
+/// upper lies on, and waits for nothing. Anything but an overlay is no root that this platform made.
+pub(crate) fn statfs_of(pid: i32) -> io::Result<DiskNumbers> {
     let disk = rustix::fs::statfs(format!("/proc/{pid}/root"))?;
     if disk.f_type != libc::OVERLAYFS_SUPER_MAGIC {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let block = u64::try_from(disk.f_bsize).map_err(|_| io::ErrorKind::InvalidData)?;
-    let used = disk.f_blocks.saturating_sub(disk.f_bfree);
-    Ok((used.saturating_mul(block), disk.f_blocks.saturating_mul(block)))
-}
-
-fn has_ended(agent: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut poll = [PollFd::from_borrowed_fd(agent.as_fd(), PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    Ok(rustix::event::poll(&mut poll, Some(&now))? > 0)
+    let bytes = |blocks: u64| blocks.saturating_mul(block);
+    Ok(DiskNumbers {
+        total_bytes: bytes(disk.f_blocks),
+        used_bytes: bytes(disk.f_blocks.saturating_sub(disk.f_bfree)),
+        free_bytes: bytes(disk.f_bfree),
+        allowed_bytes: bytes(disk.f_bavail),
+    })
 }
 
 /// Reads a control file in one call, as the kernel makes its text for each.
@@ -176,11 +227,44 @@ mod tests {
     }
 
     #[test]
+    fn never_more_in_use_than_there_is() {
+        assert_eq!(split(100, 30, 1000), (70, 30));
+        assert_eq!(split(100, 130, 1000), (0, 100));
+        assert_eq!(split(1010, 30, 1000), (980, 20));
+        assert_eq!(split(1030, 10, 1000), (1000, 0));
+        assert_eq!(split(100, 30, u64::MAX), (70, 30));
+    }
+
+    #[test]
     fn this_host_has_room() {
         let dir = tempfile::tempdir().unwrap();
         let room = room(dir.path()).unwrap();
         assert!(room.memory_available_bytes > 1 << 20, "{room:?}");
         assert!(room.disk_available_bytes > 0, "{room:?}");
         assert!(super::room(&dir.path().join("missing")).is_err());
+    }
+
+    #[test]
+    fn what_is_charged_is_not_uncharged() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let sum = |charged: u64, sockets: u64| Sum {
+            charged: file("charged", &charged.to_string()),
+            stat: file("stat", "file 1048576\n"),
+            cache_field: "file",
+            sockets: Some(file("sockets", &sockets.to_string())),
+        };
+        assert!(uncharged(&sum(0, 0)).unwrap() > 0);
+        assert_eq!(uncharged(&sum(u64::MAX, 0)).unwrap(), 0);
+        assert_eq!(uncharged(&sum(0, u64::MAX)).unwrap(), 0);
+        let missing = Sum {
+            cache_field: "missing",
+            ..sum(0, 0)
+        };
+        assert!(uncharged(&missing).is_err());
     }
 }

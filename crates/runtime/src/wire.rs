@@ -12,22 +12,40 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Tree;
+use crate::rootfs::{OVERLAYS_MAX, Rootfs};
 
 /// First message to a launcher.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) data_dir: PathBuf,
     pub(crate) tree: Tree,
     /// First id on the host of slot 0.
     pub(crate) first_id: u32,
+    /// Whether disks are taken from the host as a whole.
+    pub(crate) reserve_disks: bool,
+    pub(crate) work: Work,
+}
+
+/// What a launcher is for. What sandboxes can hold up has one of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Work {
+    /// [`Request::Start`], one after the other.
+    Sandboxes,
+    /// [`Request::Respawn`], side by side.
+    Spawners,
 }
 
 /// What a launcher is asked to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// Answered with [`Reply::Started`] and the descriptors pidfd, network namespace, boot connection.
-    Start { name: String, resources: Resources },
-    /// Gives a sandbox, whose agent's pidfd comes with the message, a new spawner. Answered with [`Reply::Done`].
+    Start {
+        name: String,
+        rootfs: Rootfs,
+        resources: Resources,
+    },
+    /// Gives a sandbox a new spawner. With the message come the pidfd of its agent and a socket, on which it is answered
+    /// with [`Reply::Done`]; closing the other end of that ends the attempt.
     Respawn { name: String },
 }
 
@@ -48,8 +66,8 @@ pub(crate) enum Reply {
 
 /// Longest message, in bytes.
 const MESSAGE_MAX: usize = 16 * 1024;
-/// Most descriptors beside one message.
-const FDS_MAX: usize = 4;
+/// Most descriptors beside one message: the overlays of a sandbox and its figures, which are two.
+const FDS_MAX: usize = OVERLAYS_MAX + 2;
 
 /// Sends one packet with descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -1,12 +1,7 @@
 //! The container driver on the real kernel, as root. Not a libtest binary: the driver executes `/proc/self/exe` as its
 //! launcher and as the agent, so this program has to be able to play those parts too.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test program of its own"
-)]
+#![expect(clippy::unwrap_used, reason = "a test program of its own")]
 
 use std::fs;
 use std::os::linux::net::SocketAddrExt;
@@ -16,12 +11,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use model::id::{DiskId, SandboxId};
 use model::resources::Resources;
 use runtime::container::{Container, Settings};
-use runtime::driver::{Driver, Sandbox, Started};
-use runtime::netns::SocketMaker;
-use runtime::slot::Name;
+use runtime::driver::{Driver, Sandbox, StartError, StartRequest, Started};
+use runtime::rootfs::{Layer, Overlay, Rootfs};
 use rustix::event::{PollFd, PollFlags};
+use testkit::privileged::{self, Part};
 
 const RESOURCES: Resources = Resources {
     cpu_count: 1,
@@ -34,29 +30,34 @@ const RESOURCES: Resources = Resources {
 type Test = (&'static str, fn(&Container));
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("launcher") => return runtime::launcher::main(),
-        Some("agent") => return play_agent(),
-        Some("spawner") => loop {
-            std::thread::park();
-        },
-        _ => {}
-    }
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("these tests make namespaces and mounts: run them as root");
-        return ExitCode::FAILURE;
-    }
-    let tests: [Test; 8] = [
+    let parts: [Part; 3] = [
+        ("launcher", runtime::launcher::main),
+        ("agent", play_agent),
+        ("spawner", || {
+            loop {
+                std::thread::park();
+            }
+        }),
+    ];
+    privileged::main(&parts, run_all)
+}
+
+fn run_all() -> Vec<bool> {
+    let tests: [Test; 9] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,
         ),
         ("its ids are in a range of its own", has_ids_of_its_own),
-        ("its workload is limited and its agent is not", is_limited),
+        ("its workload is limited, and with its agent a margin above", is_limited),
         ("what it uses is measured from outside", is_measured),
         ("a sandbox is found by a later driver", is_found_again),
         ("a spawner is replaced inside the workload's group", spawner_is_replaced),
         ("a start that fails leaves nothing running", failed_start_leaves_nothing),
+        (
+            "its file system has the overlays and the size that were asked for",
+            has_the_file_system_of_its_request,
+        ),
         ("the control socket is the agent's or nobody's", control_is_the_agents),
     ];
     // Beside the others, because it waits for half a minute.
@@ -64,34 +65,32 @@ fn main() -> ExitCode {
     let stuck = std::thread::spawn(move || run(stuck, launcher_that_stopped_is_replaced));
     let mut outcomes: Vec<bool> = tests.into_iter().map(|(name, test)| run(name, test)).collect();
     outcomes.push(stuck.join().unwrap());
-    let passed = outcomes.iter().filter(|passed| **passed).count();
-    println!("\n{passed} passed, {} failed", outcomes.len() - passed);
-    if passed == outcomes.len() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    outcomes
 }
 
 /// Runs one test with a driver of its own, and whether it passed.
 fn run(name: &str, test: fn(&Container)) -> bool {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let container = open(dir.path());
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&container)));
+    let passed = privileged::passes(name, || test(&container));
     for found in container.find().unwrap() {
         if let Some(sandbox) = found.alive {
-            sandbox.kill();
+            end(&sandbox);
         }
-        clean(&container, &found.name);
+        clean(&container, &found.id);
     }
-    container.sweep(&[]).unwrap();
+    container.sweep_disks(&[]).unwrap();
     container.dismantle();
-    println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
-    outcome.is_ok()
+    passed
 }
 
-/// An agent that only listens where the host looks for it.
+/// An agent that only listens where the host looks for it, and where it is handed spawners.
 fn play_agent() -> ExitCode {
+    let kind = rustix::net::SocketType::SEQPACKET;
+    let spawners = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
+    let address = rustix::net::SocketAddrUnix::new_abstract_name(protocol::agent::SPAWNER_SOCKET.as_bytes()).unwrap();
+    rustix::net::bind(&spawners, &address).unwrap();
+    rustix::net::listen(&spawners, 16).unwrap();
     let address = SocketAddr::from_abstract_name(protocol::agent::CONTROL_SOCKET).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
     loop {
@@ -105,23 +104,56 @@ fn open(data_dir: &Path) -> Arc<Container> {
         launchers: 1,
         unlimited: false,
         disks_mb: vec![RESOURCES.disk_mb],
+        reserve_disks: false,
+        base: true,
     };
     Container::open(&settings).unwrap()
 }
 
-fn name(text: &str) -> Name {
-    Name::parse(text).unwrap()
+fn id(text: &str) -> SandboxId {
+    text.parse().unwrap()
 }
 
-fn start(container: &Container, name: &Name) -> Started {
-    container.start(name, &RESOURCES).unwrap()
+/// The disk that [`request`] gives to a sandbox.
+fn disk_of(id: &SandboxId) -> DiskId {
+    let mut random = [0; 20];
+    random[..id.as_str().len()].copy_from_slice(id.as_str().as_bytes());
+    DiskId::from_random(&random)
+}
+
+fn request(id: &SandboxId) -> StartRequest {
+    StartRequest {
+        id: id.clone(),
+        rootfs: Rootfs::base(),
+        disk: disk_of(id),
+        resources: RESOURCES,
+    }
+}
+
+fn start(container: &Container, id: &SandboxId) -> Started {
+    container.start(&request(id)).unwrap()
+}
+
+/// Kills a sandbox and waits for its end.
+fn end(sandbox: &Arc<dyn Sandbox>) {
+    sandbox.kill();
+    let mut poll = [PollFd::from_borrowed_fd(sandbox.ended(), PollFlags::IN)];
+    let patience = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut poll, Some(&patience)).unwrap(), 1, "it ends");
+}
+
+/// Gives a sandbox a new spawner, once its agent listens.
+fn respawn(sandbox: &Arc<dyn Sandbox>) {
+    until(|| sandbox.control().is_ok());
+    sandbox.respawn().unwrap();
 }
 
 /// The kernel empties a cgroup a moment after its last process; this waits for it, but not for ever.
-fn clean(container: &Container, name: &Name) {
+fn clean(container: &Container, id: &SandboxId) {
+    container.remove_disk(&disk_of(id)).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !container.clean(name) {
-        assert!(Instant::now() < deadline, "processes are left in {name}");
+    while !container.clean(id) {
+        assert!(Instant::now() < deadline, "processes are left in {id}");
         std::thread::yield_now();
     }
 }
@@ -168,15 +200,18 @@ fn loops_of(data_dir: &str) -> usize {
 }
 
 fn lives_in_its_own_namespaces(container: &Container) {
-    let name = name("ione.0");
-    let started = start(container, &name);
+    let id = id("ione");
+    let started = start(container, &id);
     let pid = agent_pid(&started.sandbox);
     for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
         let ours = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap();
         assert_ne!(fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap(), ours, "{kind}");
     }
     assert_eq!(processes(pid).len(), 2, "the agent and the spawner");
+    // The kernel shows roots of cgroup mounts relative to who reads, and here that is the host, not the sandbox.
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+    let mounts: Vec<&str> = mounts.lines().filter(|line| !line.contains(" - cgroup")).collect();
+    let mounts = mounts.join("\n");
     assert!(!mounts.contains("/var/tmp"), "paths of the host are visible:\n{mounts}");
     assert!(!mounts.contains("ione"), "the id is visible:\n{mounts}");
     let host = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -185,7 +220,7 @@ fn lives_in_its_own_namespaces(container: &Container) {
         "mounts of the sandbox are visible on the host:\n{host}"
     );
 
-    started.sandbox.kill();
+    end(&started.sandbox);
     assert!(!Path::new(&format!("/proc/{pid}/root/etc")).exists());
     let mut poll = [PollFd::from_borrowed_fd(started.sandbox.ended(), PollFlags::IN)];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -195,11 +230,13 @@ fn lives_in_its_own_namespaces(container: &Container) {
         "its end is visible"
     );
     drop(started);
-    clean(container, &name);
-    assert!(container.find().unwrap().is_empty());
     let data_dir = format!("{container:?}");
     let data_dir = data_dir.split('"').nth(1).unwrap();
-    assert!(!Path::new(data_dir).join("disks/0.img").exists());
+    let image = Path::new(data_dir).join(format!("disks/{}.img", disk_of(&id)));
+    assert!(image.exists());
+    clean(container, &id);
+    assert!(container.find().unwrap().is_empty());
+    assert!(!image.exists());
     // The kernel unmounts asynchronously.
     let deadline = Instant::now() + Duration::from_secs(10);
     while loops_of(data_dir) > 0 {
@@ -209,8 +246,8 @@ fn lives_in_its_own_namespaces(container: &Container) {
 }
 
 fn has_ids_of_its_own(container: &Container) {
-    let map = |name: &Name| {
-        let started = start(container, name);
+    let map = |id: &SandboxId| {
+        let started = start(container, id);
         fs::read_to_string(format!("/proc/{}/uid_map", agent_pid(&started.sandbox))).unwrap()
     };
     let parse = |text: &str| {
@@ -218,14 +255,16 @@ fn has_ids_of_its_own(container: &Container) {
             .map(|word| word.parse().unwrap())
             .collect::<Vec<u32>>()
     };
-    let (one, two) = (parse(&map(&name("ione.0"))), parse(&map(&name("itwo.1"))));
+    let (one, two) = (parse(&map(&id("ione"))), parse(&map(&id("itwo"))));
     assert_eq!((one[0], one[2]), (0, 65_536));
     assert_eq!(two[1], one[1] + 65_536);
 }
 
 fn is_limited(container: &Container) {
-    let started = start(container, &name("ione.0"));
+    let id = id("ione");
+    let started = start(container, &id);
     let pid = agent_pid(&started.sandbox);
+    let own = format!("/ione.0.{}", disk_of(&id));
     let group = |pid: i32, what: &str| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
         let line = groups.lines().find(|line| line.split(':').nth(1) == Some(what));
@@ -235,32 +274,38 @@ fn is_limited(container: &Container) {
     };
     let spawner = processes(pid).into_iter().find(|other| *other != pid).unwrap();
     for controller in ["memory", "pids", "cpu"] {
-        assert!(
-            group(spawner, controller).ends_with("/ione.0.work"),
-            "{}",
-            group(spawner, controller)
-        );
-        assert!(!group(pid, controller).ends_with(".work"), "{}", group(pid, controller));
+        let (of_spawner, of_agent) = (group(spawner, controller), group(pid, controller));
+        assert!(of_spawner.ends_with(&format!("{own}/work")), "{of_spawner}");
+        // Version 1 holds the agent in the sandbox's own group.
+        let agents = ["", "/agent"]
+            .iter()
+            .any(|end| of_agent.ends_with(&format!("{own}{end}")));
+        assert!(agents, "{of_agent}");
     }
-    let value = |controller: &str, files: [&str; 2]| {
+    let value = |above: &str, controller: &str, files: [&str; 2]| {
         let path = group(spawner, controller).splitn(3, ':').nth(2).unwrap().to_owned();
+        let path = format!("{path}{above}");
         let roots = [format!("/sys/fs/cgroup/{controller}"), "/sys/fs/cgroup".to_owned()];
         let read = |root: &String, file: &str| fs::read_to_string(format!("{root}{path}/{file}")).ok();
         let text = roots.iter().zip(files).find_map(|(root, file)| read(root, file));
         text.unwrap().trim().to_owned()
     };
-    assert_eq!(
-        value("memory", ["memory.limit_in_bytes", "memory.max"]),
-        (64 << 20).to_string()
-    );
-    assert_eq!(value("pids", ["pids.max", "pids.max"]), "20");
-    let cpu = value("cpu", ["cpu.cfs_quota_us", "cpu.max"]);
-    assert!(cpu == "100000" || cpu == "100000 100000", "{cpu}");
+    let limits = |above: &str| {
+        let number = |text: String| text.split(' ').next().unwrap().parse::<u64>().unwrap();
+        [
+            number(value(above, "memory", ["memory.limit_in_bytes", "memory.max"])),
+            number(value(above, "pids", ["pids.max", "pids.max"])),
+            number(value(above, "cpu", ["cpu.cfs_quota_us", "cpu.max"])),
+        ]
+    };
+    let (work, whole) = (limits(""), limits("/.."));
+    assert_eq!(work, [64 << 20, 20, 100_000]);
+    let margin: Vec<u64> = whole.iter().zip(work).map(|(whole, work)| whole - work).collect();
+    assert_eq!(margin, [64 << 20, 16, 20_000]);
 }
 
 fn is_measured(container: &Container) {
-    let name = name("ione.0");
-    let started = start(container, &name);
+    let started = start(container, &id("ione"));
     let pid = agent_pid(&started.sandbox);
     let before = started.sandbox.usage().unwrap();
     assert!(before.cpu_time_us > 0, "{before:?}");
@@ -281,25 +326,32 @@ fn is_measured(container: &Container) {
     assert!(empty.disk_used_bytes < before.disk_used_bytes + (1 << 20), "{empty:?}");
     let again = container.find().unwrap().pop().unwrap().alive.unwrap();
     assert!(again.usage().unwrap().cpu_time_us >= before.cpu_time_us);
-    started.sandbox.kill();
+    end(&started.sandbox);
     assert!(started.sandbox.usage().is_err());
     assert!(container.room().unwrap().disk_available_bytes > 0);
 }
 
 fn is_found_again(container: &Container) {
-    let (one, two) = (name("ione.0"), name("itwo.5"));
-    let first = start(container, &one);
+    let (one, two) = (id("ione"), id("itwo"));
+    // As versions before named it: a disk that has the number of the slot.
+    let mut request_of_earlier = request(&one);
+    request_of_earlier.disk = "0".parse().unwrap();
+    let first = container.start(&request_of_earlier).unwrap();
     let pid = agent_pid(&first.sandbox);
     let second = start(container, &two);
-    second.sandbox.kill();
+    end(&second.sandbox);
     drop((first, second));
     // A driver waits until the launchers of the one before it are gone.
     container.dismantle();
     let data_dir = format!("{container:?}");
     let later = open(Path::new(data_dir.split('"').nth(1).unwrap()));
     let mut found = later.find().unwrap();
-    found.sort_by_key(|found| found.name.slot);
-    assert_eq!(found.iter().map(|found| &found.name).collect::<Vec<_>>(), [&one, &two]);
+    found.sort_by(|a, b| a.id.cmp(&b.id));
+    let told: Vec<_> = found.iter().map(|found| (&found.id, found.disk.clone())).collect();
+    assert_eq!(told, [(&one, request_of_earlier.disk.clone()), (&two, disk_of(&two))]);
+    // Their ids are taken, whoever took them.
+    let exists = later.start(&request(&two)).unwrap_err();
+    assert!(matches!(exists, StartError::Exists(_)), "{exists}");
     let alive = found[0].alive.as_ref().unwrap();
     assert_eq!(agent_pid(alive), pid);
     assert!(found[1].alive.is_none());
@@ -311,10 +363,15 @@ fn is_found_again(container: &Container) {
             .collect::<Vec<_>>()
     };
     let before = running();
-    alive.respawn().unwrap();
+    respawn(alive);
     until(|| running().len() == 2);
     assert_ne!(running(), before);
-    alive.kill();
+    // A disk in use is kept by its id.
+    let disk = alive.disk().unwrap();
+    assert!(disk.held_bytes > 0, "{disk:?}");
+    later.sweep_disks(&[request_of_earlier.disk]).unwrap();
+    assert_eq!(alive.disk().unwrap().size_bytes, 64 << 20);
+    end(alive);
     clean(&later, &one);
     clean(&later, &two);
     assert!(later.find().unwrap().is_empty());
@@ -322,7 +379,7 @@ fn is_found_again(container: &Container) {
 }
 
 fn spawner_is_replaced(container: &Container) {
-    let started = start(container, &name("ione.0"));
+    let started = start(container, &id("ione"));
     let pid = agent_pid(&started.sandbox);
     let spawner = processes(pid).into_iter().find(|other| *other != pid).unwrap();
     let group = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
@@ -330,7 +387,7 @@ fn spawner_is_replaced(container: &Container) {
     // One that was only stopped does not answer either, and goes all the same.
     let stop = rustix::process::Signal::STOP;
     rustix::process::kill_process(rustix::process::Pid::from_raw(spawner).unwrap(), stop).unwrap();
-    started.sandbox.respawn().unwrap();
+    respawn(&started.sandbox);
     // This agent reaps nobody, so the old one stays as a zombie.
     until(|| is_dead(spawner));
     let others: Vec<i32> = processes(pid)
@@ -359,45 +416,81 @@ fn spawner_is_replaced(container: &Container) {
     };
     assert_eq!(root(new), root(pid));
     let open = fs::read_dir(format!("/proc/{new}/fd")).unwrap().count();
-    assert_eq!(open, 3, "only the standard streams are open in it");
+    assert_eq!(
+        open, 4,
+        "only the standard streams and the way to its agent are open in it"
+    );
 }
 
 fn failed_start_leaves_nothing(container: &Container) {
-    let name = name("ione.0");
-    let resources = Resources {
-        disk_mb: 63,
-        ..RESOURCES
-    };
-    let error = container.start(&name, &resources).unwrap_err();
-    assert!(error.to_string().contains("disk template"), "{error}");
+    let id = id("ione");
+    let mut request = request(&id);
+    // A directory that `base` does not have.
+    request.rootfs.overlays.push(overlay("/nowhere"));
+    let error = container.start(&request).unwrap_err();
+    assert!(error.to_string().contains("attach an overlay"), "{error}");
     let found = container.find().unwrap();
     assert!(found.iter().all(|found| found.alive.is_none()), "{found:?}");
-    clean(container, &name);
+    clean(container, &id);
     assert!(container.find().unwrap().is_empty());
     // The launcher goes on.
-    start(container, &name);
+    start(container, &id);
+    // A disk that is there is somebody's data.
+    let mut request = self::request(&self::id("itwo"));
+    request.disk = disk_of(&id);
+    let error = container.start(&request).unwrap_err();
+    assert!(error.to_string().contains("make the disk"), "{error}");
+}
+
+fn overlay(target: &str) -> Overlay {
+    Overlay {
+        target: target.to_owned(),
+        layers: vec![Layer::BaseUsr, Layer::HostUsr],
+        upper: "more".to_owned(),
+    }
+}
+
+/// Neither the number of overlays nor the size of the disk is one that the driver has seen before.
+fn has_the_file_system_of_its_request(container: &Container) {
+    let mut request = request(&id("ione"));
+    request.rootfs.overlays.push(overlay("/opt"));
+    request.resources.disk_mb = 96;
+    let started = container.start(&request).unwrap();
+    let pid = agent_pid(&started.sandbox);
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+    let overlays = mounts.lines().filter(|line| line.contains(" - overlay "));
+    let targets: Vec<&str> = overlays.filter_map(|line| line.split(' ').nth(4)).collect();
+    assert_eq!(targets, ["/", "/usr", "/opt"]);
+    assert!(Path::new(&format!("/proc/{pid}/root/opt/bin/sh")).exists());
+    let disk_bytes = started.sandbox.usage().unwrap().disk_total_bytes;
+    assert!(((64 << 20)..(96 << 20)).contains(&disk_bytes), "{disk_bytes}");
+    // Both uppers take writes: of files that exist, as the host's root is nobody in there and could not make one.
+    for file in ["etc/passwd", "opt/lib/os-release"] {
+        fs::write(format!("/proc/{pid}/root/{file}"), "written").unwrap();
+    }
+    assert_ne!(fs::read_to_string("/usr/lib/os-release").unwrap(), "written");
 }
 
 fn control_is_the_agents(container: &Container) {
-    let started = start(container, &name("ione.0"));
-    let maker = SocketMaker::new().unwrap();
+    let started = start(container, &id("ione"));
     let deadline = Instant::now() + Duration::from_secs(10);
-    while let Err(error) = started.sandbox.control(&maker) {
+    while let Err(error) = started.sandbox.control() {
         assert!(Instant::now() < deadline, "{error}");
         std::thread::yield_now();
     }
     // On the host there is no such socket: the name belongs to the sandbox's network namespace.
     let address = SocketAddr::from_abstract_name(protocol::agent::CONTROL_SOCKET).unwrap();
     assert!(std::os::unix::net::UnixStream::connect_addr(&address).is_err());
-    started.sandbox.kill();
-    assert!(started.sandbox.control(&maker).is_err());
+    end(&started.sandbox);
+    assert!(started.sandbox.control().is_err());
 }
 
 fn launcher_that_stopped_is_replaced(container: &Container) {
     let data_dir = format!("{container:?}");
     let lock = Path::new(data_dir.split('"').nth(1).unwrap()).join("launchers.lock");
     // Our child that holds this driver's lock as its standard output; other tests have theirs, and a launcher has
-    // children for a moment.
+    // children for a moment. The one with mounts of its own: the other replaces spawners.
+    let mounts = |of: &str| fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
     let is_ours = |pid: i32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
@@ -407,18 +500,19 @@ fn launcher_that_stopped_is_replaced(container: &Container) {
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|pid: &i32| fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|file| file == lock) && is_ours(*pid))
+        .filter(|pid| mounts(&pid.to_string()) != mounts("self"))
         .collect();
     let [launcher] = launchers[..] else {
         panic!("{launchers:?}")
     };
     let process = rustix::process::Pid::from_raw(launcher).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
-    let name = name("ione.0");
+    let id = id("ione");
     let since = Instant::now();
-    assert!(container.start(&name, &RESOURCES).is_err());
+    assert!(container.start(&request(&id)).is_err());
     assert!(since.elapsed() >= Duration::from_secs(30), "{:?}", since.elapsed());
     assert!(!Path::new(&format!("/proc/{launcher}")).exists(), "it is gone");
-    clean(container, &name);
+    clean(container, &id);
     assert!(container.find().unwrap().is_empty());
-    start(container, &name);
+    start(container, &id);
 }

@@ -4,16 +4,22 @@
 //! `{code, message[, error_code]}`, because SDKs read the code from the body and not from the status line.
 
 mod access_tokens;
+mod address;
 mod api_keys;
-pub(crate) mod auth;
+mod auth;
 mod body;
 mod error;
+mod json;
+mod not_built;
 mod observe;
-pub mod openapi;
+mod openapi;
+mod page;
 mod query;
 mod rate;
 mod sandboxes;
+pub(crate) mod state;
 mod teams;
+mod templates;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -23,25 +29,25 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
-use http::{HeaderName, HeaderValue, StatusCode, Uri, header};
-use serde::Serialize;
+use http::{HeaderName, StatusCode, Uri};
+use model::limits::DEFAULT_MAX_LIFETIME_S;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{Any as AnyOf, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::lifecycle::Platform;
-use crate::metrics::Operations;
+pub(crate) use address::ApiAddress;
 use error::{ApiError, ErrorBody};
-use observe::Observer;
+use observe::{Observer, Operations};
 use sandboxes::{create, lifetime, list, logs, metrics, single};
+use state::ApiState;
 
 /// How long answering a request may take. Clients have given up by then (the SDKs after 60 s).
 const ANSWER_BOUND: Duration = Duration::from_secs(70);
 
 /// The routes, each with its operation.
-fn routes() -> OpenApiRouter<Arc<Platform>> {
-    OpenApiRouter::with_openapi(openapi::base())
+fn routes() -> OpenApiRouter<ApiState> {
+    let built = OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(check_health))
         .routes(routes!(openapi::get_openapi))
         .routes(routes!(teams::list_teams))
@@ -61,20 +67,25 @@ fn routes() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(logs::get_sandbox_logs_v1))
         .routes(routes!(logs::get_sandbox_logs))
         .routes(routes!(metrics::get_sandbox_metrics))
+        .routes(routes!(templates::list_templates_v1))
+        .routes(routes!(templates::list_templates))
+        .routes(routes!(templates::list_default_templates))
+        .routes(routes!(templates::get_template))
+        .routes(routes!(templates::get_template_alias));
+    not_built::add(built)
 }
 
-/// The routes, with everything that wraps them.
-pub(crate) fn router(platform: Arc<Platform>) -> Router {
+/// The routes, with everything that wraps them, and what tells that a request is for them. `longest_s` is the longest
+/// life of a sandbox of any team.
+pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     let (router, document) = routes().split_for_parts();
-    let limits = &platform.settings.limits;
-    let longest_s = limits.teams.values().map(|team| team.max_lifetime_s).max();
-    let longest_s = longest_s.unwrap_or(0).max(limits.default.max_lifetime_s);
     let document = openapi::finish(document, longest_s);
     let observer = Observer {
-        platform: Arc::clone(&platform),
+        metrics: Arc::clone(&state.metrics),
         operations: Operations::of(&document),
     };
-    router
+    let address = ApiAddress::new(&state.access.domain, &document);
+    let router = router
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
         .layer(Extension(openapi::Served::new(&document)))
@@ -83,7 +94,8 @@ pub(crate) fn router(platform: Arc<Platform>) -> Router {
         .layer(axum::middleware::from_fn(bound))
         .layer(cors())
         .layer(axum::middleware::from_fn_with_state(observer, observe::observe))
-        .with_state(platform)
+        .with_state(state);
+    (router, address)
 }
 
 /// Sandboxes can be created: whoever is not ready to does not route here.
@@ -98,7 +110,7 @@ pub(crate) fn router(platform: Arc<Platform>) -> Router {
     )
 )]
 async fn check_health() -> &'static str {
-    "ok"
+    "Health check successful"
 }
 
 /// The answer while the server starts or drains.
@@ -183,11 +195,11 @@ fn cors() -> CorsLayer {
         .max_age(Duration::from_secs(3600))
 }
 
-/// A JSON answer.
-fn json<T: Serialize>(status: StatusCode, body: &T) -> Result<Response, ApiError> {
-    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::internal().caused_by(error))?;
-    let content_type = HeaderValue::from_static("application/json; charset=utf-8");
-    Ok((status, [(header::CONTENT_TYPE, content_type)], bytes).into_response())
+/// The document of a platform with the usual settings, as it is committed: JSON with a line feed at its end.
+#[must_use]
+pub fn document() -> String {
+    let document = openapi::finish(routes().into_openapi(), DEFAULT_MAX_LIFETIME_S);
+    format!("{document:#}\n")
 }
 
 #[cfg(test)]

@@ -21,6 +21,10 @@ impl fmt::Debug for Clock {
 impl Clock {
     /// The clock of the host.
     #[must_use]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the clock that all others of the server stand for"
+    )]
     pub fn system() -> Self {
         Self::new(|| Timestamp::now().as_microsecond())
     }

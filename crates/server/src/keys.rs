@@ -5,6 +5,7 @@
 //! without being stored.
 
 use std::fmt;
+use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
 use model::id::SandboxId;
@@ -100,8 +101,8 @@ impl NewKey {
 
     /// The API key that belongs to a row of that id and can be shown again. It is derived like the tokens of sandboxes,
     /// so that only its hash is stored like that of any other.
-    pub(crate) fn derived(seed: &SecretBox<[u8; 32]>, row: &str) -> Self {
-        let digits = derive(seed, &["api-key-", row]);
+    pub(crate) fn derived(seed: &TokenSeed, row: &str) -> Self {
+        let digits = seed.derive(&["api-key-", row]);
         Self {
             prefix: API_KEY_PREFIX,
             digits: digits.expose_secret()[..2 * KEY_BYTES].to_owned(),
@@ -127,29 +128,39 @@ impl NewKey {
     }
 }
 
-/// The token that the agent of a sandbox asks clients for.
-pub(crate) fn access_token(seed: &SecretBox<[u8; 32]>, id: &SandboxId) -> SecretString {
-    derive(seed, &[id.as_str()])
-}
+/// The secret that every token of a sandbox is derived from.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenSeed(Arc<SecretBox<[u8; 32]>>);
 
-/// The token that the traffic of a sandbox that is not public must carry.
-pub(crate) fn traffic_token(seed: &SecretBox<[u8; 32]>, id: &SandboxId) -> SecretString {
-    derive(seed, &["sandbox-traffic-", id.as_str()])
-}
-
-/// A digest of a request, by which only this platform can tell that another one is the same.
-pub(crate) fn request_digest(seed: &SecretBox<[u8; 32]>, operation: &str, body: &str) -> String {
-    derive(seed, &["request-digest-", operation, "-", body])
-        .expose_secret()
-        .to_owned()
-}
-
-fn derive(seed: &SecretBox<[u8; 32]>, parts: &[&str]) -> SecretString {
-    let mut mac = Hmac::<Sha256>::new_from_slice(seed.expose_secret()).expect("HMAC takes a key of every length");
-    for part in parts {
-        mac.update(part.as_bytes());
+impl TokenSeed {
+    pub(crate) fn new(seed: SecretBox<[u8; 32]>) -> Self {
+        Self(Arc::new(seed))
     }
-    hex(&mac.finalize().into_bytes()).into()
+
+    /// The token that the agent of a sandbox asks clients for.
+    pub(crate) fn access_token(&self, id: &SandboxId) -> SecretString {
+        self.derive(&[id.as_str()])
+    }
+
+    /// The token that the traffic of a sandbox that is not public must carry.
+    pub(crate) fn traffic_token(&self, id: &SandboxId) -> SecretString {
+        self.derive(&["sandbox-traffic-", id.as_str()])
+    }
+
+    /// A digest of a request, by which only this platform can tell that another one is the same.
+    pub(crate) fn request_digest(&self, operation: &str, body: &str) -> String {
+        self.derive(&["request-digest-", operation, "-", body])
+            .expose_secret()
+            .to_owned()
+    }
+
+    fn derive(&self, parts: &[&str]) -> SecretString {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()).expect("HMAC takes a key of every length");
+        for part in parts {
+            mac.update(part.as_bytes());
+        }
+        hex(&mac.finalize().into_bytes()).into()
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -194,7 +205,7 @@ mod tests {
         assert_eq!(hash_access_token(&token.expose()), Ok(token.hash()));
         assert_eq!(hash_api_key(&token.expose()), Err(InvalidKey::Prefix));
         assert_eq!(hash_access_token(&one.expose()), Err(InvalidKey::Prefix));
-        let seed = SecretBox::new(Box::new([7; 32]));
+        let seed = TokenSeed::new(SecretBox::new(Box::new([7; 32])));
         let derived = NewKey::derived(&seed, "a row");
         assert_eq!(derived.expose(), NewKey::derived(&seed, "a row").expose());
         assert_ne!(derived.expose(), NewKey::derived(&seed, "another").expose());
@@ -205,13 +216,13 @@ mod tests {
 
     #[test]
     fn tokens_differ_by_sandbox_and_purpose() {
-        let seed = SecretBox::new(Box::new([7; 32]));
+        let seed = TokenSeed::new(SecretBox::new(Box::new([7; 32])));
         let id: SandboxId = "iabc".parse().expect("an id");
         let other: SandboxId = "iabd".parse().expect("an id");
-        let token = access_token(&seed, &id);
+        let token = seed.access_token(&id);
         assert_eq!(token.expose_secret().len(), 64);
-        assert_eq!(token.expose_secret(), access_token(&seed, &id).expose_secret());
-        assert_ne!(token.expose_secret(), access_token(&seed, &other).expose_secret());
-        assert_ne!(token.expose_secret(), traffic_token(&seed, &id).expose_secret());
+        assert_eq!(token.expose_secret(), seed.access_token(&id).expose_secret());
+        assert_ne!(token.expose_secret(), seed.access_token(&other).expose_secret());
+        assert_ne!(token.expose_secret(), seed.traffic_token(&id).expose_secret());
     }
 }

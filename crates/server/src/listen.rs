@@ -1,6 +1,9 @@
 //! The one port: accepts connections, tells TLS from plain HTTP and HTTP/1.1 from HTTP/2, and sends each request to a
 //! sandbox or to the API.
 
+pub(crate) mod connections;
+mod credentials;
+mod links;
 mod malformed;
 
 use std::convert::Infallible;
@@ -8,40 +11,53 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use proxy::ingress::Ingress;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::client::ClientConnection;
-use proxy::ingress::route::{Route, Target, route};
+use proxy::ingress::route::{BadRoute, Route, Target, route};
+use proxy::ingress::{ClientBody, Ingress};
+use store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
+use self::connections::{Connection, Connections};
+use self::credentials::Credentials;
+use self::links::Links;
 use self::malformed::{Turn, WholeAnswers};
-use crate::lifecycle::Platform;
+use crate::api::ApiAddress;
+use crate::metrics::Metrics;
+use crate::peers::{Peer, Rates};
+use crate::sandboxes::registry::Registry;
 use crate::tls::{self, Tls};
 
-/// How long a new connection may take until its first request is there.
-const FIRST_REQUEST: Duration = Duration::from_secs(30);
-/// How long a connection may idle between requests: longer than any client keeps one, so that the client closes first
-/// and never sends a request into a closing connection.
-const IDLE: Duration = Duration::from_secs(620);
 /// Interval and patience of HTTP/2 pings, which find clients that vanished.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(15));
-/// HTTP/2 window of a stream, in bytes: it must be able to carry a file at the speed of loopback.
-const WINDOW_BYTES: u32 = 2 * 1024 * 1024;
+/// HTTP/2 windows of a stream and of a connection, in bytes: a stream must be able to carry a file at the speed of
+/// loopback, and what nobody inside reads is held up to the second.
+const WINDOW_BYTES: (u32, u32) = (1024 * 1024, 2 * 1024 * 1024);
+/// What is held of one HTTP/2 stream for a client that does not take it.
+const SEND_BYTES: usize = 64 * 1024;
+/// Most bytes of a request's head: over HTTP/1 a little more than the 64 KiB that its target may have, so that one which
+/// is too long is told so.
+const HEAD_BYTES: (usize, u32) = (80 * 1024, 64 * 1024);
+/// TLS handshakes that one peer may make at once, and how often one more: they cost more than all else that a client
+/// can ask for without being known. Who makes more waits.
+const HANDSHAKES: (u32, Duration) = (256, Duration::from_millis(20));
 /// HTTP/2 streams of one connection; SDKs open one per running command.
 const STREAMS: u32 = 1000;
 /// Pause after the system refused a connection, most likely for want of file descriptors.
@@ -61,25 +77,49 @@ pub(crate) enum Phase {
     Draining,
 }
 
+/// What is asked on the way of a request.
+#[derive(Debug)]
+pub(crate) struct GatewayServices {
+    /// Whose credentials do not go to sandboxes.
+    pub(crate) store: Store,
+    /// Which sandboxes there are, and what their traffic must carry.
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Of clients.
+    pub(crate) connections: Arc<Connections>,
+    /// The certificate, where the port speaks HTTPS.
+    pub(crate) tls: Option<Tls>,
+}
+
 /// Where requests go.
 #[derive(Debug)]
-pub(crate) struct Site {
-    platform: Arc<Platform>,
+pub(crate) struct Gateway {
+    services: GatewayServices,
     api: Router,
+    address: ApiAddress,
     ingress: Ingress,
-    tls: Option<Tls>,
+    links: Links,
+    credentials: Credentials,
+    handshakes: Rates,
+    /// Where requests to the API run: apart from connections, so that no amount of traffic is in their way.
+    control: Handle,
     phase: AtomicU8,
     /// API requests that are being answered.
     pub(crate) requests: TaskTracker,
 }
 
-impl Site {
-    pub(crate) fn new(platform: Arc<Platform>, api: Router, ingress: Ingress, tls: Option<Tls>) -> Self {
+impl Gateway {
+    /// A gateway whose API runs on the runtime of the caller.
+    pub(crate) fn new(services: GatewayServices, (api, address): (Router, ApiAddress), ingress: Ingress) -> Self {
         Self {
-            platform,
+            services,
             api,
+            address,
             ingress,
-            tls,
+            links: Links::default(),
+            credentials: Credentials::default(),
+            handshakes: Rates::new(HANDSHAKES.0, HANDSHAKES.1),
+            control: Handle::current(),
             phase: AtomicU8::new(Phase::Starting as u8),
             requests: TaskTracker::new(),
         }
@@ -93,30 +133,56 @@ impl Site {
         self.phase.load(Ordering::Acquire) == Phase::Ready as u8
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(&self, request: Request<Incoming>, peer: Option<Peer>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        let route = route(&parts);
-        let request = Request::from_parts(parts, body);
-        match route {
-            Ok(Route::Api) => self.answer_from_api(request).await,
-            Ok(_) if !self.is_ready() => self.own(request, &Answer::Unavailable),
-            Ok(Route::Sandbox(target)) => self.answer_from_sandbox(request, target).await,
-            Ok(Route::SignedFile(signed)) => match self.platform.live.signer(&signed) {
-                Some(id) => {
-                    let port = protocol::agent::PORT;
-                    self.answer_from_sandbox(request, Target { id, port }).await
-                }
-                None => self.own(request, &Answer::BadSignature),
-            },
-            Err(bad) => self.own(request, &Answer::BadRequest(bad.message())),
+        let route = route(&parts, &self.address);
+        let mut body = self.ingress.body(parts.version, &parts.headers, body);
+        let rest = if parts.version == Version::HTTP_2 {
+            body.pending_upload()
+        } else {
+            None
+        };
+        let waits = parts.headers.contains_key(header::EXPECT);
+        let response = self.answer_routed(route, Request::from_parts(parts, body), peer).await;
+        match rest {
+            Some(rest) if response.status().as_u16() >= 400 && !waits => {
+                rest.finished().await;
+                response
+            }
+            Some(rest) => response.map(|body| Body::new(rest.delay_end(body))),
+            None => response,
         }
     }
 
-    async fn answer_from_sandbox(&self, request: Request<Incoming>, target: Target) -> Response<Body> {
-        let find = |id: &_| self.platform.live.access(id);
+    async fn answer_routed(
+        &self,
+        route: Result<Route, BadRoute>,
+        request: Request<ClientBody>,
+        peer: Option<Peer>,
+    ) -> Response<Body> {
+        match route {
+            Ok(Route::Api) => self.answer_from_api(request).await,
+            Ok(_) if !self.is_ready() => self.own(&request, &Answer::Unavailable),
+            Ok(Route::Sandbox(target)) => self.answer_from_sandbox(request, target).await,
+            Ok(Route::SignedFile(signed)) => match self.links.find(&self.services.registry, &signed, peer).await {
+                Ok(id) => {
+                    let port = protocol::agent::PORT;
+                    self.answer_from_sandbox(request, Target { id, port }).await
+                }
+                Err(answer) => self.own(&request, &answer),
+            },
+            Err(bad) => self.own(&request, &Answer::BadRequest(bad.message())),
+        }
+    }
+
+    async fn answer_from_sandbox(&self, mut request: Request<ClientBody>, target: Target) -> Response<Body> {
+        self.credentials
+            .strip(&self.services.store, request.headers_mut())
+            .await;
+        let find = |id: &_| self.services.registry.access(id);
         let method = request.method().clone();
         let response = self.ingress.serve(request, &target, find).await;
-        self.platform.metrics.proxied(response.status());
+        self.services.metrics.proxied(response.status().as_u16());
         // Neither path nor query: both are the client's business with the sandbox, and signatures are in them.
         tracing::debug!(
             sandbox.id = %target.id,
@@ -129,21 +195,35 @@ impl Site {
     }
 
     /// An answer of the proxy's own to a request that no sandbox gets.
-    fn own(&self, request: Request<Incoming>, answer: &Answer) -> Response<Body> {
-        self.ingress.answer(request, answer).map(Body::new)
+    fn own(&self, request: &Request<ClientBody>, answer: &Answer) -> Response<Body> {
+        self.ingress.answer(request.headers(), answer).map(Body::new)
     }
 
-    async fn answer_from_api(&self, request: Request<Incoming>) -> Response<Body> {
+    async fn answer_from_api(&self, request: Request<ClientBody>) -> Response<Body> {
         let begun = Instant::now();
         let id = uuid::Uuid::now_v7().simple().to_string();
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let span = tracing::info_span!("request", request.id = %id, team.id = tracing::field::Empty);
         let mut response = if self.is_ready() {
-            let _answering = self.requests.token();
-            let answer = self.api.clone().oneshot(request.map(Body::new));
-            match answer.instrument(span.clone()).await {
-                Ok(response) => response,
-                Err(infallible) => match infallible {},
+            let answering = self.requests.token();
+            let answer = self
+                .api
+                .clone()
+                .oneshot(request.map(Body::new))
+                .instrument(span.clone());
+            // A client that leaves takes its request along.
+            let answered = AbortOnDropHandle::new(self.control.spawn(async move {
+                let _answering = answering;
+                answer.await
+            }));
+            match answered.await {
+                Ok(Ok(response)) => response,
+                Ok(Err(infallible)) => match infallible {},
+                // The router catches what a handler does, so this is the end of the runtime.
+                Err(error) => {
+                    tracing::error!(%error, "answer a request");
+                    crate::api::unavailable()
+                }
             }
         } else {
             crate::api::unavailable()
@@ -161,7 +241,7 @@ impl Site {
 /// Accepts connections until `stop`, and serves each on `tasks` until it is done or `abort`.
 pub(crate) async fn accept(
     listener: TcpListener,
-    site: Arc<Site>,
+    gateway: Arc<Gateway>,
     tasks: TaskTracker,
     (stop, abort): (CancellationToken, CancellationToken),
 ) {
@@ -172,11 +252,17 @@ pub(crate) async fn accept(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((tcp, _)) => {
+            Ok((tcp, address)) => {
+                let connections = &gateway.services.connections;
+                let Some(connection) = connections.admit(connections.peer(address.ip())) else {
+                    // A reset leaves nothing behind here that would have to time out.
+                    let _ = tcp.set_zero_linger();
+                    continue;
+                };
                 // An answer must not wait for the acknowledgement of the one before.
                 let _ = tcp.set_nodelay(true);
                 let both = (stop.clone(), abort.clone());
-                tasks.spawn(serve(tcp, Arc::clone(&site), tasks.clone(), both));
+                tasks.spawn(serve(tcp, connection, Arc::clone(&gateway), tasks.clone(), both));
             }
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
@@ -197,14 +283,15 @@ fn is_about_one_connection(error: &io::Error) -> bool {
 /// Serves one connection, with TLS or without.
 async fn serve(
     tcp: TcpStream,
-    site: Arc<Site>,
+    connection: Arc<Connection>,
+    gateway: Arc<Gateway>,
     tasks: TaskTracker,
     (stop, abort): (CancellationToken, CancellationToken),
 ) {
-    let deadline = tokio::time::Instant::now() + FIRST_REQUEST;
-    let Some(tls) = site.tls.clone() else {
+    let deadline = connection.deadline();
+    let Some(tls) = gateway.services.tls.clone() else {
         let (stream, client) = ClientConnection::new(tcp);
-        return serve_stream(stream, client, site, tasks, deadline, (stop, abort)).await;
+        return serve_stream(stream, (client, connection), gateway, tasks, (stop, abort)).await;
     };
     let greeting = async {
         match tokio::time::timeout_at(deadline, tls::begins(&tcp)).await {
@@ -216,69 +303,91 @@ async fn serve(
     let is_tls = tokio::select! {
         biased;
         () = stop.cancelled() => return,
+        () = connection.was_evicted() => return,
         greeting = greeting => greeting,
     };
     let (stream, client) = ClientConnection::new(tcp);
     match is_tls {
         None => {}
-        Some(false) => serve_stream(stream, client, site, tasks, deadline, (stop, abort)).await,
+        Some(false) => serve_stream(stream, (client, connection), gateway, tasks, (stop, abort)).await,
         Some(true) => {
+            let turn = async {
+                while let Some(Err(wait)) = connection.peer().map(|peer| gateway.handshakes.take(peer)) {
+                    tokio::time::sleep(wait).await;
+                }
+            };
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                accepted = tls.accept(stream) => accepted,
+                () = connection.was_evicted() => return,
+                accepted = tls.accept(stream, turn) => accepted,
             };
             match accepted {
                 // Boxed, so that plain connections do not carry the room for its state.
-                Ok(stream) => Box::pin(serve_stream(stream, client, site, tasks, deadline, (stop, abort))).await,
+                Ok(stream) => {
+                    Box::pin(serve_stream(
+                        stream,
+                        (client, connection),
+                        gateway,
+                        tasks,
+                        (stop, abort),
+                    ))
+                    .await
+                }
                 Err(error) => tracing::debug!(%error, "TLS handshake"),
             }
         }
     }
 }
 
-/// Serves the requests of one connection, the first of which must come before `deadline`. Dropping its stream after a
-/// cut resets it, so every way out of here is one.
+/// Serves the requests of one connection. Dropping its stream after a cut resets it, so every way out of here is one.
 async fn serve_stream<S>(
     stream: S,
-    client: ClientConnection,
-    site: Arc<Site>,
+    (client, place): (ClientConnection, Arc<Connection>),
+    gateway: Arc<Gateway>,
     tasks: TaskTracker,
-    deadline: tokio::time::Instant,
     (stop, abort): (CancellationToken, CancellationToken),
 ) where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let began = CancellationToken::new();
     let turn = Turn::default();
-    let stream = WholeAnswers::new(stream, turn.clone());
+    let stream = WholeAnswers::new(stream, turn.clone(), Arc::clone(&place));
     let service = {
-        let (client, began) = (client.clone(), began.clone());
+        let (client, place) = (client.clone(), Arc::clone(&place));
         service_fn(move |mut request: Request<Incoming>| {
-            began.cancel();
+            let under_way = place.begin(request.version() < Version::HTTP_2);
             turn.begin();
             request.extensions_mut().insert(client.clone());
-            let (site, turn) = (Arc::clone(&site), turn.clone());
-            async move { Ok::<_, Infallible>(turn.follow(Box::pin(site.answer(request)).await)) }
+            let (gateway, turn, peer) = (Arc::clone(&gateway), turn.clone(), place.peer());
+            async move {
+                let response = Box::pin(gateway.answer(request, peer)).await;
+                if response.status().as_u16() < 400 {
+                    under_way.is_good();
+                }
+                Ok::<_, Infallible>(turn.follow(response, under_way))
+            }
         })
     };
     let mut builder = auto::Builder::new(OnTracker(tasks));
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(None)
+        .max_buf_size(HEAD_BYTES.0);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING.0)
         .keep_alive_timeout(PING.1)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(2 * WINDOW_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES.0)
+        .initial_connection_window_size(WINDOW_BYTES.1)
+        .max_send_buf_size(SEND_BYTES)
+        .max_header_list_size(HEAD_BYTES.1)
         .max_concurrent_streams(STREAMS);
     let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    let mut first_request = Box::pin(async {
-        if tokio::time::timeout_at(deadline, began.cancelled()).await.is_ok() {
-            std::future::pending::<()>().await;
-        }
-    });
+    let mut overdue = Box::pin(overdue(Arc::clone(&place)));
     let mut draining = false;
+    let mut evicted = false;
     loop {
         tokio::select! {
             biased;
@@ -291,15 +400,44 @@ async fn serve_stream<S>(
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
+            () = place.was_evicted(), if !evicted => {
+                evicted = true;
+                // A request that came at the same moment is answered.
+                if !place.is_busy() {
+                    return;
+                }
+                connection.as_mut().graceful_shutdown();
+            }
             result = connection.as_mut() => {
                 if let Err(error) = result {
                     tracing::debug!(%error, "connection");
                 }
                 return;
             }
-            () = first_request.as_mut() => return,
+            // After the connection, which is what reads and with that moves the deadline.
+            () = overdue.as_mut() => return,
         }
     }
+}
+
+/// Returns once a connection has kept the platform waiting for too long.
+async fn overdue(place: Arc<Connection>) {
+    let mut sleep = Box::pin(tokio::time::sleep_until(place.deadline()));
+    std::future::poll_fn(|cx| {
+        loop {
+            let deadline = place.deadline();
+            // A later deadline is looked at when the earlier one has come, which spares a timer per request.
+            if deadline < sleep.deadline() {
+                sleep.as_mut().reset(deadline);
+            }
+            ready!(sleep.as_mut().poll(cx));
+            if deadline <= tokio::time::Instant::now() {
+                return Poll::Ready(());
+            }
+            sleep.as_mut().reset(deadline);
+        }
+    })
+    .await;
 }
 
 /// Runs the streams of an HTTP/2 connection on a tracker.

@@ -4,14 +4,10 @@
 //! counted is counted where it happens; what is there at a moment (sandboxes, room) is looked up when it is asked for.
 //! The text is served on an address of its own and never on that of the API.
 
-pub(crate) mod serve;
-
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::{Method, StatusCode};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -19,10 +15,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use protocol::node::HostRoom;
-use serde_json::Value;
+use protocol::node::{DiskStops, HostRoom, Stage};
 
-use crate::capacity::CapacitySettings;
+use crate::outcome::{CreateOutcome, EndReason};
+use crate::settings::CapacitySettings;
 
 /// Buckets of durations, in seconds: from a read of the database to a create on a host that swaps.
 const DURATIONS: [f64; 13] = [
@@ -30,79 +26,16 @@ const DURATIONS: [f64; 13] = [
 ];
 /// Classes of statuses, by their first digit less one.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+/// The status for asking too often.
+const TOO_MANY_REQUESTS: u16 = 429;
 /// Bytes of a MiB.
 const MIB: i64 = 1024 * 1024;
 
 type Labels = [(&'static str, &'static str); 1];
+type StageLabels = [(&'static str, String); 1];
 type RequestLabels = [(&'static str, Arc<str>); 3];
 type Histograms<S> = Family<S, Histogram, fn() -> Histogram>;
 type FloatGauge = Gauge<f64, AtomicU64>;
-
-/// How a create ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CreateOutcome {
-    /// A sandbox runs.
-    Created,
-    /// An earlier answer was given again.
-    Repeated,
-    /// The client's request was not acceptable.
-    Refused,
-    /// The team is at a limit.
-    Limited,
-    /// The host has no room.
-    NoRoom,
-    /// The platform failed.
-    Failed,
-}
-
-/// Why a sandbox ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EndReason {
-    /// A client asked for it.
-    Killed,
-    /// Its deadline came.
-    Expired,
-    /// It ended by itself.
-    Exited,
-    /// It was gone when the platform started.
-    Lost,
-}
-
-impl CreateOutcome {
-    const ALL: [Self; 6] = [
-        Self::Created,
-        Self::Repeated,
-        Self::Refused,
-        Self::Limited,
-        Self::NoRoom,
-        Self::Failed,
-    ];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Repeated => "repeated",
-            Self::Refused => "refused",
-            Self::Limited => "limited",
-            Self::NoRoom => "no_room",
-            Self::Failed => "failed",
-        }
-    }
-}
-
-impl EndReason {
-    const ALL: [Self; 4] = [Self::Killed, Self::Expired, Self::Exited, Self::Lost];
-
-    /// The word for it in metrics and logs.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Killed => "killed",
-            Self::Expired => "expired",
-            Self::Exited => "exited",
-            Self::Lost => "lost",
-        }
-    }
-}
 
 /// All metrics of a server.
 #[derive(Debug)]
@@ -116,30 +49,49 @@ struct Series {
     requests: Histograms<RequestLabels>,
     requests_limited: Counter,
     creates: Family<Labels, Counter>,
-    create_stages: Histograms<Labels>,
+    create_stages: Histograms<StageLabels>,
     sandboxes: Family<Labels, Gauge>,
     ends: Family<Labels, Counter>,
     expiry_lateness: Histogram,
     /// By class of status.
     proxied: [Counter; CLASSES.len()],
     connections: Gauge,
+    client_connections: Gauge,
+    connections_refused: Counter,
+    connections_evicted: Counter,
     store_errors: Counter,
     log_entries_lost: Counter,
     memory_available: FloatGauge,
     disk_available: FloatGauge,
+    disk_stopped: Gauge,
+    disk_stops: Counter,
+    disk_ends: Counter,
 }
 
 /// What is looked up when the metrics are asked for.
 #[derive(Debug, Clone)]
-pub(crate) struct Moment {
+pub(crate) struct Snapshot {
     /// Sandboxes, by their state.
     pub(crate) sandboxes: Vec<(&'static str, usize)>,
     /// Open connections to sandboxes.
     pub(crate) connections: usize,
+    /// Connections of clients.
+    pub(crate) clients: ConnectionCounts,
     /// Entries of sandboxes' logs that were ever dropped.
     pub(crate) log_entries_lost: u64,
     /// What the host has left, if it can tell.
     pub(crate) room: Option<HostRoom>,
+}
+
+/// How many connections there are and were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ConnectionCounts {
+    /// Open now.
+    pub(crate) open: usize,
+    /// Ever refused.
+    pub(crate) refused: u64,
+    /// Ever closed to make room.
+    pub(crate) evicted: u64,
 }
 
 fn durations() -> Histogram {
@@ -155,14 +107,14 @@ impl Metrics {
     }
 
     /// A request to the API was answered. `operation` is the operation's id, or none where there is none.
-    pub(crate) fn request(&self, operation: Option<&Arc<str>>, method: &Method, status: StatusCode, took: Duration) {
+    pub(crate) fn request(&self, operation: Option<&Arc<str>>, method: &'static str, status: u16, took: Duration) {
         let labels = [
             ("operation", operation.map_or_else(|| Arc::from("none"), Arc::clone)),
-            ("method", Arc::from(known_method(method))),
+            ("method", Arc::from(method)),
             ("status", Arc::from(CLASSES[class(status)])),
         ];
         self.series.requests.get_or_create(&labels).observe(took.as_secs_f64());
-        if status == StatusCode::TOO_MANY_REQUESTS {
+        if status == TOO_MANY_REQUESTS {
             self.series.requests_limited.inc();
         }
     }
@@ -176,11 +128,11 @@ impl Metrics {
     }
 
     /// What the stages of a successful create took.
-    pub(crate) fn create_stages(&self, stages: &[(&'static str, Duration)]) {
-        for (stage, took) in stages {
+    pub(crate) fn create_stages(&self, stages: &[Stage]) {
+        for Stage { name, took } in stages {
             self.series
                 .create_stages
-                .get_or_create(&[("stage", *stage)])
+                .get_or_create(&[("stage", name.to_string())])
                 .observe(took.as_secs_f64());
         }
     }
@@ -197,8 +149,16 @@ impl Metrics {
     }
 
     /// A request to a sandbox was answered.
-    pub(crate) fn proxied(&self, status: StatusCode) {
+    pub(crate) fn proxied(&self, status: u16) {
         self.series.proxied[class(status)].inc();
+    }
+
+    /// The node told what it does to keep the host's disk from being filled.
+    pub(crate) fn disk_stops(&self, disk: DiskStops) {
+        let series = &self.series;
+        series.disk_stopped.set(disk.stopped.into());
+        series.disk_stops.inner().store(disk.stops, Ordering::Relaxed);
+        series.disk_ends.inner().store(disk.ends, Ordering::Relaxed);
     }
 
     /// The database failed.
@@ -210,7 +170,7 @@ impl Metrics {
     ///
     /// # Errors
     /// Never in practice: writing into a text does not fail.
-    pub(crate) fn text(&self, moment: &Moment) -> Result<String, std::fmt::Error> {
+    pub(crate) fn text(&self, moment: &Snapshot) -> Result<String, std::fmt::Error> {
         let series = &self.series;
         for (state, count) in &moment.sandboxes {
             let gauge = series.sandboxes.get_or_create(&[("state", *state)]);
@@ -219,6 +179,16 @@ impl Metrics {
         series
             .connections
             .set(i64::try_from(moment.connections).unwrap_or(i64::MAX));
+        let clients = &moment.clients;
+        series
+            .client_connections
+            .set(i64::try_from(clients.open).unwrap_or(i64::MAX));
+        for (counter, count) in [
+            (&series.connections_refused, clients.refused),
+            (&series.connections_evicted, clients.evicted),
+        ] {
+            counter.inner().store(count, Ordering::Relaxed);
+        }
         let lost = series.log_entries_lost.inner();
         lost.store(moment.log_entries_lost, Ordering::Relaxed);
         let room = |bytes: fn(&HostRoom) -> u64| moment.room.as_ref().map_or(f64::NAN, |room| float(bytes(room)));
@@ -247,7 +217,7 @@ impl Series {
         );
         let creates = Family::<Labels, Counter>::default();
         registry.register("creates", "Creates of sandboxes, by outcome", creates.clone());
-        let create_stages: Histograms<Labels> = Family::new_with_constructor(durations);
+        let create_stages: Histograms<StageLabels> = Family::new_with_constructor(durations);
         registry.register_with_unit(
             "create_stage_duration",
             "Time that successful creates spent in each stage, and in total",
@@ -277,6 +247,23 @@ impl Series {
             "Open connections to sandboxes",
             connections.clone(),
         );
+        let client_connections = Gauge::default();
+        registry.register(
+            "client_connections",
+            "Open connections of clients",
+            client_connections.clone(),
+        );
+        let (connections_refused, connections_evicted) = (Counter::default(), Counter::default());
+        registry.register(
+            "client_connections_refused",
+            "Connections that were refused because as many as may be were in use",
+            connections_refused.clone(),
+        );
+        registry.register(
+            "client_connections_evicted",
+            "Idle connections that were closed to make room for others",
+            connections_evicted.clone(),
+        );
         let store_errors = Counter::default();
         registry.register(
             "store_errors",
@@ -302,6 +289,24 @@ impl Series {
             Unit::Bytes,
             disk_available.clone(),
         );
+        let disk_stopped = Gauge::default();
+        registry.register(
+            "sandboxes_disk_stopped",
+            "Sandboxes that may write nothing new, because the host's disk is nearly full",
+            disk_stopped.clone(),
+        );
+        let disk_stops = Counter::default();
+        registry.register(
+            "sandbox_disk_stops",
+            "How often a sandbox was stopped from writing because the host's disk was nearly full",
+            disk_stops.clone(),
+        );
+        let disk_ends = Counter::default();
+        registry.register(
+            "sandbox_disk_ends",
+            "Sandboxes that were ended because they went on taking space of a disk that was nearly full",
+            disk_ends.clone(),
+        );
         // There from the first scrape on, so that a rate over them has a beginning.
         for outcome in CreateOutcome::ALL {
             creates.get_or_create_owned(&[("outcome", outcome.as_str())]);
@@ -319,10 +324,16 @@ impl Series {
             expiry_lateness,
             proxied: CLASSES.map(|class| proxied.get_or_create_owned(&[("status", class)])),
             connections,
+            client_connections,
+            connections_refused,
+            connections_evicted,
             store_errors,
             log_entries_lost,
             memory_available,
             disk_available,
+            disk_stopped,
+            disk_stops,
+            disk_ends,
         }
     }
 }
@@ -352,49 +363,9 @@ fn register_settings(registry: &mut Registry, capacity: &CapacitySettings) {
     registry.register("capacity_max_sandboxes", "Most sandboxes at once", max);
 }
 
-/// The operations of a document, by method and path as routes spell it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Operations(Arc<HashMap<(Method, String), Arc<str>>>);
-
-impl Operations {
-    /// Reads an `OpenAPI` document.
-    pub(crate) fn of(document: &Value) -> Self {
-        let paths = document["paths"].as_object();
-        let operations = paths.into_iter().flatten().flat_map(|(path, item)| {
-            let item = item.as_object();
-            item.into_iter().flatten().filter_map(move |(method, operation)| {
-                let method = Method::from_bytes(method.to_ascii_uppercase().as_bytes()).ok()?;
-                Some(((method, path.clone()), operation["operationId"].as_str()?.into()))
-            })
-        });
-        Self(Arc::new(operations.collect()))
-    }
-
-    /// The id of an operation.
-    pub(crate) fn id(&self, method: &Method, path: &str) -> Option<&Arc<str>> {
-        self.0.get(&(method.clone(), path.to_owned()))
-    }
-}
-
-/// A method, or one word for all that a client may have made up.
-fn known_method(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::POST => "POST",
-        Method::PUT => "PUT",
-        Method::PATCH => "PATCH",
-        Method::DELETE => "DELETE",
-        Method::HEAD => "HEAD",
-        Method::OPTIONS => "OPTIONS",
-        _ => "other",
-    }
-}
-
 /// Where a status is in [`CLASSES`]. What is none is the platform's fault.
-fn class(status: StatusCode) -> usize {
-    usize::from(status.as_u16() / 100)
-        .saturating_sub(1)
-        .min(CLASSES.len() - 1)
+fn class(status: u16) -> usize {
+    usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1)
 }
 
 #[expect(

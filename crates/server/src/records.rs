@@ -14,7 +14,7 @@
 //! four rows a second, and no more than that with a retention of a day. A log takes `log_bytes` at most, about.
 
 pub(crate) mod buckets;
-mod happened;
+mod lifecycle_event;
 mod pack;
 mod purge;
 mod queue;
@@ -23,7 +23,7 @@ mod tail;
 mod writer;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId};
@@ -34,10 +34,9 @@ use store::Store;
 use store::error::StoreError;
 use store::records::{LogQuery, LogRow, NewLogEntry};
 use store::sandboxes::SandboxRow;
-use tokio::sync::mpsc;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::sync::Notify;
 
-pub(crate) use self::happened::Happened;
+pub(crate) use self::lifecycle_event::LifecycleEvent;
 pub(crate) use self::pack::Sample;
 use self::queue::{Item, Queue};
 use self::tail::Tail;
@@ -50,10 +49,15 @@ const LINGER: Duration = Duration::from_secs(10);
 /// The records of all sandboxes.
 #[derive(Debug)]
 pub(crate) struct Records {
+    store: Store,
     settings: RecordSettings,
     clock: Clock,
     queue: Queue,
     known: Mutex<HashMap<SandboxId, Known>>,
+    /// What all logs together may still grow by, in bytes, as far as that is known.
+    room_for_logs: AtomicU64,
+    /// They have grown by more.
+    overgrown: Notify,
 }
 
 /// A sandbox that something may be recorded of.
@@ -65,12 +69,17 @@ struct Known {
 }
 
 impl Records {
-    pub(crate) fn new(settings: RecordSettings, clock: Clock) -> Self {
+    pub(crate) fn new(store: Store, settings: RecordSettings, clock: Clock) -> Self {
+        let log_total_bytes = settings.log_total_bytes;
         Self {
+            store,
             settings,
             clock,
             queue: Queue::new(),
             known: Mutex::default(),
+            // Known after the first look, a purge interval after the start or when as much as is allowed was added.
+            room_for_logs: AtomicU64::new(log_total_bytes),
+            overgrown: Notify::new(),
         }
     }
 
@@ -97,11 +106,11 @@ impl Records {
     }
 
     /// Notes in the log of a sandbox what happened to it.
-    pub(crate) fn note(&self, id: &SandboxId, happened: &Happened<'_>) {
-        let (level, message, fields) = happened.describe();
+    pub(crate) fn note(&self, id: &SandboxId, event: &LifecycleEvent<'_>) {
+        let (level, message, fields) = event.describe();
         self.put_entry(
             id,
-            happened::LOGGER,
+            lifecycle_event::LOGGER,
             self.clock.now_us(),
             level,
             message.to_owned(),
@@ -123,29 +132,8 @@ impl Records {
             .put(Item::End(known.team.clone(), id.clone(), self.clock.now_us()));
     }
 
-    /// Takes in what the node has to say, until `stop` is cancelled. What is written afterwards is for the holder of
-    /// `writing` to end: it is dropped once everything that had arrived is in the queue.
-    pub(crate) async fn follow_node(
-        self: Arc<Self>,
-        mut logs: mpsc::Receiver<SandboxLog>,
-        stop: CancellationToken,
-        writing: DropGuard,
-    ) {
-        loop {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                Some(entry) = logs.recv() => self.put_from_node(entry),
-                else => stop.cancelled().await,
-            }
-        }
-        while let Ok(entry) = logs.try_recv() {
-            self.put_from_node(entry);
-        }
-        drop(writing);
-    }
-
-    fn put_from_node(&self, entry: SandboxLog) {
+    /// Takes in an entry of the node.
+    pub(crate) fn put_from_node(&self, entry: SandboxLog) {
         let SandboxLog {
             id,
             at_us,
@@ -154,7 +142,7 @@ impl Records {
             message,
             fields,
         } = entry;
-        self.put_entry(&id, logger, at_us, level, message, fields);
+        self.put_entry(&id, logger.as_str(), at_us, level, message, fields);
     }
 
     fn put_entry(
@@ -190,24 +178,27 @@ impl Records {
     }
 
     /// Entries of a team's sandbox, with everything that was noted before the call.
-    pub(crate) async fn log(
-        &self,
-        store: &Store,
-        team: &TeamId,
-        id: &SandboxId,
-        query: &LogQuery,
-    ) -> Result<Vec<LogRow>, StoreError> {
+    pub(crate) async fn log(&self, team: &TeamId, id: &SandboxId, query: &LogQuery) -> Result<Vec<LogRow>, StoreError> {
         if query.limit == 0 {
             return Ok(Vec::new());
         }
         self.queue.settle().await;
-        store.log_list(team, id, query).await
+        self.store.log_list(team, id, query).await
+    }
+
+    /// The team whose sandbox this is or was, as long as anything is remembered of it. For the operator: requests of
+    /// teams know theirs.
+    pub(crate) async fn owner(&self, id: &SandboxId) -> Result<Option<TeamId>, StoreError> {
+        let known = self.known.lock().get(id).map(|known| known.team.clone());
+        match known {
+            Some(team) => Ok(Some(team)),
+            None => self.store.record_owner(id).await,
+        }
     }
 
     /// The samples of a team's sandbox between two times, both included, oldest first.
     pub(crate) async fn samples(
         &self,
-        store: &Store,
         team: &TeamId,
         id: &SandboxId,
         from_us: i64,
@@ -217,7 +208,7 @@ impl Records {
         // Memory first: what moves into the database in between is then seen twice, not missed.
         let recent = self.of_team(team, id, |tail| tail.samples().to_vec());
         self.queue.settle().await;
-        let chunks = store.metric_list(team, id, from_us, to_us).await?;
+        let chunks = self.store.metric_list(team, id, from_us, to_us).await?;
         let mut samples: BTreeMap<i64, Sample> = BTreeMap::new();
         for chunk in &chunks {
             let unpacked = pack::unpack(&chunk.samples).unwrap_or_else(|| {
@@ -234,16 +225,11 @@ impl Records {
     }
 
     /// The newest sample of a team's sandbox.
-    pub(crate) async fn latest(
-        &self,
-        store: &Store,
-        team: &TeamId,
-        id: &SandboxId,
-    ) -> Result<Option<Sample>, StoreError> {
+    pub(crate) async fn latest(&self, team: &TeamId, id: &SandboxId) -> Result<Option<Sample>, StoreError> {
         let last = match self.of_team(team, id, Tail::last).flatten() {
             Some(last) => Some(last),
             None => {
-                let chunk = store.metric_latest(team, id).await?;
+                let chunk = self.store.metric_latest(team, id).await?;
                 chunk.and_then(|chunk| pack::unpack(&chunk.samples)?.last().copied())
             }
         };

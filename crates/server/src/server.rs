@@ -7,26 +7,34 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use protocol::node::NodeApi;
+use protocol::node::{NodeApi, NodeError};
 use proxy::ingress::Ingress;
-use store::Store;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::admission::AdmissionControl;
 use crate::api;
-use crate::api::auth::Uses;
-use crate::capacity::Capacity;
-use crate::expiry::Deadlines;
-use crate::idempotency::ClaimTable;
-pub use crate::lifecycle::AdoptError;
-use crate::lifecycle::{NodeHandle, Platform};
-use crate::listen::{Phase, Site};
-use crate::live::LiveTable;
+use crate::api::state::{ApiState, SandboxAccess, Services};
+use crate::authentication::Authenticator;
+use crate::deadlines::Deadlines;
+use crate::keys::TokenSeed;
+use crate::lease::NodeLease;
+use crate::listen::connections::Connections;
+use crate::listen::{Gateway, GatewayServices, Phase};
 use crate::metrics::Metrics;
-use crate::quota::Quotas;
+use crate::node::NodeHandle;
+use crate::operator::metrics::MetricSources;
+use crate::operator::{self, Operator, OperatorSocket};
 use crate::records::Records;
+pub use crate::sandboxes::adopt::AdoptError;
+use crate::sandboxes::idempotency::Claims;
+use crate::sandboxes::node_events::Until;
+use crate::sandboxes::registry::Registry;
+use crate::sandboxes::{Defaults, Sandboxes};
 use crate::settings::Settings;
+use crate::space;
 
 /// How long API requests, and what they began, may take to finish once the server is told to stop.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
@@ -39,16 +47,23 @@ pub enum StartError {
     /// It could not take over what it found.
     #[error("take over the sandboxes of an earlier start")]
     Adopt(#[from] AdoptError),
-    /// Somebody else already receives the ends of this node's sandboxes.
-    #[error("the node serves another server already")]
-    NodeTaken,
+    /// The listener cannot be used.
+    #[error("listen for connections")]
+    Listen(#[source] std::io::Error),
+    /// The node does not report.
+    #[error("subscribe to the events of the node")]
+    Subscribe(#[source] NodeError),
 }
 
 /// A running server.
 #[derive(Debug)]
 pub struct Server {
-    platform: Arc<Platform>,
-    site: Arc<Site>,
+    lease: NodeLease,
+    operator: Operator,
+    metric_sources: MetricSources,
+    gateway: Arc<Gateway>,
+    /// What requests began and what outlives them.
+    work: TaskTracker,
     connections: TaskTracker,
     streams: TaskTracker,
     background: TaskTracker,
@@ -60,48 +75,114 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server on a bound listener and returns once sandboxes can be created. It drains when `stop` is
-    /// cancelled; [`Server::drained`] waits for that.
+    /// Starts a server of the node whose lease this is, on a bound listener, and returns once sandboxes can be created.
+    /// It drains when `stop` is cancelled; [`Server::drained`] waits for that.
     ///
     /// # Errors
     /// When it cannot take over the sandboxes of an earlier start. Nothing of the server is left then.
     pub async fn start(
         listener: TcpListener,
-        store: Store,
+        lease: NodeLease,
         node: Arc<dyn NodeApi>,
         settings: Settings,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let exits = node.exits().ok_or(StartError::NodeTaken)?;
-        let logs = node.logs().ok_or(StartError::NodeTaken)?;
+        let events = node.subscribe().await.map_err(StartError::Subscribe)?;
         // The caller's token is not cancelled when the start fails.
         let stop = stop.child_token();
         let abort = CancellationToken::new();
-        let streams = TaskTracker::new();
-        let records = Arc::new(Records::new(settings.records.clone(), settings.clock.clone()));
-        let platform = Arc::new(Platform {
-            store,
-            records: Arc::clone(&records),
-            node: NodeHandle(Arc::clone(&node)),
-            quotas: Quotas::new(settings.limits.clone()),
-            capacity: Capacity::new(settings.capacity),
-            metrics: Metrics::new(&settings.capacity),
-            settings,
-            live: LiveTable::default(),
-            claims: ClaimTable::default(),
-            deadlines: Deadlines::default(),
-            uses: Uses::default(),
-            work: TaskTracker::new(),
-        });
-        let site = Arc::new(Site::new(
-            Arc::clone(&platform),
-            api::router(Arc::clone(&platform)),
-            Ingress::new(Arc::clone(&node), streams.clone(), abort.clone()),
-            platform.settings.tls.clone(),
+        let rows = lease.rows().clone();
+        let store = rows.store().clone();
+        let (streams, work) = (TaskTracker::new(), TaskTracker::new());
+        let Settings {
+            domain,
+            token_seed,
+            limits,
+            capacity,
+            always_secure,
+            resources,
+            records,
+            clock,
+            connections,
+            traffic,
+            tls,
+        } = settings;
+        let handle = NodeHandle::new(Arc::clone(&node));
+        let longest_s = limits.longest_lifetime_s();
+        let tokens = TokenSeed::new(token_seed);
+        let metrics = Arc::new(Metrics::new(&capacity));
+        let records = Arc::new(Records::new(store.clone(), records, clock.clone()));
+        let registry = Arc::new(Registry::default());
+        let deadlines = Arc::new(Deadlines::default());
+        let admission = Arc::new(AdmissionControl::new(
+            store.clone(),
+            handle.clone(),
+            (limits, capacity),
+            Arc::clone(&deadlines),
+            clock.clone(),
         ));
+        let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
+        let sandboxes = Arc::new(Sandboxes {
+            store: store.clone(),
+            rows,
+            node: handle,
+            registry: Arc::clone(&registry),
+            deadlines,
+            records: Arc::clone(&records),
+            metrics: Arc::clone(&metrics),
+            tokens: tokens.clone(),
+            defaults: Defaults {
+                resources,
+                always_secure,
+            },
+            clock: clock.clone(),
+            work: work.clone(),
+        });
+        let api = ApiState::new(Services {
+            store: store.clone(),
+            authenticator: Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone())),
+            clock,
+            access: Arc::new(SandboxAccess {
+                domain,
+                tokens: tokens.clone(),
+            }),
+            tokens,
+            sandboxes: Arc::clone(&sandboxes),
+            registry: Arc::clone(&registry),
+            claims: Arc::clone(&claims),
+            admission: Arc::clone(&admission),
+            records: Arc::clone(&records),
+            metrics: Arc::clone(&metrics),
+        });
+        let ingress = Ingress::new(Arc::clone(&node), streams.clone(), abort.clone())
+            .limited(connections.into_sandboxes, connections.per_sandbox);
+        let connections = Connections::new(connections);
+        let services = GatewayServices {
+            store: store.clone(),
+            registry: Arc::clone(&registry),
+            metrics: Arc::clone(&metrics),
+            connections: Arc::clone(&connections),
+            tls,
+        };
+        let gateway = Arc::new(Gateway::new(services, api::router(api, longest_s), ingress));
         let server = Self {
-            platform,
-            site,
+            lease,
+            operator: Operator {
+                store: store.clone(),
+                sandboxes: Arc::clone(&sandboxes),
+                registry: Arc::clone(&registry),
+                records: Arc::clone(&records),
+            },
+            metric_sources: MetricSources {
+                metrics,
+                registry,
+                records: Arc::clone(&records),
+                admission: Arc::clone(&admission),
+                connections,
+                streams: streams.clone(),
+            },
+            gateway,
+            work,
             connections: TaskTracker::new(),
             streams,
             background: TaskTracker::new(),
@@ -112,17 +193,25 @@ impl Server {
         };
         let written = CancellationToken::new();
         let writing = written.clone().drop_guard();
-        server
-            .records
-            .spawn(Arc::clone(&records).write(server.platform.store.clone(), written));
-        server.connections.spawn(crate::listen::accept(
+        server.records.spawn(Arc::clone(&records).write(written));
+        let traffic = traffic.unwrap_or_else(Handle::current);
+        let listener = {
+            // A socket wakes on the runtime on which it was registered.
+            let _traffic = traffic.enter();
+            listener
+                .into_std()
+                .and_then(TcpListener::from_std)
+                .map_err(StartError::Listen)?
+        };
+        let accepting = crate::listen::accept(
             listener,
-            Arc::clone(&server.site),
+            Arc::clone(&server.gateway),
             server.connections.clone(),
             (server.stop.clone(), server.abort.clone()),
-        ));
+        );
+        server.connections.spawn_on(accepting, &traffic);
 
-        match server.platform.adopt().await {
+        match take_over(&sandboxes, &admission, &claims).await {
             Ok(count) => tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start"),
             Err(error) => {
                 server.stop.cancel();
@@ -132,51 +221,70 @@ impl Server {
                     tasks.close();
                     tasks.wait().await;
                 }
+                server.lease.release().await;
                 return Err(error.into());
             }
         }
-        let platform = &server.platform;
         let stop = &server.stop;
+        let (lost, stop_of_all) = (server.lease.lost(), stop.clone());
+        server.background.spawn(async move {
+            tokio::select! {
+                () = stop_of_all.cancelled() => {}
+                // What this server changed from now on, the next one would have to undo.
+                () = lost.cancelled() => stop_of_all.cancel(),
+            }
+        });
         server
             .background
-            .spawn(Arc::clone(platform).enforce_deadlines(stop.clone()));
-        server
-            .background
-            .spawn(Arc::clone(platform).follow_exits(exits, stop.clone()));
-        server.background.spawn(Arc::clone(platform).purge_claims(stop.clone()));
-        let store = &platform.store;
+            .spawn(Arc::clone(&sandboxes).enforce_deadlines(stop.clone()));
+        server.background.spawn(claims.purge(stop.clone()));
+        let until = Until {
+            draining: stop.clone(),
+            stopped: server.records_stop.clone(),
+        };
         // Only now, because entries of sandboxes that are not known yet would be dropped.
-        server
-            .records
-            .spawn(Arc::clone(&records).follow_node(logs, server.records_stop.clone(), writing));
-        server
-            .background
-            .spawn(Arc::clone(&records).purge(store.clone(), stop.clone()));
+        server.records.spawn(sandboxes.follow_node(events, until, writing));
+        server.background.spawn(Arc::clone(&records).purge(stop.clone()));
         server.background.spawn(records.sample(node, stop.clone()));
-        server.site.enter(Phase::Ready);
+        server.background.spawn(space::hold(store, stop.clone()));
+        server.gateway.enter(Phase::Ready);
         Ok(server)
     }
 
     /// Serves the metrics at `/metrics` of another listener, until the server is told to stop.
     pub fn serve_metrics(&self, listener: TcpListener) {
-        self.background.spawn(crate::metrics::serve::serve(
+        self.background.spawn(operator::metrics::serve(
             listener,
-            Arc::clone(&self.platform),
-            self.streams.clone(),
+            self.metric_sources.clone(),
             self.background.clone(),
             self.stop.clone(),
         ));
     }
 
+    /// Serves the operator's view on a unix socket, until the server is told to stop.
+    pub fn serve_operator(&self, socket: OperatorSocket) {
+        self.background.spawn(operator::serve(
+            socket,
+            operator::router(self.operator.clone()),
+            self.background.clone(),
+            self.stop.clone(),
+        ));
+    }
+
+    /// Resolves when the server was told to stop, or stops because another server has taken the lease of its node.
+    pub fn stopping(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.stop.clone().cancelled_owned()
+    }
+
     /// Waits until the server was told to stop, and then until it has drained. Sandboxes keep running.
     pub async fn drained(self) {
         self.stop.cancelled().await;
-        self.site.enter(Phase::Draining);
+        self.gateway.enter(Phase::Draining);
         let begun = async {
-            self.site.requests.close();
-            self.site.requests.wait().await;
-            self.platform.work.close();
-            self.platform.work.wait().await;
+            self.gateway.requests.close();
+            self.gateway.requests.wait().await;
+            self.work.close();
+            self.work.wait().await;
         };
         if tokio::time::timeout(DRAIN_BOUND, begun).await.is_err() {
             tracing::warn!("requests still ran after {DRAIN_BOUND:?}; what they began is undone at the next start");
@@ -193,5 +301,15 @@ impl Server {
         self.records_stop.cancel();
         self.records.close();
         self.records.wait().await;
+        self.lease.release().await;
     }
+}
+
+/// Makes rows, node and memory agree after a start, and returns how many sandboxes run.
+async fn take_over(sandboxes: &Sandboxes, admission: &AdmissionControl, claims: &Claims) -> Result<usize, AdoptError> {
+    admission.check_names().await?;
+    let count = sandboxes.adopt(admission).await?;
+    // Only now is it known which creates came to something.
+    claims.settle_all().await?;
+    Ok(count)
 }

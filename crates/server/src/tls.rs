@@ -86,12 +86,17 @@ impl Tls {
         Ok(())
     }
 
-    /// Shakes hands with a client.
+    /// Shakes hands with a client, once it is this client's turn.
     ///
     /// # Errors
     /// When the client does not agree, or takes too long.
-    pub(crate) async fn accept(&self, stream: ClientStream) -> io::Result<TlsStream<ClientStream>> {
+    pub(crate) async fn accept(
+        &self,
+        stream: ClientStream,
+        turn: impl Future<Output = ()>,
+    ) -> io::Result<TlsStream<ClientStream>> {
         let handshake = async {
+            turn.await;
             let _turn = self.turns.acquire().await.map_err(io::Error::other)?;
             let acceptor = TlsAcceptor::from(Arc::clone(&self.config.read()));
             acceptor.accept(stream).await

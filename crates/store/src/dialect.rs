@@ -4,12 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::{AnyPool, ConnectOptions, Executor};
 
-use crate::db::Db;
+use crate::db::{Db, WriteAheadLog};
 use crate::error::{StoreError, sort};
 
 /// Readers of one SQLite file. Reads take tens of microseconds, so a few serve thousands of requests per second.
@@ -23,8 +24,10 @@ const CREATE_FILE: &str = "create the SQLite file";
 const MIGRATION_LOCK: i64 = i64::from_be_bytes(*b"ringfenc");
 
 /// The writer of a SQLite file. WAL lets readers go on beside it; `synchronous=NORMAL` with WAL survives a kill of the
-/// process without loss, and a power cut with a consistent file that may lack the last moments. Other processes
-/// (`ringfence key create` beside a running platform) may write too, so it waits for them.
+/// process without loss, and a power cut with a consistent file that may lack the last moments. `FULL` would make every
+/// commit wait for the disk (milliseconds instead of a hundredth of one), also those of sandboxes, which do not survive
+/// a reboot themselves; what must survive asks for it, see [`Db::sync`]. Other processes (`ringfence key create` beside
+/// a running platform) may write too, so it waits for them.
 const SQLITE_WRITER: &str = "PRAGMA busy_timeout = 10000; PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; \
      PRAGMA synchronous = NORMAL;";
 /// A reader of a SQLite file. A write through it is an error, not a lock held against the writer.
@@ -61,15 +64,21 @@ impl Engine {
     }
 }
 
+/// Whether an error code says that the disk of the database is full: PostgreSQL's `disk_full`, SQLite's full (13), and
+/// its failure to make room for its shared index, which has no other cause.
+pub(crate) fn is_full_code(code: &str) -> bool {
+    const IOERR_SHMSIZE: &str = "4874";
+    code == "53100" || code == IOERR_SHMSIZE || (code.len() < 5 && code.parse() == Ok(13_u32))
+}
+
 /// Whether an error code is about the moment. PostgreSQL's have five characters: lost connections (08), rollback by
 /// concurrency (40), lack of resources (53), an administrator's intervention (57). SQLite's are shorter numbers whose
-/// upper bits are details: busy (5), locked (6), I/O (10), full (13).
+/// upper bits are details: busy (5), locked (6), I/O (10).
 pub(crate) fn is_passing_code(code: &str) -> bool {
     if code.len() == 5 {
         return ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class));
     }
-    code.parse::<u32>()
-        .is_ok_and(|code| matches!(code & 0xff, 5 | 6 | 10 | 13))
+    code.parse::<u32>().is_ok_and(|code| matches!(code & 0xff, 5 | 6 | 10))
 }
 
 /// Connects to the database that `url` names.
@@ -97,6 +106,7 @@ async fn connect_postgres(url: &str) -> Result<Db, StoreError> {
         engine: Engine::Postgres,
         read: pool.clone(),
         write: pool,
+        log: None,
     })
 }
 
@@ -116,6 +126,7 @@ async fn connect_sqlite(path: &str) -> Result<Db, StoreError> {
         engine: Engine::Sqlite,
         read,
         write,
+        log: Some(Arc::new(WriteAheadLog::of(&path))),
     })
 }
 

@@ -41,6 +41,15 @@ pub enum StoreError {
         #[source]
         source: Failure,
     },
+    /// The disk that the database lies on is full. Nothing was changed, and trying again succeeds once there is room.
+    #[error("no disk space left to {what}")]
+    Full {
+        /// What was being done.
+        what: &'static str,
+        /// What the driver said.
+        #[source]
+        source: Failure,
+    },
     /// The database refused the statement. Trying again is of no use.
     #[error("database refused to {what}")]
     Database {
@@ -74,6 +83,16 @@ pub struct Failure {
     message: String,
 }
 
+impl Failure {
+    /// A reason of our own.
+    pub(crate) fn told(message: &str) -> Self {
+        Self {
+            code: None,
+            message: message.to_owned(),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.code {
@@ -102,7 +121,13 @@ pub(crate) fn sort(error: &sqlx::Error, row: &'static str, what: &'static str) -
         }
     }
     let source = failure(error);
-    if is_passing(error, source.code.as_deref()) {
+    let is_full = match error {
+        sqlx::Error::Io(error) => error.kind() == std::io::ErrorKind::StorageFull,
+        _ => source.code.as_deref().is_some_and(crate::dialect::is_full_code),
+    };
+    if is_full {
+        StoreError::Full { what, source }
+    } else if is_passing(error, source.code.as_deref()) {
         StoreError::Unavailable { what, source }
     } else {
         StoreError::Database { what, source }

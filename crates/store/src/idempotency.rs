@@ -7,10 +7,11 @@
 //! A claim that ended (done, abandoned, expired and taken by another) cannot be changed by its late owner, because
 //! every change names the sandbox of the claim.
 
-use model::id::{SandboxId, TeamId};
+use model::id::{NodeId, SandboxId, TeamId};
 
 use crate::Store;
 use crate::error::StoreError;
+use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
 
 /// What a key is claimed with.
@@ -41,6 +42,8 @@ pub struct IdempotencyRow {
     pub body_hash: String,
     /// The sandbox that the request makes or made.
     pub sandbox_id: SandboxId,
+    /// The node whose server works on the request; none in a row of a version that did not know nodes.
+    pub node_id: Option<NodeId>,
     /// What the request was answered; none while it runs.
     pub answer: Option<KeptAnswer>,
     /// When the request came, in microseconds since the Unix epoch.
@@ -73,7 +76,7 @@ const DONE: &str = "done";
 
 macro_rules! columns {
     () => {
-        "team_id, key, body_hash, state, sandbox_id, status, answer_json, created_us, expires_us"
+        "team_id, key, body_hash, state, sandbox_id, status, answer_json, created_us, expires_us, node_id"
     };
 }
 
@@ -94,6 +97,7 @@ impl FromColumns for IdempotencyRow {
             key: columns.text("key")?,
             body_hash: columns.text("body_hash")?,
             sandbox_id: columns.id("sandbox_id")?,
+            node_id: columns.id_opt("node_id")?,
             answer,
             created_us: columns.int("created_us")?,
             expires_us: columns.int("expires_us")?,
@@ -101,9 +105,9 @@ impl FromColumns for IdempotencyRow {
     }
 }
 
-impl Store {
-    /// Claims a key, or returns the claim that is there. Of many that ask at once exactly one gets it. One that has
-    /// expired by `new.created_us` counts as not there.
+impl NodeRows {
+    /// Claims a key for this node, or returns the claim that is there. Of many that ask at once exactly one gets it. One
+    /// that has expired by `new.created_us` counts as not there.
     ///
     /// # Errors
     /// [`StoreError::Dangling`] when there is no such team.
@@ -115,10 +119,11 @@ impl Store {
             let claim = sqlx::query(concat!(
                 "INSERT INTO idempotency_keys (",
                 columns!(),
-                ") VALUES ($1, $2, $3, $4, $5, NULL, NULL, $6, $7) ON CONFLICT (team_id, key) DO UPDATE SET \
+                ") VALUES ($1, $2, $3, $4, $5, NULL, NULL, $6, $7, $8) ON CONFLICT (team_id, key) DO UPDATE SET \
                  body_hash = excluded.body_hash, state = excluded.state, sandbox_id = excluded.sandbox_id, \
                  status = NULL, answer_json = NULL, created_us = excluded.created_us, \
-                 expires_us = excluded.expires_us WHERE idempotency_keys.expires_us <= excluded.created_us"
+                 expires_us = excluded.expires_us, node_id = excluded.node_id \
+                 WHERE idempotency_keys.expires_us <= excluded.created_us"
             ))
             .bind(new.team_id.as_str())
             .bind(new.key.as_str())
@@ -126,17 +131,35 @@ impl Store {
             .bind(IN_PROGRESS)
             .bind(new.sandbox_id.as_str())
             .bind(new.created_us)
-            .bind(new.expires_us);
-            if self.db.write("idempotency key", WHAT, claim).await? > 0 {
+            .bind(new.expires_us)
+            .bind(self.node.as_str());
+            if self.store.db.write("idempotency key", WHAT, claim).await? > 0 {
                 return Ok(Claim::Made);
             }
             // None when its owner gave it up in between; then it is free again.
-            if let Some(row) = self.idempotency_by_key(&new.team_id, &new.key).await? {
+            if let Some(row) = self.store.idempotency_by_key(&new.team_id, &new.key).await? {
                 return Ok(Claim::Present(row));
             }
         }
     }
 
+    /// Every claim of this node in progress, for the start of the platform: their requests ended with the platform
+    /// before it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn idempotency_list_in_progress(&self) -> Result<Vec<IdempotencyRow>, StoreError> {
+        let query = sqlx::query(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM idempotency_keys WHERE node_id = $1 AND state = 'in_progress' ORDER BY team_id, key"
+        ))
+        .bind(self.node.as_str());
+        self.store.db.read_all("list idempotency keys in progress", query).await
+    }
+}
+
+impl Store {
     /// The claim of a key, expired or not.
     ///
     /// # Errors
@@ -195,19 +218,6 @@ impl Store {
             .write("idempotency key", "abandon an idempotency key", query)
             .await?;
         Ok(changed > 0)
-    }
-
-    /// Every claim in progress, for the start of the platform: their requests ended with the platform before it.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn idempotency_list_in_progress(&self) -> Result<Vec<IdempotencyRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "SELECT ",
-            columns!(),
-            " FROM idempotency_keys WHERE state = 'in_progress' ORDER BY team_id, key"
-        ));
-        self.db.read_all("list idempotency keys in progress", query).await
     }
 
     /// Removes at most `limit` claims that expired by `now_us`, oldest first, and says how many.

@@ -13,7 +13,7 @@ use crate::error::StoreError;
 use crate::row::{Columns, FromColumns, storable};
 
 /// The SHA-256 of an API key, as text (hexadecimal by convention of the caller).
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct KeyHash(String);
 
 impl KeyHash {
@@ -243,7 +243,7 @@ impl Store {
         .bind(key.created_us)
         .bind(key.revoked_us)
         .bind(key.last_used_us);
-        self.db.write("API key", "insert an API key", query).await?;
+        self.db.write_durably("API key", "insert an API key", query).await?;
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl Store {
         ))
         .bind(id)
         .bind(revoked_us);
-        self.db.write_returning("revoke an API key", query).await
+        self.db.write_returning_durably("revoke an API key", query).await
     }
 
     /// Ends an API key of that team. `false` when the team has no such key, or it was revoked before. The row stays, so
@@ -288,7 +288,7 @@ impl Store {
                 .bind(id)
                 .bind(team.as_str())
                 .bind(revoked_us);
-        let changed = self.db.write("API key", "revoke an API key", query).await?;
+        let changed = self.db.write_durably("API key", "revoke an API key", query).await?;
         Ok(changed > 0)
     }
 
@@ -306,7 +306,7 @@ impl Store {
         .bind(id)
         .bind(team.as_str())
         .bind(name);
-        self.db.write_returning("rename an API key", query).await
+        self.db.write_returning_durably("rename an API key", query).await
     }
 
     /// Notes when an API key let somebody in, unless a later time is noted. It is a write, so callers note a use at
@@ -350,7 +350,9 @@ impl Store {
         .bind(key.secret_sealed.0.as_str())
         .bind(key.created_us)
         .bind(key.revoked_us);
-        self.db.write("access key", "insert an access key", query).await?;
+        self.db
+            .write_durably("access key", "insert an access key", query)
+            .await?;
         Ok(())
     }
 
@@ -394,6 +396,6 @@ impl Store {
         )
         .bind(id)
         .bind(revoked_us);
-        self.db.write_returning("revoke an access key", query).await
+        self.db.write_returning_durably("revoke an access key", query).await
     }
 }

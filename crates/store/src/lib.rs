@@ -5,7 +5,8 @@
 //! - teams, users, API keys, access tokens and access keys: who may ask for what. API keys and access tokens only as
 //!   hashes; the secrets of access keys only as ciphertext that the caller sealed;
 //! - templates, their aliases and builds: what a name means to a team;
-//! - sandboxes: who owns them, what they were made of and when they end. Deadlines survive a restart of the platform.
+//! - nodes: which hosts share the database, and which server may change the rows of each;
+//! - sandboxes: who owns them, what they were made of, where they are and when they end. Deadlines survive a restart of the platform.
 //!   Environment variables are secrets of the client and are **not** stored;
 //! - logs and metrics of sandboxes, for some days after their end: nothing else tells what happened;
 //! - idempotency keys: which request came first, and what of its answer is no secret.
@@ -22,11 +23,13 @@
 mod db;
 mod dialect;
 mod migrations;
+mod reserve;
 mod row;
 
 pub mod error;
 pub mod idempotency;
 pub mod keys;
+pub mod nodes;
 pub mod records;
 pub mod sandboxes;
 pub mod teams;
@@ -81,6 +84,17 @@ impl Store {
     /// store instead loses nothing.
     pub async fn close(&self) {
         self.db.close().await;
+    }
+
+    /// Takes disk space ahead of need, 32 MiB, so that keys can be revoked and sandboxes end on a disk that something
+    /// else has filled. To be called every now and then, because a growing database uses it up. Does nothing where the
+    /// database is not a file of this host.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] when there is not as much left: logs and metrics are refused from the point on where half
+    /// of it is used up.
+    pub async fn hold_space(&self) -> Result<(), StoreError> {
+        self.db.hold_space().await
     }
 
     /// Answers when the database does.

@@ -15,6 +15,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0002_rest.sql"),
     include_str!("migrations/0003_records.sql"),
     include_str!("migrations/0004_lists.sql"),
+    include_str!("migrations/0005_nodes.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

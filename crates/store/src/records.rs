@@ -4,7 +4,8 @@
 //! transaction holds the one writer of SQLite, and creates wait for that writer. The caller keeps batches small for the
 //! same reason. A batch that is written twice, because its first commit was not heard of, is there once.
 //!
-//! Invariant: rows are read by team and sandbox together, so one team's id never opens another team's rows.
+//! Invariant: rows are read by team and sandbox together, so one team's id never opens another team's rows. The operator,
+//! who may see all of them, asks whose a sandbox was first.
 
 mod logs;
 mod metrics;
@@ -15,7 +16,7 @@ pub use self::logs::{LogOrder, LogQuery, LogRow, NewLogEntry};
 pub use self::metrics::MetricChunk;
 use crate::Store;
 use crate::db::{Query, Transaction};
-use crate::error::{StoreError, sort};
+use crate::error::{Failure, StoreError, sort};
 use crate::row::{Columns, FromColumns};
 
 /// Things to remember, of any sandboxes.
@@ -56,6 +57,16 @@ impl FromColumns for LogSize {
     }
 }
 
+struct Owner(TeamId);
+
+impl FromColumns for Owner {
+    const TABLE: &'static str = "sandbox_records";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self(columns.id("team_id")?))
+    }
+}
+
 const WRITE: &str = "write records of sandboxes";
 
 async fn execute(tx: &mut Transaction, query: Query) -> Result<(), StoreError> {
@@ -72,6 +83,12 @@ impl Store {
     /// # Errors
     /// When the database fails. Nothing of the batch is there then, or all of it.
     pub async fn records_write(&self, batch: &RecordBatch) -> Result<Vec<LogSize>, StoreError> {
+        if self.db.is_low_on_space() {
+            return Err(StoreError::Full {
+                what: WRITE,
+                source: Failure::told("the space that is left is for keys and for the life of sandboxes"),
+            });
+        }
         let mut tx = self.db.begin(WRITE).await?;
         logs::insert(&mut tx, &batch.entries).await?;
         let mut sizes = Vec::new();
@@ -92,6 +109,18 @@ impl Store {
         }
         tx.commit().await.map_err(|error| sort(&error, "record", WRITE))?;
         Ok(sizes)
+    }
+
+    /// The team whose sandbox this is or was, as long as anything is remembered of it. For the operator: requests of
+    /// teams know theirs.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn record_owner(&self, sandbox: &SandboxId) -> Result<Option<TeamId>, StoreError> {
+        let query =
+            sqlx::query("SELECT team_id FROM sandbox_records WHERE sandbox_id = $1 LIMIT 1").bind(sandbox.as_str());
+        let owner = self.db.read_optional::<Owner>("find whose a log is", query).await?;
+        Ok(owner.map(|owner| owner.0))
     }
 
     /// Lets the logs of sandboxes age that have no row any more: they ended while nobody could note it. Says how many.

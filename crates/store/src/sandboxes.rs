@@ -3,16 +3,19 @@
 //! A row is inserted before the node is asked to start anything, so that whatever a crash leaves behind has a name. Each
 //! change raises `version`. A change that was decided on a view of the row names that view's version and is
 //! [`Change::Stale`] if the row moved on: a deadline that was extended an instant ago is not enforced.
+//!
+//! A row is its node's: only [`NodeRows`] changes it, and for another node it is not there.
 
 mod page;
 
 use std::collections::BTreeMap;
 
-use model::id::{BuildId, SandboxId, TeamId, TemplateId, UserId};
+use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
 use model::lifecycle::State;
 
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
-use crate::error::StoreError;
+use crate::error::{StoreError, sort};
+use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
 use crate::{Change, Store};
 
@@ -66,6 +69,8 @@ pub struct NewSandbox {
 pub struct SandboxRow {
     /// Its id.
     pub id: SandboxId,
+    /// The node that has it; none in a row of a version that did not know nodes, until a node takes it.
+    pub node_id: Option<NodeId>,
     /// The owning team.
     pub team_id: TeamId,
     /// The user that asked for it.
@@ -117,7 +122,7 @@ macro_rules! columns {
     () => {
         "id, team_id, user_id, template_id, build_id, alias, state, version, execution_id, started_us, end_us, \
          max_end_us, cpu_count, memory_mb, disk_mb, agent_version, metadata_json, secure, allow_public_traffic, \
-         allow_internet_access, network_json, lifecycle_json, created_us"
+         allow_internet_access, network_json, lifecycle_json, created_us, node_id"
     };
 }
 pub(crate) use columns;
@@ -128,6 +133,7 @@ impl FromColumns for SandboxRow {
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: columns.id("id")?,
+            node_id: columns.id_opt("node_id")?,
             team_id: columns.id("team_id")?,
             user_id: columns.id("user_id")?,
             template_id: columns.id("template_id")?,
@@ -170,8 +176,8 @@ impl FromColumns for Present {
     }
 }
 
-impl Store {
-    /// Stores a new sandbox in the state `creating`, with version 1, and returns its row.
+impl NodeRows {
+    /// Stores a new sandbox of this node in the state `creating`, with version 1, and returns its row.
     ///
     /// # Errors
     /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such team or user.
@@ -179,13 +185,13 @@ impl Store {
         if let Some(alias) = &new.alias {
             storable("sandbox alias", alias)?;
         }
-        let row = creating(new);
+        let row = creating(new, self.node.clone());
         let metadata = serde_json::to_string(&row.metadata).expect("a map of texts is always JSON");
         let query = sqlx::query(concat!(
             "INSERT INTO sandboxes (",
             columns!(),
             ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-             $21, $22, $23)"
+             $21, $22, $23, $24)"
         ))
         .bind(row.id.as_str())
         .bind(row.team_id.as_str())
@@ -209,8 +215,9 @@ impl Store {
         .bind(row.allow_internet_access.map(i64::from))
         .bind(row.network_json.as_deref())
         .bind(row.lifecycle_json.as_deref())
-        .bind(row.created_us);
-        self.db.write("sandbox", "insert a sandbox", query).await?;
+        .bind(row.created_us)
+        .bind(self.node.as_str());
+        self.store.db.write("sandbox", "insert a sandbox", query).await?;
         Ok(row)
     }
 
@@ -229,14 +236,16 @@ impl Store {
         storable("agent version", agent_version)?;
         let query = sqlx::query(concat!(
             "UPDATE sandboxes SET state = 'running', version = version + 1, started_us = $3, end_us = $4, \
-             agent_version = $5 WHERE id = $1 AND version = $2 AND state = 'creating' RETURNING ",
+             agent_version = $5 WHERE id = $1 AND version = $2 AND state = 'creating' AND node_id = $6 \
+             RETURNING ",
             columns!()
         ))
         .bind(id.as_str())
         .bind(version)
         .bind(started_us)
         .bind(end_us)
-        .bind(agent_version);
+        .bind(agent_version)
+        .bind(self.node.as_str());
         self.sandbox_change(id, "mark a sandbox as started", query).await
     }
 
@@ -251,12 +260,14 @@ impl Store {
         state: State,
     ) -> Result<Change<SandboxRow>, StoreError> {
         let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = $3, version = version + 1 WHERE id = $1 AND version = $2 RETURNING ",
+            "UPDATE sandboxes SET state = $3, version = version + 1 \
+             WHERE id = $1 AND version = $2 AND node_id = $4 RETURNING ",
             columns!()
         ))
         .bind(id.as_str())
         .bind(from_version)
-        .bind(state.as_str());
+        .bind(state.as_str())
+        .bind(self.node.as_str());
         self.sandbox_change(id, "set the state of a sandbox", query).await
     }
 
@@ -273,12 +284,14 @@ impl Store {
     ) -> Result<Change<SandboxRow>, StoreError> {
         let query = sqlx::query(concat!(
             "UPDATE sandboxes SET end_us = $3, version = version + 1 \
-             WHERE id = $1 AND version = COALESCE($2, version) AND state = 'running' RETURNING ",
+             WHERE id = $1 AND version = COALESCE($2, version) AND state = 'running' AND node_id = $4 \
+             RETURNING ",
             columns!()
         ))
         .bind(id.as_str())
         .bind(from_version)
-        .bind(end_us);
+        .bind(end_us)
+        .bind(self.node.as_str());
         self.sandbox_change(id, "set the end of a sandbox", query).await
     }
 
@@ -291,34 +304,53 @@ impl Store {
         let query = sqlx::query(concat!(
             "UPDATE sandboxes SET version = CASE WHEN end_us < $2 THEN version + 1 ELSE version END, \
              end_us = CASE WHEN end_us < $2 THEN $2 ELSE end_us END \
-             WHERE id = $1 AND state = 'running' RETURNING ",
+             WHERE id = $1 AND state = 'running' AND node_id = $3 RETURNING ",
             columns!()
         ))
         .bind(id.as_str())
-        .bind(end_us);
+        .bind(end_us)
+        .bind(self.node.as_str());
         self.sandbox_change(id, "extend a sandbox", query).await
     }
 
-    /// The sandbox with that id, whoever owns it.
+    /// Removes a sandbox of this node and returns its last row; none if there is no such sandbox. One that was started is
+    /// counted at its template in the same change, so that the sandboxes of a template are its count and the rows that
+    /// are there.
     ///
     /// # Errors
-    /// When the database fails.
-    pub async fn sandbox_by_id(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!("SELECT ", columns!(), " FROM sandboxes WHERE id = $1")).bind(id.as_str());
-        self.db.read_optional("find a sandbox", query).await
-    }
-
-    /// Removes a sandbox and returns its last row; none if there is no such sandbox.
-    ///
-    /// # Errors
-    /// When the database fails.
+    /// When the database fails; then the row is still there and nothing was counted.
     pub async fn sandbox_delete(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
-        let query =
-            sqlx::query(concat!("DELETE FROM sandboxes WHERE id = $1 RETURNING ", columns!())).bind(id.as_str());
-        self.db.write_returning("delete a sandbox", query).await
+        const WHAT: &str = "delete a sandbox";
+        let mut tx = self.store.db.begin(WHAT).await?;
+        let delete = concat!(
+            "DELETE FROM sandboxes WHERE id = $1 AND node_id = $2 RETURNING ",
+            columns!()
+        );
+        let rows = sqlx::query(delete)
+            .bind(id.as_str())
+            .bind(self.node.as_str())
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(|error| sort(&error, "sandbox", WHAT))?;
+        let row: Option<SandboxRow> = rows.first().map(Columns::decode).transpose()?;
+        if let Some(row) = row.as_ref().filter(|row| row.state != State::Creating) {
+            sqlx::query(
+                "UPDATE templates SET spawn_count = spawn_count + 1, \
+                 last_spawned_us = CASE WHEN COALESCE(last_spawned_us, 0) < $2 THEN $2 ELSE last_spawned_us END \
+                 WHERE id = $1",
+            )
+            .bind(row.template_id.as_str())
+            .bind(row.started_us)
+            .execute(&mut *tx)
+            .await
+            .map_err(|error| sort(&error, "template", WHAT))?;
+        }
+        tx.commit().await.map_err(|error| sort(&error, "sandbox", WHAT))?;
+        Ok(row)
     }
 
-    /// Every sandbox of every team that is not gone, for the start of the platform: in all other moments, memory knows.
+    /// Every sandbox of this node that is not gone, of every team, for the start of the platform: in all other moments,
+    /// memory knows.
     ///
     /// # Errors
     /// When the database fails.
@@ -326,9 +358,10 @@ impl Store {
         let query = sqlx::query(concat!(
             "SELECT ",
             columns!(),
-            " FROM sandboxes WHERE state <> 'gone' ORDER BY created_us, id"
-        ));
-        self.db.read_all("list live sandboxes", query).await
+            " FROM sandboxes WHERE node_id = $1 AND state <> 'gone' ORDER BY created_us, id"
+        ))
+        .bind(self.node.as_str());
+        self.store.db.read_all("list live sandboxes", query).await
     }
 
     /// Runs a conditional change, and when it hit nothing finds out why.
@@ -338,21 +371,35 @@ impl Store {
         what: &'static str,
         query: crate::db::Query,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        if let Some(row) = self.db.write_returning(what, query).await? {
+        if let Some(row) = self.store.db.write_returning(what, query).await? {
             return Ok(Change::Applied(row));
         }
-        let present = sqlx::query("SELECT id FROM sandboxes WHERE id = $1").bind(id.as_str());
-        Ok(match self.db.read_optional::<Present>(what, present).await? {
+        let present = sqlx::query("SELECT id FROM sandboxes WHERE id = $1 AND node_id = $2")
+            .bind(id.as_str())
+            .bind(self.node.as_str());
+        Ok(match self.store.db.read_optional::<Present>(what, present).await? {
             Some(Present) => Change::Stale,
             None => Change::Missing,
         })
     }
 }
 
+impl Store {
+    /// The sandbox with that id, whoever owns it and whichever node has it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_by_id(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
+        let query = sqlx::query(concat!("SELECT ", columns!(), " FROM sandboxes WHERE id = $1")).bind(id.as_str());
+        self.db.read_optional("find a sandbox", query).await
+    }
+}
+
 /// The row that a new sandbox begins with.
-fn creating(new: NewSandbox) -> SandboxRow {
+fn creating(new: NewSandbox, node: NodeId) -> SandboxRow {
     SandboxRow {
         id: new.id,
+        node_id: Some(node),
         team_id: new.team_id,
         user_id: new.user_id,
         template_id: new.template_id,

@@ -66,7 +66,7 @@ impl Store {
             .bind(team.id.as_str())
             .bind(team.name.as_str())
             .bind(team.created_us);
-        self.db.write("team", "insert a team", query).await?;
+        self.db.write_durably("team", "insert a team", query).await?;
         Ok(())
     }
 
@@ -110,7 +110,7 @@ impl Store {
             .bind(user.team_id.as_str())
             .bind(user.name.as_str())
             .bind(user.created_us);
-        self.db.write("user", "insert a user", query).await?;
+        self.db.write_durably("user", "insert a user", query).await?;
         Ok(())
     }
 

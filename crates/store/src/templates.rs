@@ -18,9 +18,9 @@ pub struct TemplateRow {
     pub team_id: Option<TeamId>,
     /// Whether teams other than the owner may start it by its id.
     pub public: bool,
-    /// How many sandboxes were started from it.
+    /// How many sandboxes that were started from it have ended.
     pub spawn_count: i64,
-    /// When the last of them was started, in microseconds since the Unix epoch.
+    /// When the latest of those was started, in microseconds since the Unix epoch.
     pub last_spawned_us: Option<i64>,
     /// When it was made, in microseconds since the Unix epoch.
     pub created_us: i64,
@@ -80,6 +80,50 @@ pub struct BuildRow {
     pub finished_us: Option<i64>,
 }
 
+/// A template with what its builds and its sandboxes say of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateOverview {
+    /// The template; its sandboxes that live are counted among those that were started.
+    pub template: TemplateRow,
+    /// When anything of it changed last: it was made, or a build was accepted or ended.
+    pub updated_us: i64,
+    /// How many builds there are, however they ended.
+    pub build_count: i64,
+    /// How far the newest build has come.
+    pub build_status: Option<BuildStatus>,
+    /// The newest build that sandboxes can be started from.
+    pub ready: Option<BuildRow>,
+}
+
+/// A place between two builds of a template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildCursor {
+    /// `created_us` of the last build before this place.
+    pub created_us: i64,
+    /// The id of that build.
+    pub id: BuildId,
+}
+
+/// Every overview that the team `$1` may have, of the template `$2` if that is one. A sandbox that is being created has
+/// been told to nobody and does not count; one that has ended was added to its template when its row went.
+const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
+     t.spawn_count + COALESCE(l.spawns, 0) AS spawn_count, \
+     CASE WHEN l.last_us > COALESCE(t.last_spawned_us, 0) THEN l.last_us ELSE t.last_spawned_us END \
+     AS last_spawned_us, \
+     (SELECT string_agg(a.alias, '\n') FROM template_aliases a WHERE a.template_id = t.id) AS aliases, \
+     (SELECT COUNT(*) FROM builds b WHERE b.template_id = t.id) AS build_count, \
+     (SELECT MAX(COALESCE(b.finished_us, b.created_us)) FROM builds b WHERE b.template_id = t.id) AS built_us, \
+     (SELECT b.status FROM builds b WHERE b.template_id = t.id ORDER BY b.created_us DESC, b.id DESC LIMIT 1) \
+     AS build_status, \
+     r.id AS r_id, r.cpu_count AS r_cpu_count, r.memory_mb AS r_memory_mb, r.disk_mb AS r_disk_mb, \
+     r.agent_version AS r_agent_version, r.created_us AS r_created_us, r.finished_us AS r_finished_us \
+     FROM templates t \
+     LEFT JOIN builds r ON r.id = (SELECT b.id FROM builds b WHERE b.template_id = t.id AND b.status = 'ready' \
+                                   ORDER BY b.created_us DESC, b.id DESC LIMIT 1) \
+     LEFT JOIN (SELECT s.template_id, COUNT(*) AS spawns, MAX(s.started_us) AS last_us FROM sandboxes s \
+                WHERE s.state <> 'creating' GROUP BY s.template_id) l ON l.template_id = t.id \
+     WHERE (t.team_id = $1 OR t.team_id IS NULL) AND t.id = COALESCE($2, t.id) ORDER BY t.created_us, t.id";
+
 /// Columns of a [`TemplateRow`] from `templates t`. The aliases come as one text with a line each: that needs no
 /// second query, and no alias holds a line break.
 macro_rules! template_columns {
@@ -107,6 +151,41 @@ impl FromColumns for TemplateRow {
             last_spawned_us: columns.int_opt("last_spawned_us")?,
             created_us: columns.int("created_us")?,
             aliases,
+        })
+    }
+}
+
+impl FromColumns for TemplateOverview {
+    const TABLE: &'static str = "templates";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let template = TemplateRow::from_columns(columns)?;
+        let status = columns.text_opt("build_status")?;
+        let build_status = status
+            .map(|word| BuildStatus::from_column(&word).ok_or_else(|| columns.corrupt("build_status")))
+            .transpose()?;
+        let ready = match columns.id_opt("r_id")? {
+            None => None,
+            Some(id) => Some(BuildRow {
+                id,
+                template_id: template.id.clone(),
+                status: BuildStatus::Ready,
+                cpu_count: columns.count("r_cpu_count")?,
+                memory_mb: columns.count("r_memory_mb")?,
+                disk_mb: columns.count("r_disk_mb")?,
+                agent_version: columns.text_opt("r_agent_version")?,
+                // What the node needs is not for whoever looks at a list.
+                spec_json: None,
+                created_us: columns.int("r_created_us")?,
+                finished_us: columns.int_opt("r_finished_us")?,
+            }),
+        };
+        Ok(Self {
+            updated_us: columns.int_opt("built_us")?.unwrap_or(0).max(template.created_us),
+            build_count: columns.int("build_count")?,
+            build_status,
+            ready,
+            template,
         })
     }
 }
@@ -167,7 +246,8 @@ impl Store {
                 .await
                 .map_err(|error| sort(&error, "template alias", WHAT))?;
         }
-        tx.commit().await.map_err(|error| sort(&error, "template", WHAT))
+        tx.commit().await.map_err(|error| sort(&error, "template", WHAT))?;
+        self.db.sync(WHAT).await
     }
 
     /// The template with that id, whoever owns it.
@@ -179,16 +259,19 @@ impl Store {
         self.db.read_optional("find a template", query).await
     }
 
-    /// The templates that a team owns, oldest first.
+    /// The templates that a team may know of, its own and the global ones, oldest first: all of them, or the one with
+    /// that id.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn template_list(&self, team: &TeamId) -> Result<Vec<TemplateRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            template_columns!(),
-            "WHERE t.team_id = $1 ORDER BY t.created_us, t.id"
-        ))
-        .bind(team.as_str());
+    pub async fn template_overviews(
+        &self,
+        team: &TeamId,
+        only: Option<&TemplateId>,
+    ) -> Result<Vec<TemplateOverview>, StoreError> {
+        let query = sqlx::query(OVERVIEWS)
+            .bind(team.as_str())
+            .bind(only.map(TemplateId::as_str));
         self.db.read_all("list templates", query).await
     }
 
@@ -213,23 +296,6 @@ impl Store {
         self.db.read_optional("resolve a template", query).await
     }
 
-    /// Counts sandboxes that were started from a template. Not on the path of a create: gather, then add.
-    ///
-    /// # Errors
-    /// When the database fails. An unknown template is not an error.
-    pub async fn template_add_spawns(&self, id: &TemplateId, count: i64, last_us: i64) -> Result<(), StoreError> {
-        let query = sqlx::query(
-            "UPDATE templates SET spawn_count = spawn_count + $2, \
-             last_spawned_us = CASE WHEN COALESCE(last_spawned_us, 0) < $3 THEN $3 ELSE last_spawned_us END \
-             WHERE id = $1",
-        )
-        .bind(id.as_str())
-        .bind(count)
-        .bind(last_us);
-        self.db.write("template", "count spawns of a template", query).await?;
-        Ok(())
-    }
-
     /// Stores a new build.
     ///
     /// # Errors
@@ -249,7 +315,7 @@ impl Store {
         .bind(build.spec_json.as_deref())
         .bind(build.created_us)
         .bind(build.finished_us);
-        self.db.write("build", "insert a build", query).await?;
+        self.db.write_durably("build", "insert a build", query).await?;
         Ok(())
     }
 
@@ -265,5 +331,28 @@ impl Store {
         )
         .bind(template.as_str());
         self.db.read_optional("find a build", query).await
+    }
+
+    /// The builds of a template, newest first: at most `limit`, those after `after`.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_list(
+        &self,
+        template: &TemplateId,
+        after: Option<&BuildCursor>,
+        limit: u32,
+    ) -> Result<Vec<BuildRow>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, created_us, \
+             finished_us FROM builds WHERE template_id = $1 AND created_us <= COALESCE($2, 9223372036854775807) \
+             AND (CAST($2 AS BIGINT) IS NULL OR created_us <> $2 OR id < $3) \
+             ORDER BY created_us DESC, id DESC LIMIT $4",
+        )
+        .bind(template.as_str())
+        .bind(after.map(|cursor| cursor.created_us))
+        .bind(after.map(|cursor| cursor.id.as_str().to_owned()))
+        .bind(i64::from(limit));
+        self.db.read_all("list the builds of a template", query).await
     }
 }

@@ -83,7 +83,9 @@ impl Store {
         .bind(i64::from(token.mask.value_length))
         .bind(token.created_us)
         .bind(token.last_used_us);
-        self.db.write("access token", "insert an access token", query).await?;
+        self.db
+            .write_durably("access token", "insert an access token", query)
+            .await?;
         Ok(())
     }
 
@@ -122,7 +124,10 @@ impl Store {
         let query = sqlx::query("DELETE FROM access_tokens WHERE id = $1 AND user_id = $2")
             .bind(id)
             .bind(user.as_str());
-        let deleted = self.db.write("access token", "delete an access token", query).await?;
+        let deleted = self
+            .db
+            .write_durably("access token", "delete an access token", query)
+            .await?;
         Ok(deleted > 0)
     }
 

@@ -1,9 +1,8 @@
-//! `bench`: figures, each with its conditions.
+//! `bench`: performance figures, with the conditions of the run.
 
 mod agent;
 mod conditions;
 mod expiry;
-mod node;
 mod platform;
 mod rest;
 
@@ -22,14 +21,14 @@ pub(crate) enum Bench {
     Agent(agent::Args),
     /// Lists and details of sandboxes over HTTP, with many rows in SQLite
     Rest(rest::Args),
-    /// How late after its deadline the node is asked to kill a sandbox
+    /// Delay between the deadline of a sandbox and the request to the node to kill it
     Expiry(expiry::Args),
     /// The file server that `agent` compares with
     #[command(hide = true)]
     PlainFiles(agent::reference::Args),
 }
 
-/// Measures and prints.
+/// Runs the benchmark and prints the report.
 ///
 /// # Errors
 /// When something could not be measured.
@@ -45,7 +44,7 @@ pub(crate) fn run(bench: Bench) -> Result<()> {
         .context("print the report")
 }
 
-/// The event loop of a client: one thread, because it competes with what it measures for cores.
+/// The runtime of the client: one thread, because client and platform share the cores.
 fn client_runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

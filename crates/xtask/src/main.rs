@@ -1,13 +1,13 @@
-//! What developers run: files that are generated, and benches whose figures stand in SPECIFICATION.md. Never part of a
-//! release.
+//! Development tasks: generated files, rules of the repository, and benchmarks for the figures in
+//! SPECIFICATION.md. Never part of a release.
 //!
-//! `cargo run -p xtask -- openapi` writes `api/openapi.json`.
+//! `cargo run -p xtask -- openapi` writes `api/openapi.json`; `cargo run -p xtask -- tidy` checks the repository's rules.
 //!
-//! For benches build with `--release`, on a machine that does nothing else; every report names its conditions.
+//! Build benchmarks with `--release`, and run them on an idle machine; every report includes its conditions.
 //!
 //! ```text
 //! # The REST interface over 10,000 rows, and how late deadlines are kept. They bring a platform of their own, with
-//! # SQLite on disk and a node that only pretends.
+//! # SQLite on disk and a fake node.
 //! cargo run --release -p xtask -- bench rest
 //! cargo run --release -p xtask -- bench expiry
 //!
@@ -19,15 +19,21 @@
 //! target/x86_64-unknown-linux-gnu/release/ringfence down --data-dir /tmp/bench
 //! ```
 
-mod bench;
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a program of developers: it starts others, tells the time and drives connections"
+)]
 
-use std::path::Path;
+mod bench;
+mod tidy;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
-/// Tasks of this repository's developers.
+/// Development tasks.
 #[derive(Debug, Parser)]
 #[command(name = "xtask")]
 struct Cli {
@@ -39,14 +45,17 @@ struct Cli {
 enum Task {
     /// Write api/openapi.json
     Openapi,
-    /// Measure
+    /// Check the rules of the repository
+    Tidy,
+    /// Run a benchmark
     #[command(subcommand)]
     Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
-        Task::Openapi => write("api/openapi.json", &server::api::openapi::document()),
+        Task::Openapi => write("api/openapi.json", &server::api::document()),
+        Task::Tidy => tidy::run(&root()),
         Task::Bench(bench) => bench::run(bench),
     };
     match result {
@@ -60,8 +69,12 @@ fn main() -> ExitCode {
 
 /// Writes a file of the repository.
 fn write(path: &str, text: &str) -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    std::fs::write(root.join(path), text).with_context(|| format!("write {path}"))
+    std::fs::write(root().join(path), text).with_context(|| format!("write {path}"))
+}
+
+/// The repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 #[expect(clippy::print_stderr, reason = "this is where a developer's tool speaks")]

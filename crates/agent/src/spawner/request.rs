@@ -52,7 +52,7 @@ impl Request {
         out
     }
 
-    /// `None` when the bytes are no request.
+    /// `None` when the bytes are not a request.
     pub(crate) fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
         let uid = take_number(&mut bytes)?;
         let gid = take_number(&mut bytes)?;
@@ -188,7 +188,7 @@ impl Outcome {
         out
     }
 
-    /// `None` when the bytes are no answer, or name a pid that no new process can have.
+    /// `None` when the bytes are not an answer, or name a pid that no new process can have.
     pub(crate) fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
         let kind = take_number(&mut bytes)?;
         let value = take_number(&mut bytes)?;

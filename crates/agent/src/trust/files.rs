@@ -1,6 +1,6 @@
 //! Reading and replacing files of the image, without ever being led elsewhere.
 //!
-//! Whoever is root in the sandbox owns the whole tree, and an image may leave parts of it open to everybody. So a path
+//! Root in the sandbox owns the whole tree, and an image may leave parts of it open to all. So a path
 //! is walked name by name and no link in it is followed; what is read is a regular file of bounded length; what is
 //! written gets its name once it is complete.
 
@@ -17,7 +17,7 @@ const LIMIT: u64 = 4 * 1024 * 1024;
 /// Name of a file until it is complete. One is enough, because there is one writer.
 const UNFINISHED: &str = ".ringfence-ca.tmp";
 
-/// Opens the directory of a path below `root`, and tells the last name in it. With `make`, missing directories are
+/// Opens the directory of a path below `root`, and returns the last name in it. With `make`, missing directories are
 /// made.
 pub(super) fn parent<'a>(root: &OwnedFd, path: &'a str, make: bool) -> io::Result<(OwnedFd, &'a str)> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -10,14 +10,14 @@ use base64::engine::general_purpose::STANDARD;
 pub(crate) const LIMIT: usize = 64 * 1024;
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
-/// Characters of a line of base64, as everybody writes them.
+/// Characters of a line of base64, as is usual.
 const LINE: usize = 64;
 
 /// Certificates that were checked, each as PEM text of one form, in their order and without repetition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bundle(Vec<String>);
 
-/// Why a text is no bundle.
+/// Why a text is not a bundle.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadBundle {
     #[error("it is longer than {LIMIT} bytes")]
@@ -64,7 +64,7 @@ impl Bundle {
         Self::new(certificates).ok_or(BadBundle::Empty)
     }
 
-    /// The certificates in a file that is nobody's promise; what is none is left out.
+    /// The certificates in a file of any content; what is not a certificate is left out.
     pub(crate) fn find(text: &[u8]) -> Option<Self> {
         let text = String::from_utf8_lossy(text);
         let blocks = text.split(BEGIN).skip(1);

@@ -1,4 +1,4 @@
-//! Trust stores as images of different distributions have them, and as nobody should have them.
+//! Trust stores as images of different distributions have them, and as none should have them.
 
 use super::*;
 use std::fs;
@@ -150,7 +150,7 @@ fn links_are_not_written_through() {
     assert_eq!(read(&root, "store/roots"), roots);
     assert_eq!(read(&root, OWN_BUNDLE), extended(&roots, 7));
 
-    // Of what is no certificate nothing is passed on, and none of it is written to.
+    // Of what is not a certificate nothing is passed on, and none of it is written to.
     let secret = "root:secret\n";
     let root = image(&[
         ("secret", secret),
@@ -194,7 +194,7 @@ fn what_is_no_bundle_is_left_alone() {
         install(root.path(), &bundle(7)).unwrap();
         assert_eq!(read(&root, USUAL).contains(BEGIN_MARK), extended, "{length}");
     }
-    // Marks that do not belong together, text that is no UTF-8, and no line break at the end.
+    // Marks that do not belong together, text that is not UTF-8, and no line break at the end.
     let marks = [END_MARK.as_bytes(), BEGIN_MARK.as_bytes()].concat();
     let content = [&marks, roots.trim_end().as_bytes(), b"\xff"].concat();
     let (has_roots, composed) = compose(&content, &bundle(7), &[]);

@@ -22,13 +22,13 @@ use crate::sandbox::Sandbox;
 const CODECS: [Codec; 2] = [Codec::Json, Codec::Proto];
 const LIST: &str = "/process.Process/List";
 
-fn pack(bytes: &[u8]) -> Vec<u8> {
+fn compress(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
 }
 
-fn unpack(bytes: &[u8]) -> Vec<u8> {
+fn decompress(bytes: &[u8]) -> Vec<u8> {
     let mut reader = GzDecoder::new(bytes);
     let mut out = Vec::new();
     reader.read_to_end(&mut out).unwrap();
@@ -74,14 +74,14 @@ async fn stream(
         assert!(flags == 0 || flags == FLAG_COMPRESSED);
         let content = match flags {
             0 => content,
-            _ => unpack(&content).into(),
+            _ => decompress(&content).into(),
         };
         messages.push((flags == FLAG_COMPRESSED, content));
     }
 }
 
 #[tokio::test]
-async fn requests_may_be_packed() {
+async fn requests_may_be_compressed() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
@@ -91,7 +91,7 @@ async fn requests_may_be_packed() {
         let content_type = codec.unary_content_type();
         let plain = codec.encode(&ListRequest {});
         // One without bytes is empty, whatever the header says.
-        for body in [pack(&plain), [pack(&plain), pack(b"")].concat()] {
+        for body in [compress(&plain), [compress(&plain), compress(b"")].concat()] {
             let answer = client.send(Method::POST, LIST, content_type, request(&body)).await;
             assert_eq!(answer.status, 200, "{}", answer.text());
             assert_eq!(answer.header("accept-encoding"), "gzip");
@@ -99,17 +99,17 @@ async fn requests_may_be_packed() {
         }
         let answer = client.send(Method::POST, LIST, content_type, request(b"")).await;
         assert_eq!(answer.status, if codec == Codec::Proto { 200 } else { 400 });
-        let packed = pack(&[b' '; 5000]);
-        let mut wrong_sum = packed.clone();
+        let compressed = compress(&[b' '; 5000]);
+        let mut wrong_sum = compressed.clone();
         let at = wrong_sum.len() - 6;
         wrong_sum[at] ^= 1;
         for broken in [
             b"{}".to_vec(),
-            packed[..packed.len() - 1].to_vec(),
-            packed[..12].to_vec(),
-            packed[..5].to_vec(),
+            compressed[..compressed.len() - 1].to_vec(),
+            compressed[..12].to_vec(),
+            compressed[..5].to_vec(),
             wrong_sum,
-            [packed, b"rubbish".to_vec()].concat(),
+            [compressed, b"rubbish".to_vec()].concat(),
         ] {
             let answer = client.send(Method::POST, LIST, content_type, request(&broken)).await;
             assert_eq!(error(&answer).code, Code::InvalidArgument, "{broken:?}");
@@ -123,30 +123,30 @@ async fn requests_may_be_packed() {
 }
 
 #[tokio::test]
-async fn streamed_requests_may_be_packed() {
+async fn streamed_requests_may_be_compressed() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
     for codec in CODECS {
         let mut client = sandbox.client().await.with("connect-content-encoding", "gzip");
-        let plain = codec.envelope(&shell("echo packed"));
+        let plain = codec.envelope(&shell("echo compressed"));
         let message = &plain[connect::ENVELOPE_HEADER..];
         // A message may be compressed and need not be.
-        for body in [connect::wrap(FLAG_COMPRESSED, &pack(message)), plain.clone()] {
+        for body in [connect::wrap(FLAG_COMPRESSED, &compress(message)), plain.clone()] {
             let (headers, messages, end) = stream(&mut client, codec, "Start", body).await;
             assert_eq!(end.error, None);
             assert!(!headers.contains_key("connect-content-encoding"));
-            assert!(messages.iter().all(|(packed, _)| !packed));
+            assert!(messages.iter().all(|(compressed, _)| !compressed));
             let output = messages.iter().filter_map(|(_, message)| {
                 let event = codec.decode::<StreamResponse>(message).unwrap().event.unwrap();
                 event.data?.stdout
             });
-            assert_eq!(output.collect::<Vec<_>>().concat(), b"packed\n");
+            assert_eq!(output.collect::<Vec<_>>().concat(), b"compressed\n");
         }
         for (body, code) in [
             (connect::wrap(FLAG_COMPRESSED, message), Code::InvalidArgument),
             (connect::wrap(FLAG_COMPRESSED, &bomb(17 << 20)), Code::ResourceExhausted),
-            (connect::wrap(3, &pack(message)), Code::InvalidArgument),
+            (connect::wrap(3, &compress(message)), Code::InvalidArgument),
         ] {
             let (_, messages, end) = stream(&mut client, codec, "Start", body).await;
             assert_eq!((messages.len(), end.error.unwrap().code), (0, code));
@@ -155,7 +155,7 @@ async fn streamed_requests_may_be_packed() {
         let (_, _, end) = stream(&mut other, codec, "Start", plain.clone()).await;
         assert_eq!(end.error.unwrap().code, Code::Unimplemented);
         let mut undeclared = sandbox.client().await;
-        let body = connect::wrap(FLAG_COMPRESSED, &pack(message));
+        let body = connect::wrap(FLAG_COMPRESSED, &compress(message));
         let (_, _, end) = stream(&mut undeclared, codec, "Start", body).await;
         assert_eq!(end.error.unwrap().code, Code::Internal);
 
@@ -185,9 +185,9 @@ async fn streamed_requests_may_be_packed() {
             ..StreamInputRequest::default()
         };
         let body = [
-            connect::wrap(FLAG_COMPRESSED, &pack(&codec.encode(&select))),
+            connect::wrap(FLAG_COMPRESSED, &compress(&codec.encode(&select))),
             codec.envelope(&typed("one\n")),
-            connect::wrap(FLAG_COMPRESSED, &pack(&codec.encode(&typed("two\n")))),
+            connect::wrap(FLAG_COMPRESSED, &compress(&codec.encode(&typed("two\n")))),
         ]
         .concat();
         let (_, messages, end) = stream(&mut client, codec, "StreamInput", body).await;
@@ -197,7 +197,7 @@ async fn streamed_requests_may_be_packed() {
 }
 
 #[tokio::test]
-async fn answers_are_packed_for_those_who_want_it_and_when_it_pays() {
+async fn answers_are_compressed_for_those_who_want_it_and_when_it_pays() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
@@ -213,7 +213,7 @@ async fn answers_are_packed_for_those_who_want_it_and_when_it_pays() {
                 depth: 1,
             })
         };
-        for (accepted, directory, packed) in [
+        for (accepted, directory, compressed) in [
             ("gzip", "many", true),
             ("br, gzip;q=0.5", "many", true),
             ("gzip", "home/user", false),
@@ -227,16 +227,16 @@ async fn answers_are_packed_for_those_who_want_it_and_when_it_pays() {
             let answer = client.send(Method::POST, path, codec.unary_content_type(), body).await;
             assert_eq!(
                 answer.header("content-encoding"),
-                if packed { "gzip" } else { "" },
+                if compressed { "gzip" } else { "" },
                 "{accepted} {directory}"
             );
             assert_eq!(answer.header("content-length"), answer.body.len().to_string());
-            let content = if packed {
-                unpack(&answer.body)
+            let content = if compressed {
+                decompress(&answer.body)
             } else {
                 answer.body.to_vec()
             };
-            assert!(!packed || answer.body.len() < content.len() / 2);
+            assert!(!compressed || answer.body.len() < content.len() / 2);
             let entries = codec.decode::<ListDirResponse>(&content).unwrap().entries;
             assert_eq!(entries.len(), if directory == "many" { 500 } else { 0 });
         }
@@ -248,18 +248,18 @@ async fn answers_are_packed_for_those_who_want_it_and_when_it_pays() {
         assert_eq!(end.error, None);
         assert_eq!(headers["connect-content-encoding"], "gzip");
         let (mut zeros, mut noise) = (0, Vec::new());
-        for (packed, message) in &messages {
+        for (compressed, message) in &messages {
             let Some(data) = codec.decode::<StreamResponse>(message).unwrap().event.unwrap().data else {
-                assert!(!packed, "too small");
+                assert!(!compressed, "too small");
                 continue;
             };
             if let Some(stdout) = data.stdout {
                 zeros += stdout.len();
-                assert_eq!(*packed, message.len() >= 1024);
+                assert_eq!(*compressed, message.len() >= 1024);
             } else {
                 noise.extend_from_slice(&data.stderr.unwrap());
                 // Base64 is another matter.
-                assert!(codec == Codec::Json || !packed);
+                assert!(codec == Codec::Json || !compressed);
             }
         }
         assert_eq!(zeros, 100_000);
@@ -268,7 +268,7 @@ async fn answers_are_packed_for_those_who_want_it_and_when_it_pays() {
 }
 
 #[tokio::test]
-async fn what_unpacks_to_too_much_is_refused_in_bounded_memory() {
+async fn what_decompresses_to_too_much_is_refused_in_bounded_memory() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
@@ -304,7 +304,7 @@ async fn what_unpacks_to_too_much_is_refused_in_bounded_memory() {
     // None of it is held on to.
     let message = SendInputRequest::default();
     let error = client
-        .send(Method::POST, LIST, "application/json", full(pack(b"{}")))
+        .send(Method::POST, LIST, "application/json", full(compress(b"{}")))
         .await;
     assert_eq!(error.status, 200);
     let mut plain = sandbox.client().await;

@@ -13,7 +13,10 @@ use crate::sandbox::Sandbox;
 use crate::sys;
 
 const RAW: &str = "application/octet-stream";
-const FULL: &str = "not enough disk space available";
+/// What is told of a full disk that is mounted there.
+fn no_space(inside: &str) -> String {
+    format!("not enough disk space available: no space left on the file system of '{inside}'")
+}
 
 /// A sandbox with a disk of a megabyte, its path inside and from here.
 async fn small_disk() -> Option<(Sandbox, String, PathBuf)> {
@@ -43,7 +46,7 @@ async fn an_upload_that_does_not_fit_says_so() {
     assert_eq!(answer.status, 507);
     assert_eq!(
         message(answer.text()),
-        format!("attempted to write 3000000 bytes: {FULL}")
+        format!("attempted to write 3000000 bytes: {}", no_space(&inside))
     );
     // Uploads are no transactions: what fitted is there, and the next upload replaces it.
     assert!(std::fs::metadata(outside.join("file")).unwrap().len() <= 1 << 20);
@@ -52,7 +55,7 @@ async fn an_upload_that_does_not_fit_says_so() {
         .map(|piece| Ok(Frame::data(Bytes::copy_from_slice(piece))));
     let unknown = BodyExt::boxed(StreamBody::new(stream::iter(pieces.collect::<Vec<_>>())));
     let answer = client.send(Method::POST, &url, RAW, unknown).await;
-    assert_eq!((answer.status, message(answer.text()).as_str()), (507, FULL));
+    assert_eq!((answer.status, message(answer.text())), (507, no_space(&inside)));
     let answer = client.send(Method::POST, &url, RAW, full(vec![8; 1 << 20])).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(std::fs::read(outside.join("file")).unwrap() == vec![8; 1 << 20]);
@@ -81,7 +84,11 @@ async fn an_upload_that_does_not_fit_says_so() {
         .send(Method::POST, "/files", "multipart/form-data; boundary=XX", full(form))
         .await;
     assert_eq!(answer.status, 507);
-    assert!(message(answer.text()).ends_with(FULL), "{}", answer.text());
+    assert!(
+        message(answer.text()).ends_with(&no_space(&inside)),
+        "{}",
+        answer.text()
+    );
     assert_eq!(std::fs::read(outside.join("one")).unwrap(), b"first");
 }
 
@@ -110,7 +117,13 @@ async fn a_disk_without_inodes_says_so() {
     let url = format!("/files?path={inside}/new/directory/file");
     let answer = client.send(Method::POST, &url, RAW, full("x")).await;
     assert_eq!(answer.status, 507, "{}", answer.text());
+    let exhausted = format!("not enough inodes available: the file system of '{inside}' holds as many files as it can");
+    assert_eq!(message(answer.text()), exhausted);
+    assert_eq!(message(refusal.text()), exhausted);
     assert!(!outside.join("new").exists());
+    let order = format!(r#"{{"path":"{inside}/new"}}"#);
+    let answer = client.post("/filesystem.Filesystem/MakeDir", &order).await;
+    assert_eq!(message(answer.text()), format!("error creating directory: {exhausted}"));
     // What is there can still be written.
     let url = format!("/files?path={inside}/file0");
     assert_eq!(client.send(Method::POST, &url, RAW, full("y")).await.status, 200);
@@ -131,7 +144,7 @@ async fn what_does_not_fit_when_composed_leaves_nothing_behind() {
         format!(r#"{{"source_paths":["{a}","{b}"],"destination":"{destination}"}}"#)
     };
     let answer = client.post("/files/compose", &order(&format!("{inside}/whole"))).await;
-    assert_eq!((answer.status, message(answer.text()).as_str()), (507, FULL));
+    assert_eq!((answer.status, message(answer.text())), (507, no_space(&inside)));
     assert!(sources.iter().all(|source| source.exists()));
     // The draft is removed behind the answer.
     while std::fs::read_dir(&outside).unwrap().next().is_some() {

@@ -3,7 +3,7 @@
 use http::Method;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use protocol::agent::Event;
+use protocol::agent::AgentEvent;
 use protocol::connect::Codec;
 use protocol::process::{ProcessConfig, Pty, StartRequest};
 
@@ -11,7 +11,7 @@ use crate::client::{Client, full};
 use crate::sandbox::Sandbox;
 
 /// The events in whole lines.
-pub(crate) fn events(lines: &[u8]) -> Vec<Event> {
+pub(crate) fn events(lines: &[u8]) -> Vec<AgentEvent> {
     lines
         .split_inclusive(|byte| *byte == b'\n')
         .map(|line| serde_json::from_slice(line).unwrap())
@@ -19,14 +19,14 @@ pub(crate) fn events(lines: &[u8]) -> Vec<Event> {
 }
 
 /// The host's open stream of events.
-struct Told {
+pub(crate) struct Told {
     body: Incoming,
     /// What was read and not returned, up to the middle of a line.
     read: Vec<u8>,
 }
 
 impl Told {
-    async fn open(host: &mut Client) -> Self {
+    pub(crate) async fn open(host: &mut Client) -> Self {
         let response = host.request(Method::GET, "/events", "", full("")).await;
         assert_eq!(response.status(), 200);
         Self {
@@ -36,7 +36,7 @@ impl Told {
     }
 
     /// The next event; none when the agent cut the stream.
-    async fn next(&mut self) -> Option<Event> {
+    pub(crate) async fn next(&mut self) -> Option<AgentEvent> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 return events(&self.read.drain(..=end).collect::<Vec<u8>>()).pop();
@@ -80,7 +80,7 @@ async fn starts_and_ends_are_told_without_what_was_said() {
     let script = "printf 12345; printf 123 >&2; : secret-argument; exit 3";
     let pid = run(&mut client, &shell(script, false)).await;
     let start = told.next().await.unwrap();
-    let expected = Event::ProcessStart {
+    let expected = AgentEvent::ProcessStart {
         pid,
         command: "printf".to_owned(),
         user: "user".to_owned(),
@@ -88,7 +88,7 @@ async fn starts_and_ends_are_told_without_what_was_said() {
     };
     assert_eq!(start, expected);
     match told.next().await.unwrap() {
-        Event::ProcessEnd {
+        AgentEvent::ProcessEnd {
             pid: of_end,
             command,
             exit_code: 3,
@@ -104,12 +104,12 @@ async fn starts_and_ends_are_told_without_what_was_said() {
     let pid = run(&mut client.user("root"), &shell("kill -9 $$; secret", true)).await;
     let start = told.next().await.unwrap();
     assert!(
-        matches!(&start, Event::ProcessStart { command, user, pty: true, .. } if command == "kill" && user == "root"),
+        matches!(&start, AgentEvent::ProcessStart { command, user, pty: true, .. } if command == "kill" && user == "root"),
         "{start:?}"
     );
     let end = told.next().await.unwrap();
     assert!(
-        matches!(&end, Event::ProcessEnd { pid: of_end, exit_code: -1, status, .. }
+        matches!(&end, AgentEvent::ProcessEnd { pid: of_end, exit_code: -1, status, .. }
             if *of_end == pid && status == "signal: killed"),
         "{end:?}"
     );
@@ -125,15 +125,15 @@ async fn events_wait_for_the_next_host() {
     let pid = run(&mut client, &shell("true", false)).await;
     let mut first_host = sandbox.host().await;
     let mut first = Told::open(&mut first_host).await;
-    assert!(matches!(first.next().await, Some(Event::ProcessStart { pid: told, .. }) if told == pid));
-    assert!(matches!(first.next().await, Some(Event::ProcessEnd { pid: told, .. }) if told == pid));
+    assert!(matches!(first.next().await, Some(AgentEvent::ProcessStart { pid: told, .. }) if told == pid));
+    assert!(matches!(first.next().await, Some(AgentEvent::ProcessEnd { pid: told, .. }) if told == pid));
     // A platform that stops without a word leaves a connection that nobody reads. The next one takes over.
     let mut second_host = sandbox.host().await;
     let mut second = Told::open(&mut second_host).await;
     let pid = run(&mut client, &shell("true", false)).await;
-    assert!(matches!(second.next().await, Some(Event::ProcessStart { pid: told, .. }) if told == pid));
+    assert!(matches!(second.next().await, Some(AgentEvent::ProcessStart { pid: told, .. }) if told == pid));
     assert_eq!(first.next().await, None);
-    assert!(matches!(second.next().await, Some(Event::ProcessEnd { pid: told, .. }) if told == pid));
+    assert!(matches!(second.next().await, Some(AgentEvent::ProcessEnd { pid: told, .. }) if told == pid));
 }
 
 #[tokio::test]
@@ -151,8 +151,8 @@ async fn what_nobody_reads_is_counted() {
     let mut kept = 0;
     let dropped = loop {
         match told.next().await.unwrap() {
-            Event::ProcessStart { .. } | Event::ProcessEnd { .. } => kept += 1,
-            Event::Dropped { count } => break count,
+            AgentEvent::ProcessStart { .. } | AgentEvent::ProcessEnd { .. } => kept += 1,
+            AgentEvent::Dropped { count } => break count,
             other => panic!("{other:?}"),
         }
     };
@@ -166,12 +166,12 @@ async fn what_nobody_reads_is_counted() {
     let pid = run(&mut client, &shell("true", false)).await;
     let next = loop {
         match told.next().await.unwrap() {
-            Event::ProcessEnd { pid: of_end, .. } if of_end != pid => {}
+            AgentEvent::ProcessEnd { pid: of_end, .. } if of_end != pid => {}
             other => break other,
         }
     };
     assert!(
-        matches!(next, Event::ProcessStart { pid: told, .. } if told == pid),
+        matches!(next, AgentEvent::ProcessStart { pid: told, .. } if told == pid),
         "{next:?}"
     );
 }

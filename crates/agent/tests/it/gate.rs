@@ -139,8 +139,8 @@ async fn what_no_codec_reads() {
     }
     let mut other = sandbox.client().await.with("connect-protocol-version", "2");
     assert_eq!(other.post(path, "{}").await.status, 400);
-    let mut packed = sandbox.client().await.with("content-encoding", "br");
-    assert_eq!(packed.post(path, "{}").await.status, 501);
+    let mut compressed = sandbox.client().await.with("content-encoding", "br");
+    assert_eq!(compressed.post(path, "{}").await.status, 501);
     for codec in [Codec::Json, Codec::Proto] {
         for (body, code) in [
             (vec![], Code::Unimplemented),

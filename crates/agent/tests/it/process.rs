@@ -142,7 +142,9 @@ async fn the_environment_and_the_user() {
         ];
         assert_eq!(lines, [expect.as_slice(), &[path, "USER=user"]].concat());
 
-        let script = "id -u; id -g; id -G; pwd; umask; cat /proc/self/oom_score_adj; \
+        // The agent marks a process right after it started.
+        let script = "until grep -qx 100 /proc/$$/oom_score_adj; do :; done; \
+                      id -u; id -g; id -G; pwd; umask; cat /proc/self/oom_score_adj; \
                       grep -E '^(SigIgn|SigBlk)' /proc/self/status; ls /proc/self/fd | wc -l";
         let rest = run(&mut client, codec, &shell(script)).await;
         let none = "0000000000000000";
@@ -368,5 +370,32 @@ async fn many_at_once() {
     }
     for task in running {
         task.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_was_killed_is_gone_when_the_answer_comes() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let mut other = sandbox.client().await;
+    for round in 0..30 {
+        // Asleep; deaf and stopped; writing to a client that does not read; survived by who holds its output.
+        for script in [
+            "echo up; exec sleep 1000",
+            "trap '' TERM; echo up; kill -STOP $$",
+            "echo up; exec cat /dev/zero",
+            "sleep 1000 & echo up; wait",
+        ] {
+            let mut client = sandbox.client().await;
+            let mut events = client.stream(Codec::Proto, "Start", &shell(script)).await;
+            let started = events.started().await;
+            events.until("up").await;
+            kill(&mut other, pid(started), signal::KILL).await.unwrap();
+            let list: ListResponse = other.unary(Codec::Json, "List", &ListRequest {}).await.unwrap();
+            assert_eq!(list.processes, [], "round {round}: {script}");
+            let gone = kill(&mut other, pid(started), signal::KILL).await.unwrap_err();
+            assert_eq!(gone.code, Code::NotFound, "round {round}: {script}");
+        }
     }
 }

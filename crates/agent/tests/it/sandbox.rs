@@ -91,45 +91,44 @@ impl Sandbox {
         Some(sandbox)
     }
 
+    /// Does something in the sandbox's network.
+    pub(crate) fn in_network<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let network = self.network.try_clone().unwrap();
+        let inside = move || {
+            sys::enter_network(network.as_fd()).unwrap();
+            work()
+        };
+        std::thread::spawn(inside).join().unwrap()
+    }
+
     /// A client over TCP.
     pub(crate) async fn client(&self) -> Client {
-        let network = self.network.try_clone().unwrap();
-        let connect = move || {
-            sys::enter_network(network.as_fd()).unwrap();
-            let stream = std::net::TcpStream::connect(("127.0.0.1", protocol::agent::PORT)).unwrap();
-            stream.set_nonblocking(true).unwrap();
-            stream
-        };
-        let stream = std::thread::spawn(connect).join().unwrap();
+        let stream = self.in_network(|| std::net::TcpStream::connect(("127.0.0.1", protocol::agent::PORT)).unwrap());
+        stream.set_nonblocking(true).unwrap();
         Client::new(TcpStream::from_std(stream).unwrap()).await
     }
 
     /// A socket that listens on a free port of the sandbox's loopback.
     pub(crate) fn listener(&self) -> tokio::net::TcpListener {
-        let network = self.network.try_clone().unwrap();
-        let listen = move || {
-            sys::enter_network(network.as_fd()).unwrap();
-            let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-            listener.set_nonblocking(true).unwrap();
-            listener
-        };
-        let listener = std::thread::spawn(listen).join().unwrap();
+        let listener = self.in_network(|| std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap());
+        listener.set_nonblocking(true).unwrap();
         tokio::net::TcpListener::from_std(listener).unwrap()
+    }
+
+    /// A connection to the control socket.
+    pub(crate) fn host_stream(&self) -> tokio::net::UnixStream {
+        use std::os::linux::net::SocketAddrExt;
+        let stream = self.in_network(|| {
+            let address = std::os::unix::net::SocketAddr::from_abstract_name(protocol::agent::CONTROL_SOCKET).unwrap();
+            UnixStream::connect_addr(&address).unwrap()
+        });
+        stream.set_nonblocking(true).unwrap();
+        tokio::net::UnixStream::from_std(stream).unwrap()
     }
 
     /// The host on the control socket.
     pub(crate) async fn host(&self) -> Client {
-        use std::os::linux::net::SocketAddrExt;
-        let network = self.network.try_clone().unwrap();
-        let connect = move || {
-            sys::enter_network(network.as_fd()).unwrap();
-            let address = std::os::unix::net::SocketAddr::from_abstract_name(protocol::agent::CONTROL_SOCKET).unwrap();
-            let stream = UnixStream::connect_addr(&address).unwrap();
-            stream.set_nonblocking(true).unwrap();
-            stream
-        };
-        let stream = std::thread::spawn(connect).join().unwrap();
-        Client::new(tokio::net::UnixStream::from_std(stream).unwrap()).await
+        Client::new(self.host_stream()).await
     }
 
     /// Pids, as seen from here, of the agent's children whose command line has this word.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use protocol::connect::{Code, Codec};
 use protocol::process::{ProcessConfig, StartRequest};
 
-use protocol::agent::Event;
+use protocol::agent::AgentEvent;
 
 use crate::client::Client;
 use crate::events::events;
@@ -36,9 +36,9 @@ async fn spawners(sandbox: &Sandbox) -> Vec<i32> {
 }
 
 /// What the host is told until the news of the spawner's end.
-async fn events_until_gone(host: &mut Client) -> Vec<Event> {
+async fn events_until_gone(host: &mut Client) -> Vec<AgentEvent> {
     let told = events(&host.get("/events").await.body);
-    assert_eq!(told.last(), Some(&Event::SpawnerGone));
+    assert_eq!(told.last(), Some(&AgentEvent::SpawnerGone));
     told
 }
 
@@ -62,16 +62,19 @@ async fn a_killed_spawner_is_reported_and_replaced() {
         }
         // A start, an end, and this; what came after the last answer waited for this one.
         assert!(watch.await.unwrap().len() >= 3);
-        assert_eq!(events_until_gone(&mut sandbox.host().await).await, [Event::SpawnerGone]);
-        // Nobody but root may take its place.
+        assert_eq!(
+            events_until_gone(&mut sandbox.host().await).await,
+            [AgentEvent::SpawnerGone]
+        );
+        // Nobody inside may take its place, root included: a start that waits is not handed to them.
         let socket = protocol::agent::SPAWNER_SOCKET;
-        assert!(!sys::is_served_inside(
-            sandbox.agent,
-            1000,
-            socket,
-            libc::SOCK_SEQPACKET,
-            b"x"
-        ));
+        let mut waiting = sandbox.client().await;
+        let waiting = tokio::spawn(async move { waiting.stream(Codec::Json, "Start", &echo()).await.failed().await });
+        for uid in [0, 1000] {
+            let served = sys::is_served_inside(sandbox.agent, uid, socket, libc::SOCK_SEQPACKET, b"x");
+            assert!(!served, "{uid}");
+        }
+        assert_eq!(waiting.await.unwrap().code, Code::Unavailable);
         sys::start_spawner(sandbox.agent, &program);
         // It connects in its own time, for which a start waits.
         let mut events = client.stream(Codec::Json, "Start", &echo()).await;
@@ -96,7 +99,10 @@ async fn starts_wait_for_the_next_spawner_but_not_forever() {
     for pid in spawners(&sandbox).await {
         sys::kill(pid, libc::SIGKILL);
     }
-    assert_eq!(events_until_gone(&mut sandbox.host().await).await, [Event::SpawnerGone]);
+    assert_eq!(
+        events_until_gone(&mut sandbox.host().await).await,
+        [AgentEvent::SpawnerGone]
+    );
     // Side by side: the second does not wait for the first to give up.
     let since = Instant::now();
     let mut waiting = tokio::task::JoinSet::new();
@@ -150,7 +156,9 @@ async fn a_spawner_that_dies_during_a_request_takes_nothing_with_it() {
     assert_eq!(start.await.unwrap().code, Code::Unavailable);
     assert_eq!(other.get("/health").await.status, 204);
     let failed = events_until_gone(&mut sandbox.host().await).await;
-    assert!(matches!(&failed[..], [Event::ProcessFailed { command, .. }, Event::SpawnerGone] if command == "echo"));
+    assert!(
+        matches!(&failed[..], [AgentEvent::ProcessFailed { command, .. }, AgentEvent::SpawnerGone] if command == "echo")
+    );
 
     let program = sys::c_path(std::path::Path::new(env!("CARGO_BIN_EXE_ringfence-agent")));
     sys::start_spawner(sandbox.agent, &program);

@@ -1,4 +1,11 @@
 //! The system calls of the tests: a process in new namespaces, and processes that join them.
+
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "constants and structures of the kernel, which are small"
+)]
 #![expect(unsafe_code, reason = "namespaces are entered between clone and exec")]
 
 use std::ffi::{CStr, CString};
@@ -145,16 +152,34 @@ fn namespaces(pid: i32) -> [File; 3] {
     ["net", "mnt", "pid"].map(|kind| File::open(format!("/proc/{pid}/ns/{kind}")).unwrap())
 }
 
-/// Runs `ringfence-agent spawner connect` in the agent's namespaces, as a host does that lost the first spawner.
+/// Starts a spawner in the agent's namespaces, as a host does that lost the first one: it connects before it is in the
+/// pid namespace, and leaves the spawner to the agent.
 pub(crate) fn start_spawner(agent: i32, program: &CStr) {
-    let namespaces = namespaces(agent);
-    let argv = [program.as_ptr(), c"spawner".as_ptr(), c"connect".as_ptr(), ptr::null()];
-    let env: [*const c_char; 1] = [ptr::null()];
-    run_inside(&namespaces, || {
-        // SAFETY: strings that end in NUL in arrays that end in null.
-        unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
-        97
+    let (address, length) = abstract_address(protocol::agent::SPAWNER_SOCKET);
+    let connect = || {
+        // SAFETY: system calls of a single-threaded child on its own copies.
+        unsafe {
+            let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+            if libc::connect(socket, (&raw const address).cast(), length) == -1 {
+                libc::_exit(94);
+            }
+            socket
+        }
+    };
+    let status = run_inside_after(&namespaces(agent), connect, |socket| {
+        // SAFETY: as above.
+        unsafe {
+            let first = libc::getpid();
+            if libc::fork() == 0 {
+                while libc::getppid() == first {
+                    libc::sched_yield();
+                }
+                execute(program, c"spawner", &[(socket, 4)]);
+            }
+        }
+        0
     });
+    assert_eq!(status, 0, "start a spawner");
 }
 
 /// Mounts a file system in memory inside the agent's namespaces.
@@ -178,13 +203,7 @@ pub(crate) fn mount_memory(agent: i32, target: &CStr, options: &CStr) {
 /// `hello` and is sent something.
 pub(crate) fn is_served_inside(agent: i32, uid: u32, name: &str, kind: c_int, hello: &[u8]) -> bool {
     let namespaces = namespaces(agent);
-    // SAFETY: zero is a valid address of no family.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as u16;
-    for (target, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *target = byte as c_char;
-    }
-    let length = (size_of::<libc::sa_family_t>() + 1 + name.len()) as libc::socklen_t;
+    let (address, length) = abstract_address(name);
     let status = run_inside(&namespaces, || {
         let mut answer = [0_u8; 16];
         // SAFETY: system calls of a single-threaded child on its own copies.
@@ -202,8 +221,25 @@ pub(crate) fn is_served_inside(agent: i32, uid: u32, name: &str, kind: c_int, he
     status == 0
 }
 
+/// The address of an abstract unix socket.
+fn abstract_address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: zero is a valid address of no family.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    for (target, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *target = byte as c_char;
+    }
+    let length = size_of::<libc::sa_family_t>() + 1 + name.len();
+    (address, length as libc::socklen_t)
+}
+
 /// Runs `work` in a process inside the namespaces and returns its exit code.
 fn run_inside(namespaces: &[File; 3], work: impl FnOnce() -> i32) -> i32 {
+    run_inside_after(namespaces, || (), |()| work())
+}
+
+/// As [`run_inside`], with what `before` made in a process that is in all the namespaces but the pid namespace.
+fn run_inside_after<T>(namespaces: &[File; 3], before: impl FnOnce() -> T, work: impl FnOnce(T) -> i32) -> i32 {
     let fds = namespaces.each_ref().map(AsRawFd::as_raw_fd);
     // SAFETY: fork in a threaded process; the children only make system calls on what they inherited.
     unsafe {
@@ -214,10 +250,11 @@ fn run_inside(namespaces: &[File; 3], work: impl FnOnce() -> i32) -> i32 {
                     libc::_exit(96);
                 }
             }
+            let made = before();
             // Only a child of ours is in the pid namespace.
             let inside = libc::fork();
             if inside == 0 {
-                libc::_exit(work());
+                libc::_exit(work(made));
             }
             let mut status = 0;
             libc::waitpid(inside, &raw mut status, 0);

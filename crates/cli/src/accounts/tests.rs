@@ -2,14 +2,14 @@
 
 use super::*;
 
-struct Platform {
+struct TestPlatform {
     _temp: tempfile::TempDir,
     dir: DataDir,
     master: MasterKey,
     store: Store,
 }
 
-impl Platform {
+impl TestPlatform {
     async fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
@@ -49,7 +49,7 @@ impl Platform {
 
 #[tokio::test]
 async fn a_second_start_keeps_the_keys() {
-    let platform = Platform::new().await;
+    let platform = TestPlatform::new().await;
     let first = platform.start(3000).await.unwrap();
     assert_eq!(platform.start(4000).await.unwrap(), first);
     assert_eq!(platform.keys().await.len(), 1);
@@ -58,7 +58,7 @@ async fn a_second_start_keeps_the_keys() {
 
 #[tokio::test]
 async fn a_lost_file_means_a_new_key_and_the_old_pair() {
-    let platform = Platform::new().await;
+    let platform = TestPlatform::new().await;
     let first = platform.start(3000).await.unwrap();
     platform.remove_credentials();
     let second = platform.start(3000).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_lost_file_means_a_new_key_and_the_old_pair() {
 
 #[tokio::test]
 async fn revoked_credentials_are_replaced() {
-    let platform = Platform::new().await;
+    let platform = TestPlatform::new().await;
     let first = platform.start(3000).await.unwrap();
     revoke_key(&platform.store, &platform.keys().await[0].id).await.unwrap();
     revoke_key(&platform.store, &first.1).await.unwrap();
@@ -83,7 +83,7 @@ async fn revoked_credentials_are_replaced() {
 
 #[tokio::test]
 async fn a_start_cut_before_the_database_is_finished_by_the_next() {
-    let platform = Platform::new().await;
+    let platform = TestPlatform::new().await;
     let (key, pair) = (ApiKey::generate().unwrap(), AccessPair::generate().unwrap());
     let addresses = Addresses::of(([127, 0, 0, 1], 1).into(), "d".to_owned());
     credentials::write(&platform.dir, &key, &pair, &addresses).unwrap();
@@ -94,7 +94,7 @@ async fn a_start_cut_before_the_database_is_finished_by_the_next() {
 
 #[tokio::test]
 async fn a_foreign_master_key_is_refused() {
-    let mut platform = Platform::new().await;
+    let mut platform = TestPlatform::new().await;
     let first = platform.start(3000).await.unwrap();
     std::fs::remove_file(platform.dir.path().join(crate::secret::MASTER_FILE)).unwrap();
     platform.master = MasterKey::load_or_make(&platform.dir).unwrap();

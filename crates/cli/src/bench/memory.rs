@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio_util::sync::CancellationToken;
 
-/// Samples are this far apart.
+/// Time between two samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 /// Memory counts as settled when this many samples in a row …
 const SAMPLES: usize = 4;
@@ -17,7 +17,7 @@ const SAMPLES_MAX: usize = 60;
 /// Memory that programs can still get, caches that can be given up included, in KiB.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// When `/proc/meminfo` cannot be read.
 pub(crate) fn available_kb() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
     field_kb(&text, "MemAvailable").context("/proc/meminfo has no MemAvailable")
@@ -26,7 +26,7 @@ pub(crate) fn available_kb() -> Result<u64> {
 /// Memory of the host, in KiB.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// When `/proc/meminfo` cannot be read.
 pub(crate) fn total_kb() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
     field_kb(&text, "MemTotal").context("/proc/meminfo has no MemTotal")
@@ -39,10 +39,10 @@ fn field_kb(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// Waits until the available memory stands still, and returns it in KiB.
+/// Waits until the available memory has settled, and returns it in KiB.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// When `/proc/meminfo` cannot be read.
 pub(crate) async fn settled_kb(cancelled: &CancellationToken) -> Result<u64> {
     let mut recent = Vec::new();
     for _ in 0..SAMPLES_MAX {

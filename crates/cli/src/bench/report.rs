@@ -6,7 +6,7 @@ use measure::stats::Distribution;
 use measure::table;
 use serde::Serialize;
 
-/// Where and how the numbers were taken. A number without these means nothing.
+/// The conditions of a run, without which its figures cannot be compared.
 #[derive(Debug, Serialize)]
 pub(crate) struct Conditions {
     /// Version of this program.
@@ -27,24 +27,24 @@ pub(crate) struct Conditions {
     pub(crate) same_machine: bool,
 }
 
-/// One kind of request.
+/// The times of one kind of request.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measure {
     /// Which.
     pub(crate) what: String,
-    /// How many clients asked at the same time.
+    /// Number of concurrent clients.
     pub(crate) concurrency: usize,
     /// Requests that failed.
     pub(crate) errors: u64,
-    /// Those that succeeded; none if none did.
+    /// Latencies of those that succeeded, if any did.
     #[serde(flatten)]
     pub(crate) times: Option<Distribution>,
 }
 
-/// Create and delete over and over.
+/// The sustained rate of create and delete.
 #[derive(Debug, Serialize)]
 pub(crate) struct Sustained {
-    /// How many clients asked at the same time.
+    /// Number of concurrent clients.
     pub(crate) concurrency: usize,
     /// How long, in seconds, until the last answer.
     pub(crate) seconds: f64,
@@ -56,7 +56,7 @@ pub(crate) struct Sustained {
     pub(crate) errors: u64,
 }
 
-/// Memory of sandboxes that do nothing.
+/// The memory of idle sandboxes.
 #[derive(Debug, Serialize)]
 pub(crate) struct IdleMemory {
     /// Sandboxes that lived at the same time.
@@ -72,14 +72,14 @@ pub(crate) struct IdleMemory {
     pub(crate) errors: u64,
 }
 
-/// Everything.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Where and how.
+    /// The conditions.
     pub(crate) conditions: Conditions,
     /// Times of requests.
     pub(crate) requests: Vec<Measure>,
-    /// Times of the stages of a create, as the platform tells them.
+    /// Times of the stages of a create request, as the platform reports them.
     pub(crate) create_stages: Vec<Measure>,
     /// The sustained rate.
     pub(crate) sustained: Option<Sustained>,
@@ -94,11 +94,11 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The report for people.
+    /// The report as text.
     pub(crate) fn text(&self) -> String {
         let c = &self.conditions;
         let place = if c.same_machine {
-            "client and platform share this machine"
+            "client and platform on this machine"
         } else {
             "platform on another machine"
         };
@@ -111,7 +111,7 @@ impl Report {
         }
         if !self.create_stages.is_empty() {
             text.push('\n');
-            text.push_str(&table("stage of create", &self.create_stages));
+            text.push_str(&table("create stage", &self.create_stages));
         }
         if let Some(s) = &self.sustained {
             let _ = writeln!(
@@ -135,13 +135,13 @@ impl Report {
             );
         }
         if self.errors > 0 {
-            let _ = writeln!(text, "\n{} requests failed; the first of them:", self.errors);
+            let _ = writeln!(text, "\n{} requests failed; first errors:", self.errors);
             for sample in &self.error_samples {
                 let _ = writeln!(text, "  {sample}");
             }
         }
         if self.interrupted {
-            text.push_str("\ninterrupted: the numbers are of what was done until then\n");
+            text.push_str("\ninterrupted: the figures are incomplete\n");
         }
         text
     }

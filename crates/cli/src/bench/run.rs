@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use measure::client::{Client, Created, Platform, Sandbox};
+use measure::client::{Client, Created, Sandbox, Target};
 use measure::stats::Distribution;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -22,13 +22,13 @@ use super::report::{IdleMemory, Measure, Sustained};
 const ERROR_SAMPLES: usize = 5;
 /// Clients that clean up. Deleting is never measured there.
 const CLEANERS: usize = 8;
-/// Failures in a row after which a client gives up: a platform that is gone is not asked a thousand times.
+/// Consecutive failures after which a client gives up.
 const FAILURES_MAX: usize = 10;
 
 /// What all clients of a run share.
 pub(crate) struct Bench {
-    platform: Platform,
-    /// Set when the run is to end early.
+    platform: Target,
+    /// Set to interrupt the run.
     pub(crate) cancelled: CancellationToken,
     live: Mutex<BTreeSet<String>>,
     samples: Mutex<Vec<String>>,
@@ -46,7 +46,7 @@ struct Gathered {
     completed: usize,
 }
 
-/// One kind of request.
+/// The times of one kind of request.
 #[derive(Default)]
 struct Kind {
     times: Vec<Duration>,
@@ -106,7 +106,7 @@ pub(crate) struct Timed {
 
 impl Bench {
     /// A run against a platform.
-    pub(crate) fn new(platform: Platform, cancelled: CancellationToken) -> Self {
+    pub(crate) fn new(platform: Target, cancelled: CancellationToken) -> Self {
         Self {
             platform,
             cancelled,
@@ -267,7 +267,7 @@ impl Bench {
     /// Available memory before and with `count` sandboxes that do nothing.
     ///
     /// # Errors
-    /// When the kernel does not tell its memory.
+    /// When `/proc/meminfo` cannot be read.
     pub(crate) async fn idle_memory(&self, count: usize, concurrency: usize) -> Result<IdleMemory> {
         // The first sandbox pays for what all share, such as the page cache of the agent.
         let mut first = Gathered::default();

@@ -1,17 +1,17 @@
-//! The one table of configuration keys: names, types, defaults and meanings.
+//! The table of configuration keys: names, types, defaults and meanings.
 //!
-//! The help texts, the reference, the environment names and the check of the configuration file all read this table,
-//! so a key cannot exist undocumented or be spelt differently in two places.
+//! Help texts, the reference, environment variables and the check of the configuration file are all derived from this
+//! table, so a key cannot be undocumented or spelt differently in two places.
 
 use std::fmt::Write as _;
 
-/// What a key holds. A configuration file must use the same type, so that `launchers = "two"` is refused where it is
-/// written and not where it is used.
+/// The type of a key. A configuration file must use the same type, so that `launchers = "two"` is an error of the file
+/// and not of the code that uses the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Any text.
+    /// A string.
     Text,
-    /// A whole number.
+    /// An integer.
     Integer,
     /// `true` or `false`.
     Boolean,
@@ -21,8 +21,8 @@ impl Kind {
     /// The type as an error message names it.
     pub(crate) fn describe(self) -> &'static str {
         match self {
-            Self::Text => "a text in quotes",
-            Self::Integer => "a whole number",
+            Self::Text => "a string in quotes",
+            Self::Integer => "an integer",
             Self::Boolean => "true or false",
         }
     }
@@ -37,9 +37,9 @@ pub(crate) struct Key {
     pub(crate) flag: Option<&'static str>,
     /// The type.
     pub(crate) kind: Kind,
-    /// The default, in words or as a value.
+    /// The default, as a value or a description.
     pub(crate) default: &'static str,
-    /// What it means, in one sentence or two.
+    /// The meaning, in one sentence or two.
     pub(crate) meaning: &'static str,
 }
 
@@ -68,137 +68,171 @@ macro_rules! keys {
 keys! {
     DATA_DIR = {
         "data_dir", Some("--data-dir"), Text, "/var/lib/ringfence",
-        "Where everything is kept: database, keys, sandboxes. Made with mode 0700 when it does not exist.",
+        "Data directory: database, keys, sandboxes. Created with mode 0700 if it does not exist.",
     },
     LISTEN = {
         "listen", Some("--listen"), Text, "127.0.0.1:3000",
-        "Address and port of the API and of sandbox traffic. Port 0 takes a free one.",
+        "Address and port of the API and of sandbox traffic. Port 0 selects a free port.",
     },
     METRICS_LISTEN = {
         "metrics_listen", Some("--metrics-listen"), Text, "none",
-        "Address and port of the metrics for Prometheus. They are served nowhere else, and to everyone who reaches it.",
+        "Address and port on which metrics for Prometheus are served, without authentication.",
     },
     DOMAIN = {
         "domain", Some("--domain"), Text, "sandbox.localhost:<port of listen>",
-        "Domain under which sandboxes are reached as <port>-<id>.<domain>, with the port that clients use unless it is \
-         the one of their scheme. Used as written.",
+        "Domain of sandboxes, whose host names are <port>-<id>.<domain>. Must include the port that clients connect \
+         to, unless it is the default port of the scheme.",
     },
     TLS = {
         "tls", Some("--tls"), Boolean, "false, or true with tls_cert",
-        "Whether the port speaks HTTPS besides HTTP. Without tls_cert it shows a certificate of an authority of its \
-         own, which clients must trust: <data-dir>/tls/ca.pem.",
+        "Whether to serve HTTPS besides HTTP on the same port. Without tls_cert the certificate is issued by a local \
+         CA, which clients must trust: <data-dir>/tls/ca.pem.",
     },
     TLS_CERT = {
         "tls_cert", Some("--tls-cert"), Text, "none",
-        "File of the certificates to show, in PEM, the server's own first, for <domain> and *.<domain>. SIGHUP makes \
-         the platform read it again.",
+        "Certificate chain file in PEM, server certificate first, valid for <domain> and *.<domain>. Reloaded \
+         on SIGHUP.",
     },
     TLS_KEY = {
         "tls_key", Some("--tls-key"), Text, "none",
-        "File of the private key of the first certificate, in PEM.",
+        "Private key file of the server certificate, in PEM.",
+    },
+    SERVER_CONNECTIONS = {
+        "server.connections", None, Integer, "8192",
+        "Maximum number of client connections, capped at a quarter of the platform's limit on open files. At the \
+         limit, the connection that has been idle longest is closed.",
+    },
+    SERVER_CONNECTIONS_PER_PEER = {
+        "server.connections_per_peer", None, Integer, "1024",
+        "Maximum number of connections from one IPv4 address or one IPv6 /64. Does not apply to loopback and \
+         server.shared_peers.",
+    },
+    SERVER_CONNECTIONS_PER_SANDBOX = {
+        "server.connections_per_sandbox", None, Integer, "2048",
+        "Maximum number of concurrent requests and streams to one sandbox. Further ones are answered 429.",
+    },
+    SERVER_SHARED_PEERS = {
+        "server.shared_peers", None, Text, "none",
+        "Comma-separated addresses and networks shared by many clients, such as reverse proxies and NAT gateways. \
+         Limits per peer do not apply to them.",
     },
     LOG_FORMAT = {
         "log_format", Some("--log-format"), Text, "text",
-        "Format of the log on stderr: text, or json with one object per line.",
+        "Log format on stderr: text, or json with one object per line.",
     },
     LOG_LEVEL = {
         "log_level", Some("--log-level"), Text, "info for up, warn for the other commands",
-        "What is logged: error, warn, info, debug or trace, or directives such as info,node=debug.",
+        "Log level: error, warn, info, debug or trace, or directives such as info,node=debug.",
     },
     DATABASE_URL = {
         "database_url", None, Text, "sqlite:<data-dir>/ringfence.db",
-        "The database: sqlite:<path> or postgres://user:password@host/name. It may hold a password, so there is no \
-         flag for it.",
+        "Database: sqlite:<path> or postgres://user:password@host/name. Has no flag, because it may contain a \
+         password.",
     },
     LAUNCHERS = {
         "launchers", None, Integer, "one per core, at least 2",
-        "Number of helper processes that start sandboxes side by side, 1 to 64.",
+        "Number of helper processes that start sandboxes in parallel, 1 to 64.",
     },
     BASE_TEMPLATE = {
         "base_template", None, Boolean, "true",
-        "Whether the built-in template `base` is offered. It shows this host's /usr, read-only, to its sandboxes.",
+        "Whether to offer the built-in template `base`. Its sandboxes can read the host's /usr.",
     },
     SANDBOX_CPU_COUNT = {
         "sandbox.cpu_count", None, Integer, "2",
-        "Cores that a sandbox of `base` may use, 1 to 1024.",
+        "CPU cores of a sandbox of `base`, 1 to 1024.",
     },
     SANDBOX_MEMORY_MB = {
         "sandbox.memory_mb", None, Integer, "1024",
-        "Memory that a sandbox of `base` may use, in MiB, at least 64.",
+        "Memory limit of a sandbox of `base`, in MiB, at least 64.",
     },
     SANDBOX_DISK_MB = {
         "sandbox.disk_mb", None, Integer, "10240",
-        "Disk that a sandbox of `base` may fill, in MiB, at least 64.",
+        "Disk size of a sandbox of `base`, in MiB, at least 64.",
+    },
+    SANDBOX_DISK_RESERVE = {
+        "sandbox.disk_reserve", None, Text, "none",
+        "How much disk space is reserved when a sandbox starts: none (blocks are allocated when they are written) or \
+         full (the whole disk is allocated).",
     },
     SANDBOX_PIDS = {
         "sandbox.pids", None, Integer, "512",
-        "Processes and threads that a sandbox may have, at least 32.",
+        "Maximum number of processes and threads of a sandbox, at least 32.",
     },
     SANDBOX_MAX_LIFETIME_S = {
         "sandbox.max_lifetime_s", None, Integer, "86400",
-        "Longest life of a sandbox from its start, in seconds, whatever timeout it asks for.",
+        "Maximum lifetime of a sandbox from its start, in seconds; caps the timeout that clients request.",
     },
     SANDBOX_ALWAYS_SECURE = {
         "sandbox.always_secure", None, Boolean, "false",
-        "Let every agent insist on its token. Otherwise one whose client left `secure` out on the older create path also \
-         answers callers without any credential, as that path promises.",
+        "Whether every agent requires its access token. By default, sandboxes created on the older create path without \
+         `secure` accept requests without credentials, as that path specifies.",
     },
     LIMITS_SANDBOXES = {
         "limits.sandboxes", None, Integer, "0",
-        "Most sandboxes that a team may have at once; 0 is no limit.",
+        "Maximum number of sandboxes of a team; 0 is no limit.",
     },
     LIMITS_CPU_COUNT = {
         "limits.cpu_count", None, Integer, "0",
-        "Most cores of all sandboxes of a team together; 0 is no limit.",
+        "Maximum number of CPU cores of all sandboxes of a team together; 0 is no limit.",
     },
     LIMITS_MEMORY_MB = {
         "limits.memory_mb", None, Integer, "0",
-        "Most memory of all sandboxes of a team together, in MiB, as far as they may use it; 0 is no limit.",
+        "Maximum sum of the memory limits of all sandboxes of a team, in MiB; 0 is no limit.",
     },
     LIMITS_CREATES_PER_MINUTE = {
         "limits.creates_per_minute", None, Integer, "0",
-        "Sandboxes that a team may ask for per minute, also all at once; 0 is no limit.",
+        "Maximum number of create requests of a team per minute, also in one burst; 0 is no limit.",
     },
     LIMITS_REQUESTS_PER_SECOND = {
         "limits.requests_per_second", None, Integer, "0",
-        "Requests to the API that a team may make per second, also all at once; 0 is no limit.",
+        "Maximum number of API requests of a team per second, also in one burst; 0 is no limit.",
     },
     CAPACITY_MEMORY_FLOOR_MB = {
         "capacity.memory_floor_mb", None, Integer, "256",
-        "Memory of this host that creates leave available, in MiB; 0 starts sandboxes until the host has none.",
+        "Memory reserved for this host, in MiB: create requests that leave less are refused. 0 disables the check.",
     },
     CAPACITY_DISK_FLOOR_MB = {
         "capacity.disk_floor_mb", None, Integer, "1024",
-        "Space on the file system of the data directory that creates leave free, in MiB; 0 fills it.",
+        "Disk space reserved on the file system of the data directory, in MiB: create requests that leave less are \
+         refused, and running sandboxes may not write new data. For running sandboxes at least 64 applies.",
     },
     CAPACITY_MAX_SANDBOXES = {
         "capacity.max_sandboxes", None, Integer, "0",
-        "Most sandboxes at once, of all teams; 0 is as many as this host has room for.",
+        "Maximum number of sandboxes of all teams; 0 is no maximum.",
     },
     LOGS_RETENTION_S = {
         "logs.retention_s", None, Integer, "604800",
-        "How long the log of a sandbox is kept after its end, in seconds.",
+        "Retention of the log of a sandbox after its end, in seconds.",
     },
     LOGS_MAX_ENTRIES = {
         "logs.max_entries", None, Integer, "10000",
-        "Most entries of one sandbox's log, at least 1. The oldest go first.",
+        "Maximum number of entries in the log of a sandbox, at least 1. The oldest are deleted first.",
     },
     LOGS_MAX_KB = {
         "logs.max_kb", None, Integer, "4096",
-        "Most of the database that one sandbox's log may take, in KiB, at least 16. The oldest entries go first.",
+        "Maximum size of the log of a sandbox, in KiB, at least 16. The oldest entries are deleted first.",
+    },
+    LOGS_MAX_TOTAL_MB = {
+        "logs.max_total_mb", None, Integer, "1024",
+        "Maximum size of all sandbox logs together, in MiB, at least 1. The logs of the sandboxes that ended first are \
+         deleted first, then the oldest entries of the largest log.",
+    },
+    METRICS_MAX_TOTAL_MB = {
+        "metrics.max_total_mb", None, Integer, "1024",
+        "Maximum size of all metrics samples together, in MiB, at least 1. The oldest are deleted first.",
     },
     METRICS_RETENTION_S = {
         "metrics.retention_s", None, Integer, "86400",
-        "How long the samples of what a sandbox uses are kept, in seconds. 1,000 sandboxes make 140 to 425 MB a day.",
+        "Retention of metrics samples, in seconds. 1,000 sandboxes write 140 to 425 MB a day.",
     },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",
-        "Start even where no cgroup is usable. Sandboxes then run without limits of cpu, memory and processes.",
+        "Start even if cgroups are not usable. Sandboxes then run without limits on CPU, memory and processes.",
     },
 }
 
-/// Keys that a table of a single team may set too: `limits.sandboxes` of the team `research` is
-/// `team.research.limits.sandboxes`. There is no flag and no variable for those.
+/// Keys that can also be set per team: `limits.sandboxes` of the team `research` is `team.research.limits.sandboxes`.
+/// These have no flag and no environment variable.
 pub(crate) const PER_TEAM: &[&Key] = &[
     SANDBOX_MAX_LIFETIME_S,
     LIMITS_SANDBOXES,
@@ -208,14 +242,14 @@ pub(crate) const PER_TEAM: &[&Key] = &[
     LIMITS_REQUESTS_PER_SECOND,
 ];
 
-/// The table whose tables are those of single teams.
+/// The table that contains one table per team.
 pub(crate) const TEAM: &str = "team";
 
-/// The reference of all keys, as the end of a help text.
+/// The reference of all keys, shown at the end of the help text.
 pub(crate) fn reference() -> String {
     let mut text = String::from(
-        "Configuration keys, for the file of --config (TOML; a dot stands for a table) and the environment.\n\
-         A flag wins over the environment, the environment over the file, the file over the default.\n",
+        "Keys of the configuration file (TOML; a dot separates table and key) and their environment variables.\n\
+         Precedence: flag, environment, file, default.\n",
     );
     for key in ALL {
         let _ = write!(
@@ -229,11 +263,11 @@ pub(crate) fn reference() -> String {
             let _ = writeln!(text, "      {line}");
         }
     }
-    text.push_str("\nFor one team, in the file only, as team.<name>.<key>:\n");
+    text.push_str("\nKeys that can be set per team, in the file only, as team.<name>.<key>:\n");
     for key in PER_TEAM {
         let _ = writeln!(text, "  {}", key.name);
     }
-    text.push_str("\nExit codes: 0 clean, 1 failure, 2 wrong usage or configuration.");
+    text.push_str("\nExit codes: 0 success, 1 failure, 2 usage or configuration error.");
     text
 }
 

@@ -4,8 +4,8 @@ use std::io::Write as _;
 
 use super::*;
 
-/// Settings from flags, variables and a file.
-fn resolve(flags: &[(&'static Key, &str)], env: &[(&str, &str)], file: Option<&str>) -> Result<Settings, ConfigError> {
+/// Config from flags, variables and a file.
+fn resolve(flags: &[(&'static Key, &str)], env: &[(&str, &str)], file: Option<&str>) -> Result<Config, ConfigError> {
     let mut written = tempfile::NamedTempFile::new().unwrap();
     written.write_all(file.unwrap_or_default().as_bytes()).unwrap();
     Sources {
@@ -16,20 +16,21 @@ fn resolve(flags: &[(&'static Key, &str)], env: &[(&str, &str)], file: Option<&s
             .map(|&(name, value)| (name.to_owned(), value.to_owned()))
             .collect(),
     }
-    .settings()
+    .resolve()
 }
 
 #[test]
 fn defaults_are_what_the_table_says() {
-    let settings = resolve(&[], &[], None).unwrap();
-    assert_eq!(settings.data_dir, Path::new(keys::DATA_DIR.default));
-    assert_eq!(settings.listen.to_string(), keys::LISTEN.default);
-    assert_eq!(settings.domain_at(3000), "sandbox.localhost:3000");
-    assert_eq!(settings.database_url.expose(), "sqlite:/var/lib/ringfence/ringfence.db");
-    assert_eq!(settings.base_template.to_string(), keys::BASE_TEMPLATE.default);
-    assert_eq!(settings.unlimited.to_string(), keys::UNLIMITED.default);
-    assert!(settings.limits.teams.is_empty());
-    let limits = settings.limits.default;
+    let config = resolve(&[], &[], None).unwrap();
+    assert_eq!(config.data_dir, Path::new(keys::DATA_DIR.default));
+    assert_eq!(config.listen.to_string(), keys::LISTEN.default);
+    assert_eq!(config.domain_at(3000), "sandbox.localhost:3000");
+    assert_eq!(config.database_url.expose(), "sqlite:/var/lib/ringfence/ringfence.db");
+    assert!(config.has_own_database());
+    assert_eq!(config.base_template.to_string(), keys::BASE_TEMPLATE.default);
+    assert_eq!(config.unlimited.to_string(), keys::UNLIMITED.default);
+    assert!(config.limits.teams.is_empty());
+    let limits = config.limits.default;
     assert_eq!(limits.max_lifetime_s.to_string(), keys::SANDBOX_MAX_LIFETIME_S.default);
     for (value, key) in [
         (limits.sandboxes, keys::LIMITS_SANDBOXES),
@@ -37,28 +38,33 @@ fn defaults_are_what_the_table_says() {
         (limits.memory_mb, keys::LIMITS_MEMORY_MB),
         (limits.creates_per_minute, keys::LIMITS_CREATES_PER_MINUTE),
         (limits.requests_per_second, keys::LIMITS_REQUESTS_PER_SECOND),
-        (settings.capacity.max_sandboxes, keys::CAPACITY_MAX_SANDBOXES),
+        (config.capacity.max_sandboxes, keys::CAPACITY_MAX_SANDBOXES),
     ] {
         assert_eq!((value, key.default), (None, "0"), "{}", key.name);
     }
     for (value, key) in [
-        (settings.capacity.memory_floor_mb, keys::CAPACITY_MEMORY_FLOOR_MB),
-        (settings.capacity.disk_floor_mb, keys::CAPACITY_DISK_FLOOR_MB),
-        (settings.records.log_retention_s, keys::LOGS_RETENTION_S),
-        (settings.records.log_entries, keys::LOGS_MAX_ENTRIES),
-        (settings.records.metric_retention_s, keys::METRICS_RETENTION_S),
+        (config.capacity.memory_floor_mb, keys::CAPACITY_MEMORY_FLOOR_MB),
+        (config.capacity.disk_floor_mb, keys::CAPACITY_DISK_FLOOR_MB),
+        (config.records.log_retention_s, keys::LOGS_RETENTION_S),
+        (config.records.log_entries, keys::LOGS_MAX_ENTRIES),
+        (config.records.metric_retention_s, keys::METRICS_RETENTION_S),
     ] {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
     }
-    assert_eq!(
-        (settings.records.log_bytes / 1024).to_string(),
-        keys::LOGS_MAX_KB.default
-    );
+    assert_eq!((config.records.log_bytes / 1024).to_string(), keys::LOGS_MAX_KB.default);
     for (value, key) in [
-        (settings.resources.cpu_count, keys::SANDBOX_CPU_COUNT),
-        (settings.resources.memory_mb, keys::SANDBOX_MEMORY_MB),
-        (settings.resources.disk_mb, keys::SANDBOX_DISK_MB),
-        (settings.resources.pids, keys::SANDBOX_PIDS),
+        (config.connections.total, keys::SERVER_CONNECTIONS),
+        (config.connections.per_peer, keys::SERVER_CONNECTIONS_PER_PEER),
+        (config.connections.per_sandbox, keys::SERVER_CONNECTIONS_PER_SANDBOX),
+    ] {
+        assert_eq!(value.to_string(), key.default, "{}", key.name);
+    }
+    assert!(config.connections.shared_peers.is_empty());
+    for (value, key) in [
+        (config.resources.cpu_count, keys::SANDBOX_CPU_COUNT),
+        (config.resources.memory_mb, keys::SANDBOX_MEMORY_MB),
+        (config.resources.disk_mb, keys::SANDBOX_DISK_MB),
+        (config.resources.pids, keys::SANDBOX_PIDS),
     ] {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
     }
@@ -91,6 +97,8 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "log_format" => "json",
                     "log_level" => "warn,node=debug",
                     "database_url" => "postgres://u:p@h/d",
+                    "server.shared_peers" => "10.0.0.0/8,::1",
+                    "sandbox.disk_reserve" => "full",
                     _ => "x",
                 };
                 (text, format!("{text:?}"))
@@ -100,7 +108,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             Some((table, word)) => format!("[{table}]\n{word} = {quoted}\n"),
             None => format!("{} = {quoted}\n", key.name),
         };
-        // Either file of a certificate is of no use without the other.
+        // Each file of a certificate requires the other.
         let (file, partner) = match key.name {
             "tls_cert" => (format!("{file}tls_key = \"x\"\n"), Some(("RINGFENCE_TLS_KEY", "x"))),
             "tls_key" => (format!("{file}tls_cert = \"x\"\n"), Some(("RINGFENCE_TLS_CERT", "x"))),
@@ -129,8 +137,8 @@ fn errors_name_the_key_and_where_the_value_came_from() {
     }
     for (file, parts) in [
         ("[sandbox]\npids = 0", ["sandbox.pids", "at least 32"]),
-        ("[sandbox]\npids = \"64\"", ["sandbox.pids", "whole number"]),
-        ("listen = 3000", ["listen", "text in quotes"]),
+        ("[sandbox]\npids = \"64\"", ["sandbox.pids", "an integer"]),
+        ("listen = 3000", ["listen", "string in quotes"]),
         ("launchers = 65", ["launchers", "between 1 and 64"]),
         ("log_level = \"loud\"", ["log_level", "loud"]),
         ("domain = \"a b\"", ["domain", "a b"]),
@@ -160,7 +168,7 @@ fn errors_name_the_key_and_where_the_value_came_from() {
         ("[team.a]\nlisten = \"a:1\"", ["unknown key", "team.a.listen"]),
         (
             "[team.a.limits]\nsandboxes = \"5\"",
-            ["team.a.limits.sandboxes", "whole number"],
+            ["team.a.limits.sandboxes", "an integer"],
         ),
         (
             "[team.\"a b\".sandbox]\nmax_lifetime_s = 0",
@@ -180,7 +188,7 @@ fn a_missing_file_is_an_error_that_names_it() {
         config: Some(PathBuf::from("/nonexistent/ringfence.toml")),
         ..Sources::default()
     };
-    let error = sources.settings().unwrap_err().to_string();
+    let error = sources.resolve().unwrap_err().to_string();
     assert!(error.contains("/nonexistent/ringfence.toml"), "{error}");
 }
 
@@ -243,7 +251,7 @@ fn https_is_asked_for_or_meant() {
         certificates: "/c".into(),
         key: "/k".into(),
     });
-    let https = |flags: &[_]| resolve(flags, &[], None).map(|settings| settings.https);
+    let https = |flags: &[_]| resolve(flags, &[], None).map(|config| config.https);
     assert_eq!(https(&[]).unwrap(), Https::Off);
     assert_eq!(https(&[(keys::TLS, "true")]).unwrap(), Https::Local);
     assert_eq!(https(&files).unwrap(), given);
@@ -269,11 +277,7 @@ fn domains_are_used_as_written() {
         ("a:99999", None),
     ] {
         let found = resolve(&[(keys::DOMAIN, text)], &[], None);
-        assert_eq!(
-            found.ok().map(|settings| settings.domain_at(1)).as_deref(),
-            want,
-            "{text}"
-        );
+        assert_eq!(found.ok().map(|config| config.domain_at(1)).as_deref(), want, "{text}");
     }
 }
 
@@ -303,4 +307,20 @@ fn records_are_bounded_as_the_file_says() {
         ),
         (0, 1, 16_384, u32::MAX)
     );
+}
+
+#[test]
+fn the_page_of_the_configuration_has_every_key_and_no_other() {
+    let page = include_str!("../../../../docs/configuration.md");
+    for key in keys::ALL {
+        let flag = key.flag.map(|flag| format!("`{flag}` ")).unwrap_or_default();
+        let row = format!("| `{}` | {flag}| `{}` |", key.name, key.env());
+        assert!(page.contains(&row), "docs/configuration.md lacks the row: {row}");
+    }
+    for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let name = row.split('`').next().unwrap();
+        if row.contains("| `RINGFENCE_") {
+            assert!(keys::ALL.iter().any(|key| key.name == name), "{name} is no key");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The data directory's own authority, and the certificate that it makes for the platform.
+//! The local CA of a data directory, and the certificate that it issues for the platform.
 //!
 //! Clients are told once to trust `tls/ca.pem`, so it outlives everything: the server's certificate is made again when
 //! it runs out or the domain changes, always by the same authority. All that is in `ca.pem` follows from `ca.key`, its
@@ -31,32 +31,32 @@ use sha2::{Digest as _, Sha256};
 use super::{exposure, host_of};
 use crate::data_dir::DataDir;
 
-/// The directory, below the data directory.
+/// The directory of the files below, relative to the data directory.
 const DIRECTORY: &str = "tls";
 /// The authority's certificate, below the data directory: for everybody.
 pub(super) const AUTHORITY: &str = "tls/ca.pem";
-/// The authority's private key. Whoever has it can pose as anybody to clients that trust the authority.
+/// The private key of the CA. With it, any host can be impersonated towards clients that trust the CA.
 const AUTHORITY_KEY: &str = "tls/ca.key";
 /// The platform's certificate.
 const CERTIFICATE: &str = "tls/server.pem";
 /// The platform's private key.
 const KEY: &str = "tls/server.key";
 
-/// Mode of what everybody may read.
+/// Mode of public files.
 const PUBLIC: u32 = 0o644;
-/// Mode of what nobody else may read.
+/// Mode of private files.
 const PRIVATE: u32 = 0o600;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a certificate counts, from a day before it is made, for clients whose clocks are behind.
+/// Validity of a certificate, beginning a day before it is issued for clients whose clocks are behind.
 const VALID: Duration = DAY.saturating_mul(396);
-/// How long before its end a certificate is made again.
+/// Time before expiry at which a certificate is renewed.
 const RENEW: Duration = DAY.saturating_mul(30);
 
-/// The platform's certificate for a domain; whatever is missing, does not fit or ends soon is made.
+/// The platform's certificate for a domain; creates or renews what is missing, does not match or expires soon.
 ///
 /// # Errors
-/// When files cannot be read or written, or the authority's key is none.
+/// When files cannot be read or written, or the CA key is invalid.
 pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Result<Tls> {
     dir.make_directory(DIRECTORY)?;
     for key in [AUTHORITY_KEY, KEY] {
@@ -73,18 +73,18 @@ pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Resul
     let authority_key = authority_key(dir, authority.is_some())?;
     let params = authority_params(&authority_key);
     let issuer = Issuer::from_params(&params, &authority_key);
-    let key = KeyPair::generate().context("make a private key")?;
+    let key = KeyPair::generate().context("generate a private key")?;
     let made = server_params(host, now)?
         .signed_by(&key, &issuer)
-        .context("make the certificate")?
+        .context("create the certificate")?
         .pem();
     if !authority.is_some_and(|authority| accepted(&authority, made.as_bytes(), host, now)) {
         let authority = params
             .self_signed(&authority_key)
-            .context("make the certificate authority")?;
+            .context("create the certificate authority")?;
         dir.write(AUTHORITY, PUBLIC, authority.pem().as_bytes())?;
         tracing::info!(
-            "made a certificate authority: clients must trust {}",
+            "created a local CA: clients must trust {}",
             dir.path().join(AUTHORITY).display()
         );
     }
@@ -92,11 +92,13 @@ pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Resul
     // A crash between the two leaves a pair that does not fit, which is then made again.
     dir.write(KEY, PRIVATE, key.as_bytes())?;
     dir.write(CERTIFICATE, PUBLIC, made.as_bytes())?;
-    tracing::info!("made a certificate for {host} and *.{host}");
+    tracing::info!("created a certificate for {host} and *.{host}");
     if !host.contains('.') {
-        tracing::warn!("most clients take no wildcard of a single word such as *.{host}: choose a domain with a dot");
+        tracing::warn!(
+            "most clients reject a wildcard below a top-level domain such as *.{host}: choose a domain with a dot"
+        );
     }
-    Tls::from_pem(made.as_bytes(), key.as_bytes()).context("use the certificate that was just made")
+    Tls::from_pem(made.as_bytes(), key.as_bytes()).context("load the created certificate")
 }
 
 fn read(dir: &DataDir, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>> {
@@ -108,7 +110,7 @@ fn read(dir: &DataDir, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>> {
     }
 }
 
-/// The certificate of an earlier start, if clients will take it for another while.
+/// The certificate of an earlier start, if clients accept it and it does not expire soon.
 fn present(dir: &DataDir, authority: Option<&[u8]>, host: &str, now: SystemTime) -> Result<Option<Tls>> {
     let (Some(authority), Some(certificate), Some(key)) = (authority, read(dir, CERTIFICATE)?, read(dir, KEY)?) else {
         return Ok(None);
@@ -127,15 +129,15 @@ fn authority_key(dir: &DataDir, was_there: bool) -> Result<KeyPair> {
         // Without the parser's reason, which could quote what it read.
         return text
             .and_then(|text| KeyPair::from_pem(text).ok())
-            .with_context(|| format!("{} holds no private key in PEM", path.display()));
+            .with_context(|| format!("{} contains no private key in PEM", path.display()));
     }
     if was_there {
         tracing::warn!(
-            "{} is gone: a new authority is made, and clients must be told to trust it",
+            "{} is missing: creating a new local CA, which clients must be configured to trust",
             dir.path().join(AUTHORITY_KEY).display()
         );
     }
-    let key = KeyPair::generate().context("make a private key")?;
+    let key = KeyPair::generate().context("generate a private key")?;
     let pem = Zeroizing::new(key.serialize_pem());
     dir.write(AUTHORITY_KEY, PRIVATE, pem.as_bytes())?;
     Ok(key)
@@ -172,7 +174,7 @@ fn server_params(host: &str, now: SystemTime) -> Result<CertificateParams> {
     ];
     names.sort();
     names.dedup();
-    let mut params = CertificateParams::new(names).with_context(|| format!("make a certificate for {host}"))?;
+    let mut params = CertificateParams::new(names).with_context(|| format!("create a certificate for {host}"))?;
     params.distinguished_name = rcgen::DistinguishedName::new();
     // The domain may be longer than a subject can be, and clients read the names from the extension.
     params.distinguished_name.push(DnType::CommonName, "Ringfence");
@@ -203,7 +205,7 @@ fn accepted(authority: &[u8], certificate: &[u8], host: &str, at: SystemTime) ->
         if host.contains('.') {
             names.push(format!("api.{host}"));
         }
-        // What is no name at all cannot be asked for by any client either.
+        // A domain that is not a DNS name cannot be requested by a client either.
         for name in names.into_iter().filter_map(|name| ServerName::try_from(name).ok()) {
             verifier.verify_server_cert(&certificate, &[], &name, &[], at)?;
         }
@@ -212,7 +214,7 @@ fn accepted(authority: &[u8], certificate: &[u8], host: &str, at: SystemTime) ->
     match accept() {
         Ok(()) => true,
         Err(error) => {
-            tracing::debug!("the certificate will not do: {error:#}");
+            tracing::debug!("replacing the certificate: {error:#}");
             false
         }
     }

@@ -1,4 +1,9 @@
-//! The files of HTTPS: what is made, what is kept, what is made again.
+//! Tests of the certificate files: created, kept, renewed.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "certificates are valid at the time of the test"
+)]
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -11,13 +16,13 @@ const DOMAIN: &str = "sandbox.localhost:3000";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A data directory, and the four files in it: the authority, its key, the certificate, its key.
-struct Place {
+struct TlsFiles {
     _temp: tempfile::TempDir,
     dir: DataDir,
     files: [PathBuf; 4],
 }
 
-impl Place {
+impl TlsFiles {
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
@@ -49,14 +54,14 @@ impl Place {
 
 #[test]
 fn a_first_start_makes_everything_with_its_mode_and_a_second_one_keeps_it() {
-    let place = Place::new();
+    let tls = TlsFiles::new();
     let now = SystemTime::now();
-    assert_eq!(place.changed(DOMAIN, now), [true; 4]);
-    for (path, mode) in place.files.iter().zip([0o644, 0o600, 0o644, 0o600]) {
+    assert_eq!(tls.changed(DOMAIN, now), [true; 4]);
+    for (path, mode) in tls.files.iter().zip([0o644, 0o600, 0o644, 0o600]) {
         let found = fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(found, mode, "{}", path.display());
     }
-    assert_eq!(fs::read_dir(place.dir.path().join("tls")).unwrap().count(), 4);
+    assert_eq!(fs::read_dir(tls.dir.path().join("tls")).unwrap().count(), 4);
     for name in [
         "sandbox.localhost",
         "api.sandbox.localhost",
@@ -66,34 +71,34 @@ fn a_first_start_makes_everything_with_its_mode_and_a_second_one_keeps_it() {
         "127.0.0.1",
         "::1",
     ] {
-        assert!(place.is_for(name), "{name}");
+        assert!(tls.is_for(name), "{name}");
     }
-    assert!(!place.is_for("a.b.sandbox.localhost") && !place.is_for("localhost.example"));
-    assert_eq!(place.changed(DOMAIN, now), [false; 4]);
+    assert!(!tls.is_for("a.b.sandbox.localhost") && !tls.is_for("localhost.example"));
+    assert_eq!(tls.changed(DOMAIN, now), [false; 4]);
     // The port is no part of a name.
-    assert_eq!(place.changed("sandbox.localhost:9", now), [false; 4]);
+    assert_eq!(tls.changed("sandbox.localhost:9", now), [false; 4]);
 }
 
 #[test]
 fn another_domain_and_a_near_end_renew_the_certificate_and_keep_the_authority() {
-    let place = Place::new();
+    let tls = TlsFiles::new();
     let now = SystemTime::now();
     let renewed = [false, false, true, true];
-    place.changed(DOMAIN, now);
-    assert_eq!(place.changed("box.example.com", now), renewed);
-    assert!(place.is_for("api.box.example.com") && !place.is_for("api.sandbox.localhost"));
-    assert_eq!(place.changed("box.example.com", now + 364 * DAY), [false; 4]);
-    assert_eq!(place.changed("box.example.com", now + 366 * DAY), renewed);
+    tls.changed(DOMAIN, now);
+    assert_eq!(tls.changed("box.example.com", now), renewed);
+    assert!(tls.is_for("api.box.example.com") && !tls.is_for("api.sandbox.localhost"));
+    assert_eq!(tls.changed("box.example.com", now + 364 * DAY), [false; 4]);
+    assert_eq!(tls.changed("box.example.com", now + 366 * DAY), renewed);
     // A clock that went back far enough makes it one of the future.
-    assert_eq!(place.changed("box.example.com", now), renewed);
+    assert_eq!(tls.changed("box.example.com", now), renewed);
 }
 
 #[test]
 fn what_is_lost_or_damaged_is_made_again() {
-    let place = Place::new();
+    let tls = TlsFiles::new();
     let now = SystemTime::now();
-    place.changed(DOMAIN, now);
-    let [authority, authority_key, certificate, key] = &place.files;
+    tls.changed(DOMAIN, now);
+    let [authority, authority_key, certificate, key] = &tls.files;
     let first = fs::read(authority).unwrap();
     let trusted_first = || {
         let mut roots = rustls::RootCertStore::empty();
@@ -113,22 +118,22 @@ fn what_is_lost_or_damaged_is_made_again() {
 
     for lost in [certificate, key] {
         fs::remove_file(lost).unwrap();
-        assert_eq!(place.changed(DOMAIN, now), [false, false, true, true]);
+        assert_eq!(tls.changed(DOMAIN, now), [false, false, true, true]);
     }
     fs::write(certificate, "no certificate").unwrap();
-    assert_eq!(place.changed(DOMAIN, now), [false, false, true, true]);
+    assert_eq!(tls.changed(DOMAIN, now), [false, false, true, true]);
     fs::copy(authority_key, key).unwrap();
-    assert_eq!(place.changed(DOMAIN, now), [false, false, true, true]);
+    assert_eq!(tls.changed(DOMAIN, now), [false, false, true, true]);
 
     // The same key makes the same authority: clients that trust the lost file trust the new one.
     fs::remove_file(authority).unwrap();
-    assert_eq!(place.changed(DOMAIN, now), [true, false, true, true]);
+    assert_eq!(tls.changed(DOMAIN, now), [true, false, true, true]);
     assert!(trusted_first());
 
     // Its key is needed to sign only.
     fs::remove_file(authority_key).unwrap();
-    assert_eq!(place.changed(DOMAIN, now), [false; 4]);
-    assert_eq!(place.changed("d.e", now), [true; 4]);
+    assert_eq!(tls.changed(DOMAIN, now), [false; 4]);
+    assert_eq!(tls.changed("d.e", now), [true; 4]);
     assert!(!trusted_first());
 
     fs::write(
@@ -137,7 +142,7 @@ fn what_is_lost_or_damaged_is_made_again() {
     )
     .unwrap();
     fs::remove_file(certificate).unwrap();
-    let error = local::certificate(&place.dir, DOMAIN, now).unwrap_err();
+    let error = local::certificate(&tls.dir, DOMAIN, now).unwrap_err();
     let said = format!("{error:#} {error:?}");
     assert!(said.contains("ca.key") && !said.contains("c2VjcmV0"), "{said}");
 }
@@ -153,30 +158,30 @@ fn domains_of_every_shape_get_a_certificate() {
         "1-2.3-x.example",
         &long,
     ] {
-        let place = Place::new();
-        assert_eq!(place.changed(domain, SystemTime::now()), [true; 4], "{domain}");
-        assert_eq!(place.changed(domain, SystemTime::now()), [false; 4], "{domain}");
+        let tls = TlsFiles::new();
+        assert_eq!(tls.changed(domain, SystemTime::now()), [true; 4], "{domain}");
+        assert_eq!(tls.changed(domain, SystemTime::now()), [false; 4], "{domain}");
     }
 }
 
 #[test]
 fn files_of_the_operator_are_taken_replaced_and_looked_at() {
-    let (place, other) = (Place::new(), Place::new());
+    let (tls, other) = (TlsFiles::new(), TlsFiles::new());
     let now = SystemTime::now();
-    place.changed(DOMAIN, now);
+    tls.changed(DOMAIN, now);
     other.changed(DOMAIN, now);
     let files = Files {
-        certificates: place.files[2].clone(),
-        key: place.files[3].clone(),
+        certificates: tls.files[2].clone(),
+        key: tls.files[3].clone(),
     };
-    let shown = prepare(&Https::Files(files.clone()), &place.dir, DOMAIN)
+    let shown = prepare(&Https::Files(files.clone()), &tls.dir, DOMAIN)
         .unwrap()
         .unwrap();
     assert_eq!(shown.authority, None);
-    assert!(prepare(&Https::Off, &place.dir, DOMAIN).unwrap().is_none());
-    let local = prepare(&Https::Local, &place.dir, DOMAIN).unwrap().unwrap();
-    assert_eq!(local.authority.as_deref(), Some(place.files[0].as_path()));
-    assert_eq!(authority_of(place.dir.path()).unwrap(), local.authority);
+    assert!(prepare(&Https::Off, &tls.dir, DOMAIN).unwrap().is_none());
+    let local = prepare(&Https::Local, &tls.dir, DOMAIN).unwrap().unwrap();
+    assert_eq!(local.authority.as_deref(), Some(tls.files[0].as_path()));
+    assert_eq!(authority_of(tls.dir.path()).unwrap(), local.authority);
 
     assert!(files.uncovered(DOMAIN).is_empty());
     assert_eq!(files.uncovered("example.com:1"), ["example.com", "*.example.com"]);

@@ -1,10 +1,17 @@
 //! The built binary as its operator meets it: arguments, exit codes, streams, files.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test starts the binary, without the environment of its own"
+)]
 
 mod accounts;
 mod doctor;
+mod package;
 mod platform;
+#[path = "../../../store/tests/it/postgres.rs"]
+mod postgres;
 mod usage;
 
 use std::path::{Path, PathBuf};
@@ -15,12 +22,23 @@ use tempfile::TempDir;
 /// A place of its own for one test.
 struct Place {
     temp: TempDir,
+    /// The database, where it is not the one in the data directory.
+    database_url: Option<String>,
 }
 
 impl Place {
     fn new() -> Self {
         Self {
             temp: tempfile::tempdir().unwrap(),
+            database_url: None,
+        }
+    }
+
+    /// One whose database others share.
+    fn on(database_url: String) -> Self {
+        Self {
+            database_url: Some(database_url),
+            ..Self::new()
         }
     }
 
@@ -38,6 +56,9 @@ impl Place {
     fn ringfence(&self, arguments: &[&str]) -> Command {
         let mut command = command(Path::new(env!("CARGO_BIN_EXE_ringfence")));
         command.args(arguments).arg("--data-dir").arg(self.data_dir());
+        if let Some(url) = &self.database_url {
+            command.env("RINGFENCE_DATABASE_URL", url);
+        }
         command
     }
 

@@ -2,15 +2,17 @@
 //!
 //! Needs root and a host on which `doctor` finds nothing missing. Elsewhere it says loudly that it did nothing.
 
+mod nodes;
 mod tls;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, Signal};
 
-use super::{Place, Ran};
+use super::{Place, Ran, command};
 
 /// A running platform. Whatever happens to the test, nothing of it stays.
 struct Up<'a> {
@@ -21,7 +23,12 @@ struct Up<'a> {
 
 impl<'a> Up<'a> {
     fn start(place: &'a Place, arguments: &[&str]) -> Self {
-        let mut command = place.ringfence(&[&["up"], arguments].concat());
+        // As an operator with a careful umask starts it: sandboxes must see what they need all the same.
+        let plain = place.ringfence(&[&["up"], arguments].concat());
+        let mut command = command(Path::new("/bin/sh"));
+        command.args(["-c", "umask 077 && exec \"$0\" \"$@\""]);
+        command.arg(plain.get_program()).args(plain.get_args());
+        command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let log = std::fs::File::create(place.temp.path().join("log")).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut ready = String::new();
@@ -31,6 +38,14 @@ impl<'a> Up<'a> {
         let up = Self { place, child, ready };
         assert!(up.ready.contains("ready at http://"), "{}", up.log());
         up
+    }
+
+    /// Another start after one that has ended.
+    fn again(ended: Self, arguments: &[&str]) -> Self {
+        let place = ended.place;
+        // What it would do is for the next one to do.
+        std::mem::forget(ended);
+        Self::start(place, arguments)
     }
 
     fn log(&self) -> String {

@@ -38,7 +38,7 @@ fn errors_name_flag_variable_or_file() {
         .complains_of(&["sandbox.pids", "RINGFENCE_SANDBOX_PIDS"]);
     for (content, parts) in [
         ("[sandbox]\nmemory = 1", ["sandbox.memory", "sandbox.memory_mb"]),
-        ("launchers = \"two\"", ["launchers", "whole number"]),
+        ("launchers = \"two\"", ["launchers", "an integer"]),
         ("listen = ", ["configuration file", "line 1"]),
     ] {
         let file = place.file("ringfence.toml", content);

@@ -1,8 +1,9 @@
-//! Answers that the proxy gives in place of a sandbox.
+//! Error responses of the proxy.
 //!
-//! SDKs branch on the status, on the integer `code` of the JSON body, and on two fragments of `message`: `was not
-//! found` (the sandbox is gone, do not retry) and `port is not open` (it lives, the service does not). People get a
-//! page instead, and every value in it is escaped.
+//! Clients compare the status, the integer `code` of the JSON body, and `message`, either a fragment (`was not found`: the
+//! sandbox has ended, do not retry; `port is not open`: the sandbox runs, the service does not) or the whole text. So
+//! messages are exactly those that clients expect, and further information is in `detail`. Browsers receive a page
+//! instead, in which all values are escaped.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -10,29 +11,41 @@ use http_body_util::Full;
 use model::id::SandboxId;
 use serde_json::{Map, Value, json};
 
-/// What went wrong, with what the body names.
+/// The error, with the values that its body contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// The sandbox is unknown, ended or ending.
     NotFound(SandboxId),
-    /// It runs, and the port does not serve HTTP.
+    /// The sandbox runs, but the port does not serve HTTP.
     PortClosed(SandboxId, u16),
-    /// It takes traffic only with its token, which was not sent.
+    /// The sandbox requires its traffic token, which is missing.
     TokenMissing(SandboxId),
-    /// The token sent is not the sandbox's.
+    /// The traffic token is wrong.
     TokenWrong(SandboxId),
-    /// A route of the agent that is the host's alone, with the path asked for.
+    /// A control route of the agent, which only the host may use, with the requested path.
     Reserved(String),
-    /// The request cannot be proxied; the text says why.
+    /// The request cannot be proxied, for this reason.
     BadRequest(String),
-    /// No running sandbox made this signature.
+    /// The signature matches no running sandbox.
     BadSignature,
-    /// The platform is starting or stopping.
+    /// The peer sent too many invalid signatures.
+    RateLimited {
+        /// Seconds until the next attempt.
+        seconds: u64,
+    },
+    /// The sandbox has reached its limit of concurrent requests.
+    TooManyConnections {
+        /// The sandbox.
+        id: SandboxId,
+        /// The limit.
+        limit: usize,
+    },
+    /// The platform is starting or stopping, or its connection limit is reached.
     Unavailable,
 }
 
 impl Answer {
-    /// The answer as a response, for a person or for a program by the request's headers.
+    /// The answer as a response: a page for browsers, JSON for other clients.
     #[must_use]
     pub fn response(&self, request: &HeaderMap) -> Response<Full<Bytes>> {
         let status = self.status();
@@ -45,9 +58,12 @@ impl Answer {
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-        // A page of the caller's must be able to read why its call failed; nothing here is a secret.
+        // Scripts of other origins must be able to read the error; it contains no secrets.
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Self::RateLimited { seconds } = self {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
+        }
         response
     }
 
@@ -60,27 +76,56 @@ impl Answer {
             Self::Reserved(_) => StatusCode::NOT_FOUND,
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::BadSignature => StatusCode::UNAUTHORIZED,
+            Self::RateLimited { .. } | Self::TooManyConnections { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     fn message(&self) -> String {
         match self {
-            Self::NotFound(_) => "The sandbox was not found: it has ended, or it never existed".to_owned(),
-            Self::PortClosed(..) => "The sandbox runs, but the port is not open".to_owned(),
+            Self::NotFound(_) => "The sandbox was not found".to_owned(),
+            Self::PortClosed(..) => "The sandbox is running but port is not open".to_owned(),
             Self::TokenMissing(_) => format!(
-                "The sandbox takes traffic only with its token: header '{}' is missing",
+                "Sandbox is secured with traffic access token. Token header '{}' is missing",
                 super::TRAFFIC_TOKEN_HEADER
             ),
             Self::TokenWrong(_) => format!(
-                "The sandbox takes traffic only with its token: the one in header '{}' is invalid",
+                "Sandbox is secured with traffic access token. Provided token in header '{}' is invalid",
                 super::TRAFFIC_TOKEN_HEADER
             ),
-            Self::Reserved(_) => "This route belongs to the platform and cannot be reached from outside".to_owned(),
+            Self::Reserved(_) => {
+                "This endpoint is reserved for the E2B control plane and is not reachable through the \
+                                  sandbox URL"
+                    .to_owned()
+            }
             Self::BadRequest(why) => why.clone(),
-            Self::BadSignature => "No running sandbox made this signature".to_owned(),
-            Self::Unavailable => "The platform is not ready, try again in a moment".to_owned(),
+            Self::BadSignature => "The signature matches no running sandbox".to_owned(),
+            Self::RateLimited { seconds } => format!("Too many invalid signatures, try again in {seconds} s"),
+            Self::TooManyConnections { limit, .. } => {
+                format!("The sandbox has too many concurrent incoming connections (limit: {limit})")
+            }
+            Self::Unavailable => "The platform is not ready, try again later".to_owned(),
         }
+    }
+
+    /// Additional information besides the message, for people.
+    fn detail(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::NotFound(_) => "The sandbox has ended, belongs to another platform, or never existed.",
+            Self::PortClosed(..) => {
+                "No HTTP server responded on this port. A server that has just been started may need some time."
+            }
+            Self::TokenMissing(_) | Self::TokenWrong(_) => {
+                "It was created with allowPublicTraffic off. Its trafficAccessToken came with the answer to its \
+                 create, and comes with every connect."
+            }
+            Self::BadSignature => "The link has expired, was modified, or belongs to a sandbox that has ended.",
+            Self::Reserved(_)
+            | Self::BadRequest(_)
+            | Self::RateLimited { .. }
+            | Self::TooManyConnections { .. }
+            | Self::Unavailable => return None,
+        })
     }
 
     fn json(&self, status: StatusCode) -> Value {
@@ -93,10 +138,16 @@ impl Answer {
             Self::PortClosed(_, port) => {
                 body.insert("port".to_owned(), json!(port));
             }
+            Self::TooManyConnections { limit, .. } => {
+                body.insert("connectionLimit".to_owned(), json!(limit));
+            }
             Self::Reserved(path) => {
                 body.insert("path".to_owned(), json!(path));
             }
             _ => {}
+        }
+        if let Some(detail) = self.detail() {
+            body.insert("detail".to_owned(), json!(detail));
         }
         body.insert("code".to_owned(), json!(status.as_u16()));
         Value::Object(body)
@@ -104,8 +155,16 @@ impl Answer {
 
     fn sandbox(&self) -> Option<&SandboxId> {
         match self {
-            Self::NotFound(id) | Self::PortClosed(id, _) | Self::TokenMissing(id) | Self::TokenWrong(id) => Some(id),
-            Self::Reserved(_) | Self::BadRequest(_) | Self::BadSignature | Self::Unavailable => None,
+            Self::NotFound(id)
+            | Self::PortClosed(id, _)
+            | Self::TokenMissing(id)
+            | Self::TokenWrong(id)
+            | Self::TooManyConnections { id, .. } => Some(id),
+            Self::Reserved(_)
+            | Self::BadRequest(_)
+            | Self::BadSignature
+            | Self::RateLimited { .. }
+            | Self::Unavailable => None,
         }
     }
 
@@ -118,13 +177,18 @@ impl Answer {
             Self::Reserved(_) => "Endpoint Not Available",
             Self::BadRequest(_) => "Bad Request",
             Self::BadSignature => "Invalid Signature",
+            Self::RateLimited { .. } => "Too Many Requests",
+            Self::TooManyConnections { .. } => "Too Many Connections",
             Self::Unavailable => "Not Ready",
         };
-        let detail = match self {
+        let mut detail = match self {
             Self::PortClosed(_, port) => format!("<p>There is no service running on port {port}.</p>"),
             Self::Reserved(path) => format!("<p><code>{}</code></p>", escape(path)),
             _ => String::new(),
         };
+        if let Some(text) = self.detail() {
+            detail.push_str(&format!("<p>{}</p>", escape(text)));
+        }
         let sandbox = self
             .sandbox()
             .map(|id| format!("<p>Sandbox <code>{}</code></p>", escape(id.as_str())))
@@ -138,7 +202,7 @@ impl Answer {
     }
 }
 
-/// Whether the request comes from a person at a browser rather than from a program or a script in a page.
+/// Whether the request is a navigation of a browser and not one of a program or script.
 fn wants_page(headers: &HeaderMap) -> bool {
     let text = |name: &str| {
         headers

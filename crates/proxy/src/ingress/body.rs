@@ -1,5 +1,5 @@
-//! Bodies on their way through: the request's, which may have to wait for `100 Continue`, and the response's, which
-//! must not end cleanly when its sandbox ended.
+//! Forwarded bodies: that of the request, which may have to wait for `100 Continue`, and that of the response, which must
+//! not end cleanly when its sandbox ends.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,24 +10,197 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use super::dial::{self, Lives};
+use super::dial::AliveCheck;
 use super::flow::Flow;
 
-/// How long a guest may leave `Expect: 100-continue` unanswered until the body is sent anyway, as RFC 9110 wants of
-/// a client; curl waits as long.
+/// How long to wait for `100 Continue` from the guest before the body is sent anyway, as RFC 9110 recommends; curl uses
+/// the same value.
 const CONTINUE_WAIT: Duration = Duration::from_secs(1);
 
-/// How much of a body that nobody wants is read, and for how long, before the connection is closed on the rest.
-const DISCARD: (usize, Duration) = (256 * 1024 * 1024, Duration::from_secs(10));
+/// How much of an unneeded body is read and discarded, and for how long, before its stream or connection is closed: as
+/// much as clients upload in one request, at the speed of a slow network.
+const DISCARD: (usize, Duration) = (256 * 1024 * 1024, Duration::from_secs(120));
 
-/// Reads a body to its end for nothing, within bounds.
-pub(super) async fn discard(mut body: Incoming) {
+/// Idle time after which a response no longer waits for the rest of the request, because the client may be waiting for
+/// the response.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// The runtime on which dropped bodies are read to their end.
+pub(super) struct Discards {
+    pub(super) runtime: Handle,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: CancellationToken,
+}
+
+/// The body of a client's request. When dropped, the rest of it is read and discarded, within limits, because a client
+/// that is still sending does not read the response yet. An HTTP/1 connection that is closed with unread data is reset,
+/// and the response is lost; on HTTP/2, many clients lose the response of a reset stream, and what they send afterwards
+/// counts against the connection.
+pub struct ClientBody {
+    /// Taken when this is dropped.
+    incoming: Option<Incoming>,
+    /// Whether the client waits for `100 Continue`, which was not sent: then there is nothing to discard.
+    waits: bool,
+    /// Counts received bytes for [`PendingUpload`]; closed at the end of the body.
+    progress: Option<watch::Sender<u64>>,
+    discards: Discards,
+}
+
+impl std::fmt::Debug for ClientBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientBody").finish_non_exhaustive()
+    }
+}
+
+impl ClientBody {
+    pub(super) fn new(incoming: Incoming, waits: bool, discards: Discards) -> Self {
+        Self {
+            incoming: Some(incoming),
+            waits,
+            progress: None,
+            discards,
+        }
+    }
+
+    /// The unread rest of the body, for a response that may be complete before it; none at the end of the body.
+    pub fn pending_upload(&mut self) -> Option<PendingUpload> {
+        if self.is_end_stream() {
+            return None;
+        }
+        let progress = self.progress.get_or_insert_with(|| watch::Sender::new(0));
+        Some(PendingUpload(progress.subscribe()))
+    }
+}
+
+/// The rest of a request body that the client is still sending.
+#[derive(Debug)]
+pub struct PendingUpload(watch::Receiver<u64>);
+
+impl PendingUpload {
+    /// Returns when the client has sent everything, is idle, or the time limit is reached. For refusals over HTTP/2: a
+    /// client that has queued a large body may not be able to receive a response (Node limits both to 10 MB together).
+    pub async fn finished(self) {
+        let mut progress = self.0;
+        let sending = async {
+            // An error is the end of the body.
+            while let Ok(Ok(())) = tokio::time::timeout(QUIET, progress.changed()).await {}
+        };
+        let _ = tokio::time::timeout(DISCARD.1, sending).await;
+    }
+
+    /// Delays the end of a response body until the client has finished sending: over HTTP/2 some clients treat a
+    /// response that ends before their request as a broken stream, whatever its status.
+    pub fn delay_end<B>(self, body: B) -> DelayedEnd<B> {
+        DelayedEnd {
+            body,
+            ended: Some(Box::pin(self.finished())),
+        }
+    }
+}
+
+/// See [`PendingUpload::delay_end`].
+pub struct DelayedEnd<B> {
+    body: B,
+    /// Pending until the upload has finished.
+    ended: Option<Signal>,
+}
+
+impl<B> std::fmt::Debug for DelayedEnd<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DelayedEnd").finish_non_exhaustive()
+    }
+}
+
+impl<B: Body + Unpin> Body for DelayedEnd<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        if let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            return Poll::Ready(Some(frame));
+        }
+        if let Some(ended) = &mut self.ended {
+            ready!(ended.as_mut().poll(cx));
+            self.ended = None;
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended.is_none() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for ClientBody {
+    fn drop(&mut self) {
+        let Some(incoming) = self.incoming.take() else {
+            return;
+        };
+        if self.waits || incoming.is_end_stream() {
+            return;
+        }
+        let stop = self.discards.stop.clone();
+        let progress = self.progress.take();
+        let reading = async move {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = discard(incoming, progress) => {}
+            }
+        };
+        self.discards.tasks.spawn_on(reading, &self.discards.runtime);
+    }
+}
+
+impl Body for ClientBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        // Polling the body makes the server send `100 Continue`.
+        self.waits = false;
+        match &mut self.incoming {
+            Some(incoming) => {
+                let frame = ready!(Pin::new(incoming).poll_frame(cx));
+                match &self.progress {
+                    Some(progress) if matches!(frame, Some(Ok(_))) => progress.send_modify(|count| *count += 1),
+                    _ => {}
+                }
+                if self.is_end_stream() || !matches!(frame, Some(Ok(_))) {
+                    self.progress = None;
+                }
+                Poll::Ready(frame)
+            }
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+    }
+}
+
+/// Reads and discards a body, within limits.
+async fn discard(mut body: Incoming, progress: Option<watch::Sender<u64>>) {
     let reading = async {
         let mut left = DISCARD.0;
         while let Some(Ok(frame)) = body.frame().await {
+            if let Some(progress) = &progress {
+                progress.send_modify(|count| *count += 1);
+            }
             let bytes = frame.data_ref().map_or(0, Bytes::len);
             match left.checked_sub(bytes) {
                 Some(rest) => left = rest,
@@ -35,29 +208,29 @@ pub(super) async fn discard(mut body: Incoming) {
             }
         }
     };
-    // Either way there is nothing more to do for it.
+    // The result does not matter.
     let _ = tokio::time::timeout(DISCARD.1, reading).await;
 }
 
 type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The request's body on its way into a sandbox.
+/// The request body, forwarded to a sandbox.
 pub(super) struct RequestBody {
-    incoming: Incoming,
+    incoming: ClientBody,
     wait: Option<Signal>,
 }
 
 impl RequestBody {
-    /// Passes `incoming` on. With `expects_continue` nothing of it is asked for before the returned gate opens,
-    /// because asking is what makes the server side tell the client to continue.
-    pub(super) fn new(incoming: Incoming, expects_continue: bool) -> (Self, Option<CancellationToken>) {
+    /// Forwards `incoming`. With `expects_continue` the body is not polled before the returned gate opens, because polling
+    /// makes the server side send `100 Continue`.
+    pub(super) fn new(incoming: ClientBody, expects_continue: bool) -> (Self, Option<CancellationToken>) {
         if !expects_continue {
             return (Self { incoming, wait: None }, None);
         }
         let gate = CancellationToken::new();
         let opened = gate.clone();
         let wait: Signal = Box::pin(async move {
-            // Either way the body goes out now, and the flow has to know.
+            // In both cases the body is sent now, and the flow has to be notified.
             let _ = tokio::time::timeout(CONTINUE_WAIT, opened.cancelled()).await;
             opened.cancel();
         });
@@ -90,18 +263,18 @@ impl Body for RequestBody {
     }
 }
 
-/// Why a response's body broke off.
+/// Why a response body was aborted.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
     /// The sandbox ended.
     #[error("the sandbox ended")]
     Ended,
-    /// The stream from the sandbox broke.
-    #[error("the stream from the sandbox broke")]
+    /// The stream from the sandbox failed.
+    #[error("stream from the sandbox failed")]
     Broken(#[source] hyper::Error),
 }
 
-/// The body of a response: the sandbox's, or the proxy's own.
+/// The body of a response, from the sandbox or from the proxy.
 pub struct ResponseBody(Kind);
 
 enum Kind {
@@ -116,7 +289,7 @@ impl std::fmt::Debug for ResponseBody {
 }
 
 impl ResponseBody {
-    pub(super) fn own(body: Full<Bytes>) -> Self {
+    pub(super) fn local(body: Full<Bytes>) -> Self {
         Self(Kind::Own(body))
     }
 
@@ -151,28 +324,28 @@ impl Body for ResponseBody {
     }
 }
 
-/// A response's body on its way out of a sandbox.
+/// The response body, forwarded from a sandbox.
 pub(super) struct GuestBody {
     incoming: Incoming,
     flow: Flow,
-    ending: watch::Receiver<bool>,
+    ending: CancellationToken,
     ended: Signal,
-    /// Where the end of the connection is the end of the body, which is also what a killed server leaves behind.
-    lives: Option<Lives>,
+    /// Set if the body ends with the connection, which also ends if the server or sandbox is killed.
+    alive: Option<AliveCheck>,
     at_end: bool,
     finished: bool,
 }
 
 impl GuestBody {
-    /// `lives` is for a body that nothing but the end of its connection ends.
-    pub(super) fn new(incoming: Incoming, flow: Flow, ending: watch::Receiver<bool>, lives: Option<Lives>) -> Self {
-        let mut watched = ending.clone();
+    /// `alive` is for a body that ends with its connection.
+    pub(super) fn new(incoming: Incoming, flow: Flow, ending: CancellationToken, alive: Option<AliveCheck>) -> Self {
+        let ended = Box::pin(ending.clone().cancelled_owned());
         Self {
             incoming,
             flow,
             ending,
-            ended: Box::pin(async move { dial::ended(&mut watched).await }),
-            lives,
+            ended,
+            alive,
             at_end: false,
             finished: false,
         }
@@ -202,11 +375,11 @@ impl GuestBody {
                 None => self.at_end = true,
             }
         }
-        let lived = match &mut self.lives {
-            Some(lives) => ready!(lives.as_mut().poll(cx)),
+        let was_alive = match &mut self.alive {
+            Some(alive) => ready!(alive.as_mut().poll(cx)),
             None => true,
         };
-        if !lived || dial::has_ended(&self.ending) {
+        if !was_alive || self.ending.is_cancelled() {
             return Poll::Ready(Some(Err(self.broken(BodyError::Ended))));
         }
         self.finish();

@@ -1,19 +1,21 @@
-//! The client's connection, with a way to cut it.
+//! The client's connection, with a way to abort it.
 //!
-//! A dropped socket says FIN, which a client of a body without a length reads as its end. So the socket remembers that
-//! it has to be reset, and whoever serves it drops it when told.
+//! Dropping a socket sends FIN, which ends a body without a length cleanly. So the socket is marked to be reset, and the
+//! task that serves it drops it when notified.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-/// A handle on a client's connection, put into the extensions of each request that comes over it.
+use super::fair::ByteBudget;
+
+/// A handle on a client's connection, in the extensions of its requests.
 #[derive(Debug, Clone)]
 pub struct ClientConnection {
     cut: CancellationToken,
@@ -29,7 +31,13 @@ impl ClientConnection {
             reset: Arc::new(AtomicBool::new(false)),
         };
         let reset = Arc::clone(&connection.reset);
-        (ClientStream { tcp, reset }, connection)
+        let stream = ClientStream {
+            tcp,
+            reset,
+            reads: ByteBudget::new(),
+            writes: ByteBudget::new(),
+        };
+        (stream, connection)
     }
 
     /// Makes the connection end with a reset, now if its server waits on [`Self::was_cut`].
@@ -44,17 +52,20 @@ impl ClientConnection {
     }
 }
 
-/// The stream of a client's connection. Dropped after a cut, it resets instead of closing.
+/// The stream of a client's connection. Dropped after [`ClientConnection::cut`], it sends a reset. It yields to other
+/// streams, see [`super::fair`].
 #[derive(Debug)]
 pub struct ClientStream {
     tcp: TcpStream,
     reset: Arc<AtomicBool>,
+    reads: ByteBudget,
+    writes: ByteBudget,
 }
 
 impl Drop for ClientStream {
     fn drop(&mut self) {
         if self.reset.load(Ordering::Acquire) {
-            // A socket that is already dead cannot take the option, and needs none.
+            // Setting the option fails only on a closed socket, which does not need it.
             let _ = self.tcp.set_zero_linger();
         }
     }
@@ -62,13 +73,22 @@ impl Drop for ClientStream {
 
 impl AsyncRead for ClientStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_read(cx, buf)
+        let Self { tcp, reads, .. } = &mut *self;
+        reads.poll(cx, |cx| {
+            let before = buf.filled().len();
+            ready!(Pin::new(tcp).poll_read(cx, buf))?;
+            Poll::Ready(Ok(((), buf.filled().len() - before)))
+        })
     }
 }
 
 impl AsyncWrite for ClientStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write(cx, buf)
+        let Self { tcp, writes, .. } = &mut *self;
+        writes.poll(cx, |cx| {
+            let written = ready!(Pin::new(tcp).poll_write(cx, buf))?;
+            Poll::Ready(Ok((written, written)))
+        })
     }
 
     fn poll_write_vectored(
@@ -76,7 +96,11 @@ impl AsyncWrite for ClientStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
+        let Self { tcp, writes, .. } = &mut *self;
+        writes.poll(cx, |cx| {
+            let written = ready!(Pin::new(tcp).poll_write_vectored(cx, bufs))?;
+            Poll::Ready(Ok((written, written)))
+        })
     }
 
     fn is_write_vectored(&self) -> bool {

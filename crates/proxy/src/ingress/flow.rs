@@ -1,24 +1,22 @@
-//! One exchange with a sandbox, as seen by the three parties that can end it: the task that drives the connection
-//! into the sandbox, the response's body, and the call that waits for the response's head.
+//! State of one request/response exchange with a sandbox, shared by the three parties that can end it: the task that
+//! drives the connection into the sandbox, the response body, and the call that waits for the head of the response.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::client::ClientConnection;
-use super::dial;
 
-/// No head yet: the client can still be told what went wrong.
+/// No head yet: an error response is still possible.
 const WAITING: u8 = 0;
-/// The head is out: all that is left is to cut.
+/// The head was sent: the response can only be aborted.
 const STREAMING: u8 = 1;
 /// The response is complete; the client's connection may already serve another request.
 const FINISHED: u8 = 2;
 
-/// Shared state of one exchange.
+/// Shared state of an exchange.
 #[derive(Debug, Clone)]
 pub(super) struct Flow {
     phase: Arc<AtomicU8>,
@@ -28,8 +26,8 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// A new exchange. `client` is what to cut, where a cut takes nothing else with it; `gate` opens when the guest
-    /// asks for the request's body.
+    /// A new exchange. `client` is the connection to abort, if it serves no other streams; `gate` opens when the guest
+    /// requests the body.
     pub(super) fn new(client: Option<ClientConnection>, gate: Option<CancellationToken>) -> Self {
         Self {
             phase: Arc::new(AtomicU8::new(WAITING)),
@@ -39,13 +37,13 @@ impl Flow {
         }
     }
 
-    /// The head is on its way to the client.
+    /// Marks the head as sent to the client.
     pub(super) fn stream(&self) {
         self.phase.store(STREAMING, Ordering::Release);
     }
 
-    /// The response is complete. The request's body may still be on its way in, and may end by itself, unless it
-    /// never began: then nothing will.
+    /// Marks the response as complete. The request body may still be in transfer and can finish, unless it was never
+    /// started.
     pub(super) fn finish(&self) {
         self.phase.store(FINISHED, Ordering::Release);
         if self.gate.as_ref().is_some_and(|gate| !gate.is_cancelled()) {
@@ -53,7 +51,7 @@ impl Flow {
         }
     }
 
-    /// Cuts the client off if it is in the middle of the response.
+    /// Aborts the client's connection if the response is incomplete.
     pub(super) fn cut(&self) {
         if self.phase.load(Ordering::Acquire) == STREAMING
             && let Some(client) = &self.client
@@ -62,12 +60,12 @@ impl Flow {
         }
     }
 
-    /// Ends the connection into the sandbox.
+    /// Closes the connection into the sandbox.
     pub(super) fn abort(&self) {
         self.abort.cancel();
     }
 
-    /// A guard that ends the connection into the sandbox unless it is released.
+    /// A guard that closes the connection into the sandbox unless it is released.
     pub(super) fn abort_on_drop(&self) -> AbortOnDrop {
         AbortOnDrop(Some(self.abort.clone()))
     }
@@ -91,15 +89,15 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Drives the connection into the sandbox until it is done, the sandbox ends, or nobody wants it any more. It runs
-/// apart from the response's body, so that a client that does not read cannot hold a dead sandbox's socket.
-pub(super) async fn drive<C>(connection: C, flow: Flow, mut ending: watch::Receiver<bool>, stop: CancellationToken)
+/// Drives the connection into the sandbox until it is finished, the sandbox ends, or it is no longer needed. It runs
+/// independently of the response body, so that a client that does not read cannot keep the socket of an ended sandbox open.
+pub(super) async fn drive<C>(connection: C, flow: Flow, ending: CancellationToken, stop: CancellationToken)
 where
     C: Future<Output = hyper::Result<()>>,
 {
     tokio::select! {
         biased;
-        () = dial::ended(&mut ending) => flow.cut(),
+        () = ending.cancelled() => flow.cut(),
         () = stop.cancelled() => flow.cut(),
         () = flow.abort.cancelled() => {}
         result = connection => {

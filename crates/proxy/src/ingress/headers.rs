@@ -1,15 +1,20 @@
-//! What changes in the headers between two connections.
+//! Changes of headers between the two connections.
 //!
-//! Fields that describe one connection do not cross to the next (RFC 9110, 7.6.1), and what a client claims about
-//! where its request came from is dropped, because a program in a sandbox would take it for the proxy's word.
+//! Connection-specific fields are not forwarded (RFC 9110, 7.6.1), and forwarding headers of a client are removed, because
+//! programs in a sandbox would take them for information from the proxy.
 
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, Method, Uri, Version, request};
+use protocol::agent;
+use secrecy::{ExposeSecret as _, SecretString};
+use subtle::ConstantTimeEq as _;
 
-/// Fields of one connection, besides those that `Connection` names.
+use super::Access;
+
+/// Connection-specific fields, besides those listed in `Connection`.
 const HOP_BY_HOP: [HeaderName; 7] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -20,18 +25,23 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     UPGRADE,
 ];
 
-/// How the body of a request travels on.
+/// Carries the traffic token of a sandbox that is not public.
+const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static(super::TRAFFIC_TOKEN_HEADER);
+/// Carries the token of a sandbox's agent.
+const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
+
+/// How the body of a request is forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Framing {
-    /// Whether there is a body at all.
+    /// Whether there is a body.
     pub has_body: bool,
     /// Whether the client waits for `100 Continue` before it sends the body.
     pub expects_continue: bool,
-    /// Whether the client asks to leave HTTP for another protocol.
+    /// Whether the client requests an upgrade to another protocol.
     pub upgrade: bool,
 }
 
-/// Rewrites a request's head from the client's connection to a fresh HTTP/1.1 connection into the sandbox.
+/// Rewrites the head of a request for a new HTTP/1.1 connection into the sandbox.
 pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allowed: bool) -> Framing {
     let upgrade = upgrades_allowed
         .then(|| requested_upgrade(&parts.headers, parts.version))
@@ -67,13 +77,13 @@ pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allo
     if let Some(value) = authority.and_then(|text| HeaderValue::try_from(text).ok()) {
         parts.headers.insert(HOST, value);
     }
-    // HTTP/1.1 demands a host; an HTTP/1.0 client may have sent none.
+    // HTTP/1.1 requires a host; an HTTP/1.0 client may have sent none.
     parts
         .headers
         .entry(HOST)
         .or_insert_with(|| HeaderValue::from_static("localhost"));
 
-    // A body of unknown length on a method that usually has none would otherwise be left out.
+    // A body of unknown length with a method that usually has none would otherwise be omitted.
     if has_body && !parts.headers.contains_key(CONTENT_LENGTH) {
         parts
             .headers
@@ -97,16 +107,46 @@ pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allo
     }
 }
 
-/// Whether nothing but the end of the connection says where the body of this response ends.
+/// Removes the tokens of the sandbox from a request, and no other value: programs inside that read their requests must
+/// not be able to use these tokens.
+pub(super) fn remove_tokens(headers: &mut HeaderMap, access: &Access, port: u16) {
+    remove_value(headers, &TRAFFIC_TOKEN, access.traffic_token.as_ref());
+    if port != agent::PORT {
+        remove_value(headers, &ACCESS_TOKEN, access.access_token.as_ref());
+    }
+}
+
+fn remove_value(headers: &mut HeaderMap, name: &HeaderName, token: Option<&SecretString>) {
+    let Some(token) = token else { return };
+    let (same, others): (Vec<HeaderValue>, Vec<HeaderValue>) = headers
+        .get_all(name)
+        .iter()
+        .cloned()
+        .partition(|value| is(token, value));
+    if same.is_empty() {
+        return;
+    }
+    headers.remove(name);
+    for value in others {
+        headers.append(name, value);
+    }
+}
+
+/// Whether a value is a token, compared in constant time.
+pub(super) fn is(token: &SecretString, value: &HeaderValue) -> bool {
+    token.expose_secret().as_bytes().ct_eq(value.as_bytes()).into()
+}
+
+/// Whether the body of this response ends with the connection.
 pub(super) fn ends_with_connection(headers: &HeaderMap) -> bool {
     !headers.contains_key(CONTENT_LENGTH) && !lists(headers, &TRANSFER_ENCODING, "chunked")
 }
 
-/// Rewrites a response's headers from the sandbox's connection to the client's.
+/// Rewrites the headers of a response for the client's connection.
 pub(super) fn to_client(headers: &mut HeaderMap, upgraded: bool) {
     let protocol = upgraded.then(|| headers.get(UPGRADE).cloned()).flatten();
     remove_hop_by_hop(headers);
-    // Nobody has looked at the length of a message without a body, as in the answer to HEAD.
+    // The length of a message without a body, as in the response to HEAD, was not checked.
     if !has_one_length(headers) {
         headers.remove(CONTENT_LENGTH);
     }
@@ -118,8 +158,8 @@ pub(super) fn to_client(headers: &mut HeaderMap, upgraded: bool) {
     }
 }
 
-/// The protocol a client wants to change to. A change to HTTP/2 is not passed on: requests inside it would be ones
-/// that nobody on this side has looked at.
+/// The protocol that a client wants to upgrade to. Upgrades to HTTP/2 are not forwarded, because requests inside the
+/// upgraded connection would not be checked.
 fn requested_upgrade(headers: &HeaderMap, version: Version) -> Option<HeaderValue> {
     if version != Version::HTTP_11 || !lists(headers, &CONNECTION, "upgrade") || lists(headers, &UPGRADE, "h2c") {
         return None;
@@ -144,7 +184,7 @@ fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
 fn has_one_length(headers: &HeaderMap) -> bool {
     let mut values = headers.get_all(CONTENT_LENGTH).iter();
     let first = values.next();
-    // Parsing alone takes a plus sign, which no length has.
+    // `parse` accepts a plus sign, which is invalid in a length.
     let number = first
         .filter(|value| value.as_bytes().iter().all(u8::is_ascii_digit))
         .is_some_and(|value| value.to_str().is_ok_and(|text| text.parse::<u64>().is_ok()));
@@ -152,7 +192,7 @@ fn has_one_length(headers: &HeaderMap) -> bool {
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // Where both say how long a message is, the length is the one that lies.
+    // With both a length and chunked encoding, the length is ignored (RFC 9112, 6.3).
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
@@ -162,7 +202,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        // A client must not be able to have the fields removed that frame or route its request.
+        // `Connection` must not remove fields that frame or route the request.
         .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {

@@ -1,4 +1,4 @@
-//! After `101 Switching Protocols`: bytes both ways, whatever they mean, until both sides closed or the sandbox ended.
+//! Relays bytes in both directions after `101 Switching Protocols`, until both sides have closed or the sandbox ends.
 
 use std::io;
 use std::pin::Pin;
@@ -7,24 +7,22 @@ use std::task::{Context, Poll, ready};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::client::ClientConnection;
-use super::dial::{self, Lives};
+use super::dial::AliveCheck;
 
-/// Size of the buffer of each direction, in bytes. Pages that no message reached are never touched, so an idle relay
-/// costs one of them.
+/// Buffer size per direction, in bytes. Untouched pages are not allocated, so an idle relay uses one page.
 const BUFFER_BYTES: usize = 128 * 1024;
 
-/// Relays until both sides closed. Anything else resets the client: a sandbox that ends, a side that breaks, a
-/// platform that stops.
+/// Relays until both sides have closed. In all other cases the client's connection is reset: when the sandbox ends, a side
+/// fails, or the platform stops.
 pub(super) async fn relay(
     client: OnUpgrade,
     guest: OnUpgrade,
     connection: Option<ClientConnection>,
-    mut ending: watch::Receiver<bool>,
-    lives: Lives,
+    ending: CancellationToken,
+    alive: AliveCheck,
     stop: CancellationToken,
 ) {
     let cut = || {
@@ -45,29 +43,29 @@ pub(super) async fn relay(
         let mut guest = GuestSide {
             stream: TokioIo::new(guest),
             ending: watched,
-            lives: Some(lives),
+            alive: Some(alive),
         };
         if let Err(error) = copy_bidirectional_with_sizes(&mut client, &mut guest, BUFFER_BYTES, BUFFER_BYTES).await {
-            tracing::debug!(%error, "upgraded stream broke");
+            tracing::debug!(%error, "upgraded stream failed");
             cut();
         }
     };
-    // Only borrowed by the `select!`, so that the streams are dropped after the cut is marked.
+    // Borrowed by the `select!`, so that the streams are dropped after the connection is marked to be reset.
     let mut copy = Box::pin(copy);
     tokio::select! {
         biased;
-        () = dial::ended(&mut ending) => cut(),
+        () = ending.cancelled() => cut(),
         () = stop.cancelled() => cut(),
         () = &mut copy => {}
     }
 }
 
-/// The sandbox's side: its end is an error when the sandbox is what ended.
+/// The side of the sandbox: its end is an error if the sandbox has ended.
 struct GuestSide<S> {
     stream: S,
-    ending: watch::Receiver<bool>,
-    /// Asked once, at the end.
-    lives: Option<Lives>,
+    ending: CancellationToken,
+    /// Polled once, at the end.
+    alive: Option<AliveCheck>,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for GuestSide<S> {
@@ -77,12 +75,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for GuestSide<S> {
         if buf.filled().len() > before {
             return Poll::Ready(Ok(()));
         }
-        let lived = match &mut self.lives {
-            Some(lives) => ready!(lives.as_mut().poll(cx)),
+        let was_alive = match &mut self.alive {
+            Some(alive) => ready!(alive.as_mut().poll(cx)),
             None => true,
         };
-        self.lives = None;
-        if !lived || dial::has_ended(&self.ending) {
+        self.alive = None;
+        if !was_alive || self.ending.is_cancelled() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         Poll::Ready(Ok(()))

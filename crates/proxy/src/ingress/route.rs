@@ -1,17 +1,22 @@
-//! Which sandbox a request is for, read from the request alone.
+//! Routing: determines the target of a request from the request alone.
 //!
-//! One port serves the REST API and all sandbox traffic, so the order matters: a host label names a sandbox, then the
-//! routing headers do on any host, then a signed file link does by its signature, and the rest is the API. Whoever
-//! means a sandbox and spells it wrong gets a 400, never the API.
+//! One port serves the REST API and all sandbox traffic, so the order matters: a request to the API's host name goes to
+//! the API; then a host label selects a sandbox, then routing headers on any host, then the signature of a signed file
+//! link; all other requests go to the API. A malformed sandbox address is a 400 and never goes to the API.
+//!
+//! One exception exists for clients that send routing headers with every request, including those to the API (SDKs for
+//! Python from 2.7 to 2.26, after a connect): requests accepted by [`Api::takes`] go to the API although routing headers
+//! name the agent's port. Headers with another port are followed, because programs there may use `X-API-Key` themselves.
 
 use http::{HeaderMap, Method, Uri, header, request};
 use model::id::SandboxId;
+use protocol::agent;
 
 use crate::percent;
 
-/// Header that names the sandbox.
+/// Header with the sandbox id.
 pub const ID_HEADER: &str = "e2b-sandbox-id";
-/// Header that names the port inside the sandbox.
+/// Header with the port inside the sandbox.
 pub const PORT_HEADER: &str = "e2b-sandbox-port";
 
 /// A port inside a sandbox.
@@ -23,12 +28,12 @@ pub struct Target {
     pub port: u16,
 }
 
-/// A file link that carries its permission and no sandbox: the sandbox is the one whose token made the signature.
+/// A signed file link without a sandbox id: it belongs to the sandbox whose token created the signature.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SignedFile {
     /// The `path` query value, empty when absent.
     pub path: String,
-    /// What the method does: `read`, `write`, or empty for a method that does neither.
+    /// The operation of the method: `read`, `write`, or empty for other methods.
     pub operation: &'static str,
     /// The `username` query value, empty when absent.
     pub username: String,
@@ -39,7 +44,7 @@ pub struct SignedFile {
 }
 
 impl std::fmt::Debug for SignedFile {
-    /// Without the signature, which opens the file to whoever reads it.
+    /// Does not show the signature, which grants access to the file.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SignedFile")
             .field("path", &self.path)
@@ -48,58 +53,74 @@ impl std::fmt::Debug for SignedFile {
     }
 }
 
-/// Where a request belongs.
+/// The target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
     /// A port of a sandbox.
     Sandbox(Target),
-    /// The file routes of the sandbox that the signature fits.
+    /// The file routes of the sandbox that the signature belongs to.
     SignedFile(SignedFile),
     /// The REST API.
     Api,
 }
 
-/// Why a request that means a sandbox cannot be routed.
+/// Why a request to a sandbox cannot be routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadRoute {
-    /// The host is missing its one value, or is no host.
+    /// The host is missing, repeated or malformed.
     Host,
     /// The sandbox id is malformed.
     Id,
     /// The port is not one of 1 to 65535.
     Port,
-    /// One routing header is there and this one is not.
+    /// Only one routing header was sent; this one is missing.
     MissingHeader(&'static str),
-    /// This routing header is there more than once.
+    /// This routing header was sent more than once.
     RepeatedHeader(&'static str),
 }
 
 impl BadRoute {
-    /// What to tell the client.
+    /// The message for the client.
     #[must_use]
     pub fn message(self) -> String {
         match self {
-            Self::Host => "invalid host".to_owned(),
-            Self::Id => "invalid sandbox ID".to_owned(),
-            Self::Port => "invalid sandbox port".to_owned(),
+            Self::Host => "Invalid host".to_owned(),
+            Self::Id => "Invalid sandbox ID".to_owned(),
+            Self::Port => "Invalid sandbox port".to_owned(),
             Self::MissingHeader(name) => format!("missing header {name}"),
             Self::RepeatedHeader(name) => format!("header {name} must be sent once"),
         }
     }
 }
 
-/// Decides where a request belongs.
+/// How the router recognises requests for the REST API.
+pub trait Api {
+    /// Whether this host name, without port, is that of the API.
+    fn is_at(&self, host: &str) -> bool;
+
+    /// Whether a request is for the API, judged by its route and its credentials.
+    fn takes(&self, request: &request::Parts) -> bool;
+}
+
+/// Determines the target of a request.
 ///
 /// # Errors
-/// [`BadRoute`] when it means a sandbox and does not name one properly, or carries several hosts.
-pub fn route(parts: &request::Parts) -> Result<Route, BadRoute> {
-    if let Some(host) = host(&parts.uri, &parts.headers)?
-        && let Some(target) = target_in_host(host)?
-    {
-        return Ok(Route::Sandbox(target));
+/// [`BadRoute`] when the address of a sandbox is malformed, or the request has several hosts.
+pub fn route(parts: &request::Parts, api: &impl Api) -> Result<Route, BadRoute> {
+    if let Some(host) = host(&parts.uri, &parts.headers)? {
+        if api.is_at(without_port(host)) {
+            return Ok(Route::Api);
+        }
+        if let Some(target) = target_in_host(host)? {
+            return Ok(Route::Sandbox(target));
+        }
     }
     if let Some(target) = target_in_headers(&parts.headers)? {
-        return Ok(Route::Sandbox(target));
+        return Ok(if target.port == agent::PORT && api.takes(parts) {
+            Route::Api
+        } else {
+            Route::Sandbox(target)
+        });
     }
     if let Some(signed) = signed_file(parts) {
         return Ok(Route::SignedFile(signed));
@@ -111,7 +132,7 @@ pub fn route(parts: &request::Parts) -> Result<Route, BadRoute> {
 fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<Option<&'a str>, BadRoute> {
     let mut values = headers.get_all(header::HOST).iter();
     let first = values.next();
-    // Two hosts are how one reader is made to see another request than the next reader does.
+    // Several hosts could be interpreted differently by the next server (request smuggling).
     if values.next().is_some() {
         return Err(BadRoute::Host);
     }
@@ -121,6 +142,13 @@ fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<Option<&'a str>, Bad
     first
         .map(|value| value.to_str().map_err(|_| BadRoute::Host))
         .transpose()
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
 }
 
 /// Reads `<port>-<id>[-<ignored>].<anything>`; `None` when the first label does not begin with digits and a dash.
@@ -169,7 +197,7 @@ fn single<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a h
 }
 
 fn parse_port(text: &str) -> Result<u16, BadRoute> {
-    // `u16::from_str` takes a plus sign, which no port has.
+    // `u16::from_str` accepts a plus sign, which is invalid in a port.
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(BadRoute::Port);
     }
@@ -192,7 +220,7 @@ fn signed_file(parts: &request::Parts) -> Option<SignedFile> {
     };
     let mut seen = Vec::new();
     for (key, value) in percent::query_pairs(parts.uri.query()?).flatten() {
-        // The first of several counts, as the agent reads it.
+        // The first of several values is used, as in the agent.
         if seen.contains(&key) {
             continue;
         }
@@ -208,7 +236,7 @@ fn signed_file(parts: &request::Parts) -> Option<SignedFile> {
     seen.iter().any(|key| key == "signature").then_some(signed)
 }
 
-/// What a request does to a file. A browser's preflight is about the method that it announces.
+/// The operation of a request on a file. For a CORS preflight, that of the announced method.
 fn operation(parts: &request::Parts) -> &'static str {
     let announced = parts
         .headers
@@ -222,21 +250,8 @@ fn operation(parts: &request::Parts) -> &'static str {
     }
 }
 
-/// Routes of the agent that only its host may call, as they are on TCP port 49983 of the platform whose clients these
-/// are, and ours.
-const CONTROL_PATHS: [&str; 8] = [
-    "/init",
-    "/freeze",
-    "/unfreeze",
-    "/collapse",
-    "/fsfreeze",
-    "/fsthaw",
-    "/upgrade",
-    "/events",
-];
-
-/// Whether a path, decoded once and cleaned of `.`, `..` and doubled slashes, is a control route. A path that cannot
-/// be decoded is none: the agent cannot decode it either.
+/// Whether a path, decoded once and cleaned of `.`, `..` and doubled slashes, is one of [`agent::CONTROL_PATHS`]. A
+/// path that cannot be decoded is not: the agent cannot decode it either.
 #[must_use]
 pub fn is_control_path(path: &str) -> bool {
     let Ok(decoded) = percent::decode(path, percent::Plus::Plus) else {
@@ -252,7 +267,7 @@ pub fn is_control_path(path: &str) -> bool {
             name => segments.push(name),
         }
     }
-    CONTROL_PATHS.contains(&format!("/{}", segments.join("/")).as_str())
+    agent::CONTROL_PATHS.contains(&format!("/{}", segments.join("/")).as_str())
 }
 
 #[cfg(test)]

@@ -41,6 +41,12 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
         ),
         (Answer::BadRequest("no".to_owned()), 400, json!({"code": 400})),
         (Answer::BadSignature, 401, json!({"code": 401})),
+        (Answer::RateLimited { seconds: 3 }, 429, json!({"code": 429})),
+        (
+            Answer::TooManyConnections { id: id(), limit: 7 },
+            429,
+            json!({"sandboxId": ID, "code": 429, "connectionLimit": 7}),
+        ),
         (Answer::Unavailable, 503, json!({"code": 503})),
     ] {
         assert_eq!(answer.status(), status);
@@ -48,15 +54,40 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
         assert_eq!(content_type, "application/json; charset=utf-8");
         let mut got: Value = serde_json::from_str(&text).expect("JSON");
         let message = got["message"].take().as_str().expect("a message").to_owned();
-        got.as_object_mut().expect("an object").remove("message");
+        let got_keys = got.as_object_mut().expect("an object");
+        got_keys.remove("message");
+        let detail = got_keys.remove("detail");
         assert_eq!(got, want);
-        let fragment = match answer {
-            Answer::NotFound(_) => "was not found",
-            Answer::PortClosed(..) => "port is not open",
-            Answer::TokenMissing(_) | Answer::TokenWrong(_) => "e2b-traffic-access-token",
-            _ => "",
+        // Word for word: some clients compare the whole text, and what else there is to say is in `detail`.
+        let whole = match answer {
+            Answer::NotFound(_) => "The sandbox was not found",
+            Answer::PortClosed(..) => "The sandbox is running but port is not open",
+            Answer::TokenMissing(_) => {
+                "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
+            }
+            Answer::TokenWrong(_) => {
+                "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is \
+                 invalid"
+            }
+            Answer::Reserved(_) => {
+                "This endpoint is reserved for the E2B control plane and is not reachable through the sandbox URL"
+            }
+            Answer::BadRequest(_) => "no",
+            Answer::BadSignature => "The signature matches no running sandbox",
+            Answer::RateLimited { .. } => "Too many invalid signatures, try again in 3 s",
+            Answer::TooManyConnections { .. } => "The sandbox has too many concurrent incoming connections (limit: 7)",
+            Answer::Unavailable => "The platform is not ready, try again later",
         };
-        assert!(message.contains(fragment), "{message}");
+        assert_eq!(message, whole);
+        let is_plain = matches!(
+            answer,
+            Answer::Reserved(_)
+                | Answer::BadRequest(_)
+                | Answer::RateLimited { .. }
+                | Answer::TooManyConnections { .. }
+                | Answer::Unavailable
+        );
+        assert_eq!(detail.is_none(), is_plain, "{detail:?}");
     }
 }
 
@@ -122,6 +153,7 @@ async fn a_private_sandbox_asks_for_its_token_except_on_the_agents_port() {
     let guest = http_origin(|_| async { http::Response::default() }).await;
     let access = Access {
         traffic_token: Some("secret".to_owned().into()),
+        ..Access::default()
     };
     let front = front_with([(49983, guest), (3000, guest)], access).await;
     for (port, token, status) in [

@@ -3,10 +3,10 @@
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use http::Method;
 use http_body_util::BodyExt as _;
+use protocol::agent;
 use tokio::sync::Notify;
 
 use super::support::{ChannelBody, ID, Wire, front, get, h2_client, h2_request, origin, within};
@@ -44,7 +44,7 @@ async fn http_1_streams_are_reset() {
             if platform_stops {
                 front.stop.cancel();
             } else {
-                front.node.ending.send_replace(true);
+                front.ending.cancel();
             }
             let (rest, ended) = wire.rest().await;
             assert!(!rest.contains("0\r\n\r\n"), "{head}: {rest:?}");
@@ -71,7 +71,7 @@ async fn a_client_that_does_not_read_is_cut_too() {
     let mut wire = Wire::connect(front.addr).await;
     wire.write(&get(3000)).await;
     wire.until("part").await;
-    front.node.ending.send_replace(true);
+    front.ending.cancel();
     let (rest, ended) = wire.rest().await;
     assert!(!rest.ends_with("0\r\n\r\n"));
     assert_eq!(ended.expect_err("not a clean end").kind(), ErrorKind::ConnectionReset);
@@ -88,7 +88,7 @@ async fn http_2_streams_are_reset_and_their_connection_lives() {
         let mut received = response.into_body();
         let frame = within(received.frame()).await.expect("a frame").expect("no error");
         assert_eq!(frame.into_data().expect("data"), "part");
-        front.node.ending.send_replace(true);
+        front.ending.cancel();
         within(received.frame())
             .await
             .expect("not a clean end")
@@ -143,7 +143,9 @@ async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
                 .await;
             wire.until("part").await;
             // The node has not noticed, and the stream ends as it does when a server closes it.
-            front.node.dead.store(dead, Ordering::SeqCst);
+            if dead {
+                front.node.ports.lock().remove(&agent::PORT);
+            }
             die.notify_one();
             if version == "1.1" && !dead && extra.is_empty() {
                 assert!(wire.until("0\r\n\r\n").await.ends_with("0\r\n\r\n"));
@@ -190,7 +192,7 @@ async fn before_the_head_the_end_is_told() {
     while front.node.dials.load(std::sync::atomic::Ordering::SeqCst) == 0 {
         tokio::task::yield_now().await;
     }
-    front.node.ending.send_replace(true);
+    front.ending.cancel();
     let (text, ended) = wire.rest().await;
     ended.expect("a clean end");
     assert!(

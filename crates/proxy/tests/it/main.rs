@@ -1,8 +1,14 @@
 //! The ingress between real sockets: a client on one side, servers on loopback behind a fake node on the other.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "clients and servers of the tests are tasks of their own"
+)]
+
 mod answers;
 mod cut;
 mod forward;
+mod hostile;
 mod routing;
 mod streams;
 mod support;

@@ -1,11 +1,25 @@
 //! Which sandbox a request is for, hostile hosts included.
 
+use http::request::Parts;
 use http::{Method, Request};
-use proxy::ingress::route::{BadRoute, Route, SignedFile, Target, is_control_path, route};
+use proxy::ingress::route::{Api, BadRoute, Route, SignedFile, Target, is_control_path, route};
 
 fn sandbox(id: &str, port: u16) -> Result<Route, BadRoute> {
     let id = id.parse().expect("an id");
     Ok(Route::Sandbox(Target { id, port }))
+}
+
+/// An API at `api.here.test` that takes whatever carries a key.
+struct KeyedApi;
+
+impl Api for KeyedApi {
+    fn is_at(&self, host: &str) -> bool {
+        host == "api.here.test"
+    }
+
+    fn takes(&self, request: &Parts) -> bool {
+        request.headers.contains_key("x-api-key")
+    }
 }
 
 fn routed(uri: &str, headers: &[(&str, &str)]) -> Result<Route, BadRoute> {
@@ -13,7 +27,7 @@ fn routed(uri: &str, headers: &[(&str, &str)]) -> Result<Route, BadRoute> {
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    route(&request.body(()).expect("a request").into_parts().0)
+    route(&request.body(()).expect("a request").into_parts().0, &KeyedApi)
 }
 
 #[test]
@@ -60,7 +74,7 @@ fn a_host_label_names_port_and_sandbox() {
 fn a_host_outside_ascii_is_refused() {
     let request = Request::get("/").header("host", &b"3000-iabc\xff.x"[..]);
     let parts = request.body(()).expect("a request").into_parts().0;
-    assert_eq!(route(&parts), Err(BadRoute::Host));
+    assert_eq!(route(&parts, &KeyedApi), Err(BadRoute::Host));
 }
 
 #[test]
@@ -112,6 +126,65 @@ fn routing_headers_work_on_any_host_and_only_together() {
 }
 
 #[test]
+fn the_name_of_the_api_is_the_api_whatever_a_request_carries() {
+    let (id, port) = (("e2b-sandbox-id", "iabc"), ("e2b-sandbox-port", "3000"));
+    for host in ["api.here.test", "api.here.test:3000"] {
+        for headers in [
+            &[id, port] as &[_],
+            &[id],
+            &[("e2b-sandbox-id", "../x"), port],
+            &[id, id, port],
+        ] {
+            let mut all = vec![("host", host)];
+            all.extend(headers);
+            assert_eq!(routed("/sandboxes", &all), Ok(Route::Api), "{all:?}");
+        }
+        assert_eq!(routed("/files?signature=x", &[("host", host)]), Ok(Route::Api));
+        assert_eq!(routed(&format!("http://{host}/"), &[id, port]), Ok(Route::Api));
+    }
+    for host in ["api.other.test", "x.api.here.test", "api.here.test.", "api.here.test:x"] {
+        assert_eq!(
+            routed("/", &[("host", host), id, port]),
+            sandbox("iabc", 3000),
+            "{host}"
+        );
+    }
+    let twice = [("host", "api.here.test"), ("host", "3000-iabc.x")];
+    assert_eq!(routed("/", &twice), Err(BadRoute::Host));
+}
+
+#[test]
+fn what_the_api_takes_is_its_own_where_headers_name_the_agent() {
+    let id = ("e2b-sandbox-id", "iabc");
+    let agent = ("e2b-sandbox-port", "49983");
+    let key = ("x-api-key", "a key of the platform");
+    assert_eq!(routed("/", &[id, agent, key]), Ok(Route::Api));
+    assert_eq!(
+        routed("/", &[("host", "localhost:3000"), id, agent, key]),
+        Ok(Route::Api)
+    );
+    // Without what the API asks for, on any other port, and where a name says which sandbox is meant.
+    assert_eq!(routed("/", &[id, agent]), sandbox("iabc", 49983));
+    assert_eq!(
+        routed("/", &[id, ("e2b-sandbox-port", "3000"), key]),
+        sandbox("iabc", 3000)
+    );
+    assert_eq!(
+        routed("/", &[("host", "49983-iabc.x"), id, agent, key]),
+        sandbox("iabc", 49983)
+    );
+    // What is spelled wrong stays wrong.
+    assert_eq!(
+        routed("/", &[("e2b-sandbox-id", "../x"), agent, key]),
+        Err(BadRoute::Id)
+    );
+    assert_eq!(
+        routed("/", &[id, key]),
+        Err(BadRoute::MissingHeader("e2b-sandbox-port"))
+    );
+}
+
+#[test]
 fn a_signed_file_link_carries_its_claim() {
     let signed = |path: &str, operation, username: &str, expiration| {
         Ok(Route::SignedFile(SignedFile {
@@ -157,7 +230,7 @@ fn a_signed_file_link_carries_its_claim() {
         if let Some(announced) = announced {
             request = request.header("access-control-request-method", announced);
         }
-        match route(&request.body(()).expect("a request").into_parts().0) {
+        match route(&request.body(()).expect("a request").into_parts().0, &KeyedApi) {
             Ok(Route::SignedFile(signed)) => assert_eq!(signed.operation, want, "{method} {announced:?}"),
             other => panic!("{other:?}"),
         }

@@ -1,4 +1,4 @@
-//! A front server like the platform's, a fake node whose sandbox is loopback, and ways to talk to both.
+//! A front server like the platform's before a fake node, and ways to talk to both.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,105 +7,39 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Method, Request, Response};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use model::id::SandboxId;
 use protocol::agent;
-use protocol::node::{
-    DialError, HostRoom, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxLog, SandboxSample, SandboxStream,
-    StartSandbox, StartedSandbox,
-};
+use protocol::node::NodeApi;
 use proxy::ingress::client::ClientConnection;
-use proxy::ingress::route::{Route, route};
+use proxy::ingress::route::{Api, Route, route};
 use proxy::ingress::{Access, Ingress};
+use testkit::node::FakeNode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// The one sandbox there is.
 pub(crate) const ID: &str = "iabc";
 
-/// A node with one sandbox, whose ports are servers on loopback.
-pub(crate) struct FakeNode {
-    pub(crate) ending: watch::Sender<bool>,
-    pub(crate) dials: AtomicUsize,
-    /// How many attempts find the port closed before one succeeds.
-    pub(crate) closed_for: AtomicUsize,
-    /// Whether the sandbox died, which its end has not told yet: its agent has closed its port.
-    pub(crate) dead: AtomicBool,
-    ports: HashMap<u16, SocketAddr>,
-}
-
-impl NodeApi for FakeNode {
-    fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
-        Box::pin(async move { Err(NodeError::NotFound(request.id)) })
-    }
-
-    fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
-        Box::pin(async move { Err(NodeError::NotFound(id.clone())) })
-    }
-
-    fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
-        Box::pin(async move {
-            self.dials.fetch_add(1, Ordering::SeqCst);
-            if id.as_str() != ID {
-                return Err(DialError::Gone);
-            }
-            if self
-                .closed_for
-                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
-                .is_ok()
-            {
-                return Err(DialError::PortClosed);
-            }
-            if port == agent::PORT && self.dead.load(Ordering::SeqCst) {
-                return Err(DialError::PortClosed);
-            }
-            let addr = self.ports.get(&port).ok_or(DialError::PortClosed)?;
-            TcpStream::connect(addr).await.map_err(|_| DialError::PortClosed)
-        })
-    }
-
-    fn ending(&self, id: &SandboxId) -> Option<watch::Receiver<bool>> {
-        (id.as_str() == ID || id.as_str() == "igone").then(|| self.ending.subscribe())
-    }
-
-    fn reconcile(&self, _: Vec<SandboxId>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
-        Box::pin(async { Ok(Vec::new()) })
-    }
-
-    fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>> {
-        None
-    }
-
-    fn logs(&self) -> Option<mpsc::Receiver<SandboxLog>> {
-        None
-    }
-
-    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
-        Box::pin(async { Ok(Vec::new()) })
-    }
-
-    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
-        Box::pin(async { Err(NodeError::Failed("this node has no host".to_owned())) })
-    }
-}
-
 /// The platform's port with the sandbox behind it.
 pub(crate) struct Front {
     pub(crate) addr: SocketAddr,
     pub(crate) node: Arc<FakeNode>,
+    /// What the platform is told once the sandbox begins to end.
+    pub(crate) ending: CancellationToken,
     pub(crate) stop: CancellationToken,
 }
 
@@ -120,13 +54,10 @@ pub(crate) async fn front_with<const N: usize>(ports: [(u16, SocketAddr); N], ac
         let silent = |mut wire: Wire| async move { wire.rest().await.1.unwrap_or_default() };
         port.insert(origin(silent).await);
     }
-    let node = Arc::new(FakeNode {
-        ending: watch::Sender::new(false),
-        dials: AtomicUsize::new(0),
-        closed_for: AtomicUsize::new(0),
-        dead: AtomicBool::new(false),
-        ports,
-    });
+    let node = FakeNode::new();
+    node.running.lock().insert(ID.parse().expect("an id"));
+    *node.ports.lock() = ports;
+    let ending = access.ending.clone();
     let stop = CancellationToken::new();
     let ingress = Ingress::new(Arc::clone(&node) as Arc<dyn NodeApi>, TaskTracker::new(), stop.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
@@ -136,7 +67,25 @@ pub(crate) async fn front_with<const N: usize>(ports: [(u16, SocketAddr); N], ac
             tokio::spawn(serve(tcp, ingress.clone(), access.clone()));
         }
     });
-    Front { addr, node, stop }
+    Front {
+        addr,
+        node,
+        ending,
+        stop,
+    }
+}
+
+/// Nothing is for an API here.
+struct NoApi;
+
+impl Api for NoApi {
+    fn is_at(&self, _: &str) -> bool {
+        false
+    }
+
+    fn takes(&self, _: &Parts) -> bool {
+        false
+    }
 }
 
 async fn serve(tcp: TcpStream, ingress: Ingress, access: Access) {
@@ -147,13 +96,19 @@ async fn serve(tcp: TcpStream, ingress: Ingress, access: Access) {
         let (ingress, access) = (ingress.clone(), access.clone());
         async move {
             let (parts, body) = request.into_parts();
-            let target = match route(&parts) {
+            let target = match route(&parts, &NoApi) {
                 Ok(Route::Sandbox(target)) => target,
                 other => panic!("not for a sandbox: {other:?}"),
             };
+            let mut body = ingress.body(parts.version, &parts.headers, body);
+            let rest = body.pending_upload().filter(|_| parts.version == http::Version::HTTP_2);
             let request = Request::from_parts(parts, body);
             let find = |id: &SandboxId| (id.as_str() != "iunknown").then_some(access);
-            Ok::<_, Infallible>(ingress.serve(request, &target, find).await)
+            let response = ingress.serve(request, &target, find).await;
+            Ok::<_, Infallible>(match rest {
+                Some(rest) => response.map(|body| Either::Left(rest.delay_end(body))),
+                None => response.map(Either::Right),
+            })
         }
     });
     let builder = auto::Builder::new(TokioExecutor::new());

@@ -3,37 +3,22 @@
 //! A token speaks for its user wherever an API key does, and is what clients log in with. It is shown once, in the
 //! answer that made it, and stops to count with the request after its deletion.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Serialize;
+use store::Store;
 use store::tokens::AccessTokenRow;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::api_keys::{KeyName, ShownMask};
 use super::auth::{Caller, KeyPath};
 use super::body::RequiredBody;
 use super::error::{ApiError, ErrorBody};
-use super::json;
-use crate::clock::rfc3339;
+use super::json::json;
+use crate::clock::{Clock, rfc3339};
 use crate::keys::NewKey;
-use crate::lifecycle::Platform;
-
-/// The token of a path.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it describes a path that `KeyPath` reads")]
-struct AccessTokenParameter {
-    /// The id of the token.
-    #[param(
-        rename = "accessTokenID",
-        pattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
-    )]
-    id: String,
-}
 
 /// An access token that was just made.
 #[derive(Serialize, ToSchema)]
@@ -57,21 +42,22 @@ struct CreatedAccessToken {
     responses((status = 201, description = "It is made, and shown this once", body = CreatedAccessToken))
 )]
 pub(crate) async fn create_access_token(
-    State(platform): State<Arc<Platform>>,
+    State(store): State<Store>,
+    State(clock): State<Clock>,
     caller: Caller,
-    body: RequiredBody,
+    body: RequiredBody<KeyName>,
 ) -> Result<Response, ApiError> {
-    let name = body.fields().required_name("name")?.to_owned();
+    let name = body.read()?.into_text();
     let token = NewKey::access_token().map_err(|error| ApiError::internal().caused_by(error))?;
     let row = AccessTokenRow {
         id: Uuid::now_v7().to_string(),
         user_id: caller.user,
         name,
         mask: token.mask(),
-        created_us: platform.settings.clock.now_us(),
+        created_us: clock.now_us(),
         last_used_us: None,
     };
-    platform.store.access_token_insert(&row, &token.hash()).await?;
+    store.access_token_insert(&row, &token.hash()).await?;
     tracing::info!(token.id = row.id, "made an access token");
     let created = CreatedAccessToken {
         id: row.id,
@@ -89,18 +75,18 @@ pub(crate) async fn create_access_token(
     delete,
     path = "/access-tokens/{accessTokenID}",
     tag = "keys",
-    params(AccessTokenParameter),
+    params(("accessTokenID" = inline(KeyPath), Path, description = "The id of the token.")),
     responses(
         (status = 204, description = "It is gone"),
         (status = 404, description = "The caller has no such token", body = ErrorBody),
     )
 )]
 pub(crate) async fn delete_access_token(
-    State(platform): State<Arc<Platform>>,
+    State(store): State<Store>,
     caller: Caller,
     KeyPath(id): KeyPath,
 ) -> Result<StatusCode, ApiError> {
-    if !platform.store.access_token_delete(&caller.user, &id).await? {
+    if !store.access_token_delete(&caller.user, &id).await? {
         return Err(ApiError::no_key("access token", id));
     }
     tracing::info!(token.id = id, "deleted an access token");

@@ -3,48 +3,37 @@
 //! A key is shown once, in the answer that made it. A deleted key stops to count with the request after its deletion,
 //! because every request looks its key up.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Serialize;
+use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::auth::{Caller, KeyPath};
 use super::body::RequiredBody;
+use super::body::shape::body;
+use super::body::values::Name;
 use super::error::{ApiError, ErrorBody};
-use super::json;
-use crate::clock::rfc3339;
+use super::json::json;
+use crate::clock::{Clock, rfc3339};
 use crate::keys::NewKey;
-use crate::lifecycle::Platform;
 
-/// The key of a path.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it describes a path that `KeyPath` reads")]
-struct ApiKeyParameter {
-    /// The id of the key.
-    #[param(
-        rename = "apiKeyID",
-        pattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
-    )]
-    id: String,
+body! {
+    /// What a key or token is to be called.
+    pub(crate) struct KeyName {
+        /// To recognise it by: no control character, no outer space.
+        "name" name: Name;
+    }
 }
 
-/// What a key or token is to be called.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-pub(super) struct KeyName {
-    /// To recognise it by: no control character, no outer space.
-    #[schema(
-        min_length = 1,
-        max_length = 64,
-        pattern = r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
-    )]
-    name: String,
+impl KeyName {
+    /// The name itself.
+    pub(super) fn into_text(self) -> String {
+        self.name.0
+    }
 }
 
 /// The recognisable part of a key or token.
@@ -126,8 +115,8 @@ struct CreatedTeamApiKey {
     tag = "keys",
     responses((status = 200, description = "The keys", body = Vec<TeamApiKey>))
 )]
-pub(crate) async fn list_api_keys(State(platform): State<Arc<Platform>>, caller: Caller) -> Result<Response, ApiError> {
-    let rows = platform.store.api_key_list(&caller.team).await?;
+pub(crate) async fn list_api_keys(State(store): State<Store>, caller: Caller) -> Result<Response, ApiError> {
+    let rows = store.api_key_list(&caller.team).await?;
     let keys: Vec<TeamApiKey> = rows
         .into_iter()
         .filter(|row| row.revoked_us.is_none())
@@ -145,11 +134,12 @@ pub(crate) async fn list_api_keys(State(platform): State<Arc<Platform>>, caller:
     responses((status = 201, description = "It is made, and shown this once", body = CreatedTeamApiKey))
 )]
 pub(crate) async fn create_api_key(
-    State(platform): State<Arc<Platform>>,
+    State(store): State<Store>,
+    State(clock): State<Clock>,
     caller: Caller,
-    body: RequiredBody,
+    body: RequiredBody<KeyName>,
 ) -> Result<Response, ApiError> {
-    let name = body.fields().required_name("name")?.to_owned();
+    let name = body.read()?.into_text();
     let key = NewKey::api_key().map_err(|error| ApiError::internal().caused_by(error))?;
     let row = ApiKeyRow {
         id: Uuid::now_v7().to_string(),
@@ -157,11 +147,11 @@ pub(crate) async fn create_api_key(
         user_id: caller.user,
         name,
         mask: key.mask(),
-        created_us: platform.settings.clock.now_us(),
+        created_us: clock.now_us(),
         revoked_us: None,
         last_used_us: None,
     };
-    platform.store.api_key_insert(&row, &key.hash()).await?;
+    store.api_key_insert(&row, &key.hash()).await?;
     tracing::info!(key.id = row.id, "made an API key");
     let created = CreatedTeamApiKey {
         facts: row.into(),
@@ -175,7 +165,7 @@ pub(crate) async fn create_api_key(
     patch,
     path = "/api-keys/{apiKeyID}",
     tag = "keys",
-    params(ApiKeyParameter),
+    params(("apiKeyID" = inline(KeyPath), Path, description = "The id of the key.")),
     request_body(content = KeyName),
     responses(
         (status = 200, description = "The key as it is now", body = TeamApiKey),
@@ -183,14 +173,13 @@ pub(crate) async fn create_api_key(
     )
 )]
 pub(crate) async fn rename_api_key(
-    State(platform): State<Arc<Platform>>,
+    State(store): State<Store>,
     caller: Caller,
     KeyPath(id): KeyPath,
-    body: RequiredBody,
+    body: RequiredBody<KeyName>,
 ) -> Result<Response, ApiError> {
-    let fields = body.fields();
-    let name = fields.required_name("name")?;
-    match platform.store.api_key_rename(&caller.team, &id, name).await? {
+    let name = body.read()?.into_text();
+    match store.api_key_rename(&caller.team, &id, &name).await? {
         Some(row) => json(StatusCode::OK, &TeamApiKey::from(row)),
         None => Err(ApiError::no_key("API key", id)),
     }
@@ -201,19 +190,20 @@ pub(crate) async fn rename_api_key(
     delete,
     path = "/api-keys/{apiKeyID}",
     tag = "keys",
-    params(ApiKeyParameter),
+    params(("apiKeyID" = inline(KeyPath), Path, description = "The id of the key.")),
     responses(
         (status = 204, description = "It is revoked"),
         (status = 404, description = "The team has no such key", body = ErrorBody),
     )
 )]
 pub(crate) async fn delete_api_key(
-    State(platform): State<Arc<Platform>>,
+    State(store): State<Store>,
+    State(clock): State<Clock>,
     caller: Caller,
     KeyPath(id): KeyPath,
 ) -> Result<StatusCode, ApiError> {
-    let now_us = platform.settings.clock.now_us();
-    if !platform.store.api_key_revoke_of(&caller.team, &id, now_us).await? {
+    let now_us = clock.now_us();
+    if !store.api_key_revoke_of(&caller.team, &id, now_us).await? {
         return Err(ApiError::no_key("API key", id));
     }
     tracing::info!(key.id = id, "revoked an API key");

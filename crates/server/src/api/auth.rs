@@ -1,32 +1,31 @@
-//! Who asks. Each request's key is looked up anew, so that one revoked by this or another process stops at once.
+//! Who asks.
 //!
 //! A request presents an API key as `X-API-Key`, or an API key or an access token as `Authorization: Bearer`. Where both
 //! headers are there, the first decides alone: clients send a stale token along with a good key. Every credential speaks
 //! for one user of one team and may do what the team may.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequestParts, Path};
 use http::{HeaderMap, header, request};
 use model::id::{SandboxId, TeamId, UserId};
-use parking_lot::Mutex;
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::SecretString;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::{ObjectBuilder, RefOr, Required, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::error::ApiError;
 use super::rate::RateSlot;
-use crate::clock::SECOND_US;
-use crate::keys::{ACCESS_TOKEN_PREFIX, InvalidKey, hash_access_token, hash_api_key};
-use crate::lifecycle::{Chain, Platform};
-use crate::quota::TeamQuota;
+use super::state::ApiState;
+use crate::admission::quota::TeamQuota;
+use crate::authentication::Credential;
+use crate::keys::ACCESS_TOKEN_PREFIX;
 
 /// Header that carries the API key.
-const API_KEY: &str = "x-api-key";
+pub(super) const API_KEY: &str = "x-api-key";
 /// Header that names the team to act for. A credential has but one, so this can only be wrong.
 const TEAM_ID: &str = "x-team-id";
-/// A use of a credential is noted when this much time passed since the last note, because it is a write.
-const NOTE_INTERVAL_US: i64 = 60 * SECOND_US;
 
 /// The user and team of a request's credential. It comes before all else in a handler, because whoever is not known is
 /// not told what else is wrong.
@@ -46,118 +45,27 @@ pub(crate) struct Caller {
 }
 
 /// What a request presents.
-enum Credential {
-    ApiKey(SecretString),
-    AccessToken(SecretString),
-}
-
-/// Whom a credential speaks for.
-struct Owner {
-    credential: String,
-    team: TeamId,
-    user: UserId,
-}
-
-impl Credential {
-    fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
-        if let Some(key) = headers.get(API_KEY) {
-            return Ok(Self::ApiKey(key.to_str().unwrap_or_default().trim().into()));
-        }
-        let Some(sent) = headers.get(header::AUTHORIZATION) else {
-            return Err(ApiError::unauthenticated(
-                "authorization header is missing: send your key as X-API-Key, or as Authorization: Bearer",
-            ));
-        };
-        let token = sent
-            .to_str()
-            .ok()
-            .and_then(|text| text.split_once(' '))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-            .map(|(_, token)| token.trim());
-        match token {
-            Some(token) if token.starts_with(ACCESS_TOKEN_PREFIX) => Ok(Self::AccessToken(token.into())),
-            Some(token) => Ok(Self::ApiKey(token.into())),
-            None => Err(ApiError::unauthenticated(
-                "authorization header is malformed: it must be Bearer and an API key or an access token",
-            )),
-        }
+fn credential(headers: &HeaderMap) -> Result<Credential, ApiError> {
+    if let Some(key) = headers.get(API_KEY) {
+        return Ok(Credential::ApiKey(key.to_str().unwrap_or_default().trim().into()));
     }
-
-    /// Whom it speaks for. The lookup compares hashes of random keys, so its timing tells nothing about a key.
-    async fn owner(&self, platform: &Platform) -> Result<Owner, ApiError> {
-        let owner = match self {
-            Self::ApiKey(key) => {
-                let hash = hash_api_key(key.expose_secret()).map_err(|why| match why {
-                    InvalidKey::Prefix => {
-                        ApiError::unauthenticated("authorization header is malformed: not an API key")
-                    }
-                    InvalidKey::Digits => ApiError::unauthenticated("invalid API key: invalid format"),
-                })?;
-                let owner = platform.store.api_key_by_hash(&hash).await?;
-                let owner =
-                    owner.ok_or_else(|| ApiError::unauthenticated("invalid API key: cannot get the team for it"))?;
-                Owner {
-                    credential: owner.key_id,
-                    team: owner.team_id,
-                    user: owner.user_id,
-                }
-            }
-            Self::AccessToken(token) => {
-                let hash = hash_access_token(token.expose_secret())
-                    .map_err(|_| ApiError::unauthenticated("invalid access token: invalid format"))?;
-                let owner = platform.store.access_token_by_hash(&hash).await?;
-                let owner =
-                    owner.ok_or_else(|| ApiError::unauthenticated("invalid access token: nobody is known by it"))?;
-                Owner {
-                    credential: owner.token_id,
-                    team: owner.team_id,
-                    user: owner.user_id,
-                }
-            }
-        };
-        Ok(owner)
-    }
-
-    /// Notes that it was used, now and then, beside the request.
-    fn note_use(&self, platform: &Arc<Platform>, id: String) {
-        let now_us = platform.settings.clock.now_us();
-        if !platform.uses.is_due(&id, now_us) {
-            return;
-        }
-        let is_api_key = matches!(self, Self::ApiKey(_));
-        let store = platform.store.clone();
-        platform.work.spawn(async move {
-            let noted = if is_api_key {
-                store.api_key_used(&id, now_us).await
-            } else {
-                store.access_token_used(&id, now_us).await
-            };
-            if let Err(error) = noted {
-                tracing::warn!(key.id = id, error = %Chain(&error), "note the use of a key");
-            }
-        });
-    }
-}
-
-/// When the use of each credential was last noted, in microseconds since the Unix epoch. As many as there are keys that
-/// count: an unknown one never gets here.
-#[derive(Debug, Default)]
-pub(crate) struct Uses(Mutex<HashMap<String, i64>>);
-
-impl Uses {
-    fn is_due(&self, id: &str, now_us: i64) -> bool {
-        let mut noted = self.0.lock();
-        match noted.get_mut(id) {
-            Some(at_us) if now_us - *at_us < NOTE_INTERVAL_US => false,
-            Some(at_us) => {
-                *at_us = now_us;
-                true
-            }
-            None => {
-                noted.insert(id.to_owned(), now_us);
-                true
-            }
-        }
+    let Some(sent) = headers.get(header::AUTHORIZATION) else {
+        return Err(ApiError::unauthenticated(
+            "authorization header is missing: send your key as X-API-Key, or as Authorization: Bearer",
+        ));
+    };
+    let token = sent
+        .to_str()
+        .ok()
+        .and_then(|text| text.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, token)| token.trim());
+    match token {
+        Some(token) if token.starts_with(ACCESS_TOKEN_PREFIX) => Ok(Credential::AccessToken(token.into())),
+        Some(token) => Ok(Credential::ApiKey(token.into())),
+        None => Err(ApiError::unauthenticated(
+            "authorization header is malformed: it must be Bearer and an API key or an access token",
+        )),
     }
 }
 
@@ -174,27 +82,27 @@ impl Caller {
     }
 }
 
-impl FromRequestParts<Arc<Platform>> for Caller {
+impl FromRequestParts<ApiState> for Caller {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut request::Parts, platform: &Arc<Platform>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut request::Parts, state: &ApiState) -> Result<Self, ApiError> {
         let begun = Instant::now();
-        let credential = Credential::of(&parts.headers)?;
-        let owner = credential.owner(platform).await?;
+        let credential = credential(&parts.headers)?;
+        let owner = state.authenticator.owner(&credential).await?;
         tracing::Span::current().record("team.id", owner.team.as_str());
         if let Some(team) = parts.headers.get(TEAM_ID)
             && team.as_bytes().trim_ascii() != owner.team.as_str().as_bytes()
         {
             return Err(ApiError::no_team(String::from_utf8_lossy(team.as_bytes())));
         }
-        let quota = platform.quotas.of(&platform.store, &owner.team).await?;
+        let quota = state.admission.quota_of(&owner.team).await?;
         let rate = parts.extensions.get::<RateSlot>().cloned().unwrap_or_default();
         if let Some(requests) = &quota.requests {
-            let taken = requests.take(platform.settings.clock.now_us());
+            let taken = requests.take(state.clock.now_us());
             rate.set(taken.unwrap_or_else(|level| level));
             taken.map_err(|level| ApiError::too_often("requests per second", level))?;
         }
-        credential.note_use(platform, owner.credential);
+        state.authenticator.note_use(&credential, owner.credential);
         Ok(Self {
             team: owner.team,
             user: owner.user,
@@ -209,15 +117,35 @@ impl FromRequestParts<Arc<Platform>> for Caller {
     }
 }
 
-/// The sandbox id of a path.
+/// What the id of a sandbox looks like where a client names one.
+pub(super) const SANDBOX_ID_PATTERN: &str = "^[a-z0-9]{1,60}(-[a-z0-9]+)?$";
+
+/// The sandbox of a path.
 #[derive(Debug)]
 pub(crate) struct SandboxPath(pub(crate) SandboxId);
 
-impl FromRequestParts<Arc<Platform>> for SandboxPath {
+impl IntoParams for SandboxPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let id = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .pattern(Some(SANDBOX_ID_PATTERN));
+        let parameter = ParameterBuilder::new()
+            .name("sandboxID")
+            .parameter_in(ParameterIn::Path)
+            .description(Some(
+                "The sandbox. A dash and an old client id may follow its id, and are ignored.",
+            ))
+            .required(Required::True)
+            .schema(Some(id));
+        vec![parameter.build()]
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for SandboxPath {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut request::Parts, platform: &Arc<Platform>) -> Result<Self, ApiError> {
-        let Path(text) = Path::<String>::from_request_parts(parts, platform)
+    async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(text) = Path::<String>::from_request_parts(parts, state)
             .await
             .map_err(|_| ApiError::invalid("invalid sandbox ID: it is not text"))?;
         Ok(Self(SandboxId::from_path(&text)?))
@@ -228,12 +156,24 @@ impl FromRequestParts<Arc<Platform>> for SandboxPath {
 #[derive(Debug)]
 pub(crate) struct KeyPath(pub(crate) String);
 
-impl FromRequestParts<Arc<Platform>> for KeyPath {
+impl PartialSchema for KeyPath {
+    fn schema() -> RefOr<Schema> {
+        let pattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$";
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .pattern(Some(pattern))
+            .into()
+    }
+}
+
+impl ToSchema for KeyPath {}
+
+impl<S: Send + Sync> FromRequestParts<S> for KeyPath {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut request::Parts, platform: &Arc<Platform>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, ApiError> {
         let invalid = || ApiError::invalid("invalid ID: it must be a UUID");
-        let Path(text) = Path::<String>::from_request_parts(parts, platform)
+        let Path(text) = Path::<String>::from_request_parts(parts, state)
             .await
             .map_err(|_| invalid())?;
         let is_usual = text.len() == 36;

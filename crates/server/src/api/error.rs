@@ -10,11 +10,18 @@ use store::error::StoreError;
 use utoipa::ToSchema;
 
 use super::observe::StoreFailed;
-use crate::idempotency::ClaimError;
-use crate::lifecycle::{Chain, CreateError, ExtendError};
-use crate::metrics::CreateOutcome;
-use crate::quota::OverQuota;
-use crate::rate::Level;
+use crate::admission::AdmissionError;
+use crate::admission::quota::OverQuota;
+use crate::admission::rate::Level;
+use crate::authentication::AuthenticationError;
+use crate::chain::Chain;
+use crate::keys::InvalidKey;
+use crate::outcome::CreateOutcome;
+use crate::sandboxes::create::CreateError;
+use crate::sandboxes::deadline::ExtendError;
+use crate::sandboxes::elsewhere::AbsentError;
+use crate::sandboxes::idempotency::ClaimError;
+use crate::templates::{InvalidTemplateName, TemplateError};
 
 /// Tells SDKs that know it not to try again by themselves, whatever the status.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
@@ -22,6 +29,8 @@ const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 const NO_ROOM: &str = "sandbox_capacity_unavailable";
 /// Seconds after which to ask again a server that is not ready. A start takes less, a drain and a start a little more.
 const READY_AFTER_S: u32 = 1;
+/// Seconds after which to ask again a server whose disk is full: somebody has to make room.
+const FULL_AFTER_S: u32 = 10;
 /// Seconds after which a create that is in progress has most likely ended.
 const IN_PROGRESS_AFTER_S: u32 = 1;
 
@@ -104,6 +113,12 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, why)
     }
 
+    /// What the client is told.
+    #[cfg(test)]
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// What a create that was answered with this counts as.
     pub(crate) fn create_outcome(&self) -> CreateOutcome {
         match self.status {
@@ -126,8 +141,28 @@ impl ApiError {
     pub(crate) fn no_sandbox(id: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
-            format!("sandbox \"{id}\" does not exist or you have no access to it"),
+            format!("sandbox \"{id}\" doesn't exist or you don't have access to it"),
         )
+    }
+
+    /// What to answer for a sandbox that this server cannot change: 404, or 503 when the server of another node can.
+    pub(crate) fn absent(error: AbsentError, id: impl std::fmt::Display) -> Self {
+        match error {
+            AbsentError::Store(error) => error.into(),
+            AbsentError::Unknown => Self::no_sandbox(id),
+            AbsentError::Elsewhere { node } => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("sandbox \"{id}\" is on node \"{node}\": send the request to the server of that node"),
+            )
+            .code("sandbox_on_other_node"),
+        }
+    }
+
+    /// 404: the template does not exist, or belongs to somebody else, which is told alike.
+    pub(crate) fn unknown_template(name: &str) -> Self {
+        Self::no_template(format!(
+            "template \"{name}\" doesn't exist or you don't have access to it"
+        ))
     }
 
     /// 404: nothing can be made of that template.
@@ -139,7 +174,7 @@ impl ApiError {
     pub(crate) fn no_team(id: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
-            format!("team \"{id}\" does not exist or you have no access to it"),
+            format!("team \"{id}\" doesn't exist or you don't have access to it"),
         )
     }
 
@@ -147,7 +182,7 @@ impl ApiError {
     pub(crate) fn no_key(kind: &str, id: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
-            format!("{kind} \"{id}\" does not exist or you have no access to it"),
+            format!("{kind} \"{id}\" doesn't exist or you don't have access to it"),
         )
     }
 
@@ -159,6 +194,12 @@ impl ApiError {
     /// 409: the sandbox runs, so there is nothing to resume.
     pub(crate) fn running(id: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is already running"))
+    }
+
+    /// 501: clients know this operation, and this platform does not have it yet.
+    pub(crate) fn not_built(what: &str, method: &str, path: &str) -> Self {
+        let why = format!("{what} is not built yet: this platform does not have {method} {path}");
+        Self::new(StatusCode::NOT_IMPLEMENTED, why).code("not_built")
     }
 
     /// 404: no such route.
@@ -235,6 +276,16 @@ impl ApiError {
         }
     }
 
+    /// 503: the host has no room for another sandbox.
+    fn no_room(retry_after_s: u32) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "there is no room for another sandbox at the moment",
+        )
+        .code(NO_ROOM)
+        .retry_after(retry_after_s)
+    }
+
     /// 429: the team asks more often than it may.
     pub(crate) fn too_often(what: &str, level: Level) -> Self {
         Self::new(
@@ -260,6 +311,10 @@ impl From<StoreError> for ApiError {
             StoreError::Unavailable { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "the database is unavailable")
                 .code("internal_server_error")
                 .caused_by(error),
+            StoreError::Full { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "the disk of this server is full")
+                .code("internal_server_error")
+                .retry_after(FULL_AFTER_S)
+                .caused_by(error),
             StoreError::Conflict { .. }
             | StoreError::Dangling { .. }
             | StoreError::Unstorable { .. }
@@ -282,17 +337,56 @@ impl From<CreateError> for ApiError {
         };
         match error {
             CreateError::Store(error) => error.into(),
-            CreateError::TooLong => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
+            CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
-            CreateError::OverQuota(over) => over.into(),
-            CreateError::NoRoom { retry_after_s, .. } => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "there is no room for another sandbox at the moment",
-            )
-            .code(NO_ROOM)
-            .retry_after(retry_after_s)
-            .caused_by(error),
-            CreateError::Node(_) | CreateError::Died | CreateError::BrokeOff => failed(error),
+            CreateError::NoRoom { retry_after_s, .. } => Self::no_room(retry_after_s).caused_by(error),
+            CreateError::Node(_) | CreateError::Died | CreateError::TaskFailed => failed(error),
+        }
+    }
+}
+
+impl From<AdmissionError> for ApiError {
+    fn from(error: AdmissionError) -> Self {
+        match error {
+            AdmissionError::OverQuota(over) => over.into(),
+            AdmissionError::NoRoom { retry_after_s, .. } => Self::no_room(retry_after_s).caused_by(error),
+        }
+    }
+}
+
+impl From<AuthenticationError> for ApiError {
+    fn from(error: AuthenticationError) -> Self {
+        let why = match error {
+            AuthenticationError::Store(error) => return error.into(),
+            AuthenticationError::InvalidApiKey(InvalidKey::Prefix) => {
+                "authorization header is malformed: not an API key"
+            }
+            AuthenticationError::InvalidApiKey(InvalidKey::Digits) => "invalid API key: invalid format",
+            AuthenticationError::UnknownApiKey => "invalid API key: cannot get the team for it",
+            AuthenticationError::InvalidAccessToken(_) => "invalid access token: invalid format",
+            AuthenticationError::UnknownAccessToken => "invalid access token: nobody is known by it",
+        };
+        Self::unauthenticated(why)
+    }
+}
+
+impl From<InvalidTemplateName> for ApiError {
+    fn from(error: InvalidTemplateName) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl From<TemplateError> for ApiError {
+    fn from(error: TemplateError) -> Self {
+        match error {
+            TemplateError::Store(error) => error.into(),
+            TemplateError::Unknown { name } => Self::unknown_template(&name),
+            TemplateError::UnknownTag { name, tag } => {
+                Self::no_template(format!("template \"{name}\" has no build with tag \"{tag}\""))
+            }
+            TemplateError::NotBuilt { name } => Self::no_template(format!(
+                "template \"{name}\" has no finished build with tag \"default\""
+            )),
         }
     }
 }
@@ -325,7 +419,7 @@ impl ApiError {
             ExtendError::Store(error) => error.into(),
             ExtendError::Stopping => Self::stopping(id),
             ExtendError::Gone => Self::no_sandbox(id),
-            ExtendError::BrokeOff => Self::internal().caused_by(error),
+            ExtendError::TaskFailed => Self::internal().caused_by(error),
         }
     }
 }

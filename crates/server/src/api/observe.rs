@@ -1,14 +1,16 @@
 //! Counts every request to the API, by its operation and never by its path.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use http::Method;
+use serde_json::Value;
 
-use crate::lifecycle::Platform;
-use crate::metrics::Operations;
+use crate::metrics::Metrics;
 
 /// Marks an answer that the database is to blame for.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +19,7 @@ pub(super) struct StoreFailed;
 /// What the layer needs.
 #[derive(Debug, Clone)]
 pub(super) struct Observer {
-    pub(super) platform: Arc<Platform>,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) operations: Operations,
 }
 
@@ -28,10 +30,53 @@ pub(super) async fn observe(State(observer): State<Observer>, request: Request, 
     let path = request.extensions().get::<MatchedPath>().cloned();
     let response = next.run(request).await;
     let operation = path.and_then(|path| observer.operations.id(&method, path.as_str()).cloned());
-    let metrics = &observer.platform.metrics;
-    metrics.request(operation.as_ref(), &method, response.status(), begun.elapsed());
+    let metrics = &observer.metrics;
+    metrics.request(
+        operation.as_ref(),
+        known_method(&method),
+        response.status().as_u16(),
+        begun.elapsed(),
+    );
     if response.extensions().get::<StoreFailed>().is_some() {
         metrics.store_error();
     }
     response
+}
+
+/// The operations of a document, by method and path as routes spell it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Operations(Arc<HashMap<(Method, String), Arc<str>>>);
+
+impl Operations {
+    /// Reads an `OpenAPI` document.
+    pub(super) fn of(document: &Value) -> Self {
+        let paths = document["paths"].as_object();
+        let operations = paths.into_iter().flatten().flat_map(|(path, item)| {
+            let item = item.as_object();
+            item.into_iter().flatten().filter_map(move |(method, operation)| {
+                let method = Method::from_bytes(method.to_ascii_uppercase().as_bytes()).ok()?;
+                Some(((method, path.clone()), operation["operationId"].as_str()?.into()))
+            })
+        });
+        Self(Arc::new(operations.collect()))
+    }
+
+    /// The id of an operation.
+    pub(super) fn id(&self, method: &Method, path: &str) -> Option<&Arc<str>> {
+        self.0.get(&(method.clone(), path.to_owned()))
+    }
+}
+
+/// A method, or one word for all that a client may have made up.
+fn known_method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
 }

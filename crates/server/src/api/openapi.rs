@@ -1,4 +1,4 @@
-//! The description of the API, which is the router itself: every route enters through [`super::routes`] together with
+//! The description of the API, which is the router itself: every route enters through the router together with
 //! its operation, so that none exists without one.
 //!
 //! What handlers answer is said beside each handler. What the layers around them answer (authentication, the body's
@@ -9,28 +9,19 @@ use axum::Extension;
 use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
-use model::limits::{BODY_MAX_BYTES, DEFAULT_MAX_LIFETIME_S};
+use model::limits::BODY_MAX_BYTES;
 use serde_json::{Value, json};
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, ResponseBuilder};
 
+use super::body::values::LIFETIME;
 use super::error::ErrorBody;
 
 /// Names of the security schemes.
 const API_KEY: &str = "ApiKey";
 const BEARER: &str = "Bearer";
-
-/// Where a document holds a timeout that the longest life of a sandbox bounds. `POST …/timeout` is not among them: it
-/// cuts what is too long.
-const BOUNDED_TIMEOUTS: [&str; 5] = [
-    "NewSandboxV1",
-    "NewSandbox",
-    "ConnectSandboxV1",
-    "ConnectSandbox",
-    "ResumeSandbox",
-];
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -38,12 +29,13 @@ const BOUNDED_TIMEOUTS: [&str; 5] = [
         title = "Ringfence",
         description = "Isolated sandboxes for code that nobody reviewed. Keys of a request body that are not described \
                        are ignored, unless they ask for something that this platform does not do: then the answer is \
-                       400 and names the key.",
+                       400 and names the key. Operations that answer 501 are not built yet.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     components(schemas(ErrorBody)),
     tags(
         (name = "sandboxes", description = "Making, finding, keeping and ending sandboxes"),
+        (name = "templates", description = "What sandboxes are made of"),
         (name = "keys", description = "Teams, API keys and access tokens"),
         (name = "platform", description = "The platform itself"),
     )
@@ -103,10 +95,16 @@ pub(super) fn finish(mut openapi: OpenApi, max_lifetime_s: u32) -> Value {
             *schema = body;
         }
     }
-    for schema in BOUNDED_TIMEOUTS {
-        let path = format!("/components/schemas/{schema}/properties/timeout/maximum");
-        if let Some(maximum) = document.pointer_mut(&path) {
-            *maximum = json!(max_lifetime_s);
+    let schemas = document["components"]["schemas"].as_object_mut();
+    let properties = schemas.into_iter().flat_map(|schemas| schemas.values_mut());
+    for property in properties
+        .filter_map(|schema| schema.get_mut("properties")?.as_object_mut())
+        .flat_map(|properties| properties.values_mut())
+    {
+        if let Some(timeout) = property.as_object_mut()
+            && timeout.remove(LIFETIME).is_some()
+        {
+            timeout.insert("maximum".to_owned(), json!(max_lifetime_s));
         }
     }
     document
@@ -129,7 +127,7 @@ fn add_common_answers(operation: &mut Operation) {
         ));
         answers.push((
             503,
-            "The database cannot be reached, or the platform starts or ends; try again",
+            "The database cannot be reached, the platform starts or ends, or the sandbox is on another node",
         ));
         answers.push((500, "Not the client's fault"));
     }
@@ -152,19 +150,12 @@ fn add(operation: &mut Operation, status: u16, description: &str) {
 }
 
 /// A response that is the envelope of an error.
-fn error(description: &str) -> utoipa::openapi::Response {
+pub(super) fn error(description: &str) -> utoipa::openapi::Response {
     let schema = Ref::from_schema_name("Error");
     ResponseBuilder::new()
         .description(description)
         .content("application/json", ContentBuilder::new().schema(Some(schema)).build())
         .build()
-}
-
-/// The document of a platform with the usual settings, as it is committed: JSON with a line feed at its end.
-#[must_use]
-pub fn document() -> String {
-    let document = finish(super::routes().into_openapi(), DEFAULT_MAX_LIFETIME_S);
-    format!("{document:#}\n")
 }
 
 /// The document as it is served.

@@ -1,4 +1,6 @@
-//! Query strings, read as the SDKs write them.
+//! Query strings, read as the SDKs write them. What the parameters are is declared beside each handler, by [`shape`].
+
+pub(crate) mod shape;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

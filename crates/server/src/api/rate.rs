@@ -11,7 +11,7 @@ use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
-use crate::rate::Level;
+use crate::admission::rate::Level;
 
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");

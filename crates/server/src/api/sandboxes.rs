@@ -16,12 +16,11 @@ use secrecy::ExposeSecret as _;
 use serde::Serialize;
 use serde_json::Value;
 use store::sandboxes::SandboxRow;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
+use super::state::SandboxAccess;
 use crate::clock::rfc3339;
-use crate::idempotency::KeptSandbox;
-use crate::keys;
-use crate::lifecycle::Platform;
+use crate::sandboxes::idempotency::KeptSandbox;
 
 /// The same for every sandbox; SDKs that still read it need it to be there.
 const CLIENT_ID: &str = "6532622b";
@@ -32,16 +31,6 @@ const CLIENT_ID: &str = "6532622b";
 enum SandboxState {
     Running,
     Paused,
-}
-
-/// The sandbox of a path.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path, rename_all = "camelCase")]
-#[expect(dead_code, reason = "it describes a path that `SandboxPath` reads")]
-struct SandboxParameter {
-    /// The sandbox. A dash and an old client id may follow its id, and are ignored.
-    #[param(rename = "sandboxID", pattern = "^[a-z0-9]{1,60}(-[a-z0-9]+)?$")]
-    sandbox_id: String,
 }
 
 /// What a client needs to reach a sandbox.
@@ -59,26 +48,24 @@ struct ConnectionInfo {
     alias: Option<String>,
     envd_version: String,
     envd_access_token: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    traffic_access_token: Option<String>,
+    /// What traffic must carry as header `e2b-traffic-access-token` where the sandbox was created with
+    /// `allowPublicTraffic` off. Any other sandbox has one too, and does not ask for it.
+    traffic_access_token: String,
     domain: String,
 }
 
 impl ConnectionInfo {
-    fn new(row: SandboxRow, platform: &Platform) -> Self {
-        Self::again(row.into(), platform)
+    fn new(row: SandboxRow, access: &SandboxAccess) -> Self {
+        Self::again(row.into(), access)
     }
 
     /// From what was kept of an answer.
-    fn again(kept: KeptSandbox, platform: &Platform) -> Self {
-        let seed = &platform.settings.token_seed;
+    fn again(kept: KeptSandbox, access: &SandboxAccess) -> Self {
         let id = &kept.sandbox_id;
         Self {
-            envd_access_token: keys::access_token(seed, id).expose_secret().to_owned(),
-            traffic_access_token: (!kept.allow_public_traffic)
-                .then(|| keys::traffic_token(seed, id).expose_secret().to_owned()),
-            domain: platform.settings.domain.clone(),
+            envd_access_token: access.agent_token(id).expose_secret().to_owned(),
+            traffic_access_token: access.traffic_token(id).expose_secret().to_owned(),
+            domain: access.domain.clone(),
             template_id: kept.template_id.into(),
             sandbox_id: kept.sandbox_id.into(),
             client_id: CLIENT_ID,
@@ -186,11 +173,11 @@ struct Lifecycle {
 }
 
 impl SandboxDetail {
-    fn new(mut row: SandboxRow, platform: &Platform) -> Self {
-        let token = keys::access_token(&platform.settings.token_seed, &row.id);
+    fn new(mut row: SandboxRow, access: &SandboxAccess) -> Self {
+        let token = access.agent_token(&row.id);
         Self {
             envd_access_token: token.expose_secret().to_owned(),
-            domain: platform.settings.domain.clone(),
+            domain: access.domain.clone(),
             allow_internet_access: row.allow_internet_access,
             // Written by this crate; a row that holds anything else has no settings to show.
             network: row

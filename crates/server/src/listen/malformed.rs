@@ -20,6 +20,7 @@ use http::{Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::connections::{Connection, UnderWay};
 use crate::api;
 
 /// No request is being answered, and all that was written has left.
@@ -40,12 +41,20 @@ impl Turn {
     }
 
     /// Follows its answer to the end. After one that switches protocols, no request comes any more.
-    pub(super) fn follow(&self, response: Response<Body>) -> Response<Body> {
+    pub(super) fn follow(&self, response: Response<Body>, under_way: UnderWay) -> Response<Body> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            // The other protocol is under way until the connection is closed, and the connection knows when that is.
+            under_way.leave();
             return response;
         }
         let turn = self.clone();
-        response.map(|body| Body::new(Followed { body, turn }))
+        response.map(|body| {
+            Body::new(Followed {
+                body,
+                turn,
+                _under_way: under_way,
+            })
+        })
     }
 
     fn flushed(&self) {
@@ -63,6 +72,7 @@ impl Turn {
 struct Followed {
     body: Body,
     turn: Turn,
+    _under_way: UnderWay,
 }
 
 impl Drop for Followed {
@@ -96,15 +106,18 @@ impl http_body::Body for Followed {
 pub(super) struct WholeAnswers<S> {
     stream: S,
     turn: Turn,
+    /// Kept as long as the socket is, also when it has left for another protocol.
+    place: Arc<Connection>,
     /// What is to be written in place of what was taken.
     pending: Bytes,
 }
 
 impl<S> WholeAnswers<S> {
-    pub(super) fn new(stream: S, turn: Turn) -> Self {
+    pub(super) fn new(stream: S, turn: Turn, place: Arc<Connection>) -> Self {
         Self {
             stream,
             turn,
+            place,
             pending: Bytes::new(),
         }
     }
@@ -162,7 +175,12 @@ fn complete(bytes: &[u8]) -> Option<Bytes> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for WholeAnswers<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        if buf.filled().len() > before {
+            self.place.read();
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -43,11 +43,11 @@ fn greatest(a: &Sample, b: &Sample) -> Sample {
         at_us: b.at_us,
         cpu_count: a.cpu_count.max(b.cpu_count),
         cpu_used_centi: a.cpu_used_centi.max(b.cpu_used_centi),
-        memory_used: a.memory_used.max(b.memory_used),
-        memory_total: a.memory_total.max(b.memory_total),
-        memory_cache: a.memory_cache.max(b.memory_cache),
-        disk_used: a.disk_used.max(b.disk_used),
-        disk_total: a.disk_total.max(b.disk_total),
+        memory_used_bytes: a.memory_used_bytes.max(b.memory_used_bytes),
+        memory_total_bytes: a.memory_total_bytes.max(b.memory_total_bytes),
+        memory_cache_bytes: a.memory_cache_bytes.max(b.memory_cache_bytes),
+        disk_used_bytes: a.disk_used_bytes.max(b.disk_used_bytes),
+        disk_total_bytes: a.disk_total_bytes.max(b.disk_total_bytes),
     }
 }
 
@@ -81,11 +81,11 @@ mod tests {
             at_us: at_s * SECOND_US,
             cpu_count: 2,
             cpu_used_centi: cpu,
-            memory_used: memory,
-            memory_total: 100,
-            memory_cache: 100 - memory,
-            disk_used: 1,
-            disk_total: 2,
+            memory_used_bytes: memory,
+            memory_total_bytes: 100,
+            memory_cache_bytes: 100 - memory,
+            disk_used_bytes: 1,
+            disk_total_bytes: 2,
         };
         let samples = [
             sample(0, 5, 10),
@@ -96,7 +96,7 @@ mod tests {
         ];
         let thinned = thin(&samples, HOUR_S);
         let want = Sample {
-            memory_cache: 90,
+            memory_cache_bytes: 90,
             ..sample(29, 5, 20)
         };
         assert_eq!(thinned, [want, samples[3], samples[4]]);

@@ -18,15 +18,15 @@ pub(crate) struct Sample {
     /// Share of these cores that it used since the sample before, in hundredths of a percent.
     pub(crate) cpu_used_centi: u32,
     /// Memory in use, in bytes.
-    pub(crate) memory_used: u64,
+    pub(crate) memory_used_bytes: u64,
     /// Memory it may use, in bytes.
-    pub(crate) memory_total: u64,
+    pub(crate) memory_total_bytes: u64,
     /// Page cache, in bytes.
-    pub(crate) memory_cache: u64,
+    pub(crate) memory_cache_bytes: u64,
     /// Disk in use, in bytes.
-    pub(crate) disk_used: u64,
+    pub(crate) disk_used_bytes: u64,
     /// Disk it may use, in bytes.
-    pub(crate) disk_total: u64,
+    pub(crate) disk_total_bytes: u64,
 }
 
 /// The one layout there is so far.
@@ -41,11 +41,11 @@ impl Sample {
     fn values(&self) -> [u64; VALUES] {
         [
             u64::from(self.cpu_used_centi),
-            self.memory_used,
-            self.memory_total,
-            self.memory_cache,
-            self.disk_used,
-            self.disk_total,
+            self.memory_used_bytes,
+            self.memory_total_bytes,
+            self.memory_cache_bytes,
+            self.disk_used_bytes,
+            self.disk_total_bytes,
         ]
     }
 }
@@ -110,16 +110,23 @@ pub(super) fn unpack(text: &str) -> Option<Vec<Sample>> {
                 *value = changed.wrapping_mul(unit);
             }
         }
-        let [cpu, memory_used, memory_total, memory_cache, disk_used, disk_total] = values;
+        let [
+            cpu,
+            memory_used_bytes,
+            memory_total_bytes,
+            memory_cache_bytes,
+            disk_used_bytes,
+            disk_total_bytes,
+        ] = values;
         samples.push(Sample {
             at_us: at_ms.checked_mul(1000)?,
             cpu_count,
             cpu_used_centi: u32::try_from(cpu).ok()?,
-            memory_used,
-            memory_total,
-            memory_cache,
-            disk_used,
-            disk_total,
+            memory_used_bytes,
+            memory_total_bytes,
+            memory_cache_bytes,
+            disk_used_bytes,
+            disk_total_bytes,
         });
     }
     Some(samples)
@@ -162,11 +169,11 @@ mod tests {
             at_us: 1_785_000_000_000_000 + i64::from(n) * 5_000_000 + i64::from(n % 3) * 2_000,
             cpu_count: 2,
             cpu_used_centi: 12,
-            memory_used: 4 << 20,
-            memory_total: 1 << 30,
-            memory_cache: 1 << 20,
-            disk_used: 8 << 20,
-            disk_total: 10 << 30,
+            memory_used_bytes: 4 << 20,
+            memory_total_bytes: 1 << 30,
+            memory_cache_bytes: 1 << 20,
+            disk_used_bytes: 8 << 20,
+            disk_total_bytes: 10 << 30,
         }
     }
 
@@ -180,11 +187,11 @@ mod tests {
             at_us: -5_000,
             cpu_count: u32::MAX,
             cpu_used_centi: 10_000,
-            memory_used: u64::MAX,
-            memory_total: 0,
-            memory_cache: 1,
-            disk_used: 4095,
-            disk_total: 4097,
+            memory_used_bytes: u64::MAX,
+            memory_total_bytes: 0,
+            memory_cache_bytes: 1,
+            disk_used_bytes: 4095,
+            disk_total_bytes: 4097,
         };
         let cpu_count = odd.cpu_count;
         let even = Sample { cpu_count, ..sample(5) };
@@ -204,9 +211,9 @@ mod tests {
         let busy: Vec<Sample> = (0..60_u64)
             .map(|n| Sample {
                 cpu_used_centi: u32::try_from(n * 7919 % 10_000).expect("small"),
-                memory_used: n * 7919 % 100_000 * PAGE,
-                memory_cache: n * 104_729 % 100_000 * PAGE,
-                disk_used: n * 1_299_709 % 1_000_000 * PAGE,
+                memory_used_bytes: n * 7919 % 100_000 * PAGE,
+                memory_cache_bytes: n * 104_729 % 100_000 * PAGE,
+                disk_used_bytes: n * 1_299_709 % 1_000_000 * PAGE,
                 ..sample(u32::try_from(n).expect("small"))
             })
             .collect();

@@ -1,45 +1,117 @@
 //! Removing what is old, in slices so small that nobody waits for one.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use store::Store;
 use store::error::StoreError;
 use tokio_util::sync::CancellationToken;
 
 use super::Records;
+use crate::chain::Chain;
 use crate::clock::SECOND_US;
-use crate::lifecycle::Chain;
 
 /// Rows that are removed in one transaction.
 const SLICE: u32 = 500;
+/// What is left of logs and metrics that were over their bound, in hundredths of it.
+const KEEP_PERCENT: u64 = 90;
+/// What five minutes of samples of one sandbox take in the database at most, about, in bytes.
+const CHUNK_BYTES: u64 = 1536;
 /// Pause between slices: creates come first.
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Records {
     /// Removes logs and metrics whose time is over, every now and then, until `stop` is cancelled.
-    pub(crate) async fn purge(self: Arc<Self>, store: Store, stop: CancellationToken) {
+    pub(crate) async fn purge(self: Arc<Self>, stop: CancellationToken) {
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(self.settings.purge_interval) => {}
+                () = self.overgrown.notified() => {}
             }
-            match self.purge_once(&store, &stop).await {
+            match self.purge_once(&stop).await {
                 Ok(0) => {}
                 Ok(rows) => tracing::debug!(rows, "removed old logs and metrics"),
                 // Tried again the next time.
                 Err(error) => tracing::warn!(error = %Chain(&error), "remove old logs and metrics"),
             }
+            if let Err(error) = self.hold_bounds(&stop).await {
+                tracing::warn!(error = %Chain(&error), "hold logs and metrics within their bounds");
+            }
         }
     }
 
-    async fn purge_once(&self, store: &Store, stop: &CancellationToken) -> Result<u64, StoreError> {
+    /// Holds all logs together, and all metrics, within their bounds.
+    async fn hold_bounds(&self, stop: &CancellationToken) -> Result<(), StoreError> {
+        let keep = |bound: u64| bound.saturating_mul(KEEP_PERCENT) / 100;
+        let bound = self.settings.log_total_bytes;
+        let mut total = self.store.log_total().await?;
+        if total > bound {
+            tracing::info!(
+                total,
+                bound,
+                "all logs together are over their bound: the oldest are removed"
+            );
+            while total > keep(bound) && !stop.is_cancelled() {
+                if let Some(bytes) = self.store.log_evict(SLICE).await? {
+                    total = total.saturating_sub(bytes);
+                } else {
+                    // Only sandboxes that run have logs: the loudest has to give.
+                    let Some(largest) = self.store.log_largest().await?.filter(|log| log.bytes > 0) else {
+                        break;
+                    };
+                    let (team, id) = (&largest.team_id, &largest.sandbox_id);
+                    self.store.log_trim(team, id, u64::MAX, largest.bytes / 2).await?;
+                    total = self.store.log_total().await?;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        self.room_for_logs.store(bound.saturating_sub(total), Ordering::Relaxed);
+
+        let bound = self.settings.metric_total_bytes / CHUNK_BYTES;
+        let mut chunks = self.store.metric_count().await?;
+        if chunks > bound {
+            tracing::info!(
+                chunks,
+                bound,
+                "all metrics together are over their bound: the oldest are removed"
+            );
+            while chunks > keep(bound) && !stop.is_cancelled() {
+                let over = u32::try_from(chunks - keep(bound)).unwrap_or(u32::MAX);
+                let gone = self.store.metric_purge(i64::MAX, over.min(SLICE)).await?;
+                if gone == 0 {
+                    break;
+                }
+                chunks = chunks.saturating_sub(gone);
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of what was added to the logs, and has them cut at once when that is more than there was room for.
+    pub(super) fn note_growth(&self, bytes: u64) {
+        let subtract = |room: u64| Some(room.saturating_sub(bytes));
+        let before = self
+            .room_for_logs
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract);
+        if before.is_ok_and(|room| room > 0 && room <= bytes) {
+            self.overgrown.notify_one();
+        }
+    }
+
+    async fn purge_once(&self, stop: &CancellationToken) -> Result<u64, StoreError> {
         let mut rows = 0;
         while !stop.is_cancelled() {
             let before_us = |seconds: u32| self.clock.now_us() - i64::from(seconds) * SECOND_US;
-            let logs = store.log_purge(before_us(self.settings.log_retention_s), SLICE).await?;
-            let metrics = store
+            let logs = self
+                .store
+                .log_purge(before_us(self.settings.log_retention_s), SLICE)
+                .await?;
+            let metrics = self
+                .store
                 .metric_purge(before_us(self.settings.metric_retention_s), SLICE)
                 .await?;
             if logs + metrics == 0 {

@@ -170,7 +170,7 @@ impl Queue {
             at_us,
             seq: self.next_seq(),
             level: Level::Warn,
-            logger: super::happened::LOGGER.to_owned(),
+            logger: super::lifecycle_event::LOGGER.to_owned(),
             message: format!("{lost} entries of this log were dropped: there were too many at once"),
             fields: [
                 ("event_type".to_owned(), "entries_dropped".to_owned()),

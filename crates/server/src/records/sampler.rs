@@ -13,6 +13,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::{Item, Records};
+use crate::chain::Chain;
 
 /// A round that takes longer is not repeated for the sake of new sandboxes.
 const CHEAP_ROUND: Duration = Duration::from_millis(20);
@@ -47,7 +48,7 @@ impl Records {
             }
             match node.samples().await {
                 Ok(seen) => self.take_in(&seen, full),
-                Err(error) => tracing::warn!(%error, "take samples of what sandboxes use"),
+                Err(error) => tracing::warn!(error = %Chain(&error), "take samples of what sandboxes use"),
             }
             cheap = begun.elapsed() < CHEAP_ROUND;
         }

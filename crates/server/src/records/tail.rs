@@ -79,11 +79,11 @@ impl Tail {
                 seen.at_us - before_us,
                 self.cpu_count,
             ),
-            memory_used: seen.memory_used_bytes,
-            memory_total: seen.memory_total_bytes,
-            memory_cache: seen.memory_cache_bytes,
-            disk_used: seen.disk_used_bytes,
-            disk_total: seen.disk_total_bytes,
+            memory_used_bytes: seen.memory_used_bytes,
+            memory_total_bytes: seen.memory_total_bytes,
+            memory_cache_bytes: seen.memory_cache_bytes,
+            disk_used_bytes: seen.disk_used_bytes,
+            disk_total_bytes: seen.disk_total_bytes,
         };
         self.samples.push(sample);
         self.last = Some(sample);

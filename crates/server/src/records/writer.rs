@@ -12,7 +12,7 @@ use store::records::{LogSize, RecordBatch};
 use tokio_util::sync::CancellationToken;
 
 use super::Records;
-use crate::lifecycle::Chain;
+use crate::chain::Chain;
 
 /// How long the first item waits for others.
 const GATHER: Duration = Duration::from_millis(200);
@@ -26,7 +26,7 @@ const KEEP_PERCENT: u64 = 90;
 
 impl Records {
     /// Writes what is put into the queue, until `stop` is cancelled; then what is left, once.
-    pub(crate) async fn write(self: Arc<Self>, store: Store, stop: CancellationToken) {
+    pub(crate) async fn write(self: Arc<Self>, stop: CancellationToken) {
         loop {
             tokio::select! {
                 () = self.queue.filled.notified() => {}
@@ -37,35 +37,38 @@ impl Records {
                 () = self.queue.hurry.notified() => {}
                 () = stop.cancelled() => break,
             }
-            self.write_waiting(&store, &stop).await;
+            self.write_waiting(&stop).await;
         }
         for chunk in self.cut_tails() {
             self.queue.put(super::Item::Chunk(chunk));
         }
-        self.write_waiting(&store, &stop).await;
+        self.write_waiting(&stop).await;
     }
 
-    async fn write_waiting(&self, store: &Store, stop: &CancellationToken) {
+    async fn write_waiting(&self, stop: &CancellationToken) {
         loop {
             let (batch, count) = self.queue.take(BATCH, self.clock.now_us());
             if count == 0 && batch.entries.is_empty() {
                 return;
             }
-            let sizes = write_batch(store, &batch, stop).await;
+            let sizes = write_batch(&self.store, &batch, stop).await;
             self.queue.set_done(count);
+            self.note_growth(batch.entries.iter().map(|entry| entry.row.bytes()).sum());
             for size in sizes {
-                self.cut_log(store, &size).await;
+                self.cut_log(&size).await;
             }
         }
     }
 
-    async fn cut_log(&self, store: &Store, size: &LogSize) {
+    async fn cut_log(&self, size: &LogSize) {
         let (entries, bytes) = (u64::from(self.settings.log_entries), self.settings.log_bytes);
         if size.entries <= entries && size.bytes <= bytes {
             return;
         }
         let keep = |bound: u64| (bound.saturating_mul(KEEP_PERCENT) / 100).max(1);
-        let cut = store.log_trim(&size.team_id, &size.sandbox_id, keep(entries), keep(bytes));
+        let cut = self
+            .store
+            .log_trim(&size.team_id, &size.sandbox_id, keep(entries), keep(bytes));
         if let Err(error) = cut.await {
             // The log is still too long when the next entries come, and then it is tried again.
             tracing::warn!(sandbox.id = %size.sandbox_id, error = %Chain(&error), "cut the log of a sandbox");
@@ -79,7 +82,7 @@ async fn write_batch(store: &Store, batch: &RecordBatch, stop: &CancellationToke
     loop {
         match store.records_write(batch).await {
             Ok(sizes) => return sizes,
-            Err(error @ StoreError::Unavailable { .. }) if !stop.is_cancelled() => {
+            Err(error @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) if !stop.is_cancelled() => {
                 if !told {
                     tracing::warn!(error = %Chain(&error), "logs and metrics wait for the database");
                     told = true;

@@ -32,11 +32,16 @@ async fn a_create_answers_with_everything_that_clients_need() {
     assert!(id.starts_with('i'));
     let token = reply.json["envdAccessToken"].as_str().expect("a token");
     assert_eq!(token.len(), 64);
+    let traffic = reply.json["trafficAccessToken"]
+        .as_str()
+        .expect("a token, asked for or not");
+    assert!(traffic.len() == 64 && traffic != token);
     assert_eq!(
         reply.json,
         json!({
             "templateID": BASE, "sandboxID": id, "clientID": "6532622b", "alias": "base",
             "envdVersion": "0.6.13", "envdAccessToken": token, "domain": "sandbox.test:3000",
+            "trafficAccessToken": reply.json["trafficAccessToken"],
         })
     );
     let stages: Vec<&str> = reply
@@ -69,6 +74,21 @@ async fn only_the_older_path_may_leave_an_agent_open_to_callers_without_a_creden
         ("/sandboxes", "\"secure\":true", false),
         ("/v2/sandboxes", "", false),
         ("/v2/sandboxes", "\"secure\":false", false),
+        // Whoever closes the ports and says nothing of the agent means that too.
+        ("/sandboxes", r#""network":{"allowPublicTraffic":false}"#, false),
+        ("/sandboxes", r#""network":{"allowPublicTraffic":true}"#, true),
+        ("/sandboxes", r#""network":{"allowPublicTraffic":null}"#, true),
+        (
+            "/sandboxes",
+            r#""secure":true,"network":{"allowPublicTraffic":false}"#,
+            false,
+        ),
+        (
+            "/sandboxes",
+            r#""secure":false,"network":{"allowPublicTraffic":true}"#,
+            true,
+        ),
+        ("/v2/sandboxes", r#""network":{"allowPublicTraffic":false}"#, false),
     ] {
         let reply = create(&platform, path, keys).await;
         assert_eq!(reply.status, 201, "{path} {keys}");
@@ -121,7 +141,7 @@ async fn the_bodies_that_sdks_send_are_taken() {
         for path in ["/sandboxes", "/v2/sandboxes"] {
             let reply = create(&platform, path, keys).await;
             assert_eq!(reply.status, 201, "{path} {keys}: {reply:?}");
-            assert!(reply.json.get("trafficAccessToken").is_none());
+            assert!(reply.json["trafficAccessToken"].is_string());
         }
     }
     let started = platform.node.started.lock();
@@ -195,6 +215,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (r#""network":{"denyOut":["0.0.0.0/0"]}"#, "network.denyOut"),
         (r#""network":{"maskRequestHost":"a.b"}"#, "network.maskRequestHost"),
         (r#""network":{"rules":{"a.b":[]}}"#, "network.rules"),
+        (r#""secure":false,"network":{"allowPublicTraffic":false}"#, "secure"),
         (r#""network":{"egressProxy":{"address":"a:1"}}"#, "network.egressProxy"),
         (r#""envVars":{"":"x"}"#, "envVars"),
         (r#""envVars":{"A=B":"x"}"#, "envVars"),
@@ -204,6 +225,13 @@ async fn what_cannot_be_done_is_refused_by_name() {
         let reply = create(&platform, "/sandboxes", keys).await;
         assert!(reply.error(400).contains(fragment), "{keys}: {reply:?}");
     }
+    let reply = create(
+        &platform,
+        "/v2/sandboxes",
+        r#""secure":false,"network":{"allowPublicTraffic":false}"#,
+    )
+    .await;
+    assert!(reply.error(400).contains("secure"), "{reply:?}");
     for key in ["injections", "resources"] {
         let items = |count| format!("\"{key}\":{}", json!(vec![json!({}); count]));
         let at_limit = create(&platform, "/sandboxes", &items(20)).await;
@@ -283,7 +311,13 @@ async fn a_start_that_fails_leaves_nothing_and_tells_no_secret() {
         assert!(!reply.error(status).contains("secret"), "{reply:?}");
         assert_eq!(reply.json["error_code"], code, "{behaviour:?}");
         within(async {
-            while !platform.store.sandbox_list_live().await.expect("a database").is_empty() {
+            while !platform
+                .rows()
+                .sandbox_list_live()
+                .await
+                .expect("a database")
+                .is_empty()
+            {
                 tokio::task::yield_now().await;
             }
         })
@@ -337,7 +371,7 @@ async fn nobody_sees_a_sandbox_before_it_runs() {
         tokio::spawn(async move { create(&platform, "/sandboxes", "").await })
     };
     within(platform.node.waiting.notified()).await;
-    let rows = platform.store.sandbox_list_live().await.expect("a database");
+    let rows = platform.rows().sandbox_list_live().await.expect("a database");
     let id = rows.first().expect("a row").id.clone();
     assert_eq!(platform.call("GET", "/sandboxes", "").await.text, "[]");
     for method in ["GET", "DELETE"] {
@@ -393,6 +427,31 @@ async fn metadata_is_told_again_and_secrets_are_not() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_start_was_not_answered_is_ended() {
+    let platform = TestPlatform::start().await;
+    *platform.node.start.lock() = Behaviour::BreaksOff;
+    *platform.node.kill.lock() = Behaviour::Fails;
+    let body = r#"{"templateID":"base"}"#;
+    platform.call("POST", "/sandboxes", body).await.error(500);
+    assert_eq!(platform.node.started.lock().len(), 1);
+    within(async {
+        while platform.node.kills.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // It is tried again until it worked.
+    *platform.node.kill.lock() = Behaviour::Works;
+    within(async {
+        while !platform.node.ids().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(platform.node.kills.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use protocol::node::NodeApi;
 use secrecy::SecretBox;
+use server::clock::Clock;
+use server::lease::NodeLease;
 use server::server::{Server, StartError};
 use server::settings::Settings;
 use tempfile::TempDir;
@@ -11,21 +12,24 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use super::platform::{Behaviour, FakeNode, KEY, TestPlatform, send, within};
+use super::platform::{Behaviour, FakeNode, KEY, TestPlatform, host, send, within};
 
 fn settings() -> Settings {
     Settings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])))
 }
 
-async fn store(directory: &TempDir) -> store::Store {
+async fn lease(directory: &TempDir) -> NodeLease {
     let url = format!("sqlite:{}", directory.path().join("test.db").display());
-    store::Store::open(&url).await.expect("a database")
+    let store = store::Store::open(&url).await.expect("a database");
+    NodeLease::take(&store, host(1), Clock::system())
+        .await
+        .expect("a lease")
 }
 
 #[tokio::test]
 async fn nothing_is_answered_before_the_node_was_asked_what_lives() {
     let directory = TempDir::new().expect("a directory");
-    let store = store(&directory).await;
+    let lease = lease(&directory).await;
     let node = FakeNode::new();
     *node.reconcile.lock() = Behaviour::Waits;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
@@ -33,8 +37,8 @@ async fn nothing_is_answered_before_the_node_was_asked_what_lives() {
     let stop = CancellationToken::new();
     let starting = tokio::spawn(Server::start(
         listener,
-        store,
-        Arc::clone(&node) as Arc<dyn NodeApi>,
+        lease,
+        super::reached(&node),
         settings(),
         stop.clone(),
     ));
@@ -69,8 +73,8 @@ async fn a_start_that_fails_leaves_no_server_and_not_the_callers_token() {
     let stop = CancellationToken::new();
     let start = Server::start(
         listener,
-        store(&directory).await,
-        Arc::clone(&node) as Arc<dyn NodeApi>,
+        lease(&directory).await,
+        super::reached(&node),
         settings(),
         stop.clone(),
     );
@@ -78,15 +82,19 @@ async fn a_start_that_fails_leaves_no_server_and_not_the_callers_token() {
     assert!(!stop.is_cancelled());
     TcpStream::connect(addr).await.expect_err("nobody listens");
 
+    // The node is not taken by it either.
+    *node.reconcile.lock() = Behaviour::Works;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let second = Server::start(
         listener,
-        store(&directory).await,
-        node as Arc<dyn NodeApi>,
+        lease(&directory).await,
+        super::reached(&node),
         settings(),
-        stop,
+        stop.clone(),
     );
-    assert!(matches!(within(second).await, Err(StartError::NodeTaken)));
+    let second = within(second).await.expect("a server");
+    stop.cancel();
+    within(second.drained()).await;
 }
 
 #[tokio::test]

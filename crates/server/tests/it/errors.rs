@@ -208,7 +208,7 @@ async fn what_is_no_request_is_answered_with_a_body_too() {
             tcp.write_all(first.as_bytes()).await.expect("written");
             if !first.is_empty() {
                 let mut answer = Vec::new();
-                while !answer.ends_with(b"\r\n\r\nok") {
+                while !answer.ends_with(b"\r\n\r\nHealth check successful") {
                     answer.push(within(tcp.read_u8()).await.expect("an answer"));
                 }
             }

@@ -276,7 +276,7 @@ async fn what_a_crash_broke_off_is_settled_by_what_runs() {
             created_us: now_us,
             expires_us: row.expires_us,
         };
-        let claimed = platform.store.idempotency_claim(&new).await.expect("a database");
+        let claimed = platform.rows().idempotency_claim(&new).await.expect("a database");
         assert_eq!(claimed, Claim::Made);
     };
     let nothing: SandboxId = "inothing".parse().expect("an id");
@@ -284,7 +284,11 @@ async fn what_a_crash_broke_off_is_settled_by_what_runs() {
         claim(&platform, key, sandbox).await;
     }
     let platform = platform.restart().await;
-    let left = platform.store.idempotency_list_in_progress().await.expect("a database");
+    let left = platform
+        .rows()
+        .idempotency_list_in_progress()
+        .await
+        .expect("a database");
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(id(&create(&platform, "running", BODY).await), running);
     assert_eq!(id(&create(&platform, "made", BODY).await), made);

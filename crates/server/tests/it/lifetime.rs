@@ -1,5 +1,8 @@
 //! When sandboxes end.
 
+use model::lifecycle::State;
+use protocol::node::WantedState;
+
 use super::platform::{Behaviour, MAX_LIFETIME_S, OTHER_KEY, TestPlatform, within};
 
 async fn post(platform: &TestPlatform, path: &str, body: &str) -> u16 {
@@ -148,7 +151,7 @@ async fn sandboxes_end_at_their_deadline_and_not_before() {
     platform.clock.advance(1);
     platform.until_gone(&short).await;
     within(async {
-        while platform.store.sandbox_list_live().await.expect("a database").len() > 1 {
+        while platform.rows().sandbox_list_live().await.expect("a database").len() > 1 {
             tokio::task::yield_now().await;
         }
     })
@@ -175,7 +178,7 @@ async fn of_a_thousand_sandboxes_each_ends_at_its_own_deadline() {
         let rest = 1000 - usize::try_from(ended).expect("small");
         let left = within(async {
             loop {
-                let left = platform.store.sandbox_list_live().await.expect("a database");
+                let left = platform.rows().sandbox_list_live().await.expect("a database");
                 if left.len() <= rest {
                     return left;
                 }
@@ -221,16 +224,13 @@ async fn deadlines_survive_a_restart_and_what_nobody_knows_is_removed() {
         .await
         .expect("a database")
         .expect("a row");
-    for (id, state) in [
-        ("icreating", None),
-        ("istopping", Some(model::lifecycle::State::Stopping)),
-    ] {
+    for (id, state) in [("icreating", None), ("istopping", Some(State::Stopping))] {
         let mut new = new_row(&row);
         new.id = id.parse().expect("an id");
-        let inserted = platform.store.sandbox_insert(new).await.expect("a row");
+        let inserted = platform.rows().sandbox_insert(new).await.expect("a row");
         if let Some(state) = state {
             platform
-                .store
+                .rows()
                 .sandbox_set_state(&inserted.id, inserted.version, state)
                 .await
                 .expect("a database")
@@ -242,7 +242,13 @@ async fn deadlines_survive_a_restart_and_what_nobody_knows_is_removed() {
     platform.clock.advance(11);
 
     let platform = platform.restart().await;
-    let mut wanted: Vec<String> = platform.node.wanted.lock().iter().map(ToString::to_string).collect();
+    let mut wanted: Vec<String> = platform
+        .node
+        .wanted
+        .lock()
+        .iter()
+        .map(|wanted| wanted.id.to_string())
+        .collect();
     let mut all = vec![kept.clone(), expired.clone(), lost.clone()];
     wanted.sort_unstable();
     all.sort_unstable();
@@ -251,7 +257,7 @@ async fn deadlines_survive_a_restart_and_what_nobody_knows_is_removed() {
     assert_eq!(wanted, all);
     platform.until_gone(&expired).await;
     within(async {
-        while platform.store.sandbox_list_live().await.expect("a database").len() > 1 {
+        while platform.rows().sandbox_list_live().await.expect("a database").len() > 1 {
             tokio::task::yield_now().await;
         }
     })
@@ -262,6 +268,86 @@ async fn deadlines_survive_a_restart_and_what_nobody_knows_is_removed() {
     platform.call("GET", &format!("/sandboxes/{lost}"), "").await.error(404);
     platform.clock.advance(1000);
     platform.until_gone(&kept).await;
+}
+
+/// What a crash leaves of sandboxes on their way from running to paused or back.
+#[tokio::test]
+async fn every_state_that_a_crash_leaves_is_settled() {
+    use WantedState::{Paused, Running, RunningOrPaused};
+    let platform = TestPlatform::start().await;
+    let made = platform.create(r#","timeout":1000"#).await;
+    let id = made.parse().expect("an id");
+    let row = platform
+        .store
+        .sandbox_by_id(&id)
+        .await
+        .expect("a database")
+        .expect("a row");
+    // What is in the row, whether it runs, what the node is asked for, and what is in the row after.
+    let table = [
+        ("icreating", State::Creating, true, None, None),
+        ("irunning", State::Running, true, Some(Running), Some(State::Running)),
+        ("ilost", State::Running, false, Some(Running), None),
+        (
+            "ipausing1",
+            State::Pausing,
+            true,
+            Some(RunningOrPaused),
+            Some(State::Running),
+        ),
+        (
+            "ipausing2",
+            State::Pausing,
+            false,
+            Some(RunningOrPaused),
+            Some(State::Paused),
+        ),
+        ("ipaused1", State::Paused, true, Some(Paused), Some(State::Paused)),
+        ("ipaused2", State::Paused, false, Some(Paused), Some(State::Paused)),
+        (
+            "iresuming1",
+            State::Resuming,
+            true,
+            Some(RunningOrPaused),
+            Some(State::Running),
+        ),
+        (
+            "iresuming2",
+            State::Resuming,
+            false,
+            Some(RunningOrPaused),
+            Some(State::Paused),
+        ),
+        ("istopping", State::Stopping, true, None, None),
+        ("igone", State::Gone, false, None, Some(State::Gone)),
+    ];
+    for (id, state, runs, ..) in table {
+        let mut new = new_row(&row);
+        new.id = id.parse().expect("an id");
+        let inserted = platform.rows().sandbox_insert(new).await.expect("a row");
+        let change = platform.rows().sandbox_set_state(&inserted.id, 1, state).await;
+        change.expect("a database").applied().expect("applied");
+        if runs {
+            platform.node.running.lock().insert(inserted.id);
+        }
+    }
+    let platform = platform.restart().await;
+    for (id, before, runs, want_asked, want_row) in table {
+        let id = id.parse().expect("an id");
+        let asked = platform
+            .node
+            .wanted
+            .lock()
+            .iter()
+            .find(|wanted| wanted.id == id)
+            .map(|wanted| wanted.state);
+        assert_eq!(asked, want_asked, "{before:?} {runs}");
+        let after = platform.store.sandbox_by_id(&id).await.expect("a database");
+        assert_eq!(after.map(|row| row.state), want_row, "{before:?} {runs}");
+        let status = if want_row == Some(State::Running) { 200 } else { 404 };
+        let detail = platform.call("GET", &format!("/sandboxes/{id}"), "").await;
+        assert_eq!(detail.status, status, "{before:?} {runs}");
+    }
 }
 
 fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {
@@ -321,4 +407,7 @@ async fn a_sandbox_that_runs_is_not_resumed() {
     let foreign = platform.call_as(Some(OTHER_KEY), "POST", &path, "").await;
     let missing = platform.call("POST", "/sandboxes/inobody/resume", "").await;
     assert_eq!(foreign.error(404).replace(&id, "inobody"), missing.error(404));
+    // Word for word what clients look for.
+    let known = "doesn't exist or you don't have access to it";
+    assert!(missing.error(404).contains(known), "{missing:?}");
 }

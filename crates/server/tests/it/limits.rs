@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::node::{HostRoom, SandboxExit};
+use protocol::node::HostRoom;
 use server::settings::{Settings, TeamLimits};
 
 use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, within};
@@ -61,15 +61,14 @@ async fn a_team_has_no_more_sandboxes_at_once_than_it_may() {
     until_created(&platform).await;
     over_quota(&create(&platform).await, "sandboxes");
     let id: model::id::SandboxId = third.parse().expect("an id");
-    platform.node.running.lock().remove(&id);
-    platform.node.exits.send(SandboxExit { id }).await.expect("listened to");
+    platform.node.exit(&id).await;
     platform.until_gone(&third).await;
     for behaviour in [Behaviour::Fails, Behaviour::Full, Behaviour::Panics, Behaviour::Dies] {
         *platform.node.start.lock() = behaviour;
         assert!(create(&platform).await.status.is_server_error(), "{behaviour:?}");
         // What a start left behind may be removed after the answer.
         within(async {
-            while platform.store.sandbox_list_live().await.expect("a database").len() > 2 {
+            while platform.rows().sandbox_list_live().await.expect("a database").len() > 2 {
                 tokio::task::yield_now().await;
             }
         })
@@ -333,5 +332,26 @@ async fn a_refusal_takes_nothing() {
     }
     let path = format!("/sandboxes/{}", other.json["sandboxID"].as_str().expect("an id"));
     platform.call_as(Some(OTHER_KEY), "DELETE", &path, "").await;
+    assert_eq!(create(&platform).await.status, 201);
+}
+
+/// As long as the host was not asked again, what was admitted since counts with the whole disk that it takes.
+#[tokio::test]
+async fn disks_that_are_taken_as_a_whole_are_counted_before_they_are_there() {
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.capacity.disk_floor_mb = 200;
+        settings.capacity.disk_per_sandbox_mb = 100;
+    })
+    .await;
+    *platform.node.room.lock() = Some(HostRoom {
+        memory_available_bytes: 64 << 30,
+        disk_available_bytes: 500 * MIB,
+    });
+    for _ in 0..3 {
+        assert_eq!(create(&platform).await.status, 201);
+    }
+    no_room(&create(&platform).await);
+    // The next reading has them.
+    platform.clock.advance(1);
     assert_eq!(create(&platform).await.status, 201);
 }

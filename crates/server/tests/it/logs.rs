@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use model::log::Level;
-use protocol::node::{SandboxExit, SandboxLog};
+use protocol::node::{Logger, SandboxLog};
 use serde_json::{Value, json};
 use server::settings::Settings;
 use store::records::{LogRow, NewLogEntry, RecordBatch};
@@ -17,11 +17,11 @@ async fn say(platform: &TestPlatform, id: &str, at_ms: i64, level: Level, messag
         id: id.parse().expect("an id"),
         at_us: platform.clock.now_us() + at_ms * 1000,
         level,
-        logger: "process",
+        logger: Logger::Process,
         message: message.to_owned(),
         fields: BTreeMap::from([("event_type".to_owned(), "said".to_owned())]),
     };
-    platform.node.logs.send(entry).await.expect("followed");
+    platform.node.log(entry).await;
 }
 
 /// Entries of the older path, as the lines say them, once there are at least `count`.
@@ -145,10 +145,7 @@ async fn an_end_by_timeout_is_told_as_one() {
 async fn an_end_by_itself_is_told_as_one() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
-    let exit = SandboxExit {
-        id: id.parse().expect("an id"),
-    };
-    platform.node.exits.send(exit).await.expect("followed");
+    platform.node.exit(&id.parse().expect("an id")).await;
     let lines = lines(&platform, &id, 2).await;
     assert_eq!(messages(&lines)[1], "the sandbox ended by itself");
     assert_eq!(
@@ -218,13 +215,13 @@ async fn fields_do_not_take_the_place_of_what_lines_are_read_by() {
         id: id.parse().expect("an id"),
         at_us: platform.clock.now_us() + 1000,
         level: Level::Warn,
-        logger: "process",
+        logger: Logger::Process,
         message: "true".to_owned(),
         fields: ["level", "message", "logger", "timestamp", "sandboxID", "teamID"]
             .map(|key| (key.to_owned(), "forged".to_owned()))
             .into(),
     };
-    platform.node.logs.send(entry).await.expect("followed");
+    platform.node.log(entry).await;
     let line = lines(&platform, &id, 2).await.remove(1);
     assert_eq!(
         (&line["level"], &line["message"], &line["logger"]),
@@ -438,4 +435,43 @@ async fn a_log_goes_some_time_after_its_sandbox() {
     platform.clock.advance(60);
     within(async { while !entries(&platform, &second, "").await.is_empty() {} }).await;
     assert_eq!(lines(&platform, &third, 1).await.len(), 1);
+}
+
+/// Nothing is looked for every now and then here: it is the growth itself that has the logs cut.
+#[tokio::test]
+async fn all_logs_together_are_bounded_and_those_that_ended_go_first() {
+    fn adjust(settings: &mut Settings) {
+        settings.records.log_total_bytes = 200_000;
+        settings.records.purge_interval = Duration::from_secs(3600);
+    }
+    let platform = TestPlatform::start_adjusted(adjust).await;
+    let (ended, quiet, loud) = (
+        platform.create("").await,
+        platform.create("").await,
+        platform.create("").await,
+    );
+    let long = "x".repeat(1000);
+    for n in 0..50 {
+        say(&platform, &ended, n + 1, Level::Info, &format!("{n} {long}")).await;
+    }
+    platform.call("DELETE", &format!("/sandboxes/{ended}"), "").await;
+    assert!(lines(&platform, &ended, 51).await.len() > 50);
+    for n in 0..400 {
+        say(&platform, &loud, n + 1, Level::Info, &format!("{n} {long}")).await;
+    }
+    within(async {
+        loop {
+            let gone = entries(&platform, &ended, "").await.is_empty();
+            let left = entries(&platform, &loud, "limit=1000").await;
+            let newest = left.first().and_then(|entry| entry["message"].as_str());
+            if gone && newest.is_some_and(|text| text.starts_with("399 ")) && left.len() < 180 {
+                assert!(left.len() > 50, "no more is cut than has to be: {}", left.len());
+                break;
+            }
+        }
+    })
+    .await;
+    assert_eq!(lines(&platform, &quiet, 1).await.len(), 1);
+    let total = platform.store.log_total().await.expect("a database");
+    assert!(total <= 200_000, "{total}");
 }

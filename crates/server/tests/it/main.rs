@@ -1,10 +1,18 @@
 //! The server as its clients meet it: over sockets, with a database in a temporary directory and a fake node.
 
+#![expect(clippy::disallowed_methods, reason = "clients of the tests are tasks of their own")]
+
+use std::sync::Arc;
+
+use protocol::node::NodeApi;
+use testkit::node::FakeNode;
+
 mod auth;
 mod connections;
 mod create;
 mod drain;
 mod errors;
+mod hostile;
 mod idempotency;
 mod keys;
 mod lifetime;
@@ -12,10 +20,18 @@ mod limits;
 mod list;
 mod logs;
 mod metrics;
+mod nodes;
+mod not_built;
 mod openapi;
 mod operations;
 mod platform;
 mod sandbox_metrics;
 mod single;
+mod templates;
 mod tls;
 mod traffic;
+
+/// How the server reaches its node: in this process. The suite `remote` puts encoded streams between the two.
+fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {
+    Arc::clone(node) as Arc<dyn NodeApi>
+}

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use protocol::node::SandboxExit;
+use protocol::node::{DiskStops, NodeEvent};
 
 use super::platform::{Behaviour, KEY, OTHER_KEY, Reply, TestPlatform, send, within};
 
@@ -132,7 +132,7 @@ async fn an_idle_platform_has_every_series_that_an_alert_needs() {
     for outcome in ["created", "repeated", "refused", "limited", "no_room", "failed"] {
         scrape.is(&format!("ringfence_creates_total{{outcome=\"{outcome}\"}}"), 0.0);
     }
-    for reason in ["killed", "expired", "exited", "lost"] {
+    for reason in ["killed", "operator", "expired", "exited", "lost"] {
         scrape.is(&format!("ringfence_sandbox_ends_total{{reason=\"{reason}\"}}"), 0.0);
     }
     for state in ["creating", "running", "stopping"] {
@@ -230,8 +230,7 @@ async fn creates_and_ends_are_counted_by_what_became_of_them() {
     platform.clock.advance(12);
     platform.until_gone(&expired).await;
     let id: model::id::SandboxId = exited.parse().expect("an id");
-    platform.node.running.lock().remove(&id);
-    platform.node.exits.send(SandboxExit { id }).await.expect("listened to");
+    platform.node.exit(&id).await;
     platform.until_gone(&exited).await;
     let path = format!("/sandboxes/{}", first.json["sandboxID"].as_str().expect("an id"));
     assert_eq!(platform.call("DELETE", &path, "").await.status, 204);
@@ -253,7 +252,7 @@ async fn creates_and_ends_are_counted_by_what_became_of_them() {
     read.is("ringfence_expiry_lateness_seconds_sum", 2.0);
     read.is("ringfence_creates_total{outcome=\"failed\"}", 1.0);
 
-    let left: Vec<_> = platform.node.running.lock().keys().cloned().collect();
+    let left: Vec<_> = platform.node.running.lock().iter().cloned().collect();
     assert_eq!(left.len(), 1);
     platform.node.running.lock().clear();
     let platform = platform.restart().await;
@@ -283,6 +282,17 @@ async fn metrics_are_at_their_own_address_and_nothing_else_is() {
     ] {
         assert_eq!(get(&platform, method, path).await.status, status, "{method} {path}");
     }
+    let disk_stops = DiskStops {
+        stopped: 3,
+        stops: 5,
+        ends: 7,
+    };
+    *platform.node.disk_stops.lock() = disk_stops;
+    platform.node.report(NodeEvent::DiskStops(disk_stops)).await;
+    let read = scrape(&platform).await;
+    read.is("ringfence_sandboxes_disk_stopped", 3.0);
+    read.is("ringfence_sandbox_disk_stops_total", 5.0);
+    read.is("ringfence_sandbox_disk_ends_total", 7.0);
     *platform.node.room.lock() = None;
     platform.clock.advance(1);
     let read = scrape(&platform).await;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use server::api::openapi::document;
+use server::api::document;
 
 use super::platform::{MAX_LIFETIME_S, TestPlatform};
 

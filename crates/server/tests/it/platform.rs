@@ -1,11 +1,11 @@
-//! A platform to test against: a server on a free port, SQLite in a temporary directory, a node that only pretends.
+//! A platform to test against: a server on a free port, SQLite in a temporary directory, a fake node.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -13,25 +13,22 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
 use model::id::{SandboxId, TeamId, UserId};
-use parking_lot::Mutex;
-use protocol::node::{
-    DialError, HostRoom, NodeApi, NodeError, NodeFuture, SandboxExit, SandboxLog, SandboxSample, SandboxStream,
-    StartSandbox, StartedSandbox,
-};
 use secrecy::SecretBox;
 use serde_json::Value;
 use server::clock::Clock;
 use server::keys::hash_api_key;
+use server::lease::{NodeIdentity, NodeLease};
 use server::server::Server;
 use server::settings::{Limits, Settings, TeamLimits};
 use server::tls::Tls;
 use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
+use store::nodes::NodeRows;
 use store::teams::{TeamRow, UserRow};
 use store::templates::{BuildRow, BuildStatus, TemplateRow};
 use tempfile::TempDir;
+pub(crate) use testkit::node::{Behaviour, FakeNode};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 /// Longest life of a sandbox on this platform, in seconds.
@@ -41,188 +38,13 @@ pub(crate) const KEY: &str = "e2b_0000000000000000000000000000000000000001";
 /// The key of another team.
 pub(crate) const OTHER_KEY: &str = "e2b_0000000000000000000000000000000000000002";
 
-/// What the node does when it is asked to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Behaviour {
-    Works,
-    Fails,
-    Full,
-    Panics,
-    /// Reports the end of the sandbox before it says that it started.
-    Dies,
-    /// Waits for [`FakeNode::go`] first.
-    Waits,
-}
-
-/// A node that keeps a list.
-pub(crate) struct FakeNode {
-    pub(crate) start: Mutex<Behaviour>,
-    pub(crate) kill: Mutex<Behaviour>,
-    pub(crate) go: Notify,
-    /// A start or a kill has begun to wait.
-    pub(crate) waiting: Notify,
-    pub(crate) started: Mutex<Vec<StartSandbox>>,
-    pub(crate) kills: AtomicUsize,
-    pub(crate) running: Mutex<HashMap<SandboxId, watch::Sender<bool>>>,
-    pub(crate) adoptable: Mutex<HashSet<SandboxId>>,
-    pub(crate) wanted: Mutex<Vec<SandboxId>>,
-    pub(crate) agent_version: Mutex<String>,
-    pub(crate) origin: Mutex<Option<SocketAddr>>,
-    pub(crate) exits: mpsc::Sender<SandboxExit>,
-    exits_receiver: Mutex<Option<mpsc::Receiver<SandboxExit>>>,
-    /// Entries for sandboxes' logs, as if they came from the host.
-    pub(crate) logs: mpsc::Sender<SandboxLog>,
-    logs_receiver: Mutex<Option<mpsc::Receiver<SandboxLog>>>,
-    /// What the sandboxes use; those that do not run are left out of the answer.
-    pub(crate) samples: Mutex<Vec<SandboxSample>>,
-    /// What the host has left; none when it cannot tell.
-    pub(crate) room: Mutex<Option<HostRoom>>,
-    pub(crate) reconcile: Mutex<Behaviour>,
-}
-
-impl FakeNode {
-    pub(crate) fn new() -> Arc<Self> {
-        let (exits, receiver) = mpsc::channel(16);
-        let (logs, logs_receiver) = mpsc::channel(1024);
-        Arc::new(Self {
-            start: Mutex::new(Behaviour::Works),
-            kill: Mutex::new(Behaviour::Works),
-            go: Notify::new(),
-            waiting: Notify::new(),
-            started: Mutex::default(),
-            kills: AtomicUsize::new(0),
-            running: Mutex::default(),
-            adoptable: Mutex::default(),
-            wanted: Mutex::default(),
-            agent_version: Mutex::new("0.6.13".to_owned()),
-            origin: Mutex::default(),
-            exits,
-            exits_receiver: Mutex::new(Some(receiver)),
-            logs,
-            logs_receiver: Mutex::new(Some(logs_receiver)),
-            samples: Mutex::default(),
-            room: Mutex::new(Some(HostRoom {
-                memory_available_bytes: 64 << 30,
-                disk_available_bytes: 1 << 40,
-            })),
-            reconcile: Mutex::new(Behaviour::Works),
-        })
-    }
-
-    async fn behave(&self, behaviour: Behaviour) -> Result<(), NodeError> {
-        match behaviour {
-            Behaviour::Works | Behaviour::Dies => Ok(()),
-            Behaviour::Fails => Err(NodeError::Failed("a secret of the operator".to_owned())),
-            Behaviour::Full => Err(NodeError::Capacity("a secret of the operator".to_owned())),
-            Behaviour::Panics => panic!("the fake node panics as it was told to"),
-            Behaviour::Waits => {
-                self.waiting.notify_one();
-                self.go.notified().await;
-                Ok(())
-            }
-        }
-    }
-
-    /// The ids that run, in no order.
-    pub(crate) fn ids(&self) -> HashSet<String> {
-        self.running.lock().keys().map(|id| id.as_str().to_owned()).collect()
-    }
-}
-
-impl NodeApi for FakeNode {
-    fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
-        Box::pin(async move {
-            let behaviour = *self.start.lock();
-            self.behave(behaviour).await?;
-            let id = request.id.clone();
-            self.running.lock().insert(id.clone(), watch::Sender::new(false));
-            self.started.lock().push(request);
-            if behaviour == Behaviour::Dies {
-                self.running.lock().remove(&id);
-                self.exits.send(SandboxExit { id }).await.expect("listened to");
-                // The report must be taken before the start returns.
-                while self.exits.capacity() < self.exits.max_capacity() {
-                    tokio::task::yield_now().await;
-                }
-                tokio::task::yield_now().await;
-            }
-            Ok(StartedSandbox {
-                agent_version: self.agent_version.lock().clone(),
-                stages: vec![
-                    ("spawn", Duration::from_micros(1500)),
-                    ("init", Duration::from_micros(500)),
-                ],
-            })
-        })
-    }
-
-    fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
-        Box::pin(async move {
-            self.kills.fetch_add(1, Ordering::SeqCst);
-            let behaviour = *self.kill.lock();
-            self.behave(behaviour).await?;
-            match self.running.lock().remove(id) {
-                Some(ending) => {
-                    ending.send_replace(true);
-                    Ok(())
-                }
-                None => Err(NodeError::NotFound(id.clone())),
-            }
-        })
-    }
-
-    fn dial<'a>(&'a self, id: &'a SandboxId, _: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
-        Box::pin(async move {
-            if !self.running.lock().contains_key(id) {
-                return Err(DialError::Gone);
-            }
-            let origin = *self.origin.lock();
-            let origin = origin.ok_or(DialError::PortClosed)?;
-            TcpStream::connect(origin).await.map_err(|_| DialError::PortClosed)
-        })
-    }
-
-    fn ending(&self, id: &SandboxId) -> Option<watch::Receiver<bool>> {
-        self.running.lock().get(id).map(watch::Sender::subscribe)
-    }
-
-    fn reconcile(&self, wanted: Vec<SandboxId>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
-        Box::pin(async move {
-            self.wanted.lock().clone_from(&wanted);
-            let behaviour = *self.reconcile.lock();
-            self.behave(behaviour).await?;
-            let adoptable = self.adoptable.lock();
-            let mut running = self.running.lock();
-            let adopted: Vec<SandboxId> = wanted.into_iter().filter(|id| adoptable.contains(id)).collect();
-            for id in &adopted {
-                running.insert(id.clone(), watch::Sender::new(false));
-            }
-            Ok(adopted)
-        })
-    }
-
-    fn exits(&self) -> Option<mpsc::Receiver<SandboxExit>> {
-        self.exits_receiver.lock().take()
-    }
-
-    fn logs(&self) -> Option<mpsc::Receiver<SandboxLog>> {
-        self.logs_receiver.lock().take()
-    }
-
-    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
-        Box::pin(async move {
-            let running = self.running.lock();
-            let samples = self.samples.lock();
-            Ok(samples
-                .iter()
-                .filter(|sample| running.contains_key(&sample.id))
-                .cloned()
-                .collect())
-        })
-    }
-
-    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
-        Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::Failed("it cannot tell".to_owned())) })
+/// Node `n`, and the owner whose lease it is.
+pub(crate) fn host(n: u8) -> NodeIdentity {
+    let id = format!("00000000-0000-4000-8000-0000000000{n:02x}");
+    NodeIdentity {
+        id: id.parse().expect("an id"),
+        name: format!("host-{n}"),
+        owner: id.parse().expect("an id"),
     }
 }
 
@@ -231,7 +53,7 @@ impl NodeApi for FakeNode {
 pub(crate) struct TestClock(Arc<AtomicI64>);
 
 impl TestClock {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
         Self(Arc::new(AtomicI64::new(
             i64::try_from(now.as_micros()).expect("before 292278"),
@@ -259,6 +81,8 @@ pub(crate) struct TestPlatform {
     pub(crate) server: Server,
     pub(crate) directory: TempDir,
     adjust: fn(&mut Settings),
+    /// Which node it is for.
+    n: u8,
 }
 
 pub(crate) fn team(n: u8) -> TeamId {
@@ -398,7 +222,7 @@ impl TestPlatform {
         let directory = TempDir::new().expect("a directory");
         let store = open(directory.path()).await;
         seed(&store).await;
-        Self::over(directory, store, FakeNode::new(), TestClock::new(), tls, |_| {}).await
+        Self::over(directory, store, FakeNode::new(), TestClock::new(), tls, |_| {}, 1).await
     }
 
     /// A platform with other settings, also after a restart.
@@ -406,7 +230,7 @@ impl TestPlatform {
         let directory = TempDir::new().expect("a directory");
         let store = open(directory.path()).await;
         seed(&store).await;
-        Self::over(directory, store, FakeNode::new(), TestClock::new(), None, adjust).await
+        Self::over(directory, store, FakeNode::new(), TestClock::new(), None, adjust, 1).await
     }
 
     async fn over(
@@ -416,6 +240,7 @@ impl TestPlatform {
         clock: TestClock,
         tls: Option<Tls>,
         adjust: fn(&mut Settings),
+        n: u8,
     ) -> Self {
         let mut settings = Settings {
             tls,
@@ -425,15 +250,11 @@ impl TestPlatform {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("address");
         let stop = CancellationToken::new();
-        let server = Server::start(
-            listener,
-            store.clone(),
-            Arc::clone(&node) as Arc<dyn NodeApi>,
-            settings,
-            stop.clone(),
-        )
-        .await
-        .expect("a server");
+        let lease = NodeLease::take(&store, host(n), settings.clock.clone()).await;
+        let lease = lease.expect("a lease");
+        let server = Server::start(listener, lease, super::reached(&node), settings, stop.clone())
+            .await
+            .expect("a server");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let metrics = listener.local_addr().expect("address");
         server.serve_metrics(listener);
@@ -447,17 +268,30 @@ impl TestPlatform {
             server,
             directory,
             adjust,
+            n,
         }
+    }
+
+    /// Another platform, of node `n`, on the same database.
+    pub(crate) async fn start_beside(&self, n: u8) -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let (store, clock) = (self.store.clone(), self.clock.clone());
+        Self::over(directory, store, FakeNode::new(), clock, None, |_| {}, n).await
+    }
+
+    /// The rows of this platform's node.
+    pub(crate) fn rows(&self) -> NodeRows {
+        self.store.of_node(host(self.n).id)
     }
 
     /// Stops the server and starts another over the same database, with what runs left running.
     pub(crate) async fn restart(self) -> Self {
-        let running: HashSet<SandboxId> = self.node.running.lock().keys().cloned().collect();
+        let running: HashSet<SandboxId> = self.node.running.lock().iter().cloned().collect();
         self.stop.cancel();
         within(self.server.drained()).await;
         let node = FakeNode::new();
         *node.adoptable.lock() = running;
-        Self::over(self.directory, self.store, node, self.clock, None, self.adjust).await
+        Self::over(self.directory, self.store, node, self.clock, None, self.adjust, self.n).await
     }
 
     pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> Reply {

@@ -280,3 +280,39 @@ async fn old_samples_go() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn all_samples_together_are_bounded_and_the_oldest_go_first() {
+    fn adjust(settings: &mut Settings) {
+        // Ten rows of five minutes.
+        settings.records.metric_total_bytes = 10 * 1536;
+        settings.records.purge_interval = Duration::from_millis(10);
+    }
+    let platform = TestPlatform::start_adjusted(adjust).await;
+    let now_us = platform.clock.now_us();
+    let batch = store::records::RecordBatch {
+        chunks: (0..30)
+            .map(|n| store::records::MetricChunk {
+                team_id: super::platform::team(1),
+                sandbox_id: "ibounded".parse().expect("an id"),
+                from_us: now_us + n,
+                to_us: now_us + n,
+                samples: String::new(),
+            })
+            .collect(),
+        ..store::records::RecordBatch::default()
+    };
+    platform.store.records_write(&batch).await.expect("a database");
+    within(async { while platform.store.metric_count().await.expect("a database") > 9 {} }).await;
+    let left = platform
+        .store
+        .metric_list(
+            &super::platform::team(1),
+            &"ibounded".parse().expect("an id"),
+            0,
+            i64::MAX,
+        )
+        .await
+        .expect("a database");
+    assert!(left.last().is_some_and(|chunk| chunk.to_us == now_us + 29), "{left:?}");
+}

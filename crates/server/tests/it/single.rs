@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use protocol::node::SandboxExit;
 use serde_json::json;
 
 use super::platform::{BASE, Behaviour, TestPlatform, within};
@@ -75,7 +74,14 @@ async fn a_deleted_sandbox_is_gone_everywhere() {
     assert_eq!((reply.status.as_u16(), reply.text.as_str()), (204, ""));
     assert_eq!(reply.header("content-type"), "");
     assert!(platform.node.ids().is_empty());
-    assert!(platform.store.sandbox_list_live().await.expect("a database").is_empty());
+    assert!(
+        platform
+            .rows()
+            .sandbox_list_live()
+            .await
+            .expect("a database")
+            .is_empty()
+    );
     for (method, path, body) in [
         ("DELETE", path.clone(), ""),
         ("GET", path.clone(), ""),
@@ -156,18 +162,46 @@ async fn a_sandbox_that_ends_by_itself_is_gone() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let other = platform.create("").await;
-    platform.node.running.lock().remove(&id.parse().expect("an id"));
     for id in [&id, "iunknown"] {
         let id = id.parse().expect("an id");
-        platform.node.exits.send(SandboxExit { id }).await.expect("listened to");
+        platform.node.exit(&id).await;
     }
     platform.until_gone(&id).await;
     platform
         .call("DELETE", &format!("/sandboxes/{id}"), "")
         .await
         .error(404);
-    let list = platform.call("GET", "/sandboxes", "").await;
-    assert_eq!(list.json.as_array().map(Vec::len), Some(1));
-    assert_eq!(list.json[0]["sandboxID"], other);
+    // Its row goes a moment after it is gone from memory.
+    let listed = within(async {
+        loop {
+            let list = platform.call("GET", "/sandboxes", "").await;
+            if list.json.as_array().map(Vec::len) == Some(1) {
+                break list.json[0]["sandboxID"].clone();
+            }
+        }
+    });
+    assert_eq!(listed.await, other);
     assert_eq!(platform.node.kills.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn an_end_that_was_not_reported_is_noticed_at_the_next_subscription() {
+    let platform = TestPlatform::start().await;
+    let [lost, other] = [platform.create("").await, platform.create("").await];
+    platform.node.running.lock().remove(&lost.parse().expect("an id"));
+    platform.node.end_subscription();
+    platform.until_gone(&lost).await;
+    // Its row goes a moment after it has left memory.
+    within(async {
+        loop {
+            let list = platform.call("GET", "/sandboxes", "").await;
+            if list.json.as_array().map(Vec::len) == Some(1) {
+                break;
+            }
+        }
+    })
+    .await;
+    // What is reported after that arrives.
+    platform.node.exit(&other.parse().expect("an id")).await;
+    platform.until_gone(&other).await;
 }

@@ -237,8 +237,8 @@ async fn silence_ends_within_the_bound_of_its_stage() {
     let authority = Authority::new();
     let platform = authority.platform().await;
     for (greeting, seconds) in [
-        ("", 30),
-        ("GET / HT", 30),
+        ("", 10),
+        ("GET / HT", 10),
         ("\x16", 10),
         ("\x16\x03\x01\x02\x00\x01\x00", 10),
     ] {

@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use protocol::signature::Claim;
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::platform::{Behaviour, Reply, TestPlatform, within};
+use super::platform::{Behaviour, KEY, Reply, TestPlatform, within};
 
 /// A server in every sandbox that answers with the request's first line.
 async fn origin() -> SocketAddr {
@@ -70,7 +71,69 @@ async fn requests_find_their_sandbox_by_host_and_by_header() {
         .error(400);
     by_host(&platform, "3000-inobody.x", "/").await.error(502);
     let reply = by_host(&platform, &format!("49983-{id}.x"), "/init").await;
-    reply.error(404);
+    assert!(
+        reply.error(404).contains("reserved for the E2B control plane"),
+        "{reply:?}"
+    );
+}
+
+#[tokio::test]
+async fn clients_that_send_routing_headers_to_the_api_reach_it() {
+    let platform = platform().await;
+    let id = platform.create("").await;
+    let send = async |method: &str, host: &str, path: &str, port: &str, key: &str| {
+        let body = if method == "POST" { r#"{"timeout":60}"# } else { "" };
+        let headers = [
+            ("host", host),
+            ("e2b-sandbox-id", id.as_str()),
+            ("e2b-sandbox-port", port),
+            ("x-api-key", key),
+            ("content-type", "application/json"),
+        ];
+        platform.send(method, path, &headers, body).await
+    };
+    let connect = format!("/sandboxes/{id}/connect");
+    // What SDKs for Python from 2.7 to 2.26 send to connect, by address and by name.
+    for host in [
+        "127.0.0.1:3000",
+        "localhost",
+        "api.sandbox.test:3000",
+        "api.sandbox.test",
+    ] {
+        let reply = send("POST", host, &connect, "49983", KEY).await;
+        assert_eq!(
+            (reply.status.as_u16(), &reply.json["sandboxID"]),
+            (200, &json!(id)),
+            "{host}"
+        );
+    }
+    // An unknown key of the platform's form is refused by the API, which alone can say so.
+    let unknown = "e2b_0000000000000000000000000000000000000009";
+    send("POST", "localhost", &connect, "49983", unknown).await.error(401);
+    // Everything else is for the sandbox: another port, no route of the API, an application's own key, a route that
+    // asks for no key.
+    for (method, path, port, key) in [
+        ("POST", connect.as_str(), "3000", KEY),
+        ("GET", connect.as_str(), "49983", KEY),
+        ("POST", "/process.Process/List", "49983", KEY),
+        ("GET", "/sandboxes", "49983", "a key of some application"),
+        ("GET", "/health", "49983", KEY),
+        ("GET", "/sandboxes", "8000", KEY),
+    ] {
+        let reply = send(method, "localhost", path, port, key).await;
+        assert_eq!(reply.text, format!("{method} {path} HTTP/1.1"), "{port} {key}");
+    }
+    // On the API's own name there is nothing but the API.
+    let api = async |method: &str, path: &str, port: &str| send(method, "api.sandbox.test:3000", path, port, KEY).await;
+    assert!(
+        api("POST", "/process.Process/List", "49983")
+            .await
+            .error(404)
+            .contains("no operation")
+    );
+    assert_eq!(api("GET", "/health", "3000").await.text, "Health check successful");
+    let list = api("GET", "/sandboxes", "3000").await;
+    assert_eq!(list.json[0]["sandboxID"], id.as_str());
 }
 
 #[tokio::test]
@@ -117,7 +180,13 @@ async fn a_private_sandbox_asks_for_the_token_that_create_returned() {
     let token = reply.json["trafficAccessToken"].as_str().expect("a token").to_owned();
     assert_ne!(reply.json["envdAccessToken"], token.as_str());
     let host = format!("3000-{id}.x");
-    by_host(&platform, &host, "/").await.error(403);
+    let refused = by_host(&platform, &host, "/").await;
+    assert!(
+        refused
+            .error(403)
+            .starts_with("Sandbox is secured with traffic access token."),
+        "{refused:?}"
+    );
     let with = async |token: &str| {
         let headers = [("host", host.as_str()), ("e2b-traffic-access-token", token)];
         platform.send("GET", "/", &headers, "").await
@@ -156,7 +225,7 @@ async fn a_sandbox_that_ends_answers_nobody_and_its_streams_are_cut() {
     };
     within(platform.node.waiting.notified()).await;
     let reply = by_host(&platform, &host, "/").await;
-    assert!(reply.error(502).contains("was not found"), "{reply:?}");
+    assert_eq!(reply.error(502), "The sandbox was not found");
     platform.node.go.notify_one();
     assert_eq!(within(delete).await.expect("no panic"), 204);
     let error = within(stream.read(&mut buffer)).await.expect_err("not a clean end");
@@ -168,6 +237,6 @@ async fn a_closed_port_is_no_gone_sandbox() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let reply = by_host(&platform, &format!("8080-{id}.x"), "/").await;
-    assert!(reply.error(502).contains("port is not open"), "{reply:?}");
+    assert_eq!(reply.error(502), "The sandbox is running but port is not open");
     assert_eq!(reply.json["port"], 8080);
 }

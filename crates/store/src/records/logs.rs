@@ -219,6 +219,7 @@ macro_rules! list_sql {
     };
 }
 
+const EVICT: &str = "remove the oldest logs";
 const TRIM: &str = "cut the log of a sandbox";
 /// Entries that are removed in one transaction.
 const TRIM_SLICE: i64 = 500;
@@ -234,6 +235,18 @@ struct Cut {
 struct Kept {
     entries: i64,
     bytes: i64,
+}
+
+/// A sum.
+struct Total(u64);
+
+impl FromColumns for Total {
+    const TABLE: &'static str = "sandbox_records";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let total = columns.int("total")?;
+        Ok(Self(u64::try_from(total).map_err(|_| columns.corrupt("log_bytes"))?))
+    }
 }
 
 impl FromColumns for Cut {
@@ -355,6 +368,69 @@ impl Store {
         .bind(cut.seq)
         .bind(TRIM_SLICE);
         self.db.write("record", TRIM, delete).await
+    }
+
+    /// What all logs together count for, in bytes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn log_total(&self) -> Result<u64, StoreError> {
+        let query = sqlx::query("SELECT CAST(COALESCE(SUM(log_bytes), 0) AS BIGINT) AS total FROM sandbox_records");
+        let total = self.db.read_optional::<Total>("add up the logs", query).await?;
+        Ok(total.map_or(0, |Total(bytes)| bytes))
+    }
+
+    /// Removes the logs of sandboxes that ended first, of as many as have about `limit` entries together, and says how
+    /// many bytes they counted for; none when no sandbox with a log has ended.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn log_evict(&self, limit: u32) -> Result<Option<u64>, StoreError> {
+        let oldest = sqlx::query(
+            "SELECT team_id, sandbox_id, log_entries, log_bytes FROM sandbox_records WHERE ended_us IS NOT NULL \
+             ORDER BY ended_us LIMIT $1",
+        )
+        .bind(i64::from(limit));
+        let oldest: Vec<LogSize> = self.db.read_all(EVICT, oldest).await?;
+        let Some(first) = oldest.first() else { return Ok(None) };
+        if first.entries > u64::from(limit) {
+            // In slices, so that the writer is not held for long; the next call removes what is then an empty log.
+            self.log_trim(&first.team_id, &first.sandbox_id, 0, 0).await?;
+            return Ok(Some(first.bytes));
+        }
+        let mut entries = 0;
+        let mut bytes = 0;
+        let mut tx = self.db.begin(EVICT).await?;
+        for log in &oldest {
+            entries += log.entries;
+            if entries > u64::from(limit) {
+                break;
+            }
+            bytes += log.bytes;
+            for sql in [
+                "DELETE FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2",
+                "DELETE FROM sandbox_records WHERE team_id = $1 AND sandbox_id = $2",
+            ] {
+                let query = sqlx::query(sql)
+                    .bind(log.team_id.as_str())
+                    .bind(log.sandbox_id.as_str());
+                execute(&mut tx, query).await?;
+            }
+        }
+        tx.commit().await.map_err(|error| sort(&error, "record", EVICT))?;
+        Ok(Some(bytes))
+    }
+
+    /// The largest log of all.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn log_largest(&self) -> Result<Option<LogSize>, StoreError> {
+        let query = sqlx::query(
+            "SELECT team_id, sandbox_id, log_entries, log_bytes FROM sandbox_records \
+             ORDER BY log_bytes DESC, team_id, sandbox_id LIMIT 1",
+        );
+        self.db.read_optional("find the largest log", query).await
     }
 
     /// Removes at most `limit` entries of sandboxes that ended by `ended_us`, those that ended first before the others,

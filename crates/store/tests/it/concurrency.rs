@@ -1,11 +1,14 @@
 //! Many writers at once.
 
 use model::lifecycle::State;
+use sqlx::{Executor, Row};
+use store::error::StoreError;
+use store::records::{MetricChunk, RecordBatch};
 use store::{Change, Store};
 use tokio::task::JoinSet;
 
 use crate::database::Database;
-use crate::samples::{running, sandbox, sandbox_id, team, template, template_id};
+use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id, template, template_id};
 
 const WRITERS: u32 = 16;
 
@@ -17,7 +20,13 @@ pub(crate) async fn one_writer_wins_each_version(db: Database) {
         let mut writers = JoinSet::new();
         for _ in 0..WRITERS {
             let (store, id) = (store.clone(), row.id.clone());
-            writers.spawn(async move { store.sandbox_set_state(&id, version, State::Running).await.unwrap() });
+            writers.spawn(async move {
+                store
+                    .of_node(node_id(1))
+                    .sandbox_set_state(&id, version, State::Running)
+                    .await
+                    .unwrap()
+            });
         }
         let outcomes = writers.join_all().await;
         let applied = outcomes
@@ -44,7 +53,13 @@ pub(crate) async fn extensions_never_shorten(db: Database) {
         let (store, id) = (store.clone(), row.id.clone());
         let end_us = row.end_us + i64::from(n * 7 % WRITERS);
         writers.spawn(async move {
-            let after = store.sandbox_extend_end(&id, end_us).await.unwrap().applied().unwrap();
+            let after = store
+                .of_node(node_id(1))
+                .sandbox_extend_end(&id, end_us)
+                .await
+                .unwrap()
+                .applied()
+                .unwrap();
             assert!(after.end_us >= end_us);
         });
     }
@@ -73,14 +88,19 @@ pub(crate) async fn two_processes_write_at_once(db: Database) {
                     .unwrap();
                 assert!(store.sandbox_by_id(&sandbox_id(n)).await.unwrap().is_some());
                 if round % 2 == 0 {
-                    store.sandbox_delete(&sandbox_id(n)).await.unwrap().unwrap();
+                    store
+                        .of_node(node_id(1))
+                        .sandbox_delete(&sandbox_id(n))
+                        .await
+                        .unwrap()
+                        .unwrap();
                 }
             }
         });
     }
     writers.join_all().await;
     for store in &stores {
-        assert_eq!(store.sandbox_list_live().await.unwrap().len(), 160);
+        assert_eq!(store.of_node(node_id(1)).sandbox_list_live().await.unwrap().len(), 160);
         assert!(store.template_by_id(&template_id(319)).await.unwrap().is_some());
         store.close().await;
     }
@@ -115,4 +135,64 @@ async fn abandoned(store: Store, n: u32) {
         .template_insert(&template(n, None, &[&aliases[0], &aliases[1]]))
         .await
         .unwrap();
+}
+
+/// More often than there are connections, so that one that is lost each time would be missed at the end.
+const CUTS: u32 = 20;
+
+/// An administrator, a restart or a broken network ends a connection in the middle of a transaction. Only PostgreSQL
+/// has connections that others can end.
+pub(crate) async fn a_connection_that_is_cut_in_a_transaction_is_replaced(db: Database) {
+    if db.file.is_some() {
+        return;
+    }
+    let store = db.open().await;
+    team(&store, 1).await;
+    let batch = |at_us| RecordBatch {
+        chunks: vec![MetricChunk {
+            team_id: team_id(1),
+            sandbox_id: sandbox_id(1),
+            from_us: at_us,
+            to_us: at_us,
+            samples: "x".to_owned(),
+        }],
+        ..RecordBatch::default()
+    };
+    let mut admin = db.raw().await;
+    for cut in 0..CUTS {
+        // The transaction begins, and waits at its first row.
+        admin
+            .execute("BEGIN; LOCK TABLE sandbox_metrics IN ACCESS EXCLUSIVE MODE")
+            .await
+            .unwrap();
+        let writing = tokio::spawn({
+            let (store, batch) = (store.clone(), batch(i64::from(cut)));
+            async move { store.records_write(&batch).await }
+        });
+        loop {
+            let ended = sqlx::query(
+                "SELECT CAST(COUNT(*) FILTER (WHERE pg_terminate_backend(pid)) AS BIGINT) AS ended FROM pg_locks \
+                 WHERE NOT granted AND relation = CAST('sandbox_metrics' AS regclass)",
+            )
+            .fetch_one(&mut admin)
+            .await
+            .unwrap();
+            if ended.get::<i64, _>("ended") > 0 {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        admin.execute("ROLLBACK").await.unwrap();
+        let error = writing.await.unwrap().unwrap_err();
+        assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    }
+    for n in 0..CUTS {
+        store.records_write(&batch(i64::from(1000 + n))).await.unwrap();
+    }
+    let chunks = store
+        .metric_list(&team_id(1), &sandbox_id(1), 0, i64::MAX)
+        .await
+        .unwrap();
+    assert_eq!(chunks.len(), usize::try_from(CUTS).unwrap());
+    store.close().await;
 }

@@ -5,7 +5,7 @@ use store::idempotency::{Claim, IdempotencyRow, KeptAnswer, NewIdempotencyKey};
 use tokio::task::JoinSet;
 
 use crate::database::Database;
-use crate::samples::{sandbox_id, team, team_id};
+use crate::samples::{node_id, sandbox_id, team, team_id};
 
 const EXPIRES_US: i64 = 1_000;
 
@@ -27,6 +27,7 @@ fn row(new: NewIdempotencyKey, answer: Option<KeptAnswer>) -> IdempotencyRow {
         key: new.key,
         body_hash: new.body_hash,
         sandbox_id: new.sandbox_id,
+        node_id: Some(node_id(1)),
         answer,
         created_us: new.created_us,
         expires_us: new.expires_us,
@@ -45,19 +46,30 @@ pub(crate) async fn a_life(db: Database) {
     let (one, _) = (team(&store, 1).await, team(&store, 2).await);
     let first = new(1, "key", 1, 0);
     assert_eq!(store.idempotency_by_key(&one, "key").await.unwrap(), None);
-    assert_eq!(store.idempotency_claim(&first).await.unwrap(), Claim::Made);
+    assert_eq!(
+        store.of_node(node_id(1)).idempotency_claim(&first).await.unwrap(),
+        Claim::Made
+    );
     // The same key of another team is another key.
     assert_eq!(
-        store.idempotency_claim(&new(2, "key", 2, 0)).await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .idempotency_claim(&new(2, "key", 2, 0))
+            .await
+            .unwrap(),
         Claim::Made
     );
     let running = row(first.clone(), None);
     assert_eq!(
-        store.idempotency_claim(&new(1, "key", 3, 5)).await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .idempotency_claim(&new(1, "key", 3, 5))
+            .await
+            .unwrap(),
         Claim::Present(running.clone())
     );
     assert_eq!(
-        store.idempotency_list_in_progress().await.unwrap(),
+        store.of_node(node_id(1)).idempotency_list_in_progress().await.unwrap(),
         [running, row(new(2, "key", 2, 0), None)]
     );
 
@@ -69,7 +81,11 @@ pub(crate) async fn a_life(db: Database) {
     );
     let done = row(first, Some(created()));
     assert_eq!(
-        store.idempotency_claim(&new(1, "key", 3, 5)).await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .idempotency_claim(&new(1, "key", 3, 5))
+            .await
+            .unwrap(),
         Claim::Present(done.clone())
     );
     assert!(
@@ -78,9 +94,20 @@ pub(crate) async fn a_life(db: Database) {
             .await
             .unwrap()
     );
-    assert!(store.idempotency_list_in_progress().await.unwrap().is_empty());
+    assert!(
+        store
+            .of_node(node_id(1))
+            .idempotency_list_in_progress()
+            .await
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(
-        store.idempotency_claim(&new(2, "key", 4, 6)).await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .idempotency_claim(&new(2, "key", 4, 6))
+            .await
+            .unwrap(),
         Claim::Made
     );
 
@@ -88,7 +115,11 @@ pub(crate) async fn a_life(db: Database) {
     store.close().await;
     let store = db.open().await;
     assert_eq!(store.idempotency_by_key(&one, "key").await.unwrap(), Some(done));
-    let error = store.idempotency_claim(&new(3, "key", 1, 0)).await.unwrap_err();
+    let error = store
+        .of_node(node_id(1))
+        .idempotency_claim(&new(3, "key", 1, 0))
+        .await
+        .unwrap_err();
     assert!(matches!(error, StoreError::Dangling { .. }), "{error:?}");
     store.close().await;
 }
@@ -102,7 +133,7 @@ pub(crate) async fn one_of_many_claims_wins(db: Database) {
         for n in 0..16_u32 {
             let store = stores[usize::try_from(n % 2).unwrap()].clone();
             let new = new(1, &key, n, 0);
-            claims.spawn(async move { (n, store.idempotency_claim(&new).await.unwrap()) });
+            claims.spawn(async move { (n, store.of_node(node_id(1)).idempotency_claim(&new).await.unwrap()) });
         }
         let claims = claims.join_all().await;
         let winners: Vec<u32> = claims
@@ -127,7 +158,10 @@ pub(crate) async fn expired_claims_are_free(db: Database) {
     let one = team(&store, 1).await;
     for (n, key) in [(1, "a"), (2, "b"), (3, "c")] {
         let claim = new(1, key, n, i64::from(n));
-        assert_eq!(store.idempotency_claim(&claim).await.unwrap(), Claim::Made);
+        assert_eq!(
+            store.of_node(node_id(1)).idempotency_claim(&claim).await.unwrap(),
+            Claim::Made
+        );
     }
     store
         .idempotency_complete(&one, "a", &sandbox_id(1), &created())
@@ -135,10 +169,13 @@ pub(crate) async fn expired_claims_are_free(db: Database) {
         .unwrap();
     // One microsecond before it expires, and then at that moment.
     let late = new(1, "a", 4, EXPIRES_US);
-    let present = store.idempotency_claim(&late).await.unwrap();
+    let present = store.of_node(node_id(1)).idempotency_claim(&late).await.unwrap();
     assert_eq!(present, Claim::Present(row(new(1, "a", 1, 1), Some(created()))));
     let late = new(1, "a", 4, 1 + EXPIRES_US);
-    assert_eq!(store.idempotency_claim(&late).await.unwrap(), Claim::Made);
+    assert_eq!(
+        store.of_node(node_id(1)).idempotency_claim(&late).await.unwrap(),
+        Claim::Made
+    );
     assert_eq!(
         store.idempotency_by_key(&one, "a").await.unwrap(),
         Some(row(late, None))
@@ -155,10 +192,17 @@ pub(crate) async fn expired_claims_are_free(db: Database) {
 pub(crate) async fn late_owners_change_nothing(db: Database) {
     let store = db.open().await;
     let one = team(&store, 1).await;
-    let claim = store.idempotency_claim(&new(1, "key", 1, 0)).await.unwrap();
+    let claim = store
+        .of_node(node_id(1))
+        .idempotency_claim(&new(1, "key", 1, 0))
+        .await
+        .unwrap();
     assert_eq!(claim, Claim::Made);
     let taken = new(1, "key", 2, EXPIRES_US);
-    assert_eq!(store.idempotency_claim(&taken).await.unwrap(), Claim::Made);
+    assert_eq!(
+        store.of_node(node_id(1)).idempotency_claim(&taken).await.unwrap(),
+        Claim::Made
+    );
     let (old, new_one) = (sandbox_id(1), sandbox_id(2));
     assert!(!store.idempotency_complete(&one, "key", &old, &created()).await.unwrap());
     assert!(!store.idempotency_abandon(&one, "key", &old).await.unwrap());

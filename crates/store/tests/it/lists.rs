@@ -7,7 +7,7 @@ use store::Store;
 use store::sandboxes::{NewSandbox, Order, SandboxFilter, SandboxQuery};
 
 use crate::database::Database;
-use crate::samples::{running, sandbox, sandbox_id, team, team_id, template_id};
+use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id, template_id};
 
 fn query(filter: SandboxFilter, order: Order, limit: u32) -> SandboxQuery {
     SandboxQuery {
@@ -72,7 +72,7 @@ pub(crate) async fn pages_follow_each_other_in_both_orders(db: Database) {
 pub(crate) async fn filters_are_all_applied(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    store.sandbox_insert(sandbox(1, 1)).await.unwrap();
+    store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
     let other = NewSandbox {
         template_id: template_id(2),
         metadata: labels(&[("user", "a&b"), ("env", "prod")]),
@@ -86,6 +86,7 @@ pub(crate) async fn filters_are_all_applied(db: Database) {
     running(&store, labelled, 30).await;
     let stopping = running(&store, sandbox(4, 1), 40).await;
     let change = store
+        .of_node(node_id(1))
         .sandbox_set_state(&stopping.id, stopping.version, State::Stopping)
         .await;
     change.unwrap().applied().unwrap();
@@ -227,7 +228,7 @@ pub(crate) async fn pages_stay_in_place_while_sandboxes_come_and_go(db: Database
     let mut query = query(SandboxFilter::default(), Order::Desc, 2);
     let first = store.sandbox_page(&team_id(1), &query).await.unwrap();
     // The sandbox that the cursor names goes, and a newer one comes.
-    store.sandbox_delete(&sandbox_id(5)).await.unwrap();
+    store.of_node(node_id(1)).sandbox_delete(&sandbox_id(5)).await.unwrap();
     running(&store, sandbox(7, 1), 7).await;
     query.after = first.next;
     assert_eq!(pages(&store, query).await, [[4, 3], [2, 1]]);
@@ -238,11 +239,17 @@ pub(crate) async fn live_sandboxes_of_every_team(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     team(&store, 2).await;
-    let creating = store.sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let creating = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
     let alive = running(&store, sandbox(2, 2), 9).await;
     let ended = running(&store, sandbox(3, 1), 9).await;
-    let gone = store.sandbox_set_state(&ended.id, ended.version, State::Gone).await;
+    let gone = store
+        .of_node(node_id(1))
+        .sandbox_set_state(&ended.id, ended.version, State::Gone)
+        .await;
     gone.unwrap().applied().unwrap();
-    assert_eq!(store.sandbox_list_live().await.unwrap(), [creating, alive]);
+    assert_eq!(
+        store.of_node(node_id(1)).sandbox_list_live().await.unwrap(),
+        [creating, alive]
+    );
     store.close().await;
 }

@@ -7,10 +7,13 @@ use sqlx::{Connection, Row};
 use store::Store;
 use store::error::StoreError;
 use store::keys::KeyMask;
+use store::nodes::LeaseOutcome;
+use store::sandboxes::SandboxRow;
 use tokio::task::JoinSet;
 
 use crate::database::Database;
-use crate::samples::{running, sandbox, team, team_id};
+use crate::nodes::lease_request;
+use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
 
 pub(crate) async fn many_open_a_new_database_at_once(db: Database) {
     let mut openings = JoinSet::new();
@@ -39,7 +42,7 @@ pub(crate) async fn a_second_migration_changes_nothing(db: Database) {
         .await
         .unwrap();
     let versions: Vec<i64> = versions.iter().map(|row| row.get("version")).collect();
-    assert_eq!(versions, [1, 2, 3, 4]);
+    assert_eq!(versions, [1, 2, 3, 4, 5]);
     again.close().await;
 }
 
@@ -79,6 +82,55 @@ pub(crate) async fn an_older_schema_is_migrated(db: Database) {
     let keys = store.api_key_list(&team_id(1)).await.unwrap();
     let mask = KeyMask::of("e2b_", "53ae1fed82754c17ad8077fbc8bcdd9053aedd90");
     assert_eq!((keys.len(), &keys[0].mask, keys[0].last_used_us), (1, &mask, None));
+    store.close().await;
+}
+
+/// A database as the release left it that did not know nodes: the first node to start has all of its rows.
+pub(crate) async fn rows_of_no_node_are_taken_by_the_first(db: Database) {
+    if let Some(file) = &db.file {
+        fs::File::create(file).unwrap();
+    }
+    let mut raw = db.raw().await;
+    for sql in [
+        include_str!("../../src/migrations/0001_first.sql"),
+        include_str!("../../src/migrations/0002_rest.sql"),
+        include_str!("../../src/migrations/0003_records.sql"),
+        include_str!("../../src/migrations/0004_lists.sql"),
+        "CREATE TABLE schema_versions (version BIGINT PRIMARY KEY); \
+         INSERT INTO schema_versions (version) VALUES (1), (2), (3), (4)",
+        "INSERT INTO teams (id, name, created_us) VALUES ('00000000-0000-4000-8000-000000000001', 'team', 1)",
+        "INSERT INTO users (id, team_id, name, created_us) VALUES ('00000000-0000-4000-8000-000000000001', \
+         '00000000-0000-4000-8000-000000000001', 'user', 1)",
+        "INSERT INTO sandboxes (id, team_id, user_id, template_id, build_id, state, version, execution_id, started_us, \
+         end_us, max_end_us, cpu_count, memory_mb, disk_mb, agent_version, metadata_json, secure, \
+         allow_public_traffic, created_us) VALUES ('i00000000000000000001', '00000000-0000-4000-8000-000000000001', \
+         '00000000-0000-4000-8000-000000000001', 't0000000000000000001', '00000000-0000-4000-8000-000000000001', \
+         'running', 2, 'x', 5, 9, 9, 2, 1024, 10240, '0.6.13', '{}', 1, 1, 1)",
+        "INSERT INTO idempotency_keys (team_id, key, body_hash, state, sandbox_id, created_us, expires_us) VALUES \
+         ('00000000-0000-4000-8000-000000000001', 'k', 'h', 'in_progress', 'i00000000000000000001', 1, 9)",
+    ] {
+        sqlx::raw_sql(sql).execute(&mut raw).await.unwrap();
+    }
+    raw.close().await.unwrap();
+    let store = db.open().await;
+    let id = sandbox_id(1);
+    let before = store.sandbox_by_id(&id).await.unwrap().unwrap();
+    assert_eq!((before.node_id.as_ref(), before.version), (None, 2));
+    // Nobody's: no node may change it before it has taken its lease.
+    let (first, second) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
+    assert_eq!(first.sandbox_delete(&id).await.unwrap(), None);
+    for n in [1, 2] {
+        let outcome = store.node_take(&lease_request(n, n, 0)).await.unwrap();
+        assert_eq!(outcome, LeaseOutcome::Taken);
+    }
+    let after = SandboxRow {
+        node_id: Some(node_id(1)),
+        ..before
+    };
+    assert_eq!(first.sandbox_list_live().await.unwrap(), [after]);
+    assert_eq!(second.sandbox_list_live().await.unwrap(), []);
+    assert_eq!(first.idempotency_list_in_progress().await.unwrap().len(), 1);
+    assert_eq!(second.idempotency_list_in_progress().await.unwrap(), []);
     store.close().await;
 }
 

@@ -7,7 +7,7 @@ use store::Store;
 use store::records::{LogOrder, LogQuery, LogRow, LogSize, MetricChunk, NewLogEntry, RecordBatch};
 
 use crate::database::Database;
-use crate::samples::{running, sandbox, sandbox_id, team, team_id};
+use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
 
 /// Entry `n` of sandbox `sandbox` of team `team`, at `n` microseconds.
 fn entry(team: u32, sandbox: u32, n: i64) -> NewLogEntry {
@@ -241,7 +241,7 @@ pub(crate) async fn logs_age_from_the_end_of_their_sandbox(db: Database) {
     team(&store, 1).await;
     running(&store, sandbox(3, 1), 5).await;
     assert_eq!(store.records_end_orphans(300).await.unwrap(), 0);
-    store.sandbox_delete(&sandbox_id(3)).await.unwrap();
+    store.of_node(node_id(1)).sandbox_delete(&sandbox_id(3)).await.unwrap();
     assert_eq!(store.records_end_orphans(300).await.unwrap(), 1);
     assert_eq!(store.records_end_orphans(400).await.unwrap(), 0);
     while store.log_purge(299, 100).await.unwrap() > 0 {}
@@ -289,5 +289,41 @@ pub(crate) async fn metrics_are_found_by_overlap_and_age_alone(db: Database) {
     assert_eq!(left, chunks[1..]);
     assert_eq!(store.metric_purge(150, 10).await.unwrap(), 1);
     assert_eq!(store.metric_purge(150, 10).await.unwrap(), 0);
+    store.close().await;
+}
+
+pub(crate) async fn the_logs_of_those_that_ended_first_are_evicted(db: Database) {
+    let store = db.open().await;
+    assert_eq!(store.log_total().await.unwrap(), 0);
+    assert_eq!(store.log_evict(500).await.unwrap(), None);
+    assert_eq!(store.log_largest().await.unwrap(), None);
+    let mut each = 0;
+    for (sandbox, ended_us, entries) in [(1, Some(300), 5), (2, Some(100), 700), (3, None, 20), (4, Some(200), 5)] {
+        let batch = RecordBatch {
+            entries: (0..entries).map(|n| entry(1, sandbox, 1000 + n)).collect(),
+            ended: ended_us
+                .map(|at_us| (team_id(1), sandbox_id(sandbox), at_us))
+                .into_iter()
+                .collect(),
+            ..RecordBatch::default()
+        };
+        each = batch.entries[0].row.bytes();
+        store.records_write(&batch).await.unwrap();
+    }
+    assert_eq!(store.log_total().await.unwrap(), 730 * each);
+    let largest = store.log_largest().await.unwrap().unwrap();
+    assert_eq!((largest.sandbox_id, largest.bytes), (sandbox_id(2), 700 * each));
+    // Too long for one transaction: cut first, and removed with the next ones that fit.
+    assert_eq!(store.log_evict(500).await.unwrap(), Some(700 * each));
+    assert!(found(&store, 1, 2, everything()).await.is_empty());
+    assert_eq!(found(&store, 1, 4, everything()).await.len(), 5);
+    assert_eq!(store.log_evict(5).await.unwrap(), Some(5 * each));
+    assert!(found(&store, 1, 4, everything()).await.is_empty());
+    assert_eq!(found(&store, 1, 1, everything()).await.len(), 5);
+    assert_eq!(store.log_evict(500).await.unwrap(), Some(5 * each));
+    // What still runs is nobody's to evict.
+    assert_eq!(store.log_evict(500).await.unwrap(), None);
+    assert_eq!(found(&store, 1, 3, everything()).await.len(), 20);
+    assert_eq!(store.log_total().await.unwrap(), 20 * each);
     store.close().await;
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::id::{BuildId, SandboxId, TeamId, TemplateId, UserId};
+use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
 use store::Store;
 use store::sandboxes::{NewSandbox, SandboxRow};
 use store::teams::{TeamRow, UserRow};
@@ -14,6 +14,10 @@ pub(crate) fn uuid(n: u32) -> String {
 }
 
 pub(crate) fn team_id(n: u32) -> TeamId {
+    uuid(n).parse().unwrap()
+}
+
+pub(crate) fn node_id(n: u32) -> NodeId {
     uuid(n).parse().unwrap()
 }
 
@@ -106,8 +110,9 @@ pub(crate) fn sandbox(n: u32, team: u32) -> NewSandbox {
 
 /// Stores a sandbox and marks it as started at `started_us`.
 pub(crate) async fn running(store: &Store, new: NewSandbox, started_us: i64) -> SandboxRow {
-    let row = store.sandbox_insert(new).await.unwrap();
+    let row = store.of_node(node_id(1)).sandbox_insert(new).await.unwrap();
     store
+        .of_node(node_id(1))
         .sandbox_started(&row.id, row.version, started_us, row.end_us, "0.6.13")
         .await
         .unwrap()

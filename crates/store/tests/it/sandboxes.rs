@@ -6,12 +6,12 @@ use store::error::StoreError;
 use store::sandboxes::{NewSandbox, SandboxRow};
 
 use crate::database::Database;
-use crate::samples::{running, sandbox, sandbox_id, team, team_id};
+use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
 
 pub(crate) async fn every_field_comes_back(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let plain = store.sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let plain = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
     let new = NewSandbox {
         alias: None,
         metadata: [("schlüssel \"'\\", "wert\n\u{1f980}"), ("nul", "a\0b"), ("", "")]
@@ -26,7 +26,7 @@ pub(crate) async fn every_field_comes_back(db: Database) {
         cpu_count: u32::MAX,
         ..sandbox(2, 1)
     };
-    let odd = store.sandbox_insert(new.clone()).await.unwrap();
+    let odd = store.of_node(node_id(1)).sandbox_insert(new.clone()).await.unwrap();
     assert_eq!(
         (odd.state, odd.version, odd.started_us),
         (State::Creating, 1, new.created_us)
@@ -36,13 +36,13 @@ pub(crate) async fn every_field_comes_back(db: Database) {
         assert_eq!(store.sandbox_by_id(&row.id).await.unwrap().as_ref(), Some(&row));
     }
     assert_eq!(store.sandbox_by_id(&sandbox_id(3)).await.unwrap(), None);
-    let error = store.sandbox_insert(new).await.unwrap_err();
+    let error = store.of_node(node_id(1)).sandbox_insert(new).await.unwrap_err();
     assert!(matches!(error, StoreError::Conflict { what: "sandbox" }), "{error:?}");
     let nobody = NewSandbox {
         team_id: team_id(9),
         ..sandbox(4, 1)
     };
-    let error = store.sandbox_insert(nobody).await.unwrap_err();
+    let error = store.of_node(node_id(1)).sandbox_insert(nobody).await.unwrap_err();
     assert!(matches!(error, StoreError::Dangling { what: "sandbox" }), "{error:?}");
     store.close().await;
 }
@@ -50,7 +50,7 @@ pub(crate) async fn every_field_comes_back(db: Database) {
 pub(crate) async fn a_life(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let created = store.sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let created = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
     let id = created.id.clone();
     let started = SandboxRow {
         state: State::Running,
@@ -60,17 +60,28 @@ pub(crate) async fn a_life(db: Database) {
         agent_version: "0.7.0".to_owned(),
         ..created
     };
-    let change = store.sandbox_started(&id, 1, 10, 500, "0.7.0").await.unwrap();
+    let change = store
+        .of_node(node_id(1))
+        .sandbox_started(&id, 1, 10, 500, "0.7.0")
+        .await
+        .unwrap();
     assert_eq!(change, Change::Applied(started.clone()));
     let stopping = SandboxRow {
         state: State::Stopping,
         version: 3,
         ..started
     };
-    let change = store.sandbox_set_state(&id, 2, State::Stopping).await.unwrap();
+    let change = store
+        .of_node(node_id(1))
+        .sandbox_set_state(&id, 2, State::Stopping)
+        .await
+        .unwrap();
     assert_eq!(change, Change::Applied(stopping.clone()));
-    assert_eq!(store.sandbox_delete(&id).await.unwrap(), Some(stopping));
-    assert_eq!(store.sandbox_delete(&id).await.unwrap(), None);
+    assert_eq!(
+        store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap(),
+        Some(stopping)
+    );
+    assert_eq!(store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap(), None);
     assert_eq!(store.sandbox_by_id(&id).await.unwrap(), None);
     store.close().await;
 }
@@ -81,54 +92,103 @@ pub(crate) async fn changes_from_an_old_view_are_stale(db: Database) {
     let row = running(&store, sandbox(1, 1), 5).await;
     let (id, old) = (&row.id, row.version - 1);
     assert_eq!(
-        store.sandbox_started(id, row.version, 1, 1, "x").await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .sandbox_started(id, row.version, 1, 1, "x")
+            .await
+            .unwrap(),
         Change::Stale
     );
     assert_eq!(
-        store.sandbox_set_state(id, old, State::Gone).await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .sandbox_set_state(id, old, State::Gone)
+            .await
+            .unwrap(),
         Change::Stale
     );
-    assert_eq!(store.sandbox_set_end(id, Some(old), 1).await.unwrap(), Change::Stale);
+    assert_eq!(
+        store
+            .of_node(node_id(1))
+            .sandbox_set_end(id, Some(old), 1)
+            .await
+            .unwrap(),
+        Change::Stale
+    );
     assert_eq!(store.sandbox_by_id(id).await.unwrap().as_ref(), Some(&row));
 
     // A client extends after the reaper looked: the reaper's decision does not count.
     let extended = store
+        .of_node(node_id(1))
         .sandbox_extend_end(id, row.end_us + 1)
         .await
         .unwrap()
         .applied()
         .unwrap();
     assert_eq!(
-        store.sandbox_set_state(id, row.version, State::Stopping).await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .sandbox_set_state(id, row.version, State::Stopping)
+            .await
+            .unwrap(),
         Change::Stale
     );
     // An extension that changes nothing does not make anybody's view old.
-    let same = store.sandbox_extend_end(id, row.end_us).await.unwrap();
+    let same = store
+        .of_node(node_id(1))
+        .sandbox_extend_end(id, row.end_us)
+        .await
+        .unwrap();
     assert_eq!(same, Change::Applied(extended));
 
     let none = sandbox_id(2);
     assert_eq!(
-        store.sandbox_started(&none, 1, 1, 1, "x").await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .sandbox_started(&none, 1, 1, 1, "x")
+            .await
+            .unwrap(),
         Change::Missing
     );
     assert_eq!(
-        store.sandbox_set_state(&none, 1, State::Gone).await.unwrap(),
+        store
+            .of_node(node_id(1))
+            .sandbox_set_state(&none, 1, State::Gone)
+            .await
+            .unwrap(),
         Change::Missing
     );
-    assert_eq!(store.sandbox_set_end(&none, None, 1).await.unwrap(), Change::Missing);
-    assert_eq!(store.sandbox_extend_end(&none, 1).await.unwrap(), Change::Missing);
+    assert_eq!(
+        store.of_node(node_id(1)).sandbox_set_end(&none, None, 1).await.unwrap(),
+        Change::Missing
+    );
+    assert_eq!(
+        store.of_node(node_id(1)).sandbox_extend_end(&none, 1).await.unwrap(),
+        Change::Missing
+    );
     store.close().await;
 }
 
 pub(crate) async fn ends_move_only_while_running(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let created = store.sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let created = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
     let id = &created.id;
-    assert_eq!(store.sandbox_extend_end(id, i64::MAX).await.unwrap(), Change::Stale);
-    assert_eq!(store.sandbox_set_end(id, None, 1).await.unwrap(), Change::Stale);
+    assert_eq!(
+        store
+            .of_node(node_id(1))
+            .sandbox_extend_end(id, i64::MAX)
+            .await
+            .unwrap(),
+        Change::Stale
+    );
+    assert_eq!(
+        store.of_node(node_id(1)).sandbox_set_end(id, None, 1).await.unwrap(),
+        Change::Stale
+    );
     let row = running(&store, sandbox(2, 1), 5).await;
     let shorter = store
+        .of_node(node_id(1))
         .sandbox_set_end(&row.id, None, 6)
         .await
         .unwrap()
@@ -136,6 +196,7 @@ pub(crate) async fn ends_move_only_while_running(db: Database) {
         .unwrap();
     assert_eq!((shorter.end_us, shorter.version), (6, row.version + 1));
     let longer = store
+        .of_node(node_id(1))
         .sandbox_set_end(&row.id, Some(shorter.version), 9)
         .await
         .unwrap()
@@ -143,12 +204,20 @@ pub(crate) async fn ends_move_only_while_running(db: Database) {
         .unwrap();
     assert_eq!((longer.end_us, longer.version), (9, row.version + 2));
     let stopping = store
+        .of_node(node_id(1))
         .sandbox_set_state(&row.id, longer.version, State::Stopping)
         .await
         .unwrap()
         .applied()
         .unwrap();
-    assert_eq!(store.sandbox_extend_end(&row.id, 100).await.unwrap(), Change::Stale);
+    assert_eq!(
+        store
+            .of_node(node_id(1))
+            .sandbox_extend_end(&row.id, 100)
+            .await
+            .unwrap(),
+        Change::Stale
+    );
     assert_eq!(store.sandbox_by_id(&row.id).await.unwrap(), Some(stopping));
     store.close().await;
 }
@@ -156,7 +225,7 @@ pub(crate) async fn ends_move_only_while_running(db: Database) {
 pub(crate) async fn corrupt_rows_are_named(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let row = store.sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let row = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
     let mut raw = db.raw().await;
     for (damage, column) in [
         ("UPDATE sandboxes SET secure = 2", "secure"),

@@ -1,10 +1,13 @@
 //! Templates, their names and builds.
 
+use model::lifecycle::State;
+use store::Change;
 use store::error::StoreError;
-use store::templates::{BuildRow, BuildStatus, TemplateRow};
+use store::sandboxes::NewSandbox;
+use store::templates::{BuildCursor, BuildRow, BuildStatus, TemplateRow};
 
 use crate::database::Database;
-use crate::samples::{build, team, template, template_id};
+use crate::samples::{build, node_id, running, sandbox, sandbox_id, team, template, template_id};
 
 pub(crate) async fn names_are_resolved_in_scope_order(db: Database) {
     let store = db.open().await;
@@ -38,8 +41,16 @@ pub(crate) async fn names_are_resolved_in_scope_order(db: Database) {
     }
     assert_eq!(store.template_by_id(&base.id).await.unwrap(), Some(base.clone()));
     assert_eq!(store.template_by_id(&template_id(9)).await.unwrap(), None);
-    assert_eq!(store.template_list(&a).await.unwrap(), [own]);
-    assert_eq!(store.template_list(&b).await.unwrap(), [public]);
+    for (team, want) in [(&a, [&base, &own]), (&b, [&base, &public])] {
+        let seen = store.template_overviews(team, None).await.unwrap();
+        let seen: Vec<_> = seen.iter().map(|overview| &overview.template).collect();
+        assert_eq!(seen, want);
+    }
+    for (id, found) in [(&own.id, 1), (&base.id, 1), (&public.id, 0), (&template_id(9), 0)] {
+        let seen = store.template_overviews(&a, Some(id)).await.unwrap();
+        assert_eq!(seen.len(), found, "{id}");
+        assert!(seen.iter().all(|overview| overview.template.id == *id));
+    }
     store.close().await;
 }
 
@@ -67,12 +78,112 @@ pub(crate) async fn a_taken_alias_leaves_no_template(db: Database) {
 
 pub(crate) async fn spawns_are_counted(db: Database) {
     let store = db.open().await;
-    store.template_insert(&template(1, None, &["base"])).await.unwrap();
-    store.template_add_spawns(&template_id(1), 3, 50).await.unwrap();
-    store.template_add_spawns(&template_id(1), 1, 40).await.unwrap();
-    store.template_add_spawns(&template_id(2), 1, 40).await.unwrap();
-    let row = store.template_by_id(&template_id(1)).await.unwrap().unwrap();
-    assert_eq!((row.spawn_count, row.last_spawned_us), (4, Some(50)));
+    let (team, other) = (team(&store, 1).await, team(&store, 2).await);
+    for row in [template(1, None, &["base"]), template(2, Some(&team), &[])] {
+        store.template_insert(&row).await.unwrap();
+    }
+    let spawns = async |of: u32| {
+        let seen = store.template_overviews(&team, Some(&template_id(of))).await.unwrap();
+        (seen[0].template.spawn_count, seen[0].template.last_spawned_us)
+    };
+    assert_eq!(spawns(1).await, (0, None));
+    // Who is being created does not count, and never did if it fails.
+    store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    assert_eq!(spawns(1).await, (0, None));
+    store
+        .of_node(node_id(1))
+        .sandbox_delete(&sandbox_id(1))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(spawns(1).await, (0, None));
+    // Of every team, whether they live or have ended, in whatever order they end.
+    let late = running(&store, sandbox(2, 1), 70).await;
+    running(&store, sandbox(3, 2), 50).await;
+    assert_eq!(spawns(1).await, (2, Some(70)));
+    let stopping = store
+        .of_node(node_id(1))
+        .sandbox_set_state(&late.id, late.version, State::Stopping)
+        .await
+        .unwrap();
+    assert!(matches!(stopping, Change::Applied(_)));
+    assert_eq!(spawns(1).await, (2, Some(70)));
+    for id in [late.id, sandbox_id(3)] {
+        store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap().unwrap();
+        assert_eq!(spawns(1).await, (2, Some(70)));
+        assert_eq!(store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap(), None);
+    }
+    running(&store, sandbox(4, 1), 90).await;
+    assert_eq!(spawns(1).await, (3, Some(90)));
+    assert_eq!(spawns(2).await, (0, None));
+    let seen = store.template_overviews(&other, None).await.unwrap();
+    assert_eq!(seen.len(), 1);
+    // A template that is gone takes nothing with it.
+    let orphan = NewSandbox {
+        template_id: template_id(9),
+        ..sandbox(5, 1)
+    };
+    let orphan = running(&store, orphan, 95).await;
+    assert_eq!(
+        store
+            .of_node(node_id(1))
+            .sandbox_delete(&orphan.id)
+            .await
+            .unwrap()
+            .unwrap()
+            .id,
+        orphan.id
+    );
+    store.close().await;
+}
+
+pub(crate) async fn builds_are_told_newest_first(db: Database) {
+    let store = db.open().await;
+    let team = team(&store, 1).await;
+    store.template_insert(&template(1, None, &["b", "a"])).await.unwrap();
+    let bare = store.template_overviews(&team, None).await.unwrap().remove(0);
+    assert_eq!(
+        (bare.updated_us, bare.build_count, bare.build_status, bare.ready),
+        (1, 0, None, None)
+    );
+    let ready = BuildRow {
+        finished_us: Some(15),
+        ..build(1, 1, BuildStatus::Ready, 10)
+    };
+    let builds = [
+        build(5, 1, BuildStatus::Failed, 30),
+        build(4, 1, BuildStatus::Building, 20),
+        build(3, 1, BuildStatus::Failed, 20),
+        build(2, 1, BuildStatus::Ready, 5),
+        ready.clone(),
+    ];
+    for row in &builds {
+        store.build_insert(row).await.unwrap();
+    }
+    let [five, four, three, two, one] = builds;
+    let seen = store.template_overviews(&team, None).await.unwrap().remove(0);
+    assert_eq!(seen.template.aliases, ["a", "b"]);
+    assert_eq!(
+        (seen.updated_us, seen.build_count, seen.build_status),
+        (30, 5, Some(BuildStatus::Failed))
+    );
+    assert_eq!(seen.ready, Some(ready));
+    let all = [five, four, three, one, two];
+    assert_eq!(store.build_list(&template_id(1), None, 10).await.unwrap(), all);
+    for limit in 1..=5 {
+        let (mut paged, mut after) = (Vec::new(), None);
+        loop {
+            let page = store.build_list(&template_id(1), after.as_ref(), limit).await.unwrap();
+            let Some(last) = page.last() else { break };
+            after = Some(BuildCursor {
+                created_us: last.created_us,
+                id: last.id.clone(),
+            });
+            paged.extend(page);
+        }
+        assert_eq!(paged, all, "{limit}");
+    }
+    assert_eq!(store.build_list(&template_id(2), None, 10).await.unwrap(), []);
     store.close().await;
 }
 

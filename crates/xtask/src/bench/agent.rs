@@ -1,4 +1,4 @@
-//! `bench agent`: what the agent of a sandbox bears, through the platform's port, beside what it costs.
+//! `bench agent`: throughput and cost of the agent of a sandbox, through the port of the platform.
 //!
 //! Goals: `true` p50 <= 6 ms; files in and out >= 500 MB/s; private memory of an idle agent <= 1.5 MB, and with 100
 //! processes and their listeners <= 20 MB; memory that stays flat however slowly a stream is read.
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use measure::client::{Client, Platform, Sandbox};
+use measure::client::{Client, Sandbox, Target};
 use uuid::Uuid;
 
 use self::host::Process;
@@ -22,28 +22,28 @@ use self::host::Process;
 /// Flags of `bench agent`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Data directory of the platform, which runs on this machine
+    /// Data directory of the platform, which must run on this machine
     #[arg(long, value_name = "DIR", default_value = "/var/lib/ringfence")]
     data_dir: PathBuf,
-    /// What to measure, separated by commas
+    /// Measurements to run, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "memory,streams,pour,files")]
     what: Vec<What>,
-    /// Streams at the same time
+    /// Number of concurrent streams
     #[arg(long, value_name = "N", default_value_t = 200)]
     streams: usize,
-    /// Output of the one command whose stream is long, in MB
+    /// Size of the long output stream, in MB
     #[arg(long, value_name = "MB", default_value_t = 1000)]
     pour_mb: u64,
-    /// How fast the slow client reads that output, in MB/s
+    /// Read rate of the slow client, in MB/s
     #[arg(long, value_name = "MB", default_value_t = 25)]
     slow_mb_s: u64,
-    /// Sizes of files, in MB, separated by commas
+    /// File sizes in MB, separated by commas
     #[arg(long, value_name = "MB", value_delimiter = ',', default_value = "100,1000")]
     file_mb: Vec<u64>,
-    /// Transfers of each kind
+    /// Number of transfers of each kind
     #[arg(long, value_name = "N", default_value_t = 5)]
     repeat: usize,
-    /// Where the disk of the plain file server is put: the file system of the data directory, to be fair
+    /// Directory for the disk of the plain file server; for a fair comparison on the file system of the data directory
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
 }
@@ -52,17 +52,17 @@ pub(crate) struct Args {
 enum What {
     /// Memory of the agent, idle and with 100 processes
     Memory,
-    /// Many streams at once, and `true` meanwhile
+    /// Many concurrent streams, and `true` meanwhile
     Streams,
-    /// One long stream, read fast and slowly
+    /// One long stream, with a fast and a slow reader
     Pour,
-    /// Files in and out, beside a plain file server
+    /// File transfers, compared with a plain file server
     Files,
 }
 
 /// A sandbox under measurement.
 struct Subject {
-    platform: Platform,
+    platform: Target,
     sandbox: Sandbox,
     /// The platform's process.
     server: Process,
@@ -71,7 +71,7 @@ struct Subject {
 /// Measures.
 ///
 /// # Errors
-/// When the platform is not there, or does not do what it is asked for.
+/// When the platform is not running, or a request fails.
 pub(super) fn run(args: &Args) -> Result<String> {
     let mut report = super::conditions::line();
     let (url, key) = credentials(args)?;
@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args) -> Result<String> {
 
 async fn measure(args: &Args, url: &str, key: &str) -> Result<String> {
     let run = Uuid::new_v4().simple().to_string();
-    let platform = Platform::find(url, key, "base".to_owned(), run).await?;
+    let platform = Target::find(url, key, "base".to_owned(), run).await?;
     let server = host::listener(platform.address.port())
         .with_context(|| format!("no process of this machine listens at {}", platform.address))?;
     let mut text = String::new();
@@ -104,7 +104,7 @@ async fn measure(args: &Args, url: &str, key: &str) -> Result<String> {
             What::Pour => pour::measure(&subject, args.pour_mb, args.slow_mb_s).await,
             What::Files => files::measure(&subject, args).await,
         };
-        // Whatever happened: it would only end by its timeout.
+        // Also after errors; otherwise it would run until its timeout.
         let deleted = client.delete(&subject.sandbox.id).await;
         text.push_str(&measured?);
         deleted?;

@@ -1,4 +1,4 @@
-//! Where and when figures were taken. A number without these means nothing.
+//! The conditions of a run, without which its figures cannot be compared.
 
 use jiff::Timestamp;
 

@@ -1,4 +1,4 @@
-//! `bench expiry`: how late after the deadline of a sandbox the node is told to kill it.
+//! `bench expiry`: delay between the deadline of a sandbox and the request to the node to kill it.
 //!
 //! Goal: p99 <= 250 ms with 1,000 sandboxes. Two cases: deadlines spread over some seconds, and all at one moment.
 
@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use measure::table;
 use model::lifecycle::State;
 
-use super::platform::{self, Platform, Rows, SECOND_US};
+use super::platform::{self, BenchPlatform, Rows, SECOND_US};
 
 /// Flags of `bench expiry`.
 #[derive(Debug, clap::Args)]
@@ -20,18 +20,18 @@ pub(crate) struct Args {
     /// Seconds over which their deadlines are spread in the first case
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     spread: u32,
-    /// Where the database is put; a file system in memory would flatter
+    /// Directory for the database; a file system in memory would distort the result
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
 }
 
-/// After the last deadline this long is waited for kills.
+/// How long to wait for kills after the last deadline.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Measures.
 ///
 /// # Errors
-/// When the server cannot be started, or a deadline was not kept.
+/// When the server cannot be started, or a kill is missing.
 pub(super) fn run(args: &Args) -> Result<String> {
     let mut report = super::conditions::line();
     report.push_str(&format!(
@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args) -> Result<String> {
 
 async fn lateness(args: &Args, spread_s: u32) -> Result<Vec<Duration>> {
     let rows = Rows::new(&args.dir).await?;
-    // Far away while the rows are made, and moved into the near future after.
+    // Far in the future while the rows are created, then moved into the near future.
     let started_us = platform::now_us();
     let mut ids = Vec::new();
     for n in 0..args.sandboxes {
@@ -66,21 +66,23 @@ async fn lateness(args: &Args, spread_s: u32) -> Result<Vec<Duration>> {
     let mut ends = Vec::new();
     for (n, id) in (0..).zip(&ids) {
         let end_us = first_us + n * step_us;
-        let _ = rows.store.sandbox_set_end(id, None, end_us).await?;
+        let _ = rows.of_node().sandbox_set_end(id, None, end_us).await?;
         ends.push((id, end_us));
     }
-    let platform = Platform::start(rows).await?;
+    let platform = BenchPlatform::start(rows).await?;
     if platform::now_us() >= first_us {
         bail!("the first deadline had passed before the server ran: the machine is too busy");
     }
     let last_us = first_us + i64::from(spread_s) * SECOND_US;
     let give_up_us = last_us + i64::try_from(PATIENCE.as_micros())?;
-    while platform.node.kills().len() < ids.len() && platform::now_us() < give_up_us {
+    while platform.node.killed_at.lock().len() < ids.len() && platform::now_us() < give_up_us {
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
-    let kills = platform.node.kills();
+    let kills = platform.node.killed_at.lock().clone();
     platform.stop().await;
-    let late = ends.iter().map(|(id, end_us)| Some(kills.get(id)? - end_us));
+    let late = ends
+        .iter()
+        .map(|(id, end_us)| Some(platform::unix_us(*kills.get(id)?)? - end_us));
     let Some(late) = late.collect::<Option<Vec<i64>>>() else {
         bail!("{} of {} sandboxes were killed", kills.len(), ids.len());
     };

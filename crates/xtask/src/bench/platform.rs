@@ -1,8 +1,10 @@
-//! A platform without sandboxes: a real server on a free port, SQLite in a temporary directory, a pretended node.
+//! A platform without sandboxes: a real server on a free port, SQLite in a temporary directory, a fake node.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
@@ -10,21 +12,23 @@ use model::id::{SandboxId, TeamId, TemplateId, UserId};
 use model::lifecycle::State;
 use protocol::node::NodeApi;
 use secrecy::SecretBox;
+use server::clock::Clock;
 use server::keys::hash_api_key;
+use server::lease::{NodeIdentity, NodeLease};
 use server::server::Server;
 use server::settings::Settings;
 use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
+use store::nodes::NodeRows;
 use store::sandboxes::{NewSandbox, SandboxRow};
 use store::teams::{TeamRow, UserRow};
 use store::templates::TemplateRow;
 use tempfile::TempDir;
+use testkit::node::FakeNode;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-
-use super::node::PretendNode;
 
 /// The key of the one team.
 pub(super) const KEY: &str = "e2b_00000000000000000000000000000000000000b5";
@@ -37,14 +41,15 @@ pub(super) struct Rows {
     team: TeamId,
     user: UserId,
     template: TemplateId,
+    node: NodeIdentity,
     /// Removed with the value.
     directory: TempDir,
 }
 
 /// A running server.
-pub(super) struct Platform {
+pub(super) struct BenchPlatform {
     pub(super) address: SocketAddr,
-    pub(super) node: Arc<PretendNode>,
+    pub(super) node: Arc<FakeNode>,
     server: Server,
     stop: CancellationToken,
     _directory: TempDir,
@@ -60,6 +65,11 @@ impl Rows {
             team: Uuid::new_v4().to_string().parse()?,
             user: Uuid::new_v4().to_string().parse()?,
             template: "base0000000000000000".parse()?,
+            node: NodeIdentity {
+                id: Uuid::new_v4().to_string().parse()?,
+                name: "bench".to_owned(),
+                owner: Uuid::new_v4().to_string().parse()?,
+            },
             directory,
         };
         let (store, name) = (&rows.store, "bench".to_owned());
@@ -103,6 +113,11 @@ impl Rows {
         Ok(rows)
     }
 
+    /// The rows of the node that the server will be for.
+    pub(super) fn of_node(&self) -> NodeRows {
+        self.store.of_node(self.node.id.clone())
+    }
+
     /// Sandbox number `n`, which started at `started_us` and ends at `end_us`, in that state.
     pub(super) async fn sandbox(&self, n: usize, state: State, started_us: i64, end_us: i64) -> Result<SandboxId> {
         let id: SandboxId = format!("i{n:019}").parse()?;
@@ -131,16 +146,15 @@ impl Rows {
             lifecycle_json: None,
             created_us: started_us,
         };
-        let row = self.store.sandbox_insert(new).await?;
-        let change = self
-            .store
-            .sandbox_started(&id, row.version, started_us, end_us, protocol::agent::VERSION);
+        let rows = self.of_node();
+        let row = rows.sandbox_insert(new).await?;
+        let change = rows.sandbox_started(&id, row.version, started_us, end_us, protocol::agent::VERSION);
         let row: SandboxRow = change
             .await?
             .applied()
             .context("a row that was just made has changed")?;
         if state != State::Running {
-            let change = self.store.sandbox_set_state(&id, row.version, state);
+            let change = rows.sandbox_set_state(&id, row.version, state);
             change
                 .await?
                 .applied()
@@ -150,16 +164,18 @@ impl Rows {
     }
 }
 
-impl Platform {
+impl BenchPlatform {
     /// Starts a server over these rows, which adopts those that run.
     pub(super) async fn start(rows: Rows) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("bind a port")?;
         let address = listener.local_addr()?;
-        let node = PretendNode::new();
+        let node = FakeNode::new();
+        node.adopts_all.store(true, Ordering::Relaxed);
         let stop = CancellationToken::new();
         let settings = Settings::new("sandbox.localhost".to_owned(), SecretBox::new(Box::new([7; 32])));
         let api: Arc<dyn NodeApi> = node.clone();
-        let server = Server::start(listener, rows.store, api, settings, stop.clone()).await?;
+        let lease = NodeLease::take(&rows.store, rows.node, Clock::system()).await?;
+        let server = Server::start(listener, lease, api, settings, stop.clone()).await?;
         Ok(Self {
             address,
             node,
@@ -183,6 +199,12 @@ pub(super) fn runtime() -> Result<Runtime> {
         .thread_name("server")
         .build()
         .context("start the server's event loop")
+}
+
+/// A time in microseconds since the Unix epoch.
+pub(super) fn unix_us(time: SystemTime) -> Option<i64> {
+    let since = time.duration_since(UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_micros()).ok()
 }
 
 /// Now, in microseconds since the Unix epoch.

@@ -1,4 +1,4 @@
-//! `bench rest`: what lists and details of sandboxes cost over HTTP when there are many rows.
+//! `bench rest`: latency of lists and details of sandboxes over HTTP with many rows.
 //!
 //! Goals: a page of 100 p99 <= 10 ms, a detail p99 <= 2 ms, 5,000 details per second; client and server on the same
 //! cores, everything (authentication, SQLite on disk, HTTP) included.
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use futures_util::future::try_join_all;
-use measure::client::{Client, Platform as Target};
+use measure::client::{Client, Target};
 use measure::stats::Distribution;
 use measure::table;
 use model::id::SandboxId;
 use model::lifecycle::State;
 
-use super::platform::{self, KEY, Platform, Rows, SECOND_US};
+use super::platform::{self, BenchPlatform, KEY, Rows, SECOND_US};
 
 /// Flags of `bench rest`.
 #[derive(Debug, clap::Args)]
@@ -26,35 +26,35 @@ pub(crate) struct Args {
     /// Sandboxes of the team that run
     #[arg(long, value_name = "N", default_value_t = 1000)]
     live: usize,
-    /// Where in the order of lists those are that have ended
+    /// Position of ended sandboxes in the order of lists
     #[arg(long, value_enum, default_value_t = Layout::Mixed)]
     layout: Layout,
     /// Requests of each kind, one after the other
     #[arg(long, value_name = "N", default_value_t = 2000)]
     requests: usize,
-    /// Kept connections for the rate
+    /// Number of kept-alive connections for the rate
     #[arg(long, value_name = "N", default_value_t = 8)]
     connections: usize,
-    /// Length of the rate's measurement
+    /// Duration of the measurement of the rate
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     seconds: u64,
-    /// Where the database is put; a file system in memory would flatter
+    /// Directory for the database; a file system in memory would distort the result
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Layout {
-    /// Evenly between those that run
+    /// Evenly between running sandboxes
     Mixed,
-    /// Before all that run, the worst for a first page
+    /// Before all running sandboxes, the worst case for the first page
     First,
 }
 
 /// Measures.
 ///
 /// # Errors
-/// When the server cannot be started, or an answer is not the expected one.
+/// When the server cannot be started, or a response is not the expected one.
 pub(super) fn run(args: &Args) -> Result<String> {
     let mut report = super::conditions::line();
     report.push_str(&format!(
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<String> {
     let (platform, ids) = server.block_on(async {
         let rows = Rows::new(&args.dir).await?;
         let ids = fill(&rows, args).await?;
-        anyhow::Ok((Platform::start(rows).await?, ids))
+        anyhow::Ok((BenchPlatform::start(rows).await?, ids))
     })?;
     let client = super::client_runtime()?;
     let url = format!("http://{}", platform.address);

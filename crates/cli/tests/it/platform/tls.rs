@@ -142,7 +142,7 @@ fn files_are_read_again_at_sighup() {
 
     std::fs::write(&certificates, "no certificate").unwrap();
     up.signal(Signal::HUP);
-    while !up.log().contains("stays as it is") {
+    while !up.log().contains("keeping the current certificate") {
         assert!(begun.elapsed() < Duration::from_secs(40), "{}", up.log());
     }
     assert!(talks(1));

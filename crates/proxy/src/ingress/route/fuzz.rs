@@ -2,6 +2,7 @@
 
 use http::{HeaderValue, Request};
 use proptest::prelude::*;
+use protocol::agent::CONTROL_PATHS;
 
 use super::*;
 
@@ -40,6 +41,19 @@ fn reference(host: &str) -> Option<Result<(u16, String), BadRoute>> {
     })
 }
 
+/// An API at `api.x` that takes whatever carries a key.
+struct KeyedApi;
+
+impl Api for KeyedApi {
+    fn is_at(&self, host: &str) -> bool {
+        host == "api.x"
+    }
+
+    fn takes(&self, request: &request::Parts) -> bool {
+        request.headers.contains_key("x-api-key")
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -61,7 +75,8 @@ proptest! {
         }
     }
 
-    /// A request that means a sandbox never becomes one for the API, and one for the API never reaches a sandbox.
+    /// A request that means a sandbox never becomes one for the API, unless the API takes it from the agent's port; and
+    /// one for the API never reaches a sandbox.
     #[test]
     fn requests_go_where_they_say(
         host in prop::option::of(prop_oneof!["(49983|80|0|99999|x)-[a-z0-9]{1,4}\\.localhost", "localhost(:3000)?", "api\\.x", ".{0,6}"]),
@@ -72,15 +87,18 @@ proptest! {
             "/[a-z%.?/]{0,10}",
         ],
         method in prop::sample::select(vec!["GET", "POST", "OPTIONS", "DELETE", "HEAD"]),
+        key in any::<bool>(),
     ) {
         let mut headers: Vec<(&'static str, String)> = Vec::new();
         headers.extend(host.iter().map(|host| ("host", host.clone())));
         headers.extend(id.iter().map(|id| (ID_HEADER, id.clone())));
         headers.extend(port.iter().map(|port| (PORT_HEADER, port.clone())));
+        headers.extend(key.then(|| ("x-api-key", "k".to_owned())));
         let Some(parts) = parts(method, &uri, &headers) else { return Ok(()) };
         let by_host = host.as_deref().and_then(reference);
-        let found = route(&parts);
+        let found = route(&parts, &KeyedApi);
         match by_host {
+            _ if host.as_deref() == Some("api.x") => prop_assert_eq!(found, Ok(Route::Api)),
             Some(Ok((port, id))) => match found {
                 Ok(Route::Sandbox(target)) => prop_assert_eq!((target.port, target.id.as_str()), (port, id.as_str())),
                 // Not every text is a header of text.
@@ -92,6 +110,11 @@ proptest! {
                     prop_assert_eq!((id.len(), port.len()), (1, 1));
                     prop_assert_eq!(target.port.to_string(), port[0].trim().trim_start_matches('0'));
                     prop_assert_eq!(target.id.as_str(), id[0].trim().split('-').next().unwrap());
+                    prop_assert!(!key || target.port != agent::PORT);
+                }
+                Ok(Route::Api) => {
+                    prop_assert!(key);
+                    prop_assert_eq!((id.len(), port[0].trim().trim_start_matches('0')), (1, "49983"));
                 }
                 Ok(other) => prop_assert!(false, "{:?}", other),
                 Err(_) => {}

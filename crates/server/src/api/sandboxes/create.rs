@@ -3,35 +3,32 @@
 //! The order of the checks is part of the contract: shape of the body, syntax of the template's name, the template,
 //! the timeout, then the rest. What a client asks for is done or refused with the name of the field, never dropped.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode, request};
-use model::id::{SandboxId, TeamId};
+use model::id::SandboxId;
 use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
+use model::sandbox::{EnvVars, NetworkSpec, SandboxSpec};
 use protocol::agent;
-use serde_json::json;
-use store::error::StoreError;
-use store::sandboxes::NewSandbox;
+use protocol::node::Stage;
 use store::templates::{BuildRow, TemplateRow};
-use utoipa::ToSchema;
-use utoipa::openapi::schema::AdditionalProperties;
-use utoipa::openapi::{Object, ObjectBuilder, Type};
 
 use super::ConnectionInfo;
+use crate::admission::quota::Used;
 use crate::api::auth::Caller;
-use crate::api::body::{Fields, Null, RequiredBody};
+use crate::api::body::RequiredBody;
+use crate::api::body::shape::{Body, Meaningless, Nullable, body};
+use crate::api::body::values::{AnyArray, AnyObject, Lifetime, TemplateReference, Texts, Variables};
 use crate::api::error::{ApiError, ErrorBody};
-use crate::clock::SECOND_US;
-use crate::idempotency::{Claimed, IdempotencyKey, KeptSandbox, KeyedRequest};
-use crate::keys;
-use crate::lifecycle::{Create, EnvVars, Platform};
-use crate::metrics::CreateOutcome;
-use crate::quota::Used;
+use crate::api::json::json;
+use crate::api::state::ApiState;
+use crate::outcome::CreateOutcome;
+use crate::sandboxes::create::CreateRequest;
+use crate::sandboxes::idempotency::{Claimed, IdempotencyKey, KeptSandbox, KeyedRequest};
+use crate::templates::TemplateName;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -61,93 +58,79 @@ impl Version {
     }
 }
 
-/// A sandbox to make.
-#[derive(ToSchema)]
-#[schema(rename_all = "camelCase")]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct NewSandboxV1 {
-    /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
-    #[schema(
-        rename = "templateID",
-        example = "base",
-        pattern = r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"
-    )]
-    template_id: String,
-    /// Seconds from the moment it runs until it is ended.
-    #[schema(minimum = 1, maximum = 86_400, default = 15)]
-    timeout: Option<i32>,
-    /// What to find it by.
-    #[schema(required = false)]
-    metadata: BTreeMap<String, String>,
-    /// Environment variables of its processes.
-    #[schema(required = false, schema_with = env_vars_schema)]
-    env_vars: BTreeMap<String, String>,
-    /// `false` cuts it off the internet.
-    #[schema(rename = "allow_internet_access", required = false)]
-    allow_internet_access: bool,
-    /// Whether its agent answers only those who have its token.
-    #[schema(required = false, default = false)]
-    secure: bool,
-    #[schema(required = false)]
-    network: NewSandboxNetwork,
-    /// For clients: they set up MCP servers inside the sandbox by it.
-    #[schema(value_type = Option<Object>)]
-    mcp: Option<()>,
+body! {
+    /// What both paths have in common.
+    struct NewSandboxFields {
+        /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
+        "templateID" template: TemplateReference;
+        /// What to find it by.
+        "metadata" metadata: Option<Texts>;
+        /// Environment variables of its processes.
+        "envVars" env_vars: Option<Variables>;
+        /// `false` cuts it off the internet.
+        "allow_internet_access" allow_internet_access: Option<bool>;
+        "network" network: Option<NewSandboxNetwork>;
+        "autoPause" auto_pause: Nullable<bool> = false => hidden;
+        "autoPauseMemory" auto_pause_memory: Nullable<bool> = true => hidden;
+        "autoResume" auto_resume: Option<AutoResume> => hidden;
+        "iam" iam: Option<Iam> => hidden;
+        "volumeMounts" volume_mounts: Option<AnyArray<{ usize::MAX }>> => hidden;
+        "injections" injections: Option<AnyArray<ATTACHMENTS_MAX>> => hidden;
+        "resources" resources: Option<AnyArray<ATTACHMENTS_MAX>> => hidden;
+        ignored {
+            /// For clients: they set up MCP servers inside the sandbox by it.
+            "mcp": Nullable<AnyObject>;
+        }
+    }
 }
 
-/// A sandbox to make.
-#[derive(ToSchema)]
-#[schema(as = NewSandbox, rename_all = "camelCase")]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct NewSandboxBody {
-    /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
-    #[schema(
-        rename = "templateID",
-        example = "base",
-        pattern = r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"
-    )]
-    template_id: String,
-    /// Seconds from the moment it runs until it is ended.
-    #[schema(minimum = 1, maximum = 86_400, default = 300)]
-    timeout: Option<i32>,
-    /// What to find it by.
-    #[schema(required = false)]
-    metadata: BTreeMap<String, String>,
-    /// Environment variables of its processes.
-    #[schema(required = false, schema_with = env_vars_schema)]
-    env_vars: BTreeMap<String, String>,
-    /// `false` cuts it off the internet.
-    #[schema(rename = "allow_internet_access", required = false)]
-    allow_internet_access: bool,
-    #[schema(required = false)]
-    network: NewSandboxNetwork,
-    /// For clients: they set up MCP servers inside the sandbox by it.
-    #[schema(value_type = Option<Object>)]
-    mcp: Option<()>,
+body! {
+    /// A sandbox to make.
+    pub(crate) struct NewSandboxV1 {
+        flatten common: NewSandboxFields;
+        /// Seconds from the moment it runs until it is ended.
+        "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V1_S;
+        /// Whether its agent answers only those who have its token. Left out, it does so where `allowPublicTraffic` is
+        /// `false`; `false` together with that is refused.
+        "secure" secure: Option<bool>;
+    }
 }
 
-/// How a sandbox is reached.
-#[derive(ToSchema)]
-#[schema(rename_all = "camelCase")]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct NewSandboxNetwork {
-    /// `false` asks for `trafficAccessToken`, as header `e2b-traffic-access-token`, on every port but the agent's.
-    #[schema(default = true)]
-    allow_public_traffic: Option<bool>,
+body! {
+    /// A sandbox to make.
+    pub(crate) struct NewSandbox {
+        flatten common: NewSandboxFields;
+        /// Seconds from the moment it runs until it is ended.
+        "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V2_S;
+        "secure" secure: Meaningless<bool> => hidden;
+    }
 }
 
-fn env_vars_schema() -> Object {
-    let text = |pattern: &str| {
-        ObjectBuilder::new()
-            .schema_type(Type::String)
-            .pattern(Some(pattern))
-            .build()
-    };
-    ObjectBuilder::new()
-        .property_names(Some(text(r"^[^=\x00]+$")))
-        .additional_properties(Some(AdditionalProperties::RefOr(text(r"^[^\x00]*$").into())))
-        .description(Some("Environment variables of its processes."))
-        .build()
+body! {
+    /// How a sandbox is reached.
+    struct NewSandboxNetwork {
+        /// `false` asks for `trafficAccessToken`, as header `e2b-traffic-access-token`, on every port but the agent's.
+        "allowPublicTraffic" allow_public_traffic: Nullable<bool> = true;
+        "allowOut" allow_out: Option<AnyArray<{ usize::MAX }>> => hidden;
+        "denyOut" deny_out: Option<AnyArray<{ usize::MAX }>> => hidden;
+        "maskRequestHost" mask_request_host: Option<String> => hidden;
+        "rules" rules: Option<AnyObject> => hidden;
+        "egressProxy" egress_proxy: Nullable<AnyObject> => hidden;
+    }
+}
+
+body! {
+    /// Whether a sandbox comes back on traffic.
+    struct AutoResume {
+        "enabled" enabled: bool;
+    }
+}
+
+body! {
+    /// What a sandbox may act as.
+    struct Iam {
+        "tokens" tokens: Nullable<AnyObject>;
+    }
 }
 
 /// Creates a sandbox, with the defaults of the older path.
@@ -197,12 +180,12 @@ fn env_vars_schema() -> Object {
     )
 )]
 pub(crate) async fn create_sandbox_v1(
-    State(platform): State<Arc<Platform>>,
+    State(state): State<ApiState>,
     caller: Caller,
     key: Keyed,
-    body: RequiredBody,
+    body: RequiredBody<NewSandboxV1>,
 ) -> Result<Response, ApiError> {
-    create(&platform, &caller, key, &body, Version::V1).await
+    create(&state, &caller, (key, &body), Version::V1).await
 }
 
 /// Creates a sandbox.
@@ -216,7 +199,7 @@ pub(crate) async fn create_sandbox_v1(
                        is answered with the same sandbox",
         min_length = 1, max_length = 255, pattern = "^[!-~]+$",
     )),
-    request_body(content = NewSandboxBody),
+    request_body(content = NewSandbox),
     responses(
         (
             status = 201,
@@ -253,43 +236,45 @@ pub(crate) async fn create_sandbox_v1(
     )
 )]
 pub(crate) async fn create_sandbox(
-    State(platform): State<Arc<Platform>>,
+    State(state): State<ApiState>,
     caller: Caller,
     key: Keyed,
-    body: RequiredBody,
+    body: RequiredBody<NewSandbox>,
 ) -> Result<Response, ApiError> {
-    create(&platform, &caller, key, &body, Version::V2).await
+    create(&state, &caller, (key, &body), Version::V2).await
 }
 
-async fn create(
-    platform: &Arc<Platform>,
+async fn create<T: Body + Into<Asked>>(
+    state: &ApiState,
     caller: &Caller,
-    key: Keyed,
-    body: &RequiredBody,
+    request: (Keyed, &RequiredBody<T>),
     version: Version,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
     // What the platform makes of it from there on, it counts itself: the client may be gone by then.
-    let create = match accept(platform, caller, key, body, version).await {
+    let create = match accept(state, caller, request, version).await {
         Ok(Accepted::New(create)) => *create,
         Ok(Accepted::Before(kept)) => {
-            platform.metrics.create(CreateOutcome::Repeated);
-            return crate::api::json(StatusCode::CREATED, &ConnectionInfo::again(kept, platform));
+            state.metrics.create(CreateOutcome::Repeated);
+            return json(StatusCode::CREATED, &ConnectionInfo::again(kept, &state.access));
         }
         Err(error) => {
-            platform.metrics.create(error.create_outcome());
+            state.metrics.create(error.create_outcome());
             return Err(error);
         }
     };
     let resolve_time = begun.elapsed();
-    let created = platform.create(create).await?;
+    let created = state.sandboxes.create(create).await?;
 
-    let mut stages = vec![("auth", caller.auth_time), ("template", resolve_time)];
+    let mut stages = vec![
+        Stage::new("auth", caller.auth_time),
+        Stage::new("template", resolve_time),
+    ];
     stages.extend(created.stages);
-    stages.push(("total", caller.auth_time + begun.elapsed()));
-    platform.metrics.create_stages(&stages);
-    let info = ConnectionInfo::new(created.row, platform);
-    let mut response = crate::api::json(StatusCode::CREATED, &info)?;
+    stages.push(Stage::new("total", caller.auth_time + begun.elapsed()));
+    state.metrics.create_stages(&stages);
+    let info = ConnectionInfo::new(created.row, &state.access);
+    let mut response = json(StatusCode::CREATED, &info)?;
     if let Ok(value) = HeaderValue::try_from(server_timing(&stages)) {
         response.headers_mut().insert(SERVER_TIMING, value);
     }
@@ -298,38 +283,36 @@ async fn create(
 
 /// A request that is not refused.
 enum Accepted {
-    New(Box<Create>),
+    New(Box<CreateRequest>),
     /// It was answered before.
     Before(KeptSandbox),
 }
 
 /// Reads a request and refuses it, or takes everything that a sandbox for it needs.
-async fn accept(
-    platform: &Arc<Platform>,
+async fn accept<T: Body + Into<Asked>>(
+    state: &ApiState,
     caller: &Caller,
-    Keyed(key): Keyed,
-    body: &RequiredBody,
+    (Keyed(key), body): (Keyed, &RequiredBody<T>),
     version: Version,
 ) -> Result<Accepted, ApiError> {
-    let wish = Wish::parse(&body.fields(), version)?;
-    let name = TemplateName::parse(&wish.template)?;
+    let asked: Asked = body.read()?.into();
+    let name = TemplateName::parse(&asked.common.template.0)?;
     let id = random_id()?;
     let Some(key) = key else {
-        return prepare(platform, caller, wish, &name, id).await.map(Accepted::New);
+        return prepare(state, caller, asked, &name, id).await.map(Accepted::New);
     };
-    let seed = &platform.settings.token_seed;
     let request = KeyedRequest {
         team: caller.team.clone(),
         key,
-        body_hash: keys::request_digest(seed, version.operation(), &body.canonical()),
+        body_hash: state.tokens.request_digest(version.operation(), &body.canonical()),
         sandbox: id.clone(),
     };
-    let claim = match platform.claim(request).await {
+    let claim = match state.claims.claim(request).await {
         Ok(Claimed::First(claim)) => claim,
         Ok(Claimed::Before(kept)) => return Ok(Accepted::Before(kept)),
         Err(error) => return Err(ApiError::not_claimed(error, version.mismatch())),
     };
-    match prepare(platform, caller, wish, &name, id).await {
+    match prepare(state, caller, asked, &name, id).await {
         Ok(mut create) => {
             create.claim = Some(claim);
             Ok(Accepted::New(create))
@@ -344,49 +327,24 @@ async fn accept(
 
 /// Everything that can be refused before anything is made: the template, what was asked for, the limits, the room.
 async fn prepare(
-    platform: &Platform,
+    state: &ApiState,
     caller: &Caller,
-    wish: Wish,
+    asked: Asked,
     name: &TemplateName,
     id: SandboxId,
-) -> Result<Box<Create>, ApiError> {
-    let (template, build) = find_build(platform, &caller.team, name).await?;
-    wish.check(caller)?;
-    let now_us = platform.settings.clock.now_us();
-    caller.count_create(now_us)?;
-    let place = platform
-        .reserve(&caller.quota, Used::by_one(build.cpu_count, build.memory_mb))
-        .await?;
-    let row = NewSandbox {
+) -> Result<Box<CreateRequest>, ApiError> {
+    let (template, build) = name.find_build(&state.store, &caller.team).await?;
+    let spec = asked.spec(caller, (template, build), &name.name)?;
+    caller.count_create(state.clock.now_us())?;
+    let share = Used::by_one(spec.cpu_count, spec.memory_mb);
+    let admission = state.admission.admit(&caller.quota, share).await?;
+    Ok(Box::new(CreateRequest {
         id,
-        team_id: caller.team.clone(),
-        user_id: caller.user.clone(),
-        template_id: template.id,
-        build_id: build.id,
-        alias: shown_alias(template.aliases, &name.name),
-        execution_id: uuid::Uuid::new_v4().to_string(),
-        end_us: now_us + i64::from(wish.timeout_s) * SECOND_US,
-        max_end_us: now_us + i64::from(caller.quota.limits.max_lifetime_s) * SECOND_US,
-        cpu_count: build.cpu_count,
-        memory_mb: build.memory_mb,
-        disk_mb: build.disk_mb,
-        agent_version: build.agent_version.unwrap_or_else(|| agent::VERSION.to_owned()),
-        metadata: wish.metadata,
-        secure: wish.secure || platform.settings.always_secure,
-        allow_public_traffic: wish.allow_public_traffic.unwrap_or(true),
-        allow_internet_access: wish.allow_internet_access,
-        network_json: wish
-            .has_network
-            .then(|| json!({"allowPublicTraffic": wish.allow_public_traffic.unwrap_or(true)}).to_string()),
-        lifecycle_json: None,
-        created_us: now_us,
-    };
-    Ok(Box::new(Create {
-        place,
+        team: caller.team.clone(),
+        user: caller.user.clone(),
+        spec,
+        admission,
         claim: None,
-        row,
-        timeout_s: wish.timeout_s,
-        env_vars: EnvVars(wish.env_vars),
     }))
 }
 
@@ -418,245 +376,170 @@ fn random_id() -> Result<SandboxId, ApiError> {
 }
 
 /// The stages as a `Server-Timing` header: milliseconds with three digits.
-fn server_timing(stages: &[(&str, Duration)]) -> String {
-    stages.iter().fold(String::new(), |mut text, (stage, time)| {
+fn server_timing(stages: &[Stage]) -> String {
+    stages.iter().fold(String::new(), |mut text, Stage { name, took }| {
         let separator = if text.is_empty() { "" } else { ", " };
-        let _ = write!(text, "{separator}{stage};dur={:.3}", time.as_secs_f64() * 1000.0);
+        let _ = write!(text, "{separator}{name};dur={:.3}", took.as_secs_f64() * 1000.0);
         text
     })
 }
 
-/// What a client asks for.
-struct Wish {
-    template: String,
-    timeout_s: u32,
-    secure: bool,
-    metadata: BTreeMap<String, String>,
-    env_vars: BTreeMap<String, String>,
-    allow_internet_access: Option<bool>,
-    has_network: bool,
-    allow_public_traffic: Option<bool>,
-    refusal: Option<String>,
+/// What a client asks for, by whichever path.
+struct Asked {
+    common: NewSandboxFields,
+    timeout: Lifetime<1>,
+    /// Whether its agent is to answer only those who have its token, if the client said so or the path does.
+    secure: Option<bool>,
+    /// Whether the client said that the agent is to answer everybody, also on the newer path, where that has no other
+    /// meaning.
+    wants_open: bool,
 }
 
-impl Wish {
-    /// Reads the body. What is well-formed and cannot be done is kept for [`Self::check`], which comes later.
-    fn parse(fields: &Fields<'_>, version: Version) -> Result<Self, ApiError> {
-        let default_timeout_s = match version {
-            Version::V1 => DEFAULT_TIMEOUT_V1_S,
-            Version::V2 => DEFAULT_TIMEOUT_V2_S,
-        };
-        let template = fields.required_text("templateID")?.to_owned();
-        let timeout_s = fields.count("timeout", Null::Absent)?.unwrap_or(default_timeout_s);
-        let metadata = fields.texts("metadata")?.unwrap_or_default();
-        let env_vars = fields.texts("envVars")?.unwrap_or_default();
-        let allow_internet_access = fields.flag("allow_internet_access", Null::Refused)?;
-        // On the older path the client chooses whether its agent also answers callers without any credential.
-        let secure = match version {
-            Version::V1 => fields.flag("secure", Null::Refused)?.unwrap_or(false),
-            Version::V2 => true,
-        };
-        // The SDK does all of it inside the sandbox; nothing is left to do here.
-        fields.object("mcp", Null::Absent)?;
+impl From<NewSandboxV1> for Asked {
+    fn from(body: NewSandboxV1) -> Self {
+        Self {
+            common: body.common,
+            timeout: body.timeout,
+            secure: body.secure,
+            wants_open: body.secure == Some(false),
+        }
+    }
+}
 
-        let mut refusal = None;
-        let network = fields.object("network", Null::Refused)?;
-        let allow_public_traffic = match &network {
-            Some(network) => network.flag("allowPublicTraffic", Null::Absent)?,
-            None => None,
-        };
-        refuse_pausing(fields, &mut refusal)?;
-        refuse_iam(fields, &mut refusal)?;
-        if let Some(network) = &network {
-            refuse_egress(network, &mut refusal)?;
+impl From<NewSandbox> for Asked {
+    fn from(body: NewSandbox) -> Self {
+        Self {
+            common: body.common,
+            timeout: body.timeout,
+            secure: Some(true),
+            wants_open: body.secure.0 == Some(false),
         }
-        if fields.array("volumeMounts")?.is_some_and(|mounts| !mounts.is_empty()) {
-            refusal.get_or_insert_with(|| fields.unavailable("volumeMounts"));
+    }
+}
+
+impl Asked {
+    /// Whether the agent is to ask for its token. Where nothing was said, a sandbox that keeps strangers from its ports
+    /// keeps them from its agent too.
+    fn is_secure(&self) -> bool {
+        self.secure.unwrap_or_else(|| self.is_private())
+    }
+
+    /// Whether its ports ask for a token.
+    fn is_private(&self) -> bool {
+        let network = self.common.network.as_ref();
+        network.is_some_and(|network| !network.allow_public_traffic)
+    }
+
+    /// What is to be made, of what was found by the name. Refuses what is well-formed and cannot be done.
+    fn spec(
+        self,
+        caller: &Caller,
+        (template, build): (TemplateRow, BuildRow),
+        name: &str,
+    ) -> Result<SandboxSpec, ApiError> {
+        let max_lifetime_s = caller.quota.limits.max_lifetime_s;
+        let timeout_s = self.timeout.within(max_lifetime_s)?;
+        let secure = self.is_secure();
+        let refusal = self.refusal();
+        let common = self.common;
+        let env_vars = common
+            .env_vars
+            .map_or_else(Texts::new, |Variables(variables)| variables);
+        let env_vars = EnvVars::new(env_vars).ok_or_else(|| {
+            ApiError::invalid(
+                "envVars: a name must not be empty or hold '=', and neither name nor value may hold a NUL",
+            )
+        })?;
+        if let Some(why) = refusal {
+            return Err(ApiError::invalid(why));
         }
-        for key in ["injections", "resources"] {
-            let items = fields.array(key)?.map_or(0, Vec::len);
-            if items > ATTACHMENTS_MAX {
-                return Err(fields.fault(key, &format!("maximum number of items is {ATTACHMENTS_MAX}")));
-            }
-            if items > 0 {
-                refusal.get_or_insert_with(|| fields.unavailable(key));
-            }
-        }
-        Ok(Self {
-            template,
+        Ok(SandboxSpec {
+            template: template.id,
+            build: build.id,
+            alias: shown_alias(template.aliases, name),
+            cpu_count: build.cpu_count,
+            memory_mb: build.memory_mb,
+            disk_mb: build.disk_mb,
+            agent_version: build.agent_version.unwrap_or_else(|| agent::VERSION.to_owned()),
             timeout_s,
-            secure,
-            metadata,
+            max_lifetime_s,
+            metadata: common.metadata.unwrap_or_default(),
             env_vars,
-            allow_internet_access,
-            has_network: network.is_some(),
-            allow_public_traffic,
-            refusal,
+            secure,
+            allow_internet_access: common.allow_internet_access,
+            network: common.network.map(|network| NetworkSpec {
+                allow_public_traffic: network.allow_public_traffic,
+            }),
         })
     }
 
-    /// Refuses what is well-formed and cannot be done.
-    fn check(&self, caller: &Caller) -> Result<(), ApiError> {
-        check_timeout(self.timeout_s, caller)?;
-        for (name, value) in &self.env_vars {
-            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                return Err(ApiError::invalid(
-                    "envVars: a name must not be empty or hold '=', and neither name nor value may hold a NUL",
-                ));
-            }
+    /// Why what was asked for cannot be done: the first reason, if there is one.
+    fn refusal(&self) -> Option<String> {
+        let common = &self.common;
+        if self.wants_open && self.is_private() {
+            return Some(
+                "secure: false and network.allowPublicTraffic: false contradict each other: whoever may call the agent \
+                 reaches every port through it; leave secure out or set it to true"
+                    .to_owned(),
+            );
         }
-        match &self.refusal {
-            Some(why) => Err(ApiError::invalid(why.clone())),
-            None => Ok(()),
+        if common.auto_pause {
+            let why = "autoPause is not available on this platform: a sandbox is killed when its timeout ends";
+            return Some(why.to_owned());
         }
-    }
-}
-
-/// Refuses a timeout that a new life of a sandbox cannot have.
-pub(super) fn check_timeout(timeout_s: u32, caller: &Caller) -> Result<(), ApiError> {
-    if timeout_s == 0 {
-        return Err(ApiError::invalid("timeout must be greater than 0"));
-    }
-    check_longest(timeout_s, caller)
-}
-
-/// Refuses a timeout beyond the longest life of a sandbox of the team.
-pub(super) fn check_longest(timeout_s: u32, caller: &Caller) -> Result<(), ApiError> {
-    let longest_s = caller.quota.limits.max_lifetime_s;
-    if timeout_s <= longest_s {
-        return Ok(());
-    }
-    let hours = f64::from(longest_s) / 3600.0;
-    Err(ApiError::invalid(format!(
-        "timeout cannot be greater than {hours} hours"
-    )))
-}
-
-fn refuse_pausing(fields: &Fields<'_>, refusal: &mut Option<String>) -> Result<(), ApiError> {
-    let pauses = fields.flag("autoPause", Null::Absent)?.unwrap_or(false);
-    let keeps_memory = fields.flag("autoPauseMemory", Null::Absent)?.unwrap_or(true);
-    let resumes = match fields.object("autoResume", Null::Refused)? {
-        None => false,
-        Some(resume) => resume
-            .flag("enabled", Null::Refused)?
-            .ok_or_else(|| resume.missing("enabled"))?,
-    };
-    let why = if pauses {
-        "autoPause is not available on this platform: a sandbox is killed when its timeout ends"
-    } else if !keeps_memory {
-        "autoPauseMemory: false needs autoPause: true, which is not available on this platform"
-    } else if resumes {
-        "autoResume is not available on this platform: a sandbox is killed when its timeout ends"
-    } else {
-        return Ok(());
-    };
-    refusal.get_or_insert_with(|| why.to_owned());
-    Ok(())
-}
-
-fn refuse_iam(fields: &Fields<'_>, refusal: &mut Option<String>) -> Result<(), ApiError> {
-    let Some(iam) = fields.object("iam", Null::Refused)? else {
-        return Ok(());
-    };
-    let tokens = iam.object("tokens", Null::Absent)?;
-    if tokens.is_some_and(|tokens| !tokens.is_empty()) {
-        refusal.get_or_insert_with(|| fields.unavailable("iam"));
-    }
-    Ok(())
-}
-
-fn refuse_egress(network: &Fields<'_>, refusal: &mut Option<String>) -> Result<(), ApiError> {
-    for key in ["allowOut", "denyOut"] {
-        if network.array(key)?.is_some_and(|items| !items.is_empty()) {
-            refusal.get_or_insert_with(|| network.unavailable(key));
+        if !common.auto_pause_memory {
+            let why = "autoPauseMemory: false needs autoPause: true, which is not available on this platform";
+            return Some(why.to_owned());
         }
-    }
-    if network.text("maskRequestHost")?.is_some_and(|host| !host.is_empty()) {
-        refusal.get_or_insert_with(|| network.unavailable("maskRequestHost"));
-    }
-    for (key, null) in [("rules", Null::Refused), ("egressProxy", Null::Absent)] {
-        if network.object(key, null)?.is_some_and(|value| !value.is_empty()) {
-            refusal.get_or_insert_with(|| network.unavailable(key));
+        if common.auto_resume.as_ref().is_some_and(|resume| resume.enabled) {
+            let why = "autoResume is not available on this platform: a sandbox is killed when its timeout ends";
+            return Some(why.to_owned());
         }
-    }
-    Ok(())
-}
-
-/// A template as a client names it: `[namespace/]name[:tag]`.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct TemplateName {
-    namespace: Option<String>,
-    name: String,
-    /// Set unless it is the tag that everything has.
-    pub(super) tag: Option<String>,
-}
-
-impl TemplateName {
-    pub(super) fn parse(text: &str) -> Result<Self, ApiError> {
-        let invalid = || ApiError::invalid(format!("invalid template reference {text:?}"));
-        let lower = text.trim().to_ascii_lowercase();
-        let (path, tag) = match lower.split_once(':') {
-            Some((path, tag)) => (path, Some(tag)),
-            None => (lower.as_str(), None),
-        };
-        let (namespace, name) = match path.split_once('/') {
-            Some((namespace, name)) => (Some(namespace), name),
-            None => (None, path),
-        };
-        let word = |text: &str, extra: &[u8]| {
-            let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || extra.contains(&byte);
-            !text.is_empty() && text.bytes().all(allowed)
-        };
-        let valid = word(name, b"-_")
-            && namespace.is_none_or(|namespace| word(namespace, b"-_"))
-            && tag.is_none_or(|tag| word(tag, b"-_."));
-        if !valid {
-            return Err(invalid());
-        }
-        Ok(Self {
-            namespace: namespace.map(str::to_owned),
-            name: name.to_owned(),
-            tag: tag.filter(|tag| *tag != "default").map(str::to_owned),
-        })
-    }
-
-    /// The template that the name means to a team, if any.
-    pub(super) async fn resolve(&self, platform: &Platform, team: &TeamId) -> Result<Option<TemplateRow>, StoreError> {
-        if let Some(namespace) = &self.namespace {
-            // Only the team's own namespace has anything for it.
-            let owner = platform.store.team_by_name(namespace).await?;
-            if owner.is_none_or(|owner| owner.id != *team) {
-                return Ok(None);
-            }
-        }
-        let found = platform.store.template_resolve(team, &self.name).await?;
-        Ok(found.filter(|row| self.namespace.is_none() || row.team_id.as_ref() == Some(team)))
+        let iam = common.iam.as_ref().and_then(|iam| iam.tokens.0);
+        let iam = iam.is_some_and(|tokens| !tokens.is_empty).then_some("iam");
+        let network = || common.network.as_ref().and_then(NewSandboxNetwork::unavailable);
+        let key = iam.or_else(network).or_else(|| common.unavailable())?;
+        Some(format!("{key} is not available on this platform"))
     }
 }
 
-async fn find_build(
-    platform: &Platform,
-    team: &TeamId,
-    name: &TemplateName,
-) -> Result<(TemplateRow, BuildRow), ApiError> {
-    let Some(template) = name.resolve(platform, team).await? else {
-        return Err(ApiError::no_template(format!(
-            "template \"{}\" does not exist or you have no access to it",
-            name.name
-        )));
-    };
-    if let Some(tag) = &name.tag {
-        return Err(ApiError::no_template(format!(
-            "template \"{}\" has no build with tag \"{tag}\"",
-            name.name
-        )));
+impl NewSandboxFields {
+    /// The first key that asks for something that this platform does not have.
+    fn unavailable(&self) -> Option<&'static str> {
+        [
+            (
+                "volumeMounts",
+                self.volume_mounts.is_some_and(|mounts| !mounts.is_empty),
+            ),
+            (
+                "injections",
+                self.injections.is_some_and(|injections| !injections.is_empty),
+            ),
+            ("resources", self.resources.is_some_and(|resources| !resources.is_empty)),
+        ]
+        .into_iter()
+        .find_map(|(key, is_asked)| is_asked.then_some(key))
     }
-    match platform.store.build_latest_ready(&template.id).await? {
-        Some(build) => Ok((template, build)),
-        None => Err(ApiError::no_template(format!(
-            "template \"{}\" has no finished build with tag \"default\"",
-            name.name
-        ))),
+}
+
+impl NewSandboxNetwork {
+    /// The first key that asks for something that this platform does not have.
+    fn unavailable(&self) -> Option<&'static str> {
+        [
+            ("network.allowOut", self.allow_out.is_some_and(|hosts| !hosts.is_empty)),
+            ("network.denyOut", self.deny_out.is_some_and(|hosts| !hosts.is_empty)),
+            (
+                "network.maskRequestHost",
+                self.mask_request_host.as_ref().is_some_and(|host| !host.is_empty()),
+            ),
+            ("network.rules", self.rules.is_some_and(|rules| !rules.is_empty)),
+            (
+                "network.egressProxy",
+                self.egress_proxy.0.is_some_and(|proxy| !proxy.is_empty),
+            ),
+        ]
+        .into_iter()
+        .find_map(|(key, is_asked)| is_asked.then_some(key))
     }
 }
 
@@ -670,32 +553,15 @@ fn shown_alias(aliases: Vec<String>, asked: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn template_names_are_taken_apart() {
-        let check = |text: &str, want: Option<(Option<&str>, &str, Option<&str>)>| {
-            let want = want.map(|(namespace, name, tag)| TemplateName {
-                namespace: namespace.map(str::to_owned),
-                name: name.to_owned(),
-                tag: tag.map(str::to_owned),
-            });
-            assert_eq!(TemplateName::parse(text).ok(), want, "{text}");
-        };
-        check("base", Some((None, "base", None)));
-        check("  BASE ", Some((None, "base", None)));
-        check("team/base:v1.2", Some((Some("team"), "base", Some("v1.2"))));
-        check("base:default", Some((None, "base", None)));
-        for bad in ["", ":", "a/b/c", "a:b:c", "ba se", "a/", "/a", "a:", "é", "a.b", "a\0"] {
-            check(bad, None);
-        }
-    }
+    use super::*;
 
     #[test]
     fn stages_are_told_in_milliseconds() {
         let stages = [
-            ("auth", Duration::from_micros(250)),
-            ("total", Duration::from_micros(12_345)),
+            Stage::new("auth", Duration::from_micros(250)),
+            Stage::new("total", Duration::from_micros(12_345)),
         ];
         assert_eq!(server_timing(&stages), "auth;dur=0.250, total;dur=12.345");
     }

@@ -8,73 +8,71 @@ use http::StatusCode;
 use model::lifecycle;
 use model::limits::{DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S, REFRESH_FLOOR_S, REFRESH_MAX_S};
 use store::sandboxes::SandboxRow;
-use utoipa::ToSchema;
 
-use super::{ConnectionInfo, SandboxParameter};
+use super::ConnectionInfo;
 use crate::api::auth::{Caller, SandboxPath};
-use crate::api::body::{Fields, Null, OptionalBody, RequiredBody};
+use crate::api::body::shape::{Nullable, body};
+use crate::api::body::values::{Count, Lifetime};
+use crate::api::body::{OptionalBody, RequiredBody};
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::json;
+use crate::api::json::json;
+use crate::api::state::SandboxAccess;
 use crate::clock::SECOND_US;
-use crate::lifecycle::{Deadline, Platform};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::deadline::Deadline;
 
-/// When a sandbox is to end.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct SandboxTimeout {
-    /// Seconds from now. Cut where the sandbox would outlive its longest life; 0 ends it at once.
-    #[schema(minimum = 0, maximum = 2_147_483_647)]
-    timeout: i32,
+body! {
+    /// When a sandbox is to end.
+    pub(crate) struct SandboxTimeout {
+        /// Seconds from now. Cut where the sandbox would outlive its longest life; 0 ends it at once.
+        "timeout" timeout: Count<{ i32::MAX.unsigned_abs() }>;
+    }
 }
 
-/// How long a sandbox is to live at least.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct SandboxRefresh {
-    /// Seconds from now; less than 15 counts as 15.
-    #[schema(minimum = 0, maximum = 3600, default = 15, required = false)]
-    duration: i32,
+body! {
+    /// How long a sandbox is to live at least.
+    pub(crate) struct SandboxRefresh {
+        /// Seconds from now; less than 15 counts as 15.
+        "duration" duration: Option<Count<REFRESH_MAX_S>> = REFRESH_FLOOR_S;
+    }
 }
 
-/// How long a sandbox that is connected to is to live at least.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct ConnectSandboxV1 {
-    /// Seconds from now. Of a sandbox that runs, an end that is later stays.
-    #[schema(minimum = 0, maximum = 86_400)]
-    timeout: i32,
-    /// Whether a paused sandbox gets its memory back.
-    #[schema(required = false)]
-    memory: bool,
+body! {
+    /// How long a sandbox that is connected to is to live at least.
+    pub(crate) struct ConnectSandboxV1 {
+        /// Seconds from now. Of a sandbox that runs, an end that is later stays.
+        "timeout" timeout: Lifetime<0>;
+        ignored {
+            /// Whether a paused sandbox gets its memory back.
+            "memory": Option<bool>;
+        }
+    }
 }
 
-/// How long a sandbox that is connected to is to live at least.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct ConnectSandbox {
-    /// Seconds from now. Of a sandbox that runs, an end that is later stays.
-    #[schema(minimum = 0, maximum = 86_400, default = 300)]
-    timeout: Option<i32>,
-    /// Whether a paused sandbox gets its memory back.
-    #[schema(required = false)]
-    memory: bool,
+body! {
+    /// How long a sandbox that is connected to is to live at least.
+    pub(crate) struct ConnectSandbox {
+        /// Seconds from now. Of a sandbox that runs, an end that is later stays.
+        "timeout" timeout: Nullable<Lifetime<0>> = DEFAULT_TIMEOUT_V2_S;
+        ignored {
+            /// Whether a paused sandbox gets its memory back.
+            "memory": Option<bool>;
+        }
+    }
 }
 
-/// How a paused sandbox is to go on.
-#[derive(ToSchema)]
-#[schema(rename_all = "camelCase")]
-#[expect(dead_code, reason = "it describes a body that `Fields` reads")]
-struct ResumeSandbox {
-    /// Seconds from now until it ends.
-    #[schema(minimum = 1, maximum = 86_400, default = 15)]
-    timeout: Option<i32>,
-    /// Whether it is paused again at its end.
-    #[schema(required = false)]
-    #[deprecated]
-    auto_pause: bool,
-    /// Whether it gets its memory back.
-    #[schema(required = false)]
-    memory: bool,
+body! {
+    /// How a paused sandbox is to go on.
+    pub(crate) struct ResumeSandbox {
+        /// Seconds from now until it ends.
+        "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V1_S;
+        ignored {
+            /// Whether it is paused again at its end.
+            "autoPause": Option<bool> => deprecated;
+            /// Whether it gets its memory back.
+            "memory": Option<bool>;
+        }
+    }
 }
 
 /// Sets the end to `timeout` seconds from now exactly, earlier or later.
@@ -82,7 +80,7 @@ struct ResumeSandbox {
     post,
     path = "/sandboxes/{sandboxID}/timeout",
     tag = "sandboxes",
-    params(SandboxParameter),
+    params(SandboxPath),
     request_body(content = SandboxTimeout),
     responses(
         (status = 204, description = "It is set"),
@@ -91,16 +89,13 @@ struct ResumeSandbox {
     )
 )]
 pub(crate) async fn set_sandbox_timeout(
-    State(platform): State<Arc<Platform>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
     caller: Caller,
     sandbox: SandboxPath,
-    body: RequiredBody,
+    body: RequiredBody<SandboxTimeout>,
 ) -> Result<StatusCode, ApiError> {
-    let fields = body.fields();
-    let timeout_s = fields
-        .count("timeout", Null::Refused)?
-        .ok_or_else(|| fields.missing("timeout"))?;
-    change(&platform, &caller, sandbox, timeout_s, Deadline::Exactly).await?;
+    let Count(timeout_s) = body.read()?.timeout;
+    change(&sandboxes, &caller, sandbox, timeout_s, Deadline::Exactly).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -109,7 +104,7 @@ pub(crate) async fn set_sandbox_timeout(
     post,
     path = "/sandboxes/{sandboxID}/refreshes",
     tag = "sandboxes",
-    params(SandboxParameter),
+    params(SandboxPath),
     request_body(content = Option<SandboxRefresh>),
     responses(
         (status = 204, description = "It lives that long at least"),
@@ -118,18 +113,14 @@ pub(crate) async fn set_sandbox_timeout(
     )
 )]
 pub(crate) async fn refresh_sandbox(
-    State(platform): State<Arc<Platform>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
     caller: Caller,
     sandbox: SandboxPath,
-    body: OptionalBody,
+    body: OptionalBody<SandboxRefresh>,
 ) -> Result<StatusCode, ApiError> {
-    let fields = body.fields();
-    let duration_s = fields.count("duration", Null::Refused)?.unwrap_or(0);
-    if duration_s > REFRESH_MAX_S {
-        return Err(fields.fault("duration", &format!("number must be at most {REFRESH_MAX_S}")));
-    }
+    let Count(duration_s) = body.read()?.duration;
     let duration_s = duration_s.max(REFRESH_FLOOR_S);
-    change(&platform, &caller, sandbox, duration_s, Deadline::AtLeast).await?;
+    change(&sandboxes, &caller, sandbox, duration_s, Deadline::AtLeast).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -138,7 +129,7 @@ pub(crate) async fn refresh_sandbox(
     post,
     path = "/sandboxes/{sandboxID}/connect",
     tag = "sandboxes",
-    params(SandboxParameter),
+    params(SandboxPath),
     request_body(content = ConnectSandboxV1),
     responses(
         (status = 200, description = "It runs, and this is how to reach it", body = ConnectionInfo),
@@ -147,16 +138,13 @@ pub(crate) async fn refresh_sandbox(
     )
 )]
 pub(crate) async fn connect_sandbox_v1(
-    State(platform): State<Arc<Platform>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
+    State(access): State<Arc<SandboxAccess>>,
     caller: Caller,
     sandbox: SandboxPath,
-    body: RequiredBody,
+    body: RequiredBody<ConnectSandboxV1>,
 ) -> Result<Response, ApiError> {
-    let fields = body.fields();
-    let timeout_s = fields
-        .count("timeout", Null::Refused)?
-        .ok_or_else(|| fields.missing("timeout"))?;
-    connect(&platform, &caller, sandbox, timeout_s, &fields).await
+    connect((&sandboxes, &access), &caller, sandbox, body.read()?.timeout).await
 }
 
 /// Connects.
@@ -164,7 +152,7 @@ pub(crate) async fn connect_sandbox_v1(
     post,
     path = "/v2/sandboxes/{sandboxID}/connect",
     tag = "sandboxes",
-    params(SandboxParameter),
+    params(SandboxPath),
     request_body(content = Option<ConnectSandbox>),
     responses(
         (status = 200, description = "It runs, and this is how to reach it", body = ConnectionInfo),
@@ -173,29 +161,25 @@ pub(crate) async fn connect_sandbox_v1(
     )
 )]
 pub(crate) async fn connect_sandbox(
-    State(platform): State<Arc<Platform>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
+    State(access): State<Arc<SandboxAccess>>,
     caller: Caller,
     sandbox: SandboxPath,
-    body: OptionalBody,
+    body: OptionalBody<ConnectSandbox>,
 ) -> Result<Response, ApiError> {
-    let fields = body.fields();
-    let timeout_s = fields.count("timeout", Null::Absent)?.unwrap_or(DEFAULT_TIMEOUT_V2_S);
-    connect(&platform, &caller, sandbox, timeout_s, &fields).await
+    connect((&sandboxes, &access), &caller, sandbox, body.read()?.timeout).await
 }
 
 async fn connect(
-    platform: &Arc<Platform>,
+    (sandboxes, access): (&Arc<Sandboxes>, &SandboxAccess),
     caller: &Caller,
     sandbox: SandboxPath,
-    timeout_s: u32,
-    fields: &Fields<'_>,
+    timeout: Lifetime<0>,
 ) -> Result<Response, ApiError> {
-    // Says how to resume, and this sandbox runs.
-    fields.flag("memory", Null::Refused)?;
-    super::create::check_longest(timeout_s, caller)?;
+    let timeout_s = timeout.within(caller.quota.limits.max_lifetime_s)?;
     // Never shortens: of two clients that connect, the one that needs less must not end the other's sandbox.
-    let row = change(platform, caller, sandbox, timeout_s, Deadline::AtLeast).await?;
-    json(StatusCode::OK, &ConnectionInfo::new(row, platform))
+    let row = change(sandboxes, caller, sandbox, timeout_s, Deadline::AtLeast).await?;
+    json(StatusCode::OK, &ConnectionInfo::new(row, access))
 }
 
 /// Resumes a paused sandbox. One that runs is not to be resumed, only to be connected to.
@@ -203,7 +187,7 @@ async fn connect(
     post,
     path = "/sandboxes/{sandboxID}/resume",
     tag = "sandboxes",
-    params(SandboxParameter),
+    params(SandboxPath),
     request_body(content = Option<ResumeSandbox>),
     responses(
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
@@ -211,37 +195,35 @@ async fn connect(
     )
 )]
 pub(crate) async fn resume_sandbox(
-    State(platform): State<Arc<Platform>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
-    body: OptionalBody,
+    body: OptionalBody<ResumeSandbox>,
 ) -> Result<Response, ApiError> {
-    let fields = body.fields();
-    let timeout_s = fields.count("timeout", Null::Absent)?.unwrap_or(DEFAULT_TIMEOUT_V1_S);
-    fields.flag("autoPause", Null::Refused)?;
-    fields.flag("memory", Null::Refused)?;
-    super::create::check_timeout(timeout_s, &caller)?;
+    body.read()?.timeout.within(caller.quota.limits.max_lifetime_s)?;
     // Nothing is ever paused, so what a team has runs, or is on its way to or from that.
-    match platform.live.of_team(&id, &caller.team) {
-        Some(live) if live.state() == lifecycle::State::Running => Err(ApiError::running(id)),
-        Some(_) | None => Err(ApiError::no_sandbox(id)),
+    match sandboxes.entry_of_team(&id, &caller.team).await {
+        Ok(entry) if entry.state() == lifecycle::State::Running => Err(ApiError::running(id)),
+        Ok(_) => Err(ApiError::no_sandbox(id)),
+        Err(error) => Err(ApiError::absent(error, id)),
     }
 }
 
 /// Moves the end to `seconds` from now, cut at the sandbox's longest life.
 async fn change(
-    platform: &Arc<Platform>,
+    sandboxes: &Arc<Sandboxes>,
     caller: &Caller,
     SandboxPath(id): SandboxPath,
     seconds: u32,
     deadline: fn(i64) -> Deadline,
 ) -> Result<SandboxRow, ApiError> {
-    let Some(live) = platform.live.of_team(&id, &caller.team) else {
-        return Err(ApiError::no_sandbox(id));
-    };
-    let wanted_us = platform.settings.clock.now_us() + i64::from(seconds) * SECOND_US;
-    platform
-        .set_deadline(&live, deadline(wanted_us.min(live.max_end_us)))
+    let entry = sandboxes
+        .entry_of_team(&id, &caller.team)
+        .await
+        .map_err(|error| ApiError::absent(error, &id))?;
+    let wanted_us = sandboxes.clock.now_us() + i64::from(seconds) * SECOND_US;
+    sandboxes
+        .set_deadline(&entry, deadline(wanted_us.min(entry.max_end_us)))
         .await
         .map_err(|error| ApiError::not_extended(error, &id))
 }

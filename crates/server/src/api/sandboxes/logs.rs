@@ -8,20 +8,19 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::{StatusCode, Uri};
+use http::StatusCode;
 use model::log::Level;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use store::records::{LogOrder, LogQuery, LogRow};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
-use super::SandboxParameter;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::error::ApiError;
-use crate::api::json;
-use crate::api::query::Query;
+use crate::api::json::json;
+use crate::api::query::shape::{Number, OneOf, Params, ShortText, Words, query};
 use crate::clock::rfc3339;
-use crate::lifecycle::Platform;
+use crate::records::Records;
 
 /// Entries of an answer, when the request does not say.
 const LIMIT_DEFAULT: i64 = 1000;
@@ -35,49 +34,46 @@ const SEARCH_MAX: usize = 256;
 /// Microseconds in a millisecond.
 const MILLISECOND_US: i64 = 1000;
 
-/// What a log is asked for on the older path.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "it describes a query that `Query` reads")]
-struct LogParametersV1 {
-    /// No entries from before that time, in milliseconds since the Unix epoch.
-    #[param(required = false, minimum = 0)]
-    start: i64,
-    /// Most entries of the answer, the oldest; no more than 10,000 come however large it is.
-    #[param(required = false, minimum = 0, default = 1000)]
-    limit: i64,
+query! {
+    /// What a log is asked for on the older path.
+    pub(crate) struct LogParametersV1 {
+        /// No entries from before that time, in milliseconds since the Unix epoch.
+        "start" start_ms: Number<0, { i64::MAX }>;
+        /// Most entries of the answer, the oldest; no more than 10,000 come however large it is.
+        "limit" limit: Number<0, { i64::MAX }> = LIMIT_DEFAULT;
+    }
 }
 
-/// What a log is asked for.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "it describes a query that `Query` reads")]
-struct LogParameters {
-    /// Where to begin, in milliseconds since the Unix epoch. Without it, at the newest entry, or with
-    /// `direction=forward` at the oldest.
-    #[param(required = false, minimum = 0)]
-    cursor: i64,
-    /// Most entries of the answer.
-    #[param(required = false, minimum = 0, maximum = 1000, default = 1000)]
-    limit: i64,
-    /// The order of time in which to read on from `cursor`; `backward`, when left out.
-    #[param(required = false, inline)]
-    direction: Direction,
-    /// The least level.
-    #[param(required = false, inline)]
-    level: LogLevel,
-    /// Only entries whose message contains this text, letter for letter.
-    #[param(required = false, max_length = 256)]
-    search: String,
+query! {
+    /// What a log is asked for.
+    pub(crate) struct LogParameters {
+        /// Where to begin, in milliseconds since the Unix epoch. Without it, at the newest entry, or with
+        /// `direction=forward` at the oldest.
+        "cursor" cursor_ms: Number<0, { i64::MAX }>;
+        /// Most entries of the answer.
+        "limit" limit: Number<0, LIMIT_MAX> = LIMIT_DEFAULT;
+        /// The order of time in which to read on from `cursor`; `backward`, when left out.
+        "direction" direction: OneOf<LogOrder>;
+        /// The least level.
+        "level" level: OneOf<Level>;
+        /// Only entries whose message contains this text, letter for letter.
+        "search" search: ShortText<SEARCH_MAX>;
+    }
 }
 
-/// In which order of time a log is read.
-#[derive(ToSchema)]
-#[schema(rename_all = "lowercase")]
-#[expect(dead_code, reason = "it describes a word that `LogOrder` stands for")]
-enum Direction {
-    Forward,
-    Backward,
+impl Words for LogOrder {
+    const WORDS: &'static [(&'static str, Self)] = &[("forward", Self::Forward), ("backward", Self::Backward)];
+    const ABOUT: &'static str = "In which order of time a log is read.";
+}
+
+impl Words for Level {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("debug", Self::Debug),
+        ("info", Self::Info),
+        ("warn", Self::Warn),
+        ("error", Self::Error),
+    ];
+    const ABOUT: &'static str = "How much an entry matters.";
 }
 
 /// How much an entry matters.
@@ -182,30 +178,24 @@ impl SandboxLogLine {
     get,
     path = "/sandboxes/{sandboxID}/logs",
     tag = "sandboxes",
-    params(SandboxParameter, LogParametersV1),
+    params(SandboxPath, LogParametersV1),
     responses((status = 200, description = "The entries", body = SandboxLogsV1))
 )]
 pub(crate) async fn get_sandbox_logs_v1(
-    State(platform): State<Arc<Platform>>,
+    State(records): State<Arc<Records>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
-    uri: Uri,
+    Params(asked): Params<LogParametersV1>,
 ) -> Result<Response, ApiError> {
-    let query = Query::of(&uri)?;
-    let start_ms = query.integer("start", 0..=i64::MAX)?.unwrap_or(0);
-    let limit = query.integer("limit", 0..=i64::MAX)?.unwrap_or(LIMIT_DEFAULT);
     let wanted = LogQuery {
-        from_us: start_ms.saturating_mul(MILLISECOND_US),
+        from_us: asked.start_ms.unwrap_or(0).saturating_mul(MILLISECOND_US),
         to_us: i64::MAX,
         level: Level::Debug,
         search: String::new(),
         order: LogOrder::Forward,
-        limit: count(limit.min(LIMIT_V1_MAX)),
+        limit: count(asked.limit.min(LIMIT_V1_MAX)),
     };
-    let rows = platform
-        .records
-        .log(&platform.store, &caller.team, &id, &wanted)
-        .await?;
+    let rows = records.log(&caller.team, &id, &wanted).await?;
     let (sandbox, team) = (id.as_str(), caller.team.as_str());
     let logs = rows.iter().map(|row| SandboxLogLine::new(row, sandbox, team)).collect();
     let log_entries = rows.into_iter().map(SandboxLogEntry::new).collect();
@@ -218,60 +208,36 @@ pub(crate) async fn get_sandbox_logs_v1(
     get,
     path = "/v2/sandboxes/{sandboxID}/logs",
     tag = "sandboxes",
-    params(SandboxParameter, LogParameters),
+    params(SandboxPath, LogParameters),
     responses((status = 200, description = "The entries", body = SandboxLogs))
 )]
 pub(crate) async fn get_sandbox_logs(
-    State(platform): State<Arc<Platform>>,
+    State(records): State<Arc<Records>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
-    uri: Uri,
+    Params(asked): Params<LogParameters>,
 ) -> Result<Response, ApiError> {
-    let wanted = parse(&Query::of(&uri)?)?;
-    let rows = platform
-        .records
-        .log(&platform.store, &caller.team, &id, &wanted)
-        .await?;
+    let wanted = wanted(asked);
+    let rows = records.log(&caller.team, &id, &wanted).await?;
     let logs = rows.into_iter().map(SandboxLogEntry::new).collect();
     json(StatusCode::OK, &SandboxLogs { logs })
 }
 
-fn parse(query: &Query) -> Result<LogQuery, ApiError> {
-    let cursor_ms = query.integer("cursor", 0..=i64::MAX)?;
-    let limit = query.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
-    let order = match query.single("direction")? {
-        None | Some("backward") => LogOrder::Backward,
-        Some("forward") => LogOrder::Forward,
-        Some(_) => {
-            return Err(ApiError::schema(
-                "parameter \"direction\": value is not one of the allowed values [\"forward\",\"backward\"]",
-            ));
-        }
-    };
-    let level = query.single("level")?.map(str::parse).transpose().map_err(|_| {
-        ApiError::schema(
-            "parameter \"level\": value is not one of the allowed values [\"debug\",\"info\",\"warn\",\"error\"]",
-        )
-    })?;
-    let search = query.single("search")?.unwrap_or_default();
-    if search.chars().count() > SEARCH_MAX {
-        return Err(ApiError::schema(format_args!(
-            "parameter \"search\": maximum string length is {SEARCH_MAX}"
-        )));
-    }
+fn wanted(asked: LogParameters) -> LogQuery {
+    let order = asked.direction.unwrap_or(LogOrder::Backward);
     // A cursor is a millisecond, and what happened within it is on its near side either way.
-    let from_us = cursor_ms.unwrap_or(0).saturating_mul(MILLISECOND_US);
-    let to_us = cursor_ms.map_or(i64::MAX, |ms| {
+    let from_us = asked.cursor_ms.unwrap_or(0).saturating_mul(MILLISECOND_US);
+    let to_us = asked.cursor_ms.map_or(i64::MAX, |ms| {
         ms.saturating_mul(MILLISECOND_US).saturating_add(MILLISECOND_US - 1)
     });
-    Ok(LogQuery {
+    LogQuery {
         from_us: if order == LogOrder::Forward { from_us } else { 0 },
         to_us: if order == LogOrder::Backward { to_us } else { i64::MAX },
-        level: level.unwrap_or(Level::Debug),
-        search: search.to_owned(),
+        level: asked.level.unwrap_or(Level::Debug),
+        search: asked.search.unwrap_or_default(),
         order,
-        limit: count(limit),
-    })
+        limit: count(asked.limit),
+    }
 }
 
 fn count(limit: i64) -> u32 {

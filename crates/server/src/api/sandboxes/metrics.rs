@@ -8,51 +8,90 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::{StatusCode, Uri};
+use http::StatusCode;
 use model::id::SandboxId;
 use serde::Serialize;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
+use utoipa::openapi::path::{ParameterBuilder, ParameterStyle};
+use utoipa::openapi::schema::ArrayBuilder;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 
-use super::SandboxParameter;
-use crate::api::auth::{Caller, SandboxPath};
+use crate::api::auth::{Caller, SANDBOX_ID_PATTERN, SandboxPath};
 use crate::api::error::ApiError;
-use crate::api::json;
+use crate::api::json::json;
 use crate::api::query::Query;
+use crate::api::query::shape::{Number, Parameter, Params, query};
 use crate::clock::{SECOND_US, rfc3339};
-use crate::lifecycle::Platform;
-use crate::records::Sample;
 use crate::records::buckets::thin;
+use crate::records::{Records, Sample};
 
 /// Most sandboxes of one request (API contract).
 const BATCH_MAX: usize = 100;
 
-/// Which samples are wanted.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "it describes a query that `Query` reads")]
-struct MetricParameters {
-    /// The first second that counts, since the Unix epoch. Without it, that of the first sample.
-    #[param(required = false, minimum = 0)]
-    start: i64,
-    /// The last second that counts, since the Unix epoch. Without it, that of the last sample.
-    #[param(required = false, minimum = 0)]
-    end: i64,
+query! {
+    /// Which samples are wanted.
+    pub(crate) struct MetricParameters {
+        /// The first second that counts, since the Unix epoch. Without it, that of the first sample.
+        "start" start_s: Number<0, { i64::MAX }>;
+        /// The last second that counts, since the Unix epoch. Without it, that of the last sample.
+        "end" end_s: Number<0, { i64::MAX }>;
+    }
 }
 
-/// Which sandboxes are wanted.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "it describes a query that `Query` reads")]
-struct BatchParameters {
-    /// Ids of sandboxes, joined by commas, each once.
-    #[param(style = Form, explode = false, min_items = 1, max_items = 100, inline)]
-    sandbox_ids: BTreeSet<ShownId>,
+query! {
+    /// Which sandboxes are wanted.
+    pub(crate) struct BatchParameters {
+        /// Ids of sandboxes, joined by commas, each once.
+        "sandbox_ids" ids: SandboxIds => required;
+    }
 }
 
-/// The id of a sandbox, as paths have it too.
-#[derive(PartialEq, Eq, PartialOrd, Ord, ToSchema)]
-#[schema(pattern = "^[a-z0-9]{1,60}(-[a-z0-9]+)?$")]
-struct ShownId(String);
+/// Ids of sandboxes, as paths have them too.
+struct SandboxIds;
+
+impl Parameter for SandboxIds {
+    type Value = BTreeSet<SandboxId>;
+
+    fn take(query: &Query, name: &str) -> Result<Option<Self::Value>, ApiError> {
+        let fault = |why: &str| ApiError::schema(format_args!("parameter \"{name}\": {why}"));
+        let mut values = query.all(name);
+        let Some(text) = values.next() else {
+            return Ok(None);
+        };
+        if values.next().is_some() {
+            return Err(fault("it must be given once, with all ids in it, joined by commas"));
+        }
+        // Two forms of one id, with and without what older hosts put behind it, are no duplicates.
+        let (mut ids, mut words) = (BTreeSet::new(), BTreeSet::new());
+        for (place, word) in text.split(',').enumerate() {
+            if place >= BATCH_MAX {
+                return Err(fault(&format!("maximum number of items is {BATCH_MAX}")));
+            }
+            if !words.insert(word) {
+                return Err(fault("duplicate items found"));
+            }
+            ids.insert(SandboxId::from_path(word)?);
+        }
+        Ok(Some(ids))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        let id = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some("The id of a sandbox, as paths have it too."))
+            .pattern(Some(SANDBOX_ID_PATTERN));
+        ArrayBuilder::new()
+            .items(id)
+            .min_items(Some(1))
+            .max_items(Some(BATCH_MAX))
+            .unique_items(true)
+            .into()
+    }
+
+    fn describe(parameter: ParameterBuilder) -> ParameterBuilder {
+        parameter.style(Some(ParameterStyle::Form)).explode(Some(false))
+    }
+}
 
 /// What a sandbox used at one moment.
 #[derive(Serialize, ToSchema)]
@@ -66,12 +105,17 @@ struct SandboxMetric {
     /// Share of its cores that it used since the sample before, in percent: 100 is all of them.
     cpu_used_pct: f64,
     /// Bytes that its processes hold.
-    mem_used: u64,
-    mem_total: u64,
+    #[serde(rename = "memUsed")]
+    memory_used_bytes: u64,
+    #[serde(rename = "memTotal")]
+    memory_total_bytes: u64,
     /// Bytes of page cache, which the kernel drops when the memory is wanted.
-    mem_cache: u64,
-    disk_used: u64,
-    disk_total: u64,
+    #[serde(rename = "memCache")]
+    memory_cache_bytes: u64,
+    #[serde(rename = "diskUsed")]
+    disk_used_bytes: u64,
+    #[serde(rename = "diskTotal")]
+    disk_total_bytes: u64,
 }
 
 impl SandboxMetric {
@@ -81,11 +125,11 @@ impl SandboxMetric {
             timestamp_unix: sample.at_us.div_euclid(SECOND_US),
             cpu_count: sample.cpu_count,
             cpu_used_pct: f64::from(sample.cpu_used_centi) / 100.0,
-            mem_used: sample.memory_used,
-            mem_total: sample.memory_total,
-            mem_cache: sample.memory_cache,
-            disk_used: sample.disk_used,
-            disk_total: sample.disk_total,
+            memory_used_bytes: sample.memory_used_bytes,
+            memory_total_bytes: sample.memory_total_bytes,
+            memory_cache_bytes: sample.memory_cache_bytes,
+            disk_used_bytes: sample.disk_used_bytes,
+            disk_total_bytes: sample.disk_total_bytes,
         }
     }
 }
@@ -103,18 +147,16 @@ struct SandboxesMetrics {
     get,
     path = "/sandboxes/{sandboxID}/metrics",
     tag = "sandboxes",
-    params(SandboxParameter, MetricParameters),
+    params(SandboxPath, MetricParameters),
     responses((status = 200, description = "The samples; none of a sandbox that is not there", body = Vec<SandboxMetric>))
 )]
 pub(crate) async fn get_sandbox_metrics(
-    State(platform): State<Arc<Platform>>,
+    State(records): State<Arc<Records>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
-    uri: Uri,
+    Params(asked): Params<MetricParameters>,
 ) -> Result<Response, ApiError> {
-    let query = Query::of(&uri)?;
-    let start_s = query.integer("start", 0..=i64::MAX)?;
-    let end_s = query.integer("end", 0..=i64::MAX)?;
+    let MetricParameters { start_s, end_s } = asked;
     if let (Some(start_s), Some(end_s)) = (start_s, end_s)
         && start_s > end_s
     {
@@ -127,10 +169,7 @@ pub(crate) async fn get_sandbox_metrics(
     let to_us = end_s.map_or(i64::MAX, |end_s| {
         end_s.saturating_mul(SECOND_US).saturating_add(SECOND_US - 1)
     });
-    let samples = platform
-        .records
-        .samples(&platform.store, &caller.team, &id, from_us, to_us)
-        .await?;
+    let samples = records.samples(&caller.team, &id, from_us, to_us).await?;
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
         return json(StatusCode::OK, &[(); 0]);
     };
@@ -152,40 +191,15 @@ pub(crate) async fn get_sandbox_metrics(
     responses((status = 200, description = "The samples", body = SandboxesMetrics))
 )]
 pub(crate) async fn list_sandboxes_metrics(
-    State(platform): State<Arc<Platform>>,
+    State(records): State<Arc<Records>>,
     caller: Caller,
-    uri: Uri,
+    Params(asked): Params<BatchParameters>,
 ) -> Result<Response, ApiError> {
-    let ids = parse_ids(&Query::of(&uri)?)?;
     let mut sandboxes = BTreeMap::new();
-    for id in ids {
-        if let Some(sample) = platform.records.latest(&platform.store, &caller.team, &id).await? {
+    for id in asked.ids {
+        if let Some(sample) = records.latest(&caller.team, &id).await? {
             sandboxes.insert(id.into(), SandboxMetric::new(&sample));
         }
     }
     json(StatusCode::OK, &SandboxesMetrics { sandboxes })
-}
-
-fn parse_ids(query: &Query) -> Result<BTreeSet<SandboxId>, ApiError> {
-    const NAME: &str = "sandbox_ids";
-    let fault = |why: &str| ApiError::schema(format_args!("parameter \"{NAME}\": {why}"));
-    let mut values = query.all(NAME);
-    let Some(text) = values.next() else {
-        return Err(fault("value is required but missing"));
-    };
-    if values.next().is_some() {
-        return Err(fault("it must be given once, with all ids in it, joined by commas"));
-    }
-    // Two forms of one id, with and without what older hosts put behind it, are no duplicates.
-    let (mut ids, mut words) = (BTreeSet::new(), BTreeSet::new());
-    for (place, word) in text.split(',').enumerate() {
-        if place >= BATCH_MAX {
-            return Err(fault(&format!("maximum number of items is {BATCH_MAX}")));
-        }
-        if !words.insert(word) {
-            return Err(fault("duplicate items found"));
-        }
-        ids.insert(SandboxId::from_path(word)?);
-    }
-    Ok(ids)
 }

@@ -7,36 +7,36 @@ use axum::response::Response;
 use http::StatusCode;
 use model::lifecycle;
 
-use super::{SandboxDetail, SandboxParameter};
+use super::SandboxDetail;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::json;
-use crate::lifecycle::Platform;
-use crate::live::Stopped;
+use crate::api::json::json;
+use crate::api::state::SandboxAccess;
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::registry::StopOutcome;
 
 /// Everything about one sandbox.
 #[utoipa::path(
     get,
     path = "/sandboxes/{sandboxID}",
     tag = "sandboxes",
-    params(SandboxParameter),
+    params(SandboxPath),
     responses(
         (status = 200, description = "The sandbox", body = SandboxDetail),
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
     )
 )]
 pub(crate) async fn get_sandbox(
-    State(platform): State<Arc<Platform>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
+    State(access): State<Arc<SandboxAccess>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Response, ApiError> {
-    let live = platform.live.of_team(&id, &caller.team);
-    if live.is_none_or(|live| live.state() != lifecycle::State::Running) {
-        return Err(ApiError::no_sandbox(id));
-    }
-    match platform.store.sandbox_by_id(&id).await? {
-        Some(row) if row.state == lifecycle::State::Running => {
-            json(StatusCode::OK, &SandboxDetail::new(row, &platform))
+    let row = sandboxes.store.sandbox_by_id(&id).await?;
+    match row.filter(|row| row.team_id == caller.team && row.state == lifecycle::State::Running) {
+        // Of its own sandboxes, this server's memory knows first that they stop.
+        Some(row) if sandboxes.is_elsewhere(&row) || sandboxes.registry.running(&id).is_some() => {
+            json(StatusCode::OK, &SandboxDetail::new(row, &access))
         }
         Some(_) | None => Err(ApiError::no_sandbox(id)),
     }
@@ -47,23 +47,24 @@ pub(crate) async fn get_sandbox(
     delete,
     path = "/sandboxes/{sandboxID}",
     tag = "sandboxes",
-    params(SandboxParameter),
+    params(SandboxPath),
     responses(
         (status = 204, description = "It is gone"),
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
     )
 )]
 pub(crate) async fn delete_sandbox(
-    State(platform): State<Arc<Platform>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<StatusCode, ApiError> {
-    let Some(live) = platform.live.of_team(&id, &caller.team) else {
-        return Err(ApiError::no_sandbox(id));
-    };
-    match platform.stop(&live).await {
-        Some(Stopped::Gone) => Ok(StatusCode::NO_CONTENT),
-        Some(Stopped::Failed) => Err(ApiError::internal()),
+    let entry = sandboxes
+        .entry_of_team(&id, &caller.team)
+        .await
+        .map_err(|error| ApiError::absent(error, &id))?;
+    match sandboxes.stop(&entry).await {
+        Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
+        Some(StopOutcome::Failed) => Err(ApiError::internal()),
         None => Err(ApiError::no_sandbox(id)),
     }
 }

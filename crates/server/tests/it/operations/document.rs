@@ -22,6 +22,13 @@ pub(super) struct Operation {
     pub(super) is_open: bool,
 }
 
+impl Operation {
+    /// Whether the document says that it is not there yet.
+    pub(super) fn is_not_built(&self) -> bool {
+        self.responses.contains_key("501")
+    }
+}
+
 /// A value that the schema of a parameter or a key allows or forbids.
 pub(super) struct Case {
     pub(super) value: Value,

@@ -1,4 +1,4 @@
-//! Files into a sandbox and out of it, beside a plain file server that keeps its files on a disk like a sandbox's.
+//! File transfers to and from a sandbox, compared with a plain file server that uses the same kind of disk.
 //!
 //! The plain server is reached without the platform between, so the difference is relay and agent together. Files that
 //! were written are read from the page cache, on both sides. What arrives packed is counted by the size of the file and
@@ -40,7 +40,7 @@ pub(super) async fn measure(subject: &Subject, args: &Args) -> Result<String> {
             };
             let cell = |what: &str| format!("{what}, {mb} MB, {content}");
             let (agent, server) = (Way::Agent(subject), Way::Plain(&plain));
-            // In turns, so that whatever else the machine does hits all alike.
+            // Alternating, so that other load on the machine affects all alike.
             let mut times: [Vec<Duration>; 5] = std::array::from_fn(|_| Vec::new());
             for _ in 0..args.repeat {
                 times[0].push(agent.upload(&file).await?);
@@ -106,7 +106,7 @@ fn text() -> Bytes {
     text.into()
 }
 
-/// Where a file goes to and comes from.
+/// Source and destination of transfers.
 enum Way<'a> {
     Agent(&'a Subject),
     Plain(&'a Plain),
@@ -150,7 +150,7 @@ impl Way<'_> {
         Ok(begun.elapsed())
     }
 
-    /// How long it took, and which coding came.
+    /// The duration, and the content coding of the response.
     async fn download(&self, file: &File, coding: Option<&'static str>) -> Result<(Duration, String)> {
         let mut request = self.request(Method::GET);
         if let Some(coding) = coding {

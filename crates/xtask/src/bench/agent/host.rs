@@ -1,4 +1,4 @@
-//! Processes as the host sees them: which one is the agent of a sandbox, and what memory it takes.
+//! Processes of the host: finds the agent of a sandbox and measures its memory.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,25 +9,25 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use measure::client::Client;
-use measure::process::{Command, Event};
+use measure::process::{Command, ProcessEvent};
 use uuid::Uuid;
 
 use super::Subject;
 
-/// A process of this machine, by its number.
+/// A process of this machine, by its pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Process(u32);
 
 /// Memory of a process, in KiB.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Memory {
-    /// Everything mapped, shared pages too.
+    /// Resident memory, including shared pages.
     pub(super) resident: u64,
-    /// What only this process maps, clean pages of its program too.
+    /// Private memory, including clean pages of the program.
     pub(super) private: u64,
-    /// The part of that which is in no file, or not as it is there: what the process costs beside others of its program.
+    /// Private dirty memory: the cost of the process beside others with the same program.
     pub(super) dirty: u64,
-    /// What belongs to no file.
+    /// Anonymous memory.
     pub(super) anonymous: u64,
 }
 
@@ -56,7 +56,7 @@ impl Process {
     /// Its memory now.
     ///
     /// # Errors
-    /// When it is gone, or is not ours to see.
+    /// When the process is gone, or access is denied.
     pub(super) fn memory(self) -> Result<Memory> {
         let path = format!("/proc/{}/smaps_rollup", self.0);
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -73,7 +73,7 @@ impl Process {
         })
     }
 
-    /// Its namespace of process numbers.
+    /// Its pid namespace.
     fn namespace(self) -> Option<std::path::PathBuf> {
         fs::read_link(format!("/proc/{}/ns/pid", self.0)).ok()
     }
@@ -82,7 +82,7 @@ impl Process {
         fs::read(format!("/proc/{}/cmdline", self.0)).unwrap_or_default()
     }
 
-    /// Its number in the innermost namespace, and how many namespaces it is in.
+    /// Its pid in the innermost namespace, and the number of nested pid namespaces.
     fn inner(self) -> Option<(u32, usize)> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
         let numbers: Vec<&str> = status
@@ -130,7 +130,7 @@ pub(super) fn listener(port: u16) -> Option<Process> {
     })
 }
 
-/// The agent of a sandbox, found by a process that is started there for this. That one lives on until its client goes.
+/// The agent of a sandbox, found with the help of a process started in it, which runs until its client disconnects.
 ///
 /// # Errors
 /// When it cannot be found.
@@ -144,7 +144,10 @@ pub(super) async fn agent_of(subject: &Subject) -> Result<Process> {
     };
     let mut client = Client::new(subject.platform.clone());
     let mut events = client.start(&subject.sandbox, &command).await?;
-    while !matches!(events.next().await?.context("the process ended")?, Event::Started) {}
+    while !matches!(
+        events.next().await?.context("the process ended")?,
+        ProcessEvent::Started
+    ) {}
     let marked = processes().find(|process| {
         let line = process.command_line();
         line.windows(mark.len()).any(|window| window == mark.as_bytes())
@@ -158,7 +161,7 @@ pub(super) async fn agent_of(subject: &Subject) -> Result<Process> {
         .context("the sandbox has no first process")
 }
 
-/// Looks at processes every so often, on a thread of its own, and keeps the most that each took.
+/// Samples the memory of processes on a separate thread and keeps the maximum of each.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<HashMap<Process, Memory>>,
@@ -186,10 +189,10 @@ impl Watch {
         Self { stop, thread }
     }
 
-    /// The most that each process took, in the order of nothing.
+    /// The maximum of each process, in no particular order.
     ///
     /// # Errors
-    /// When the thread broke off.
+    /// When the thread panicked.
     pub(super) fn stop(self) -> Result<HashMap<Process, Memory>> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread

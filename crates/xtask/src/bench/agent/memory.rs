@@ -1,4 +1,4 @@
-//! What an agent costs the host: idle, and with processes that clients listen to.
+//! Memory of an agent: idle, and with processes and clients that follow them.
 //!
 //! The pages of its program count as private to the only agent on a host, and as shared from the second one on, so an
 //! idle agent is looked at alone and beside another.
@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use measure::client::Client;
-use measure::process::{Command, Event};
+use measure::process::{Command, ProcessEvent};
 use measure::table;
 
 use super::Subject;
 use super::host::{self, Memory, Process};
 
-/// Processes, each with a client that listens.
+/// Number of processes, each with a client that follows it.
 const PROCESSES: usize = 100;
-/// What the agent does by itself after a change is over by then.
+/// Time after which background work of the agent has finished.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// Measures. `before` are the agents that were there before the sandbox.
@@ -38,7 +38,7 @@ pub(super) async fn measure(subject: &Subject, before: &[Process]) -> Result<Str
             .start(&subject.sandbox, &Command::new("/bin/sleep", &["3600"]))
             .await?;
         match events.next().await? {
-            Some(Event::Started) => listeners.push((client, events)),
+            Some(ProcessEvent::Started) => listeners.push((client, events)),
             other => bail!("instead of a start came {other:?}"),
         }
     }

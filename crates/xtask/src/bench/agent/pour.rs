@@ -1,11 +1,11 @@
-//! One command that prints without end in sight, read as fast as can be and read slowly: nobody between the command and
-//! its client may keep what the client has not read.
+//! One command with a large output, with a fast and a slow reader: neither agent nor platform may buffer output that the
+//! client has not read.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use measure::client::Client;
-use measure::process::{Command, Event};
+use measure::process::{Command, ProcessEvent};
 use measure::table;
 use protocol::connect::Codec;
 
@@ -56,15 +56,15 @@ async fn pour(subject: &Subject, mb: u64, codec: Codec, pace: Option<u64>) -> Re
     let (mut got, mut code) = (0_u64, None);
     while let Some(event) = events.next().await? {
         match event {
-            Event::Started => {}
-            Event::Output(bytes) => {
+            ProcessEvent::Started => {}
+            ProcessEvent::Output(bytes) => {
                 got += bytes.len() as u64;
                 if let Some(pace) = pace {
                     let due = Duration::from_secs_f64(got as f64 / (pace as f64 * 1e6));
                     tokio::time::sleep(due.saturating_sub(begun.elapsed())).await;
                 }
             }
-            Event::Ended(ended) => code = Some(ended),
+            ProcessEvent::Ended(ended) => code = Some(ended),
         }
     }
     if code != Some(0) || got != wanted {

@@ -1,8 +1,8 @@
-//! A plain file server to compare with: hyper on one thread, files read and written on blocking threads, on a disk like
+//! A plain file server for comparison: hyper on one thread, files read and written on blocking threads, on a disk like
 //! a sandbox's: ext4 in a sparse file behind a loop device.
 //!
-//! It is a process of its own in a mount namespace of its own, so that the mount goes with it whatever happens, and it
-//! ends when its standard input does.
+//! It is a separate process in its own mount namespace, so that the mount is always removed with it, and exits at the end
+//! of its standard input.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
-/// Bytes that are read or written at once, as many as the agent's.
+/// Buffer size in bytes, the same as in the agent.
 const CHUNK: usize = 256 * 1024;
 
 /// The server, as a child of this process.
@@ -40,7 +40,7 @@ impl Plain {
     /// Starts it with room for a file of `mb` MB.
     ///
     /// # Errors
-    /// When a disk cannot be made or mounted, which takes root.
+    /// When a disk cannot be created or mounted, which requires root.
     pub(super) fn start(parent: &Path, mb: u64) -> Result<Self> {
         let directory = TempDir::with_prefix_in("ringfence-bench-", parent)?;
         let image = directory.path().join("disk.img");
@@ -97,7 +97,7 @@ pub(crate) struct Args {
 /// Serves until the standard input ends.
 ///
 /// # Errors
-/// When there is no port to be had.
+/// When no port is available.
 pub(crate) fn serve(args: &Args) -> Result<()> {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());

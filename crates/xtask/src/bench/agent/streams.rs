@@ -1,4 +1,4 @@
-//! Many commands at once in one sandbox, each printing steadily, each with a client of its own.
+//! Many concurrent commands in one sandbox, each with continuous output and its own client.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use futures_util::future::{try_join, try_join_all};
 use measure::client::Client;
-use measure::process::{Command, Event};
+use measure::process::{Command, ProcessEvent};
 use measure::table;
 
 use super::Subject;
@@ -83,15 +83,15 @@ async fn print(subject: &Subject, started: &Cell<usize>) -> Result<Duration> {
     let (mut first, mut output, mut code) = (None, Vec::new(), None);
     while let Some(event) = events.next().await? {
         match event {
-            Event::Started => {}
-            Event::Output(bytes) => {
+            ProcessEvent::Started => {}
+            ProcessEvent::Output(bytes) => {
                 if first.is_none() {
                     first = Some(begun.elapsed());
                     started.set(started.get() + 1);
                 }
                 output.extend_from_slice(&bytes);
             }
-            Event::Ended(ended) => code = Some(ended),
+            ProcessEvent::Ended(ended) => code = Some(ended),
         }
     }
     let want: String = (1..=LINES).map(|n| format!("line {n}\n")).collect();
@@ -111,7 +111,7 @@ async fn run_true(client: &mut Client, subject: &Subject) -> Result<Duration> {
     let mut events = client.start(&subject.sandbox, &Command::new("/bin/true", &[])).await?;
     let mut code = None;
     while let Some(event) = events.next().await? {
-        if let Event::Ended(ended) = event {
+        if let ProcessEvent::Ended(ended) = event {
             code = Some(ended);
         }
     }

@@ -1,0 +1,96 @@
+//! What a process writes: read whether there are listeners or not, and handed to all of them.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use protocol::process::DataEvent;
+use tokio::io::unix::AsyncFd;
+
+use super::table::{Process, Table};
+
+/// Bytes of one event of a pipe: half of what the kernel keeps in it.
+const PIPE_CHUNK: usize = 32 * 1024;
+/// Bytes of one event of a terminal.
+const TERMINAL_CHUNK: usize = 16 * 1024;
+/// The most that is read after the end of a process was forced: what a pipe can hold.
+const LAST_WORDS: usize = 64 * 1024;
+
+/// Where output comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source {
+    Stdout,
+    Stderr,
+    Terminal,
+}
+
+impl Source {
+    fn event(self, bytes: Bytes) -> DataEvent {
+        let mut event = DataEvent::default();
+        match self {
+            Self::Stdout => event.stdout = Some(bytes),
+            Self::Stderr => event.stderr = Some(bytes),
+            Self::Terminal => event.pty = Some(bytes),
+        }
+        event
+    }
+
+    fn chunk(self) -> usize {
+        match self {
+            Self::Stdout | Self::Stderr => PIPE_CHUNK,
+            Self::Terminal => TERMINAL_CHUNK,
+        }
+    }
+}
+
+/// Reads until the end of the output, or until the process was ended by force and what it left is read.
+pub(super) async fn relay(table: Rc<Table>, file: Rc<AsyncFd<OwnedFd>>, source: Source, process: Rc<Process>) {
+    loop {
+        let limit = source.chunk().min(table.event_limit());
+        let bytes = tokio::select! {
+            biased;
+            bytes = read(&file, limit) => bytes,
+            () = process.cut() => break,
+        };
+        let Some(bytes) = bytes else { return };
+        let event = source.event(bytes);
+        process.count(&event);
+        tokio::select! {
+            biased;
+            () = process.publish(event) => {}
+            () = process.cut() => break,
+        }
+    }
+    let mut left = LAST_WORDS;
+    while left > 0
+        && let Ok(Some(bytes)) = read_now(file.get_ref(), source.chunk().min(left))
+    {
+        left -= bytes.len();
+        let event = source.event(bytes);
+        process.count(&event);
+        process.publish_now(&event);
+    }
+}
+
+/// Some output; `None` at its end.
+async fn read(file: &AsyncFd<OwnedFd>, limit: usize) -> Option<Bytes> {
+    loop {
+        let mut ready = file.readable().await.ok()?;
+        if let Ok(result) = ready.try_io(|file| read_now(file.get_ref(), limit)) {
+            return result.ok().flatten();
+        }
+    }
+}
+
+fn read_now(file: &OwnedFd, limit: usize) -> io::Result<Option<Bytes>> {
+    // One buffer on the stack for all processes: a buffer in each reader would be memory that idle ones hold.
+    let mut buffer = [0; PIPE_CHUNK];
+    match rustix::io::read(file, &mut buffer[..limit]) {
+        Ok(0) => Ok(None),
+        Ok(length) => Ok(Some(Bytes::copy_from_slice(&buffer[..length]))),
+        // How a terminal reports that no process has it open any more.
+        Err(rustix::io::Errno::IO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,322 @@
+//! `ringfence sandbox`: operator commands for the sandboxes of all teams, through the operator socket.
+//!
+//! The commands use the platform and not the database, because only the platform has current usage figures and can kill
+//! a sandbox.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::Bytes;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use server::operator::{OperatorError, OperatorLogEntry, OperatorSandbox, OperatorSocket, OperatorUsage};
+
+use crate::args::{SandboxCommand, SandboxOrder};
+use crate::config::Config;
+use crate::data_dir::DataDir;
+use crate::output::{self, Format};
+
+/// Largest answer that is read, in bytes: some 10,000 log entries or sandboxes.
+const ANSWER_MAX: usize = 256 << 20;
+const MIB: u64 = 1 << 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// When no platform runs on the data directory, or the request fails.
+pub(crate) fn run(config: &Config, command: &SandboxCommand) -> Result<ExitCode> {
+    let dir = DataDir::existing(&config.data_dir)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    runtime.block_on(async {
+        match command {
+            SandboxCommand::List { team, sort, format } => list(&dir, team.as_deref(), *sort, *format).await,
+            SandboxCommand::Show { id, format } => show(&dir, id, *format).await,
+            SandboxCommand::Kill { ids } => return kill(&dir, ids).await,
+            SandboxCommand::Logs {
+                id,
+                limit,
+                level,
+                format,
+            } => logs(&dir, id, *limit, level, *format).await,
+        }?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+async fn list(dir: &DataDir, team: Option<&str>, order: SandboxOrder, format: Format) -> Result<()> {
+    let mut sandboxes: Vec<OperatorSandbox> = ask(dir, Method::GET, "/sandboxes").await?;
+    sandboxes.retain(|sandbox| team.is_none_or(|team| sandbox.team == team));
+    sort(&mut sandboxes, order);
+    match format {
+        Format::Json => output::json(&sandboxes),
+        Format::Text => {
+            let header = [
+                "ID", "TEAM", "TEMPLATE", "STATE", "CPU", "MEMORY", "CACHE", "DISK", "STARTED", "ENDS",
+            ];
+            output::table(&header, sandboxes.iter().map(row))
+        }
+    }
+}
+
+/// The largest first; sandboxes that were not measured yet come last.
+fn sort(sandboxes: &mut [OperatorSandbox], order: SandboxOrder) {
+    let by = |measure: fn(&OperatorUsage) -> f64| {
+        move |a: &OperatorSandbox, b: &OperatorSandbox| {
+            let of = |sandbox: &OperatorSandbox| sandbox.usage.as_ref().map_or(-1.0, measure);
+            of(b).total_cmp(&of(a))
+        }
+    };
+    #[expect(clippy::cast_precision_loss, reason = "only compared, and no host has 2^53 bytes")]
+    match order {
+        SandboxOrder::Started => sandboxes.sort_by(|a, b| a.started_at.cmp(&b.started_at)),
+        SandboxOrder::Cpu => {
+            // Of one core, so that sandboxes of different sizes compare.
+            sandboxes.sort_by(|a, b| {
+                let of = |sandbox: &OperatorSandbox| {
+                    let percent = sandbox.usage.as_ref().map_or(-1.0, |usage| usage.cpu_percent);
+                    percent * f64::from(sandbox.cpu_count)
+                };
+                of(b).total_cmp(&of(a))
+            });
+        }
+        SandboxOrder::Memory => {
+            sandboxes.sort_by(by(|usage| (usage.memory_used_bytes + usage.memory_cache_bytes) as f64))
+        }
+        SandboxOrder::Disk => sandboxes.sort_by(by(|usage| usage.disk_used_bytes as f64)),
+    }
+}
+
+fn row(sandbox: &OperatorSandbox) -> Vec<String> {
+    let used = |measure: fn(&OperatorUsage) -> String| sandbox.usage.as_ref().map_or("-".to_owned(), measure);
+    vec![
+        sandbox.id.clone(),
+        sandbox.team.clone(),
+        sandbox.template.clone(),
+        sandbox.state.clone(),
+        used(|usage| format!("{:.0}%", usage.cpu_percent)),
+        used(|usage| mib(usage.memory_used_bytes)),
+        used(|usage| mib(usage.memory_cache_bytes)),
+        used(|usage| mib(usage.disk_used_bytes)),
+        sandbox.started_at.clone(),
+        sandbox.end_at.clone(),
+    ]
+}
+
+fn mib(bytes: u64) -> String {
+    let tenths = bytes.saturating_mul(10) / MIB;
+    match tenths {
+        0..100 => format!("{}.{} MiB", tenths / 10, tenths % 10),
+        _ => format!("{} MiB", tenths / 10),
+    }
+}
+
+async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
+    let sandbox: OperatorSandbox = ask(dir, Method::GET, &path(id, "")?).await?;
+    if format == Format::Json {
+        return output::json(&sandbox);
+    }
+    let mut lines = vec![
+        ("id", sandbox.id),
+        ("team", sandbox.team),
+        ("template", sandbox.template),
+        ("state", sandbox.state),
+        ("started", sandbox.started_at),
+        ("ends", sandbox.end_at),
+        ("cores", sandbox.cpu_count.to_string()),
+        ("memory", format!("{} MiB", sandbox.memory_mb)),
+        ("disk", format!("{} MiB", sandbox.disk_mb)),
+    ];
+    if let Some(usage) = sandbox.usage {
+        lines.push(("measured", usage.at));
+        lines.push(("cpu used", format!("{:.1}% of its cores", usage.cpu_percent)));
+        lines.push(("memory used", mib(usage.memory_used_bytes)));
+        lines.push(("page cache", mib(usage.memory_cache_bytes)));
+        lines.push(("disk used", mib(usage.disk_used_bytes)));
+    }
+    let text: String = lines
+        .into_iter()
+        .map(|(name, value)| format!("{name:<12} {value}\n"))
+        .collect();
+    output::text(&text)
+}
+
+/// Ends each, and goes on after one that fails: who kills ten sandboxes wants the other nine gone.
+async fn kill(dir: &DataDir, ids: &[String]) -> Result<ExitCode> {
+    let mut failed = false;
+    for id in ids {
+        let killed = async { answer(dir, Method::DELETE, &path(id, "")?).await };
+        match killed.await {
+            Ok(_) => output::line(&format!("killed {id}"))?,
+            Err(error) => {
+                failed = true;
+                output::error(&error);
+            }
+        }
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+async fn logs(dir: &DataDir, id: &str, limit: u32, level: &str, format: Format) -> Result<()> {
+    let path = path(id, &format!("/logs?limit={limit}&level={level}"))?;
+    let entries: Vec<OperatorLogEntry> = ask(dir, Method::GET, &path).await?;
+    if format == Format::Json {
+        return output::json(&entries);
+    }
+    let text: String = entries.into_iter().map(line).collect();
+    output::text(&text)
+}
+
+/// An entry as one line. What comes from inside a sandbox must not steer the operator's terminal.
+fn line(entry: OperatorLogEntry) -> String {
+    let mut text = format!("{} {:<5} {}: {}", entry.at, entry.level, entry.logger, entry.message);
+    for (name, value) in entry.fields {
+        text.push_str(&format!(" {name}={value:?}"));
+    }
+    let mut safe: String = text
+        .chars()
+        .flat_map(|c| {
+            let escaped = c.is_control().then(|| c.escape_default().collect::<String>());
+            escaped.unwrap_or_else(|| c.to_string()).chars().collect::<Vec<_>>()
+        })
+        .collect();
+    safe.push('\n');
+    safe
+}
+
+fn path(id: &str, rest: &str) -> Result<String> {
+    if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+        bail!("{id:?} is not a sandbox ID; see `ringfence sandbox list`");
+    }
+    Ok(format!("/sandboxes/{id}{rest}"))
+}
+
+async fn ask<T: DeserializeOwned>(dir: &DataDir, method: Method, path: &str) -> Result<T> {
+    let body = answer(dir, method, path).await?;
+    serde_json::from_slice(&body).context("decode the response of the platform; does it run another version?")
+}
+
+/// Sends a request to the platform of a data directory and returns the body of a success.
+async fn answer(dir: &DataDir, method: Method, path: &str) -> Result<Bytes> {
+    let stream = OperatorSocket::connect(dir.path()).await.map_err(|error| {
+        let shown = dir.path().display();
+        match error.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+                anyhow!("no platform runs on {shown}; start it with `ringfence up` (running sandboxes are adopted)")
+            }
+            _ => anyhow!(error).context(format!("connect to the platform on {shown}")),
+        }
+    })?;
+    let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(http::header::HOST, "operator")
+        .body(Empty::<Bytes>::new())?;
+    // The future owns the sender, so the connection is closed with it instead of staying open until its idle timeout.
+    let exchange = async move {
+        let response = requests.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
+        let body = body.map_err(|error| anyhow!("{error}"))?.to_bytes();
+        Ok::<_, anyhow::Error>((status, body))
+    };
+    let (exchanged, _) = tokio::join!(exchange, connection);
+    let (status, body) = exchanged.context("send the request to the platform")?;
+    if status.is_success() {
+        return Ok(body);
+    }
+    match serde_json::from_slice::<OperatorError>(&body) {
+        Ok(error) => bail!(error.message),
+        Err(_) if status == StatusCode::NOT_FOUND => {
+            bail!("the platform does not support {path}; is it an older version?")
+        }
+        Err(_) => bail!("the platform answered {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_one_line_that_steers_no_terminal() {
+        let entry = OperatorLogEntry {
+            at: "2026-01-01T00:00:00Z".to_owned(),
+            level: "warn".to_owned(),
+            logger: "process".to_owned(),
+            message: "evil\u{1b}[2J\nname\u{9b}".to_owned(),
+            fields: [("cmd".to_owned(), "a\"b".to_owned())].into(),
+        };
+        let line = line(entry);
+        assert_eq!(
+            line,
+            "2026-01-01T00:00:00Z warn  process: evil\\u{1b}[2J\\nname\\u{9b} cmd=\"a\\\"b\"\n"
+        );
+    }
+
+    #[test]
+    fn small_amounts_have_a_digit_more() {
+        for (bytes, want) in [
+            (0, "0.0 MiB"),
+            (499_712, "0.4 MiB"),
+            (10 * MIB - 1, "9.9 MiB"),
+            (10 * MIB, "10 MiB"),
+        ] {
+            assert_eq!(mib(bytes), want);
+        }
+        assert_eq!(mib(u64::MAX), "1759218604441 MiB");
+    }
+
+    #[test]
+    fn only_ids_go_into_a_path() {
+        assert_eq!(path("iabc-1", "/logs").unwrap(), "/sandboxes/iabc-1/logs");
+        for bad in ["", "a/b", "a?b", "a b", "..", "\u{e4}"] {
+            assert!(path(bad, "").is_err(), "{bad}");
+        }
+    }
+
+    fn sandbox(id: &str, cpu_count: u32, usage: Option<(f64, u64, u64)>) -> OperatorSandbox {
+        OperatorSandbox {
+            id: id.to_owned(),
+            team: "default".to_owned(),
+            template: "base".to_owned(),
+            state: "running".to_owned(),
+            started_at: format!("2026-01-0{cpu_count}"),
+            end_at: String::new(),
+            cpu_count,
+            memory_mb: 1,
+            disk_mb: 1,
+            usage: usage.map(|(cpu_percent, memory_used_bytes, disk_used_bytes)| OperatorUsage {
+                at: String::new(),
+                cpu_percent,
+                memory_used_bytes,
+                memory_cache_bytes: 0,
+                disk_used_bytes,
+            }),
+        }
+    }
+
+    #[test]
+    fn the_largest_comes_first_and_the_unmeasured_last() {
+        let mut all = [
+            sandbox("new", 4, None),
+            sandbox("small", 1, Some((90.0, 5, 7))),
+            sandbox("large", 2, Some((60.0, 3, 9))),
+        ];
+        for (order, want) in [
+            (SandboxOrder::Started, ["small", "large", "new"]),
+            (SandboxOrder::Cpu, ["large", "small", "new"]),
+            (SandboxOrder::Memory, ["small", "large", "new"]),
+            (SandboxOrder::Disk, ["large", "small", "new"]),
+        ] {
+            sort(&mut all, order);
+            assert_eq!(all.each_ref().map(|sandbox| sandbox.id.as_str()), want, "{order:?}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What `scripts/release.sh` makes: complete, the same each time, and starting nothing by itself. With a stand-in for the
+//! binary, so that it takes a second; `scripts/guest` installs the package with the real one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Place, Ran, command};
+
+const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn tool(name: &str) -> Command {
+    command(Path::new(name))
+}
+
+/// Packages a stand-in into a directory of the place; answers the tarball and the Debian package.
+fn release(place: &Place, into: &str) -> (PathBuf, PathBuf) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let stand_in = place.file("stand-in", "#!/bin/sh\n");
+    fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
+    let out = place.temp.path().join(into);
+    let mut script = command(&root().join("scripts/release.sh"));
+    Ran::of(script.arg(&out).env("RINGFENCE_BIN", stand_in)).expect(0);
+    let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
+    Ran::of(
+        tool("sha256sum")
+            .args(["--check", "--strict", "SHA256SUMS"])
+            .current_dir(&out),
+    )
+    .expect(0);
+    let files: Vec<PathBuf> = sums
+        .lines()
+        .map(|line| out.join(line.split_once("  ").unwrap().1))
+        .collect();
+    let [tarball, package] = files.try_into().unwrap();
+    (tarball, package)
+}
+
+/// Every file of a listing of `tar -tv`, with its mode and owner.
+fn listed(listing: &str) -> BTreeMap<String, (String, String)> {
+    let entry = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        (words[5].to_owned(), (words[0].to_owned(), words[1].to_owned()))
+    };
+    listing
+        .lines()
+        .map(entry)
+        .filter(|(name, _)| !name.ends_with('/'))
+        .collect()
+}
+
+#[test]
+fn both_packages_are_whole_and_the_same_each_time() {
+    let place = Place::new();
+    let (tarball, package) = release(&place, "one");
+    let (again, package_again) = release(&place, "two");
+    assert_eq!(fs::read(&tarball).unwrap(), fs::read(again).unwrap());
+    assert_eq!(fs::read(&package).unwrap(), fs::read(package_again).unwrap());
+
+    let ran = Ran::of(tool("tar").arg("-tvf").arg(&tarball)).expect(0);
+    let inside: Vec<String> = listed(&ran.stdout)
+        .into_iter()
+        .filter_map(|(name, (mode, owner))| {
+            assert_eq!(owner, "0/0", "{name}");
+            let (top, name) = name.split_once('/')?;
+            assert!(top.starts_with("ringfence-"), "{top}");
+            assert_eq!(
+                mode,
+                if name == "ringfence" {
+                    "-rwxr-xr-x"
+                } else {
+                    "-rw-r--r--"
+                },
+                "{name}"
+            );
+            (!name.starts_with("docs/")).then(|| name.to_owned())
+        })
+        .collect();
+    let files = [
+        "CHANGELOG.md",
+        "README.md",
+        "SECURITY.md",
+        "copyright",
+        "ringfence",
+        "ringfence.service",
+        "ringfence.toml",
+    ];
+    assert_eq!(inside, files);
+
+    let ran = Ran::of(tool("dpkg-deb").arg("-c").arg(&package)).expect(0);
+    let doc = "./usr/share/doc/ringfence/";
+    let inside: Vec<(String, String)> = listed(&ran.stdout)
+        .into_iter()
+        .filter(|(name, _)| !name.starts_with(&format!("{doc}docs/")))
+        .map(|(name, (mode, owner))| {
+            assert_eq!(owner, "root/root", "{name}");
+            (name, mode)
+        })
+        .collect();
+    let readable = "-rw-r--r--";
+    let expected = [
+        // It may come to hold the password of a database.
+        ("./etc/ringfence/ringfence.toml".to_owned(), "-rw-------"),
+        ("./usr/bin/ringfence".to_owned(), "-rwxr-xr-x"),
+        ("./usr/lib/systemd/system/ringfence.service".to_owned(), readable),
+        (format!("{doc}README.md"), readable),
+        (format!("{doc}SECURITY.md"), readable),
+        (format!("{doc}changelog.gz"), readable),
+        (format!("{doc}copyright"), readable),
+    ];
+    assert_eq!(inside, expected.map(|(name, mode)| (name, mode.to_owned())));
+
+    let control = place.temp.path().join("control");
+    Ran::of(tool("dpkg-deb").arg("-e").arg(&package).arg(&control)).expect(0);
+    assert_eq!(
+        fs::read_to_string(control.join("conffiles")).unwrap(),
+        "/etc/ringfence/ringfence.toml\n"
+    );
+    let text = fs::read_to_string(control.join("control")).unwrap();
+    assert!(
+        text.contains(&format!("\nVersion: {}", env!("CARGO_PKG_VERSION")))
+            && !text.contains("@VERSION")
+            && !text.contains("@SIZE"),
+        "{text}"
+    );
+    let unpacked = place.temp.path().join("unpacked");
+    Ran::of(tool("dpkg-deb").arg("-x").arg(&package).arg(&unpacked)).expect(0);
+    let mut sums = tool("md5sum");
+    Ran::of(
+        sums.args(["--check", "--strict"])
+            .arg(control.join("md5sums"))
+            .current_dir(&unpacked),
+    )
+    .expect(0);
+    for script in SCRIPTS {
+        Ran::of(tool("sh").arg("-n").arg(control.join(script))).expect(0);
+    }
+}
+
+#[test]
+fn licences_of_what_is_built_in_are_given_along() {
+    let place = Place::new();
+    let (_, package) = release(&place, "one");
+    let unpacked = place.temp.path().join("unpacked");
+    Ran::of(tool("dpkg-deb").arg("-x").arg(&package).arg(&unpacked)).expect(0);
+    let text = fs::read_to_string(unpacked.join("usr/share/doc/ringfence/copyright")).unwrap();
+    for part in [
+        "Apache License",
+        "GNU Lesser General Public License",
+        "\ntokio 1.",
+        "\nrustls 0.",
+        "\naws-lc-sys 0.",
+    ] {
+        assert!(text.contains(part), "{part} is missing");
+    }
+}
+
+#[test]
+fn systemd_understands_the_unit() {
+    let place = Place::new();
+    let unit = fs::read_to_string(root().join("packaging/ringfence.service")).unwrap();
+    // The program of the unit has to be there for the check.
+    let there = unit.replace("/usr/bin/ringfence", env!("CARGO_BIN_EXE_ringfence"));
+    assert_ne!(unit, there);
+    let file = place.file("ringfence.service", &there);
+    let ran = Ran::of(tool("systemd-analyze").args(["verify", "--man=no"]).arg(file)).expect(0);
+    assert_eq!(ran.stderr, "");
+    assert!(unit.contains("\nKillMode=process\n"));
+    // Whatever needs a filter or this flag would be inherited by sandboxes.
+    for line in unit.lines().filter(|line| !line.starts_with('#')) {
+        for setting in [
+            "NoNewPrivileges",
+            "SystemCall",
+            "Restrict",
+            "Lock",
+            "MemoryDeny",
+            "Private",
+            "ProtectC",
+            "ProtectK",
+        ] {
+            assert!(!line.starts_with(setting), "{line}");
+        }
+    }
+}
+
+#[test]
+fn the_configuration_that_is_installed_is_valid_with_every_line_in_use() {
+    let place = Place::new();
+    let installed = fs::read_to_string(root().join("packaging/ringfence.toml")).unwrap();
+    let keys: Vec<&str> = installed.lines().filter_map(|line| line.strip_prefix("#: ")).collect();
+    assert!(keys.len() > 5, "{keys:?}");
+    // Every line is a comment, so nothing is decided for the host's owner.
+    assert!(installed.lines().all(|line| line.is_empty() || line.starts_with('#')));
+    // Read and checked before anything is done; without a data directory there is nothing to end.
+    for (content, part) in [
+        (keys.join("\n"), "no data directory"),
+        (format!("{}\nx = 1", keys.join("\n")), "unknown"),
+    ] {
+        let file = place.file("ringfence.toml", &content);
+        let ran = place.run(&["down", "--config", file.to_str().unwrap()]);
+        assert!(ran.code != Some(0) && ran.stderr.contains(part), "{ran:?}");
+    }
+}
+
+#[test]
+fn the_version_is_told() {
+    let ran = Place::new().run(&["--version"]).expect(0);
+    assert!(
+        ran.stdout.starts_with(concat!("ringfence ", env!("CARGO_PKG_VERSION"))),
+        "{ran:?}"
+    );
+}

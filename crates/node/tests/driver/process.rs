@@ -1,0 +1,232 @@
+//! A driver whose sandboxes are plain child processes that run a stub of the agent: nothing is isolated, limited or
+//! counted. For tests alone.
+//!
+//! ```text
+//!   disks/<disk>                   an empty file
+//!   sandboxes/<id>/disk            which disk it has
+//!   sandboxes/<id>/process         the identity of its process
+//!   sandboxes/<id>/control         the agent's control channel
+//!   sandboxes/<id>/8080            the one port on which something listens inside
+//! ```
+
+#![expect(clippy::disallowed_methods, reason = "a driver starts programs")]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use model::id::{DiskId, SandboxId};
+use protocol::node::SandboxStream;
+use runtime::driver::{Capabilities, Dialing, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use runtime::growth::Disk;
+use runtime::identity::Identity;
+use runtime::usage::{Room, Usage};
+use rustix::process::Signal;
+
+/// Sandboxes that there may be at once.
+pub(crate) const SANDBOXES_MAX: usize = 2;
+/// The sandbox whose start fails half way.
+pub(crate) const BROKEN: &str = "ibroken";
+
+/// The driver of a directory.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    dir: PathBuf,
+}
+
+impl Processes {
+    pub(crate) fn open(dir: &Path) -> Arc<Self> {
+        for part in ["sandboxes", "disks"] {
+            fs::create_dir_all(dir.join(part)).unwrap();
+        }
+        Arc::new(Self { dir: dir.to_owned() })
+    }
+
+    fn home(&self, id: &SandboxId) -> PathBuf {
+        self.dir.join("sandboxes").join(id.as_str())
+    }
+
+    fn disk(&self, disk: &DiskId) -> PathBuf {
+        self.dir.join("disks").join(disk.as_str())
+    }
+
+    /// Names of what is in one of the two directories.
+    pub(crate) fn entries(&self, part: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.dir.join(part)).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Driver for Processes {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            concurrent_starts: 1,
+            limits: false,
+            disk_limits: false,
+            uncharged_memory: false,
+            pause: false,
+            egress_listeners: false,
+        }
+    }
+
+    fn start(&self, request: &StartRequest) -> Result<Started, StartError> {
+        let begun = Instant::now();
+        let home = self.home(&request.id);
+        if home.exists() {
+            return Err(StartError::Exists(request.id.clone()));
+        }
+        if self.entries("sandboxes").len() == SANDBOXES_MAX {
+            return Err(StartError::Full);
+        }
+        fs::create_dir(&home)?;
+        fs::write(home.join("disk"), request.disk.as_str())?;
+        fs::write(self.disk(&request.disk), "")?;
+        if request.id.as_str() == BROKEN {
+            return Err(io::Error::other("it is broken").into());
+        }
+        let (boot, theirs) = UnixStream::pair()?;
+        let mut child = Command::new("/proc/self/exe")
+            .arg("agent")
+            .arg(&home)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .spawn()?;
+        let process = Identity::of(child.id().cast_signed())?;
+        fs::write(home.join("process"), process.to_string())?;
+        let pidfd = process
+            .open()
+            .ok_or_else(|| io::Error::other("the agent ended at once"))?;
+        std::thread::spawn(move || child.wait());
+        Ok(Started {
+            sandbox: Arc::new(Process { home, pidfd }),
+            boot: boot.into(),
+            stages: vec![("spawn", begun.elapsed())],
+        })
+    }
+
+    fn find(&self) -> io::Result<Vec<Found>> {
+        let found = self.entries("sandboxes").into_iter().map(|name| {
+            let id: SandboxId = name.parse().map_err(io::Error::other)?;
+            let home = self.home(&id);
+            let disk = fs::read_to_string(home.join("disk"))?;
+            let process = fs::read_to_string(home.join("process")).unwrap_or_default();
+            let pidfd = Identity::parse(&process).and_then(|process| process.open());
+            Ok(Found {
+                disk: disk.parse().map_err(io::Error::other)?,
+                alive: pidfd.map(|pidfd| Arc::new(Process { home, pidfd }) as Arc<dyn Sandbox>),
+                id,
+            })
+        });
+        found.collect()
+    }
+
+    fn clean(&self, id: &SandboxId) -> bool {
+        let home = self.home(id);
+        let process = fs::read_to_string(home.join("process")).unwrap_or_default();
+        if Identity::parse(&process).is_some_and(|process| process.lives()) {
+            return false;
+        }
+        match fs::remove_dir_all(home) {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
+    fn remove_disk(&self, disk: &DiskId) -> io::Result<()> {
+        match fs::remove_file(self.disk(disk)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()> {
+        for disk in self.entries("disks") {
+            let disk: DiskId = disk.parse().map_err(io::Error::other)?;
+            if !keep.contains(&disk) {
+                self.remove_disk(&disk)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn room(&self) -> io::Result<Room> {
+        Ok(Room {
+            memory_available_bytes: 1,
+            disk_available_bytes: 2,
+        })
+    }
+
+    fn disk_available(&self) -> io::Result<u64> {
+        Ok(2)
+    }
+
+    fn uncharged_bytes(&self) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn dismantle(&self) {
+        fs::remove_dir_all(&self.dir).unwrap();
+    }
+}
+
+#[derive(Debug)]
+struct Process {
+    home: PathBuf,
+    pidfd: OwnedFd,
+}
+
+impl Sandbox for Process {
+    fn ended(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    fn dial(&self, port: u16) -> Dialing<'_> {
+        Box::pin(async move {
+            let stream = tokio::net::UnixStream::connect(self.home.join(port.to_string())).await?;
+            Ok(SandboxStream::remote(stream))
+        })
+    }
+
+    fn control(&self) -> io::Result<OwnedFd> {
+        let socket = UnixStream::connect(self.home.join("control"))?;
+        socket.set_nonblocking(true)?;
+        Ok(socket.into())
+    }
+
+    fn respawn(&self) -> io::Result<()> {
+        // What the stub looks for before it says again that there is no spawner.
+        fs::write(self.home.join("spawner"), "")
+    }
+
+    fn usage(&self) -> io::Result<Usage> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn memory_kills(&self) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn disk(&self) -> io::Result<Disk> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn allow_disk(&self, _: &Disk, _: Option<u64>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn uncharged_bytes(&self, _: u64) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn kill(&self) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+}

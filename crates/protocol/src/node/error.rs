@@ -1,0 +1,152 @@
+//! Why a node could not do what it was asked: a stable kind for programs and texts for the operator's log.
+
+use std::error::Error;
+use std::fmt;
+
+use model::id::SandboxId;
+use serde::{Deserialize, Serialize};
+
+/// Why the node could not do what it was asked. The variant is what a caller may act on; the texts are for the
+/// operator's log, never for a client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "detail", rename_all = "snake_case")]
+pub enum NodeError {
+    /// No such sandbox on this node.
+    #[error("sandbox {0} is not on this node")]
+    NotFound(SandboxId),
+    /// The host has no room; another try later may work.
+    #[error("the host has no capacity: {0}")]
+    Capacity(String),
+    /// The host refused or failed.
+    #[error(transparent)]
+    Failed(Failure),
+    /// The node did not answer: whether it did what it was asked is unknown.
+    #[error("the node did not answer")]
+    Unreachable(#[source] Failure),
+}
+
+impl NodeError {
+    /// A failure that has no other cause.
+    #[must_use]
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::Failed(Failure::new(message))
+    }
+}
+
+/// An error as texts: what it says, and what each of its causes says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cause: Option<Box<Self>>,
+}
+
+impl Failure {
+    /// A failure without a cause.
+    #[must_use]
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            cause: None,
+        }
+    }
+
+    /// The texts of an error and of all that caused it.
+    #[must_use]
+    pub fn of(error: &dyn Error) -> Self {
+        Self {
+            message: error.to_string(),
+            cause: error.source().map(|cause| Box::new(Self::of(cause))),
+        }
+    }
+
+    /// What was being done when `cause` came in the way.
+    #[must_use]
+    pub fn during(step: impl Into<String>, cause: &dyn Error) -> Self {
+        Self {
+            message: step.into(),
+            cause: Some(Box::new(Self::of(cause))),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        let cause = self.cause.as_deref()?;
+        Some(cause)
+    }
+}
+
+/// Why a stream into a sandbox could not be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DialError {
+    /// The sandbox is unknown, ended or ending.
+    #[error("the sandbox was not found")]
+    Gone,
+    /// It runs, and nothing accepts connections on the port.
+    #[error("the port is not open")]
+    PortClosed,
+    /// The node did not answer.
+    #[error("the node did not answer")]
+    Unreachable,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("attach the disk")]
+    struct Attach(#[source] std::io::Error);
+
+    #[test]
+    fn an_encoded_error_keeps_its_kind_and_its_causes() {
+        let cause = Attach(std::io::Error::other("no loop device is free"));
+        for (error, kind, chain) in [
+            (
+                NodeError::Failed(Failure::during("start a sandbox", &cause)),
+                "failed",
+                &["start a sandbox", "attach the disk", "no loop device is free"][..],
+            ),
+            (
+                NodeError::Failed(Failure::of(&cause)),
+                "failed",
+                &["attach the disk", "no loop device is free"],
+            ),
+            (
+                NodeError::Unreachable(Failure::of(&cause)),
+                "unreachable",
+                &["the node did not answer", "attach the disk", "no loop device is free"],
+            ),
+            (
+                NodeError::Capacity("no slot".to_owned()),
+                "capacity",
+                &["the host has no capacity: no slot"],
+            ),
+            (
+                NodeError::NotFound("iabc".parse().unwrap()),
+                "not_found",
+                &["sandbox iabc is not on this node"],
+            ),
+        ] {
+            let encoded = serde_json::to_value(&error).unwrap();
+            assert_eq!(encoded["kind"], kind);
+            let decoded: NodeError = serde_json::from_value(encoded).unwrap();
+            assert_eq!(decoded, error);
+            let mut texts = Vec::new();
+            let mut next: Option<&dyn Error> = Some(&decoded);
+            while let Some(error) = next {
+                texts.push(error.to_string());
+                next = error.source();
+            }
+            assert_eq!(texts, chain);
+        }
+    }
+}

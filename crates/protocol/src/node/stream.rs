@@ -1,0 +1,88 @@
+//! A byte stream to a port inside a sandbox.
+
+use std::fmt::Debug;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+/// Bytes both ways, whatever carries them.
+pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Debug + Send + Unpin> ByteStream for T {}
+
+/// A byte stream to a port inside a sandbox. Whoever opens it has made sure that small writes leave at once.
+///
+/// The socket of a sandbox on this host is kept as what it is, so that a relay costs no more than one between sockets.
+#[derive(Debug)]
+pub enum SandboxStream {
+    /// A socket of this host.
+    Local(TcpStream),
+    /// Anything else.
+    Remote(Box<dyn ByteStream>),
+}
+
+impl From<TcpStream> for SandboxStream {
+    fn from(socket: TcpStream) -> Self {
+        Self::Local(socket)
+    }
+}
+
+impl SandboxStream {
+    /// A stream that is no socket of this host.
+    pub fn remote(stream: impl ByteStream + 'static) -> Self {
+        Self::Remote(Box::new(stream))
+    }
+}
+
+impl AsyncRead for SandboxStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Local(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Remote(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for SandboxStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Local(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Remote(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Local(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Remote(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Local(stream) => stream.is_write_vectored(),
+            Self::Remote(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Local(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Remote(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Local(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Remote(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The tables in which the kernel reports what sockets hold: `/proc/net/raw`, `netlink`, `tcp`, `udp` and their likes.
+//!
+//! Host and agent both read them. A table of many sockets is tens of megabytes long, so it is read line by line, and no
+//! further than it takes to know that the sum is too large.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+/// Bytes that are read at once. The kernel hands out a page at a time.
+const BUFFER: usize = 4096;
+/// Longest line, in bytes. The kernel's have at most about 200.
+const LINE_MAX: u64 = 1024;
+
+/// Where a table has the bytes that a socket holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Columns {
+    /// The fifth column: what is being sent and what was received, in hexadecimal. So in all tables but that of netlink.
+    Queues,
+    /// The fifth and the sixth column, in decimal. So in the table of netlink sockets.
+    Buffers,
+}
+
+impl Columns {
+    /// What the socket of a line holds; zero where the line is not a socket's.
+    fn bytes(self, line: &str) -> u64 {
+        let mut words = line.split_ascii_whitespace().skip(4);
+        match self {
+            Self::Queues => {
+                let bytes = |text: &str| u64::from_str_radix(text, 16).unwrap_or(0);
+                let queues = words.next().and_then(|queues| queues.split_once(':'));
+                queues.map_or(0, |(sending, received)| bytes(sending).saturating_add(bytes(received)))
+            }
+            Self::Buffers => {
+                let buffers = words.take(2).map(|word| word.parse::<u64>().unwrap_or(0));
+                buffers.fold(0, u64::saturating_add)
+            }
+        }
+    }
+}
+
+/// The sum over a table, or any number above `enough` once the sum has come above it.
+///
+/// # Errors
+/// Those of reading.
+pub fn held(table: impl Read, columns: Columns, enough: u64) -> io::Result<u64> {
+    let mut table = BufReader::with_capacity(BUFFER, table);
+    let mut line = Vec::new();
+    let mut sum: u64 = 0;
+    let mut is_header = true;
+    while sum <= enough {
+        line.clear();
+        if table.by_ref().take(LINE_MAX).read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+        if !is_header {
+            sum = sum.saturating_add(columns.bytes(&String::from_utf8_lossy(&line)));
+        }
+        is_header = false;
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAW: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+                       253: 00000000:00FD 00000000:0000 07 00000010:0000A000 00:00000000 00000000     0        0 1 2 0 3\n\
+                       253: 00000000:00FD 00000000:0000 07 00000000:00000001 00:00000000 00000000     0        0 1 2 0 3\n\
+                       nonsense\n";
+
+    fn all(table: &str, columns: Columns) -> u64 {
+        held(table.as_bytes(), columns, u64::MAX).unwrap()
+    }
+
+    #[test]
+    fn tables_are_summed() {
+        assert_eq!(all(RAW, Columns::Queues), 0x10 + 0xa000 + 1);
+        assert_eq!(all("", Columns::Queues), 0);
+        let netlink = "sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode\n\
+                       0000000000000000 0   1          00000000 4096     32       0     2        0        17\n\
+                       0000000000000000 4   0          00000000 8        0        0     2        0        18\n\
+                       nonsense\n\
+                       0000000000000000 4   0          00000000 x        1";
+        assert_eq!(all(netlink, Columns::Buffers), 4096 + 32 + 8 + 1);
+    }
+
+    /// A table without an end, as long as it is read.
+    struct Endless {
+        read: usize,
+    }
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let line = b"0: 0:0 0:0 07 00000000:00000400 0\n";
+            for byte in buffer.iter_mut() {
+                *byte = line[self.read % line.len()];
+                self.read += 1;
+            }
+            Ok(buffer.len())
+        }
+    }
+
+    #[test]
+    fn reading_ends_as_soon_as_there_is_enough() {
+        let mut table = Endless { read: 0 };
+        let sum = held(&mut table, Columns::Queues, 1 << 20).unwrap();
+        assert_eq!(sum, (1 << 20) + 1024);
+        assert!(table.read < 1024 * 34 + 2 * BUFFER, "{}", table.read);
+    }
+
+    #[test]
+    fn a_line_without_an_end_takes_no_memory() {
+        let zeros = io::repeat(b'0').take(10 << 20);
+        assert_eq!(held(zeros, Columns::Queues, 0).unwrap(), 0);
+    }
+}

@@ -1,0 +1,204 @@
+//! The stream into a sandbox, with limits for untrusted servers.
+//!
+//! A server inside can send informational responses (`103 Early Hints`) without end, or never finish a head, so bytes and
+//! informational responses are counted until the head of the response is complete. It can also respond before it has read
+//! the request and close the connection; the response is then in the socket although writing fails, so a failed write only
+//! ends writing, and reading determines the result.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use protocol::node::SandboxStream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::connection_limit::ConnectionPermit;
+use super::fair::ByteBudget;
+
+/// Maximum number of informational responses to one request. Servers send one or two; a server that reports progress with
+/// `102` every 20 seconds reaches this after ten minutes.
+const INFORMATIONAL_MAX: u32 = 32;
+/// Maximum number of bytes until the head of the response is complete, including informational responses and data that is
+/// read together with the head.
+const BEFORE_HEAD_MAX_BYTES: usize = 512 * 1024;
+/// Time limit for a head from its first byte to its last. There is no limit for the first byte, except the client's.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+
+/// Progress of the head of a response, shared by the stream, the callback of the HTTP library and the waiting call.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Head(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    complete: AtomicBool,
+    bytes: AtomicUsize,
+    informational: AtomicU32,
+    /// Time of the first byte of the current head; none between two heads.
+    began: watch::Sender<Option<Instant>>,
+}
+
+impl Head {
+    /// The head of the response is complete: the body or another protocol follows.
+    pub(super) fn complete(&self) {
+        self.0.complete.store(true, Ordering::Release);
+    }
+
+    /// Counts an informational response.
+    pub(super) fn inform(&self) {
+        self.0.informational.fetch_add(1, Ordering::AcqRel);
+        self.0.began.send_replace(None);
+    }
+
+    /// Returns when a head has exceeded its time limit.
+    pub(super) async fn stalled(&self) {
+        let mut began = self.0.began.subscribe();
+        loop {
+            let at = *began.borrow_and_update();
+            match at {
+                None => {
+                    // The sender is in `self`.
+                    let _ = began.changed().await;
+                }
+                Some(at) => {
+                    if tokio::time::timeout_at(at + HEAD_TIME, began.changed()).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts bytes read; an error above the limit.
+    fn read(&self, bytes: usize) -> io::Result<()> {
+        if bytes == 0 || self.0.complete.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.0.began.send_if_modified(|began| {
+            let first = began.is_none();
+            began.get_or_insert_with(Instant::now);
+            first
+        });
+        if self.0.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes > BEFORE_HEAD_MAX_BYTES {
+            return Err(io::Error::other("too much data before the head of the response"));
+        }
+        Ok(())
+    }
+
+    /// Whether more may be read.
+    fn check(&self) -> io::Result<()> {
+        if self.0.informational.load(Ordering::Acquire) > INFORMATIONAL_MAX {
+            return Err(io::Error::other("too many informational responses"));
+        }
+        Ok(())
+    }
+}
+
+/// The stream.
+#[derive(Debug)]
+pub(super) struct GuestStream {
+    stream: SandboxStream,
+    head: Head,
+    reads: ByteBudget,
+    writes: ByteBudget,
+    /// The socket; none when it is closed.
+    _permit: ConnectionPermit,
+    /// Writing has failed; further data is discarded.
+    deaf: bool,
+}
+
+impl GuestStream {
+    pub(super) fn new(stream: SandboxStream, head: Head, permit: ConnectionPermit) -> Self {
+        Self {
+            stream,
+            head,
+            _permit: permit,
+            reads: ByteBudget::new(),
+            writes: ByteBudget::new(),
+            deaf: false,
+        }
+    }
+
+    fn written(&mut self, written: io::Result<usize>, offered: usize) -> io::Result<usize> {
+        match written {
+            Err(error) if hung_up(&error) => {
+                self.deaf = true;
+                Ok(offered)
+            }
+            other => other,
+        }
+    }
+}
+
+fn hung_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+    )
+}
+
+impl AsyncRead for GuestStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self {
+            stream, head, reads, ..
+        } = &mut *self;
+        reads.poll(cx, |cx| {
+            head.check()?;
+            let before = buf.filled().len();
+            ready!(Pin::new(stream).poll_read(cx, buf))?;
+            let got = buf.filled().len() - before;
+            head.read(got)?;
+            Poll::Ready(Ok(((), got)))
+        })
+    }
+}
+
+impl AsyncWrite for GuestStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.deaf {
+            return Poll::Ready(Ok(buf.len()));
+        }
+        let Self { stream, writes, .. } = &mut *self;
+        let written = ready!(writes.poll(cx, |cx| {
+            let written = ready!(Pin::new(stream).poll_write(cx, buf))?;
+            Poll::Ready(Ok((written, written)))
+        }));
+        Poll::Ready(self.written(written, buf.len()))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let offered = bufs.iter().map(|buf| buf.len()).sum();
+        if self.deaf {
+            return Poll::Ready(Ok(offered));
+        }
+        let Self { stream, writes, .. } = &mut *self;
+        let written = ready!(writes.poll(cx, |cx| {
+            let written = ready!(Pin::new(stream).poll_write_vectored(cx, bufs))?;
+            Poll::Ready(Ok((written, written)))
+        }));
+        Poll::Ready(self.written(written, offered))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match ready!(Pin::new(&mut self.stream).poll_shutdown(cx)) {
+            Err(error) if hung_up(&error) || error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
+            done => Poll::Ready(done),
+        }
+    }
+}

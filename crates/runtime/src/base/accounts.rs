@@ -1,0 +1,189 @@
+//! Who there is in a sandbox: root, `user`, and the names that files and programs of a distribution refer to.
+//!
+//! Of the host's own accounts come those alone that mean the same on every machine of its distribution (ids below
+//! 100), `_apt`, and those that its package database names: `dpkg` ends with an error where it does not know them.
+//! They come as a name and a number, without what else the host says of them.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use super::USER;
+
+/// Ids from here on are given by each machine in the order in which its packages came.
+const OF_THE_MACHINE: u32 = 100;
+/// Ids from here on are not in a sandbox's range, or are `nobody`.
+const NOBODY: u32 = 65_534;
+/// What a sandbox has wherever it runs: name, uid and gid, home, shell.
+const USERS: [(&str, u32, &str, &str); 8] = [
+    ("root", 0, "/root", "/bin/bash"),
+    ("daemon", 1, "/usr/sbin", NO_LOGIN),
+    ("bin", 2, "/bin", NO_LOGIN),
+    ("sys", 3, "/dev", NO_LOGIN),
+    ("mail", 8, "/var/mail", NO_LOGIN),
+    ("www-data", 33, "/var/www", NO_LOGIN),
+    ("nobody", NOBODY, "/nonexistent", NO_LOGIN),
+    ("user", USER, "/home/user", "/bin/bash"),
+];
+const GROUPS: [(&str, u32); 16] = [
+    ("root", 0),
+    ("daemon", 1),
+    ("bin", 2),
+    ("sys", 3),
+    ("adm", 4),
+    ("tty", 5),
+    ("disk", 6),
+    ("mail", 8),
+    ("sudo", 27),
+    ("www-data", 33),
+    ("shadow", 42),
+    ("utmp", 43),
+    ("staff", 50),
+    ("users", 100),
+    ("nogroup", NOBODY),
+    ("user", USER),
+];
+const NO_LOGIN: &str = "/usr/sbin/nologin";
+
+/// The tables of a sandbox's accounts.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    users: Vec<User>,
+    groups: Vec<(String, u32)>,
+}
+
+#[derive(Debug)]
+struct User {
+    name: String,
+    uid: u32,
+    gid: u32,
+    home: String,
+    shell: &'static str,
+}
+
+impl Accounts {
+    /// The accounts for a base that stands on this host.
+    pub(super) fn of(host: &Path) -> Self {
+        let read = |file: &str| fs::read_to_string(host.join(file)).unwrap_or_default();
+        let overrides = read("var/lib/dpkg/statoverride");
+        let column = |index: usize| -> BTreeSet<&str> {
+            let names = overrides.lines().filter_map(|line| line.split(' ').nth(index));
+            names.chain(["_apt"]).collect()
+        };
+        let mut accounts = Self::fixed();
+        for line in read("etc/group").lines() {
+            if let [name, _, gid, ..] = line.split(':').collect::<Vec<_>>()[..] {
+                accounts.add_group(name, gid, &column(1));
+            }
+        }
+        for line in read("etc/passwd").lines() {
+            if let [name, _, uid, gid, _, home, ..] = line.split(':').collect::<Vec<_>>()[..] {
+                accounts.add_user(name, uid, gid, home, &column(0));
+            }
+        }
+        accounts
+    }
+
+    fn fixed() -> Self {
+        let users = USERS.map(|(name, id, home, shell)| User {
+            name: name.to_owned(),
+            uid: id,
+            gid: id,
+            home: home.to_owned(),
+            shell,
+        });
+        Self {
+            users: users.into(),
+            groups: GROUPS.map(|(name, gid)| (name.to_owned(), gid)).into(),
+        }
+    }
+
+    fn add_group(&mut self, name: &str, gid: &str, named: &BTreeSet<&str>) {
+        let Some(gid) = taken(name, gid, named) else { return };
+        if !self.groups.iter().any(|(have, id)| have == name || *id == gid) {
+            self.groups.push((name.to_owned(), gid));
+        }
+    }
+
+    fn add_user(&mut self, name: &str, uid: &str, gid: &str, home: &str, named: &BTreeSet<&str>) {
+        let Some(uid) = taken(name, uid, named) else { return };
+        if self.users.iter().any(|user| user.name == name || user.uid == uid) {
+            return;
+        }
+        let gid = gid
+            .parse()
+            .ok()
+            .filter(|gid| self.groups.iter().any(|(_, have)| have == gid));
+        let known_places = ["/bin", "/dev", "/run/", "/usr/", "/var/"];
+        let known = known_places.iter().any(|place| home.starts_with(place));
+        self.users.push(User {
+            name: name.to_owned(),
+            uid,
+            gid: gid.unwrap_or(NOBODY),
+            home: if known { home } else { "/nonexistent" }.to_owned(),
+            shell: NO_LOGIN,
+        });
+    }
+
+    /// The uid of a name, if there is such a user.
+    pub(super) fn uid(&self, name: &str) -> Option<u32> {
+        self.users.iter().find(|user| user.name == name).map(|user| user.uid)
+    }
+
+    pub(super) fn has_uid(&self, uid: u32) -> bool {
+        self.users.iter().any(|user| user.uid == uid)
+    }
+
+    pub(super) fn has_gid(&self, gid: u32) -> bool {
+        self.groups.iter().any(|(_, have)| *have == gid)
+    }
+
+    pub(super) fn passwd(&self) -> String {
+        self.users.iter().fold(String::new(), |mut text, user| {
+            let User {
+                name,
+                uid,
+                gid,
+                home,
+                shell,
+            } = user;
+            let _ = writeln!(text, "{name}:x:{uid}:{gid}:{name}:{home}:{shell}");
+            text
+        })
+    }
+
+    pub(super) fn group(&self) -> String {
+        self.groups.iter().fold(String::new(), |mut text, (name, gid)| {
+            let _ = writeln!(text, "{name}:x:{gid}:{}", members(name));
+            text
+        })
+    }
+
+    /// Nobody has a password: who may become whom is said by `sudoers`.
+    pub(super) fn shadow(&self) -> String {
+        self.users.iter().fold(String::new(), |mut text, user| {
+            let _ = writeln!(text, "{}:*:19000:0:99999:7:::", user.name);
+            text
+        })
+    }
+
+    pub(super) fn gshadow(&self) -> String {
+        self.groups.iter().fold(String::new(), |mut text, (name, _)| {
+            let _ = writeln!(text, "{name}:*::{}", members(name));
+            text
+        })
+    }
+}
+
+fn members(group: &str) -> &'static str {
+    if group == "sudo" { "user" } else { "" }
+}
+
+/// The id of an account of the host, if it comes along.
+fn taken(name: &str, id: &str, named: &BTreeSet<&str>) -> Option<u32> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let id: u32 = id.parse().ok()?;
+    let comes = id < OF_THE_MACHINE || named.contains(name);
+    (comes && id < NOBODY && !name.is_empty() && name.chars().all(plain)).then_some(id)
+}

@@ -1,0 +1,75 @@
+//! Small steps of making a skeleton: directories, files, and careful copies of the host's.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+/// What a file holds whose content nobody but its owner may have, in every format that is text.
+const PRIVATE: &[u8] = b"PRIVATE KEY";
+
+pub(super) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+/// Writes a file in the place of whatever is there: a link is replaced, not followed.
+pub(super) fn put(path: &Path, mode: u32, content: impl AsRef<[u8]>) -> io::Result<()> {
+    remove(path)?;
+    fs::write(path, content)?;
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+/// Makes a link in the place of whatever file is there.
+pub(super) fn put_link(target: impl AsRef<Path>, path: &Path) -> io::Result<()> {
+    remove(path)?;
+    symlink(target, path)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The content of a file that every user of the host may read, and that does not hold a private key: some keep theirs
+/// in one file with the certificate.
+pub(super) fn read_public(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let metadata = match path.symlink_metadata() {
+        Ok(metadata) => metadata,
+        // Packages of the host come and go while it is copied.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if !metadata.is_file() || metadata.mode() & 0o004 == 0 {
+        return Ok(None);
+    }
+    let content = fs::read(path)?;
+    Ok(memchr::memmem::find(&content, PRIVATE).is_none().then_some(content))
+}
+
+/// Copies a file, a link as a link, or a directory with all that is in it; nothing else, and nothing that not everybody
+/// on the host may read.
+pub(super) fn copy_public(from: &Path, to: &Path) -> io::Result<()> {
+    let Ok(metadata) = from.symlink_metadata() else {
+        return Ok(());
+    };
+    if metadata.is_symlink() {
+        put_link(&fs::read_link(from)?, to)
+    } else if metadata.is_dir() {
+        if metadata.mode() & 0o005 != 0o005 {
+            return Ok(());
+        }
+        make_dir(to, 0o755)?;
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            copy_public(&entry.path(), &to.join(entry.file_name()))?;
+        }
+        Ok(())
+    } else if let Some(content) = read_public(from)? {
+        put(to, 0o644, content)
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! The layer between the host's `/usr` and a sandbox's: it hides what is the host's own and adds what makes a place
+//! to work in.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, XattrFlags};
+
+use super::copy::{make_dir, put, put_link};
+use super::packages;
+
+/// What a host's administrator puts there is not for sandboxes.
+const HIDDEN: [&str; 2] = ["local", "src"];
+/// The mark by which a distribution keeps `pip` from its Python (PEP 668).
+const MARK: &str = "EXTERNALLY-MANAGED";
+/// As an ordinary user, `npm install -g` could not write beside the host's programs. Hides the host's own settings,
+/// which may hold keys.
+const NPM: &str = "prefix=/usr/local\n";
+/// What Debian asks before it starts the services of a package that was just installed: nothing here would watch them.
+const NO_SERVICES: &str = "#!/bin/sh\nexit 101\n";
+
+/// Makes the layer.
+pub(super) fn make(host: &Path, usr: &Path) -> io::Result<()> {
+    make_dir(usr, 0o755)?;
+    for hidden in HIDDEN {
+        let dir = usr.join(hidden);
+        make_dir(&dir, 0o755)?;
+        rustix::fs::setxattr(&dir, "trusted.overlay.opaque", b"y", XattrFlags::empty())?;
+    }
+    // Writable for everyone, so that `user` can install programs where every PATH finds them.
+    for dir in ["", "bin", "etc", "games", "include", "lib", "sbin", "share", "src"] {
+        make_dir(&usr.join("local").join(dir), 0o777)?;
+    }
+    put_link("share/man", &usr.join("local/man"))?;
+    for mark in marks(host) {
+        hide(host, usr, &mark)?;
+    }
+    if host.join("usr/bin/python3").exists() && host.join("usr/bin/python").symlink_metadata().is_err() {
+        like_host(host, usr, Path::new("bin"))?;
+        put_link("python3", &usr.join("bin/python"))?;
+    }
+    if ["usr/bin/npm", "usr/etc/npmrc"]
+        .iter()
+        .any(|file| host.join(file).exists())
+    {
+        like_host(host, usr, Path::new("etc"))?;
+        put(&usr.join("etc/npmrc"), 0o644, NPM)?;
+    }
+    if packages::are_debian(host) {
+        like_host(host, usr, Path::new("sbin"))?;
+        put(&usr.join("sbin/policy-rc.d"), 0o755, NO_SERVICES)?;
+    }
+    Ok(())
+}
+
+/// The marks of every Python that the host has, below `/usr`.
+pub(super) fn marks(host: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for lib in ["lib", "lib64"] {
+        let Ok(entries) = fs::read_dir(host.join("usr").join(lib)) else {
+            continue;
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let mark = Path::new(lib).join(&name).join(MARK);
+            if name.as_encoded_bytes().starts_with(b"python3.") && host.join("usr").join(&mark).is_file() {
+                found.push(mark);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Makes a file of the host's `/usr` look absent: overlayfs takes a device 0:0 for that.
+fn hide(host: &Path, usr: &Path, file: &Path) -> io::Result<()> {
+    if let Some(parent) = file.parent() {
+        like_host(host, usr, parent)?;
+    }
+    let nothing = rustix::fs::makedev(0, 0);
+    Ok(rustix::fs::mknodat(
+        CWD,
+        usr.join(file),
+        FileType::CharacterDevice,
+        Mode::empty(),
+        nothing,
+    )?)
+}
+
+/// A directory of the layer, and those above it, with the modes of the host's: the upper one's is what is seen.
+fn like_host(host: &Path, usr: &Path, dir: &Path) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let mut path = PathBuf::new();
+    for part in dir.components() {
+        path.push(part);
+        let mode = fs::metadata(host.join("usr").join(&path)).map_or(0o755, |metadata| metadata.mode() & 0o7777);
+        make_dir(&usr.join(&path), mode)?;
+    }
+    Ok(())
+}

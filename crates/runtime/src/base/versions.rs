@@ -1,0 +1,236 @@
+//! The versions of `base` in a data directory: made anew when the host's packages change, kept while they are used.
+//!
+//! ```text
+//!   base/<key>/root, base/<key>/usr   the two lower layers of one version
+//!   base/<key>/users                  of a version that was replaced: the sandboxes there were at that moment
+//!   base/current                      a link to the version that new sandboxes stand on
+//! ```
+//!
+//! No step needs the one before to have been finished: a platform that was killed anywhere goes on from what it finds.
+//! A sandbox reads `current` after its cgroup was made, so the names that are read after `current` has changed hold
+//! every sandbox that may stand on an older version.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use super::{packages, root, unfit, usr};
+
+/// The link to the version that new sandboxes stand on.
+pub(crate) const CURRENT: &str = "current";
+/// A version that is not complete.
+const UNFINISHED: &str = "unfinished";
+/// A version that is being removed.
+const REMOVED: &str = "removed";
+/// In a version that was replaced: names of the sandboxes that may stand on it.
+const USERS: &str = "users";
+
+/// What a version is made from, below the root: a change of any of these changes its key.
+const SOURCES: [&str; 28] = [
+    packages::STATUS,
+    "var/lib/dpkg/diversions",
+    "var/lib/dpkg/statoverride",
+    "var/lib/apt/extended_states",
+    "var/lib/rpm/rpmdb.sqlite",
+    "usr/lib/sysimage/rpm/rpmdb.sqlite",
+    "var/lib/pacman/local",
+    "etc/alternatives",
+    "etc/apt/keyrings",
+    "etc/apt/sources.list",
+    "etc/apt/sources.list.d",
+    "etc/apt/trusted.gpg",
+    "etc/apt/trusted.gpg.d",
+    "etc/ca-certificates.conf",
+    "etc/ca-certificates/extracted",
+    "etc/crypto-policies",
+    "etc/ld.so.cache",
+    "etc/ld.so.conf.d",
+    "etc/pki/ca-trust/extracted/pem",
+    "etc/skel",
+    "etc/ssl/certs",
+    "etc/ssl/certs/ca-certificates.crt",
+    "usr/bin/dpkg",
+    "usr/bin/npm",
+    "usr/bin/python",
+    "usr/bin/python3",
+    "usr/etc/npmrc",
+    "usr/lib",
+];
+
+/// The versions in a data directory.
+#[derive(Debug)]
+pub(crate) struct Versions {
+    host: PathBuf,
+    all: PathBuf,
+}
+
+impl Versions {
+    /// The versions below `data_dir`, made from the host whose root this is.
+    pub(crate) fn new(host: &Path, data_dir: &Path) -> Self {
+        Self {
+            host: host.to_owned(),
+            all: data_dir.join("base"),
+        }
+    }
+
+    /// The directory that all of them lie in.
+    pub(crate) fn path(&self) -> &Path {
+        &self.all
+    }
+
+    /// Whether there is a version for new sandboxes to stand on.
+    pub(crate) fn is_there(&self) -> bool {
+        self.all.join(CURRENT).is_dir()
+    }
+
+    /// Makes the version that fits the host now, unless it is there, and the current one of it. Says whether it is
+    /// another than before.
+    ///
+    /// # Errors
+    /// When the host is unfit or the data directory cannot be written.
+    pub(crate) fn make_current(&self) -> io::Result<bool> {
+        let name = key(&self.host)?;
+        if fs::read_link(self.all.join(CURRENT)).is_ok_and(|target| target == Path::new(&name)) {
+            return Ok(false);
+        }
+        let version = self.all.join(&name);
+        if !version.is_dir() {
+            if let Some(why) = unfit(&self.host) {
+                return Err(io::Error::other(why));
+            }
+            let unfinished = self.all.join(UNFINISHED);
+            remove_all(&unfinished)?;
+            // Not with the directories above them: a data directory that is gone stays gone.
+            match fs::create_dir(&self.all) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => fs::create_dir(&unfinished)?,
+            }
+            root::make(&self.host, &unfinished.join("root"))?;
+            usr::make(&self.host, &unfinished.join("usr"))?;
+            fs::rename(&unfinished, &version)?;
+        }
+        // It may have been current before; who uses it is known once it is replaced again.
+        match fs::remove_file(version.join(USERS)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let link = self.all.join(format!("{CURRENT}.new"));
+        remove_all(&link)?;
+        symlink(&name, &link)?;
+        fs::rename(&link, self.all.join(CURRENT))?;
+        Ok(true)
+    }
+
+    /// Whether the host is changing its packages right now, so that a copy would be of neither state. Its locks are
+    /// looked at and never taken.
+    pub(crate) fn host_is_changing(&self) -> bool {
+        packages::LOCKS.iter().any(|lock| {
+            File::open(self.host.join(lock)).is_ok_and(|file| {
+                let wanted = rustix::process::Flock::from(rustix::process::FlockType::WriteLock);
+                rustix::process::fcntl_getlk(&file, &wanted).is_ok_and(|holder| holder.is_some())
+            })
+        })
+    }
+
+    /// Removes the versions that no sandbox stands on. `names` are those of all sandboxes, living or not yet cleaned
+    /// up; it is asked only if there is a version to remove.
+    ///
+    /// # Errors
+    /// When the data directory cannot be read or written.
+    pub(crate) fn sweep(&self, names: impl FnOnce() -> io::Result<BTreeSet<String>>) -> io::Result<()> {
+        for left in [UNFINISHED, REMOVED] {
+            remove_all(&self.all.join(left))?;
+        }
+        let current = fs::read_link(self.all.join(CURRENT))?;
+        let mut replaced = Vec::new();
+        for entry in fs::read_dir(&self.all)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() && entry.file_name() != current.as_os_str() {
+                replaced.push(entry.path());
+            }
+        }
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        let names = names()?;
+        for version in replaced {
+            if !Self::is_used(&version, &names)? {
+                // By this name first, so that what is left of it is never taken for a version.
+                let removed = self.all.join(REMOVED);
+                fs::rename(&version, &removed)?;
+                remove_all(&removed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_used(version: &Path, names: &BTreeSet<String>) -> io::Result<bool> {
+        let users = version.join(USERS);
+        match fs::read_to_string(&users) {
+            Ok(text) => Ok(text.lines().any(|name| names.contains(name))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let text = names.iter().fold(String::new(), |mut text, name| {
+                    let _ = writeln!(text, "{name}");
+                    text
+                });
+                let unfinished = version.join(format!("{USERS}.new"));
+                fs::write(&unfinished, text)?;
+                fs::rename(&unfinished, users)?;
+                Ok(!names.is_empty())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Names what a version is made from: what says which packages the host has, this program, and this boot of the host.
+/// The last, because nobody waits until a version has reached the disk: what a power cut left of one is not used.
+fn key(host: &Path) -> io::Result<String> {
+    let mut text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let program = fs::metadata("/proc/self/exe")?;
+    let mut note = |path: &Path, found: Option<&fs::Metadata>| {
+        let stamp = found.map(|found| {
+            (
+                found.ino(),
+                found.size(),
+                found.mtime(),
+                found.mtime_nsec(),
+                found.mode(),
+            )
+        });
+        let _ = writeln!(text, "{path:?} {stamp:?}");
+    };
+    note(Path::new("/proc/self/exe"), Some(&program));
+    for source in SOURCES {
+        let path = host.join(source);
+        let found = path.symlink_metadata().ok();
+        note(&path, found.as_ref());
+        // Files of these directories are also changed in place.
+        if source.starts_with("etc/apt/") && found.is_some_and(|found| found.is_dir()) {
+            let mut entries: Vec<PathBuf> = fs::read_dir(&path)?.flatten().map(|entry| entry.path()).collect();
+            entries.sort();
+            for entry in entries {
+                note(&entry, entry.symlink_metadata().ok().as_ref());
+            }
+        }
+    }
+    for mark in usr::marks(host) {
+        note(&mark, None);
+    }
+    Ok(format!("{:016x}", crate::slot::fnv1a(text.as_bytes())))
+}
+
+fn remove_all(path: &Path) -> io::Result<()> {
+    let removed = match path.symlink_metadata() {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

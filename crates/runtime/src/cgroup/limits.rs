@@ -1,0 +1,109 @@
+//! What a sandbox's groups may use.
+
+use std::fs;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use model::resources::Resources;
+
+use crate::files::write_at;
+
+/// What a group may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub(super) memory: u64,
+    pub(super) pids: u64,
+    /// Processor time of each [`CPU_PERIOD_US`].
+    pub(super) cpu_us: u64,
+}
+
+/// Sets what a group of one controller may use.
+pub(super) type Hold = fn(&Limits, BorrowedFd<'_>) -> io::Result<()>;
+
+impl Limits {
+    /// Sets the limits of version 1, in the order of [`super::CONTROLLERS`].
+    pub(super) const HOLD_V1: [Hold; 3] = [Self::hold_memory_v1, Self::hold_pids, Self::hold_cpu_v1];
+
+    /// Those of a sandbox's workload.
+    pub(super) fn of(resources: &Resources) -> Self {
+        Self {
+            memory: u64::from(resources.memory_mb) << 20,
+            pids: resources.pids.into(),
+            cpu_us: u64::from(resources.cpu_count) * CPU_PERIOD_US,
+        }
+    }
+
+    /// Those of a sandbox's workload and its agent together.
+    pub(super) fn with_margin(self) -> Self {
+        Self {
+            memory: self.memory + MARGIN.memory,
+            pids: self.pids + MARGIN.pids,
+            cpu_us: self.cpu_us + MARGIN.cpu_us,
+        }
+    }
+
+    pub(super) fn hold_v2(&self, group: BorrowedFd<'_>) -> io::Result<()> {
+        write_at(group, "memory.max", &self.memory.to_string())?;
+        // Swap would let a sandbox use more than its memory; the file is absent where there is no swap.
+        optional(write_at(group, "memory.swap.max", "0"))?;
+        self.hold_pids(group)?;
+        write_at(group, "cpu.max", &format!("{} {CPU_PERIOD_US}", self.cpu_us))
+    }
+
+    fn hold_memory_v1(&self, group: BorrowedFd<'_>) -> io::Result<()> {
+        let memory = self.memory.to_string();
+        write_at(group, "memory.limit_in_bytes", &memory)?;
+        optional(write_at(group, "memory.memsw.limit_in_bytes", &memory))?;
+        // Version 1 counts socket buffers apart from memory, and the host's bound for them is one for all.
+        let sockets = (self.memory / SOCKET_MEMORY_SHARE).to_string();
+        optional(write_at(group, "memory.kmem.tcp.limit_in_bytes", &sockets))
+    }
+
+    /// For a controller that only counts.
+    pub(super) fn hold_nothing(&self, _: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn hold_pids(&self, group: BorrowedFd<'_>) -> io::Result<()> {
+        write_at(group, "pids.max", &self.pids.to_string())
+    }
+
+    fn hold_cpu_v1(&self, group: BorrowedFd<'_>) -> io::Result<()> {
+        write_at(group, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
+        write_at(group, "cpu.cfs_quota_us", &self.cpu_us.to_string())
+    }
+}
+
+/// What a sandbox may use beyond its limits, for its agent alone: the workload's own group ends at them. Memory for
+/// some clients at a time and for what files that are being written take until they are on the disk; the agent's
+/// threads; and a fifth of a core, with which the agent answers while the workload uses its own share up.
+const MARGIN: Limits = Limits {
+    memory: 64 << 20,
+    pids: 16,
+    cpu_us: CPU_PERIOD_US / 5,
+};
+
+/// Part of a sandbox's memory that its TCP buffers may take where they are counted apart from it.
+const SOCKET_MEMORY_SHARE: u64 = 4;
+
+/// The kernel's default period for CPU quotas, in microseconds.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// Most processes that all sandboxes together may have: what the host can have less an eighth, and at least 1,024,
+/// which stay for the host itself. Whichever of the two kernel-wide bounds is lower counts: on large machines that is
+/// often the one on threads.
+pub(super) fn pids_of_all_sandboxes() -> io::Result<u64> {
+    let bound = |name: &str| -> io::Result<u64> {
+        let text = fs::read_to_string(format!("/proc/sys/kernel/{name}"))?;
+        text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+    };
+    let most = bound("pid_max")?.min(bound("threads-max")?);
+    Ok(most.saturating_sub((most / 8).max(1024)).max(64))
+}
+
+fn optional(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,109 @@
+//! Where the kernel counts what sandboxes use.
+
+use std::path::{Path, PathBuf};
+
+use super::{Backend, Role, Tree, child, side_by_side};
+use crate::slot::Name;
+
+/// Files in which the kernel counts what a sandbox uses.
+#[derive(Debug)]
+pub(crate) struct Meters {
+    /// Has a line `usage_usec`.
+    pub(crate) cpu: PathBuf,
+    pub(crate) memory_charged: PathBuf,
+    /// The workload's limit, which is the one that the sandbox was promised.
+    pub(crate) memory_limit: PathBuf,
+    pub(crate) memory_stat: PathBuf,
+    /// Has a line `oom_kill`. The workload's: version 1 counts a kill for the victim's group alone.
+    pub(crate) memory_kills: PathBuf,
+    /// Line of `memory_stat` with the page cache, files in memory included.
+    pub(crate) cache_field: &'static str,
+    /// Line of `memory_stat` with the files in memory alone.
+    pub(crate) shared_field: &'static str,
+    /// What sockets are charged with, where that is counted apart; else it is the line `sock` of `memory_stat`.
+    pub(crate) sockets: Option<PathBuf>,
+}
+
+/// Files in which the kernel counts what all sandboxes use together.
+#[derive(Debug)]
+pub(crate) struct Sum {
+    pub(crate) charged: PathBuf,
+    pub(crate) stat: PathBuf,
+    /// Line of `stat` with the page cache, files in memory included.
+    pub(crate) cache_field: &'static str,
+    /// What sockets are charged with, where that is counted apart.
+    pub(crate) sockets: Option<PathBuf>,
+}
+
+impl Tree {
+    /// The sandbox's own group below a root, in which the workload's and the agent's use both count, and the
+    /// workload's. The layout before had no group for both.
+    fn metered(&self, root: &Path, name: &Name) -> [PathBuf; 2] {
+        let root = root.join(&self.name);
+        let whole = root.join(name.to_string());
+        if whole.exists() {
+            return [whole, root.join(child(name, Role::Work))];
+        }
+        let work = root.join(side_by_side(name, Role::Work));
+        [work.clone(), work]
+    }
+
+    /// Where the kernel counts what a sandbox uses, the agent's work for it included; `None` without cgroups.
+    pub(crate) fn meters(&self, name: &Name) -> Option<Meters> {
+        match &self.backend {
+            Backend::V2(root) => {
+                let [whole, work] = self.metered(root, name);
+                Some(Meters {
+                    cpu: whole.join("cpu.stat"),
+                    memory_charged: whole.join("memory.current"),
+                    memory_limit: work.join("memory.max"),
+                    memory_stat: whole.join("memory.stat"),
+                    memory_kills: work.join("memory.events"),
+                    cache_field: "file",
+                    shared_field: "shmem",
+                    sockets: None,
+                })
+            }
+            Backend::Hybrid(unified, [memory, ..]) => {
+                let [cpu, _] = self.metered(unified, name);
+                let [whole, work] = self.metered(memory, name);
+                Some(Meters {
+                    cpu: cpu.join("cpu.stat"),
+                    memory_charged: whole.join("memory.usage_in_bytes"),
+                    memory_limit: work.join("memory.limit_in_bytes"),
+                    memory_stat: whole.join("memory.stat"),
+                    memory_kills: work.join("memory.oom_control"),
+                    cache_field: "total_cache",
+                    shared_field: "total_shmem",
+                    sockets: Some(whole.join("memory.kmem.tcp.usage_in_bytes")),
+                })
+            }
+            Backend::None(_) => None,
+        }
+    }
+
+    /// Where the kernel counts what all sandboxes use together; `None` without cgroups.
+    pub(crate) fn sum(&self) -> Option<Sum> {
+        match &self.backend {
+            Backend::V2(root) => {
+                let all = root.join(&self.name);
+                Some(Sum {
+                    charged: all.join("memory.current"),
+                    stat: all.join("memory.stat"),
+                    cache_field: "file",
+                    sockets: None,
+                })
+            }
+            Backend::Hybrid(_, [memory, ..]) => {
+                let all = memory.join(&self.name);
+                Some(Sum {
+                    charged: all.join("memory.usage_in_bytes"),
+                    stat: all.join("memory.stat"),
+                    cache_field: "total_cache",
+                    sockets: Some(all.join("memory.kmem.tcp.usage_in_bytes")),
+                })
+            }
+            Backend::None(_) => None,
+        }
+    }
+}

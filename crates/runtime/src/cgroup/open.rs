@@ -1,0 +1,160 @@
+//! The tree as a launcher sees it: it makes groups there, and processes enter them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use model::resources::Resources;
+
+use super::limits::{Hold, Limits};
+use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, named, side_by_side};
+use crate::files::{open_dir, open_dir_at, open_for_writing, write_at};
+use crate::identity::AgentRecord;
+use crate::slot::Name;
+
+/// The tree as the launcher sees it: descriptors instead of paths, because the launcher leaves the host's mounts.
+#[derive(Debug)]
+pub(crate) struct OpenTree {
+    backend: Backend,
+    roots: Vec<OwnedFd>,
+}
+
+/// How a process gets into the groups of a role.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    /// v2 directory to be born in; none without cgroups.
+    pub(crate) birth: Option<OwnedFd>,
+    /// v1 `cgroup.procs` files. The kernel asks who opened them, so they are opened by the host's root.
+    v1: Vec<File>,
+}
+
+impl Entry {
+    /// Puts the calling process, which was born in [`Entry::birth`], into the rest.
+    pub(crate) fn join(&self) -> io::Result<()> {
+        for procs in &self.v1 {
+            rustix::io::write(procs, b"0")?;
+        }
+        Ok(())
+    }
+
+    /// The descriptors that a process needs to do it.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        let v1 = self.v1.iter().map(AsRawFd::as_raw_fd);
+        self.birth.iter().map(AsRawFd::as_raw_fd).chain(v1)
+    }
+}
+
+impl OpenTree {
+    pub(crate) fn open(tree: &Tree) -> io::Result<Self> {
+        let roots = tree
+            .roots()
+            .iter()
+            .map(|root| open_dir(root).map_err(|e| named(root, &e)))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            backend: tree.backend.clone(),
+            roots,
+        })
+    }
+
+    /// Puts the calling process into the tree's v1 groups, so that what it clones is not in the service's.
+    pub(crate) fn join_v1(&self) -> io::Result<()> {
+        self.roots[1..]
+            .iter()
+            .try_for_each(|root| write_at(root.as_fd(), "cgroup.procs", "0"))
+    }
+
+    /// Makes a sandbox's own group and its agent's, limited. The record comes first, and nothing is born before the rest
+    /// is there.
+    pub(crate) fn create(&self, name: &Name, resources: &Resources) -> io::Result<Entry> {
+        let limits = Limits::of(resources).with_margin();
+        let whole_name = name.to_string();
+        let whole = make(&self.roots[0], &whole_name)?;
+        if let Backend::V2(_) = &self.backend {
+            // Before the children are made, so that each is made with its controllers.
+            write_at(whole.as_fd(), "cgroup.subtree_control", ENABLE)?;
+            limits.hold_v2(whole.as_fd())?;
+        }
+        let birth = make(&self.roots[0], &child(name, Role::Agent))?;
+        self.entry(birth, || self.create_v1(&whole_name, &limits))
+    }
+
+    /// Makes the workload's groups, limited. Apart from the others, so that the launcher can do it while the sandbox's
+    /// first process, which needs those alone, does something else.
+    pub(crate) fn create_work(&self, name: &Name, resources: &Resources) -> io::Result<Entry> {
+        let limits = Limits::of(resources);
+        let work_name = child(name, Role::Work);
+        let birth = make(&self.roots[0], &work_name)?;
+        if let Backend::V2(_) = &self.backend {
+            limits.hold_v2(birth.as_fd())?;
+        }
+        self.entry(birth, || self.create_v1(&work_name, &limits))
+    }
+
+    /// Makes a limited group in each v1 hierarchy, and opens the way into it.
+    fn create_v1(&self, path: &str, limits: &Limits) -> io::Result<Vec<File>> {
+        self.roots[1..]
+            .iter()
+            .zip(Limits::HOLD_V1.into_iter().chain([Limits::hold_nothing as Hold]))
+            .map(|(root, hold)| {
+                let dir = make(root, path)?;
+                hold(limits, dir.as_fd())?;
+                open_for_writing(dir.as_fd(), "cgroup.procs")
+            })
+            .collect()
+    }
+
+    fn entry(&self, birth: OwnedFd, v1: impl FnOnce() -> io::Result<Vec<File>>) -> io::Result<Entry> {
+        Ok(match self.backend {
+            Backend::V2(_) | Backend::Hybrid(..) => Entry {
+                birth: Some(birth),
+                v1: v1()?,
+            },
+            Backend::None(_) => Entry::default(),
+        })
+    }
+
+    /// The workload's groups of a sandbox that lives already.
+    pub(crate) fn open_work(&self, name: &Name) -> io::Result<Entry> {
+        let open = |path: &str| -> io::Result<Entry> {
+            let birth = open_dir_at(self.roots[0].as_fd(), path)?;
+            let procs = |(index, root): (usize, &OwnedFd)| {
+                match open_for_writing(root.as_fd(), &format!("{path}/cgroup.procs")) {
+                    // A version before this one made groups for limits alone.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && index >= CONTROLLERS.len() => None,
+                    opened => Some(opened),
+                }
+            };
+            self.entry(birth, || self.roots[1..].iter().enumerate().filter_map(procs).collect())
+        };
+        match open(&child(name, Role::Work)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => open(&side_by_side(name, Role::Work)),
+            other => other,
+        }
+    }
+
+    /// Without cgroups: writes down, where [`Tree::agent_pid`] looks for it, which process is to execute the agent's
+    /// `program`.
+    pub(crate) fn record_agent(&self, name: &Name, pid: i32, program: &str) -> io::Result<()> {
+        if matches!(self.backend, Backend::None(_)) {
+            let path = format!("{}/cgroup.procs", child(name, Role::Agent));
+            let file = rustix::fs::openat(
+                &self.roots[0],
+                path.as_str(),
+                rustix::fs::OFlags::CREATE
+                    | rustix::fs::OFlags::TRUNC
+                    | rustix::fs::OFlags::WRONLY
+                    | rustix::fs::OFlags::CLOEXEC,
+                0o600.into(),
+            )?;
+            let record = AgentRecord::of(pid, program)?.to_string();
+            rustix::io::write(&file, record.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+fn make(root: &OwnedFd, path: &str) -> io::Result<OwnedFd> {
+    rustix::fs::mkdirat(root, path, 0o755.into())?;
+    open_dir_at(root.as_fd(), path)
+}

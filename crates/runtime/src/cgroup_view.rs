@@ -1,0 +1,129 @@
+//! What a sandbox sees of control groups: its workload's own, read-only, where programs look for their limits.
+//!
+//! With version 2 that is the workload's group at `/sys/fs/cgroup`. With version 1 a program looks in one directory per
+//! controller, and some give up when a controller that they know is missing; so there are two more than hold limits:
+//! `cpuacct`, which counts, and `cpuset`, which says what it says for all sandboxes. The workload is at the root of a
+//! cgroup namespace, so its own path is `/` everywhere.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::write_at;
+
+/// Mounts of version 1 that hold no limits.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Beside {
+    /// May be the one of `cpu`.
+    pub(crate) cpuacct: Option<PathBuf>,
+    pub(crate) cpuset: Option<PathBuf>,
+}
+
+/// A group that a sandbox sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shown {
+    /// Directory of the tree on the host, and after that where the launcher has it.
+    pub(crate) tree: PathBuf,
+    /// Where it is shown below `/sys/fs/cgroup`; empty for the place itself.
+    pub(crate) name: String,
+    /// Whether it is the same for all sandboxes: then the tree's, otherwise the workload's below it.
+    pub(crate) shared: bool,
+}
+
+impl Beside {
+    /// Those of `/proc/self/mountinfo` text.
+    pub(crate) fn from_mountinfo(mountinfo: &str) -> Self {
+        let of = |controller: &str| {
+            mountinfo.lines().find_map(|line| {
+                let (left, right) = line.split_once(" - cgroup ")?;
+                let options = right.split(' ').nth(1)?;
+                let has = options.split(',').any(|option| option == controller);
+                has.then(|| left.split(' ').nth(4).map(PathBuf::from))?
+            })
+        };
+        Self {
+            cpuacct: of("cpuacct"),
+            cpuset: of("cpuset"),
+        }
+    }
+
+    /// The hierarchy that counts processor time, unless it is the one that limits it.
+    pub(crate) fn counting(&self, cpu: &Path) -> Option<&PathBuf> {
+        self.cpuacct.as_ref().filter(|path| *path != cpu)
+    }
+}
+
+/// Makes the group of the `cpuset` hierarchy in which all sandboxes are: with what the platform itself may use, because
+/// its own group there may be narrower than the root. Without it programs of version 1 see less, and nothing else is
+/// lost, so no failure matters.
+pub(crate) fn make_cpuset(group: &Path) {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let _ = fs::create_dir(group);
+    for (file, name) in [
+        ("cpuset.cpus", "Cpus_allowed_list:"),
+        ("cpuset.mems", "Mems_allowed_list:"),
+    ] {
+        let path = group.join(file);
+        let Some(list) = allowed(name) else { continue };
+        // Writing resets the affinity of what runs in there on some kernels.
+        if fs::read_to_string(&path).is_ok_and(|have| have.trim() != list) {
+            let _ = fs::write(&path, list);
+        }
+    }
+}
+
+/// Puts the calling process into a group made by [`make_cpuset`]. Whether that worked.
+pub(crate) fn join_cpuset(group: &Path) -> bool {
+    write_at(rustix::fs::CWD, &group.join("cgroup.procs").to_string_lossy(), "0").is_ok()
+}
+
+/// `/proc/cgroups` as a sandbox sees it: the host's controllers, each with one group.
+pub(crate) fn controllers() -> io::Result<String> {
+    Ok(one_group_each(&fs::read_to_string("/proc/cgroups")?))
+}
+
+fn one_group_each(cgroups: &str) -> String {
+    cgroups
+        .lines()
+        .map(|line| {
+            let mut columns: Vec<&str> = line.split('\t').collect();
+            if !line.starts_with('#')
+                && let Some(count) = columns.get_mut(2)
+            {
+                *count = "1";
+            }
+            columns.join("\t") + "\n"
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hierarchies_beside_those_with_limits() {
+        let line = |path: &str, options: &str| format!("31 23 0:27 / {path} rw - cgroup cgroup rw,{options}\n");
+        let together = line("/c/cpu,cpuacct", "cpu,cpuacct") + &line("/c/set", "cpuset,clone_children");
+        let beside = Beside::from_mountinfo(&together);
+        assert_eq!(beside.cpuset.as_deref(), Some(Path::new("/c/set")));
+        assert_eq!(beside.counting(Path::new("/c/cpu,cpuacct")), None);
+        let apart = Beside::from_mountinfo(&(line("/c/cpu", "cpu") + &line("/c/cpuacct", "cpuacct")));
+        assert_eq!(apart.cpuset, None);
+        assert_eq!(apart.counting(Path::new("/c/cpu")), Some(&PathBuf::from("/c/cpuacct")));
+        assert_eq!(
+            Beside::from_mountinfo("30 23 0:26 / /c rw - cgroup2 cgroup2 rw\n"),
+            Beside::default()
+        );
+    }
+
+    #[test]
+    fn no_count_of_groups_is_told() {
+        let host = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpuset\t3\t17\t1\nmemory\t4\t91\t1\n";
+        let shown = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpuset\t3\t1\t1\nmemory\t4\t1\t1\n";
+        assert_eq!(one_group_each(host), shown);
+    }
+}

@@ -1,0 +1,235 @@
+//! How a spawner gets into a sandbox: by three processes, of which the sandbox sees nothing of the host.
+//!
+//! ```text
+//!   launcher ─clone─▶ helper            born in the workload's group, still among the host's processes
+//!                     closes all that is the host's, enters every namespace, becomes the sandbox's root,
+//!                     connects to the agent if the spawner is not the first
+//!                     ─clone─▶ first    in the sandbox's pid namespace, with a parent outside
+//!                              ─clone─▶ second   left by its parent, a child of the agent
+//!                                       confines itself, executes the spawner
+//! ```
+//!
+//! A process cannot enter a pid namespace itself, only its children can be born there. So the helper is in all the
+//! others before it has one: what appears inside has the sandbox's network, mounts and ids, no descriptor but its
+//! sockets to the launcher and to the agent, and memory that nobody inside may read. From then on root inside can stop or kill it, but not
+//! before the launcher holds a pidfd of it, and nothing here waits longer than a step may take.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags};
+
+use super::During;
+use super::child::{Patience, Unfinished, has_ended, pair, reported, run_child};
+use crate::cgroup::open::{Entry, OpenTree};
+use crate::setup::{self, Failure};
+use crate::slot::Name;
+use crate::sys::{self, Cloned};
+use crate::wire::{self, Reply, Request};
+
+/// What a process sends with the pidfd of its child.
+const CLONED: &[u8] = b"cloned";
+/// What the first process sends in its place: that child becomes the spawner. The two messages come from two processes,
+/// and in either order.
+const LAST: &[u8] = b"last";
+/// Helper, first and second.
+const PROCESSES: usize = 3;
+/// Longest wait for each of them in a sandbox that runs. They take a millisecond together; a sandbox that uses up its
+/// processor time delays them, and one whose root stops them ends the attempt.
+const STEP: Duration = Duration::from_secs(1);
+/// How long the helper stays for the first process, which dies with it. Longer than the longest step.
+const HELPER_STAYS: Duration = Duration::from_secs(20);
+
+/// A spawner in the making, killed unless it is finished.
+#[derive(Debug)]
+pub(super) struct Half {
+    report: OwnedFd,
+    processes: Unfinished,
+    /// Which of them becomes the spawner, once that is known.
+    last: Option<usize>,
+}
+
+/// Begins to start a spawner in the namespaces of the sandbox whose agent this is, in its workload's cgroup.
+///
+/// # Errors
+/// When there is no process or no place in the cgroup for it.
+pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd>) -> io::Result<Half> {
+    let (report, theirs) = pair(SocketType::SEQPACKET)?;
+    match sys::clone3(0, work.birth.as_ref().map(AsFd::as_fd)).during("clone the helper")? {
+        Cloned::Parent { pidfd, .. } => Ok(Half {
+            report,
+            processes: Unfinished::new(pidfd),
+            last: None,
+        }),
+        Cloned::Child => run_child(&theirs, |socket| help(socket, agent, work, spawner)),
+    }
+}
+
+impl Half {
+    /// Waits until the spawner runs.
+    ///
+    /// # Errors
+    /// With the step that failed or took too long, and when root inside was faster and killed it. Nothing of it runs
+    /// then.
+    pub(super) fn finish(mut self, patience: Patience<'_>) -> io::Result<()> {
+        loop {
+            match patience.receive(self.report.as_fd())? {
+                Some((message, children)) if message == CLONED => self.processes.add(children),
+                Some((message, children)) if message == LAST => {
+                    self.last = Some(self.processes.processes().len());
+                    self.processes.add(children);
+                }
+                Some(failed) => return Err(reported(Some(failed))),
+                None => break,
+            }
+        }
+        // None has the socket any more.
+        let processes = self.processes.processes();
+        match self.last.and_then(|last| processes.get(last)) {
+            Some(last) if !has_ended(last.as_fd(), Duration::ZERO) => {
+                self.processes.finish();
+                Ok(())
+            }
+            Some(_) => Err(io::Error::other("the process exited immediately")),
+            None => Err(io::Error::other(format!(
+                "intermediate process {} of {PROCESSES} exited without a report",
+                processes.len()
+            ))),
+        }
+    }
+}
+
+/// The helper, among the processes of the host.
+fn help(
+    socket: BorrowedFd<'_>,
+    agent: BorrowedFd<'_>,
+    work: &Entry,
+    spawner: Option<OwnedFd>,
+) -> Result<Infallible, Failure> {
+    let fail = |what: &'static str| move |error: io::Error| setup::failure(what, error);
+    work.join().map_err(fail("join the cgroup"))?;
+    let spawner_fd = spawner.as_ref().map(AsRawFd::as_raw_fd);
+    let keep = |more: Option<i32>| {
+        let kept: Vec<i32> = [Some(socket.as_raw_fd()), spawner_fd, more]
+            .into_iter()
+            .flatten()
+            .collect();
+        sys::close_all_but(&kept).map_err(fail("close the launcher's descriptors"))
+    };
+    keep(Some(agent.as_raw_fd()))?;
+    // The pid namespace is among them and takes effect for what this process clones.
+    sys::setns(agent, namespaces()).map_err(fail("enter the namespaces"))?;
+    keep(None)?;
+    sys::set_ids(0, 0, 0).map_err(fail("become root of the sandbox"))?;
+    sys::clear_groups().map_err(fail("drop groups"))?;
+    // Changing ids may have undone it. The memory is a copy of the launcher's.
+    sys::hide_memory().map_err(fail("disable access to the memory"))?;
+    let spawner = match spawner {
+        Some(socket) => socket,
+        None => connect_to_agent().map_err(fail("connect to the agent"))?,
+    };
+    match sys::clone3(0, None).map_err(fail("clone"))? {
+        Cloned::Parent { pidfd, .. } => {
+            wire::send(socket, CLONED, &[pidfd.as_fd()]).map_err(fail("report"))?;
+            let _ = has_ended(pidfd.as_fd(), HELPER_STAYS);
+            sys::exit_now(0)
+        }
+        Cloned::Child => {
+            // Killing the helper ends this one even where its pidfd did not get through.
+            sys::prctl(libc::PR_SET_PDEATHSIG, u64::from(libc::SIGKILL.cast_unsigned()))
+                .map_err(fail("follow the helper"))?;
+            let first = rustix::process::getpid();
+            match sys::clone3(0, None).map_err(fail("clone again"))? {
+                Cloned::Parent { pidfd, .. } => {
+                    wire::send(socket, LAST, &[pidfd.as_fd()]).map_err(fail("report"))?;
+                    sys::exit_now(0)
+                }
+                Cloned::Child => {
+                    let in_time = left_by(first).map_err(fail("wait for the agent to take over"))?;
+                    if !in_time {
+                        return Err(fail("wait for the agent to take over")(io::ErrorKind::TimedOut.into()));
+                    }
+                    setup::become_spawner(spawner)
+                }
+            }
+        }
+    }
+}
+
+/// Every namespace of a sandbox. Kernels without time namespaces refuse to look for one.
+fn namespaces() -> i32 {
+    match std::fs::exists("/proc/self/ns/time") {
+        Ok(true) => sys::NAMESPACES | libc::CLONE_NEWTIME,
+        _ => sys::NAMESPACES,
+    }
+}
+
+/// The spawner's end of a new connection to the agent, made here because the agent takes it from a process of the host
+/// alone: by who connected it tells this one from all that root inside could offer it.
+fn connect_to_agent() -> io::Result<OwnedFd> {
+    let kind = SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    let address = SocketAddrUnix::new_abstract_name(protocol::agent::SPAWNER_SOCKET.as_bytes())?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Waits until the parent of this process is gone and the agent in its place, so that the spawner starts no process
+/// whose parent is anybody else.
+fn left_by(parent: Pid) -> io::Result<bool> {
+    let gone = || rustix::process::getppid() != Some(parent);
+    if gone() {
+        return Ok(true);
+    }
+    match rustix::process::pidfd_open(parent, PidfdFlags::empty()) {
+        Ok(parent) => Ok(has_ended(parent.as_fd(), HELPER_STAYS)),
+        Err(_) if gone() => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Gives spawners to sandboxes that have lost theirs, until the platform closes the socket. Each attempt is a process
+/// of its own: one that a sandbox holds up costs no other anything.
+pub(super) fn serve(socket: &OwnedFd, tree: &OpenTree) -> io::Result<()> {
+    wire::send_message(socket, &Reply::Ready, &[])?;
+    while let Some((request, fds)) = wire::receive_message::<Request>(socket)? {
+        let Request::Respawn { name } = request else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let [agent, answer] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let conducted = Name::parse(&name)
+            .ok_or(io::ErrorKind::InvalidInput.into())
+            .and_then(|name| tree.open_work(&name).during("open the cgroup"))
+            .and_then(|work| match sys::clone3(0, None).during("clone")? {
+                Cloned::Parent { .. } => Ok(()),
+                Cloned::Child => conduct(&agent, &work, &answer),
+            });
+        if let Err(error) = conducted {
+            let _ = wire::send_message(&answer, &Reply::Failed(error.to_string()), &[]);
+        }
+    }
+    Ok(())
+}
+
+/// One attempt. Keeps standard output, which holds the lock of the launchers.
+fn conduct(agent: &OwnedFd, work: &Entry, answer: &OwnedFd) -> ! {
+    let mut kept = vec![0, 1, 2, agent.as_raw_fd(), answer.as_raw_fd()];
+    kept.extend(work.descriptors());
+    let outcome = sys::close_all_but(&kept)
+        .and_then(|()| begin(agent.as_fd(), work, None))
+        .and_then(|half| {
+            half.finish(Patience {
+                asked_by: answer.as_fd(),
+                step: STEP,
+            })
+        });
+    let reply = match outcome {
+        Ok(()) => Reply::Done,
+        Err(error) => Reply::Failed(error.to_string()),
+    };
+    let _ = wire::send_message(answer, &reply, &[]);
+    sys::exit_now(0)
+}

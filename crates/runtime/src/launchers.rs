@@ -1,0 +1,285 @@
+//! The platform's side of its launchers: the processes, what they are asked, and the lock that they hold.
+//!
+//! Those that make sandboxes are waited for by nothing that a sandbox can stop. The one that replaces spawners works in
+//! namespaces where root of a sandbox is at home, so it shares no process and no queue with them.
+//!
+//! Every launcher has the lock file of the data directory as its standard output. A platform that finds the lock held
+//! knows that launchers of an earlier one are still there, and by that descriptor which processes they are.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::holders;
+use crate::wire::{self, Hello, Reply, Request, Work};
+
+/// How long a launcher may take for one sandbox. It takes milliseconds; the bound is for a host that has come to a
+/// stop, so that a create fails instead of waiting for ever.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an attempt at a spawner may take. Its three steps have a second each.
+const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a launcher may take to end once its socket is closed, and again after it was killed. It ends at once, or
+/// after the step that it is at; only the kernel, waiting for a disk, keeps one that was killed.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long launchers of an earlier platform may take to notice that it is gone, before they are killed.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the lock may stay held after that.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two looks at the lock, at the start of the platform alone.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
+/// The launchers of a platform.
+#[derive(Debug)]
+pub(crate) struct Launchers {
+    /// None once they have ended for good.
+    locks: Mutex<Option<Locks>>,
+    hello: Hello,
+    free: Mutex<Vec<Launcher>>,
+    freed: Condvar,
+    /// Taken for the length of a message, never for that of an attempt.
+    spawners: Mutex<Option<Launcher>>,
+}
+
+/// What is locked as long as one of them lives.
+#[derive(Debug)]
+struct Locks {
+    /// The lock file of the data directory.
+    launchers: OwnedFd,
+    /// The entry of the registry.
+    region: OwnedFd,
+}
+
+impl Launchers {
+    /// Starts them.
+    ///
+    /// # Errors
+    /// With what one of them reports.
+    pub(crate) fn start(launchers: OwnedFd, region: OwnedFd, hello: Hello, count: usize) -> io::Result<Self> {
+        let locks = Locks { launchers, region };
+        let free = (0..count.max(1))
+            .map(|_| Launcher::start(&hello, &locks))
+            .collect::<io::Result<_>>()?;
+        let launchers = Self {
+            locks: Mutex::new(Some(locks)),
+            hello,
+            free: Mutex::new(free),
+            freed: Condvar::new(),
+            spawners: Mutex::default(),
+        };
+        *launchers.spawners.lock() = Some(launchers.start_one(Work::Spawners)?);
+        Ok(launchers)
+    }
+
+    fn start_one(&self, work: Work) -> io::Result<Launcher> {
+        let hello = Hello {
+            work,
+            ..self.hello.clone()
+        };
+        match &*self.locks.lock() {
+            Some(locks) => Launcher::start(&hello, locks),
+            None => Err(io::Error::other("the launchers have ended")),
+        }
+    }
+
+    /// Has a free launcher carry out a request. Waits for one, so callers bound their number.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub(crate) fn ask(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let mut launcher = {
+            let mut free = self.free.lock();
+            loop {
+                match free.pop() {
+                    Some(launcher) => break launcher,
+                    None => self.freed.wait(&mut free),
+                }
+            }
+        };
+        let answer = wire::send_message(&launcher.socket, request, &[])
+            .and_then(|()| wire::receive_message(&launcher.socket))
+            .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher ended")));
+        // A launcher that failed to answer may be in any state; its place is taken by a new one.
+        let launcher = match &answer {
+            Ok(_) => Ok(launcher),
+            Err(_) => {
+                launcher.stuck = true;
+                drop(launcher);
+                self.start_one(Work::Sandboxes)
+            }
+        };
+        if let Ok(launcher) = launcher {
+            self.free.lock().push(launcher);
+            self.freed.notify_one();
+        }
+        answer
+    }
+
+    /// Gives a sandbox a new spawner.
+    ///
+    /// # Errors
+    /// With the step that failed, after a few seconds at most.
+    pub(crate) fn respawn(&self, name: String, agent: BorrowedFd<'_>) -> io::Result<()> {
+        let (answer, theirs) = packet_pair()?;
+        set_socket_timeout(&answer, Timeout::Recv, Some(RESPAWN_TIMEOUT))?;
+        let request = Request::Respawn { name };
+        let fds = [agent, theirs.as_fd()];
+        {
+            let mut spawners = self.spawners.lock();
+            let sent = spawners
+                .as_ref()
+                .is_some_and(|launcher| wire::send_message(&launcher.socket, &request, &fds).is_ok());
+            if !sent {
+                // It was killed by somebody.
+                *spawners = None;
+                let launcher = self.start_one(Work::Spawners)?;
+                wire::send_message(&launcher.socket, &request, &fds)?;
+                *spawners = Some(launcher);
+            }
+        }
+        drop(theirs);
+        match wire::receive_message(&answer) {
+            Ok(Some((Reply::Done, _))) => Ok(()),
+            Ok(Some((Reply::Failed(why), _))) => Err(io::Error::other(why)),
+            Ok(Some(_)) => Err(io::Error::other("unexpected answer of the launcher")),
+            Ok(None) => Err(io::Error::other("the attempt ended without an answer")),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends all of them. For the very end: nothing can be asked after.
+    pub(crate) fn end(&self) {
+        self.free.lock().clear();
+        *self.spawners.lock() = None;
+        *self.locks.lock() = None;
+    }
+}
+
+#[derive(Debug)]
+struct Launcher {
+    socket: OwnedFd,
+    process: Child,
+    /// It did not answer in time, so it will not notice that its socket closes either.
+    stuck: bool,
+}
+
+impl Launcher {
+    fn start(hello: &Hello, locks: &Locks) -> io::Result<Self> {
+        let (socket, theirs) = packet_pair()?;
+        // The launcher's standard output is nowhere; what it inherits there holds the lock while it lives.
+        #[expect(clippy::disallowed_methods, reason = "launchers are processes of this program")]
+        let process = Command::new("/proc/self/exe")
+            .arg("launcher")
+            .env_clear()
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::from(locks.launchers.try_clone()?))
+            .spawn()?;
+        let launcher = Self {
+            socket,
+            process,
+            stuck: false,
+        };
+        set_socket_timeout(&launcher.socket, Timeout::Recv, Some(LAUNCH_TIMEOUT))?;
+        set_socket_timeout(&launcher.socket, Timeout::Send, Some(RESPAWN_TIMEOUT))?;
+        wire::send_message(&launcher.socket, hello, &[locks.region.as_fd()])?;
+        match wire::receive_message(&launcher.socket)? {
+            Some((Reply::Ready, _)) => Ok(launcher),
+            Some((Reply::Failed(why), _)) => Err(io::Error::other(why)),
+            _ => Err(io::Error::other("the launcher ended at its start")),
+        }
+    }
+
+    /// Whether it ends by itself in time.
+    fn ends(&mut self) -> bool {
+        let deadline = Instant::now() + END_TIMEOUT;
+        loop {
+            match self.process.try_wait() {
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
+                Ok(None) => return false,
+                // Somebody else waited for it.
+                Ok(Some(_)) | Err(_) => return true,
+            }
+        }
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        // Closing the socket ends it; a new socket pair's other half takes its place for the moment.
+        if let Ok((unconnected, _)) = UnixStream::pair() {
+            self.socket = unconnected.into();
+        }
+        if !self.stuck && self.ends() {
+            return;
+        }
+        let _ = self.process.kill();
+        if !self.ends() {
+            tracing::error!(
+                process.id = self.process.id(),
+                "a launcher does not end although it was killed; the kernel waits for something, a disk most likely"
+            );
+        }
+    }
+}
+
+fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// Takes the lock that launchers share. Those of an earlier platform end by themselves when it does; one that was
+/// stopped, or waits for something, is killed.
+///
+/// # Errors
+/// When a process holds the lock that does not end.
+pub(crate) fn lock(path: &Path) -> io::Result<OwnedFd> {
+    let lock = rustix::fs::open(
+        path,
+        OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::from_raw_mode(0o600),
+    )?;
+    if !try_until(&lock, Instant::now() + LOCK_PATIENCE)? {
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        while !try_until(&lock, Instant::now() + LOCK_PATIENCE / 4)? {
+            let ended = holders::kill(&lock)?;
+            if !ended.is_empty() {
+                tracing::warn!(processes = ?ended, "launchers of an earlier platform did not end and were killed");
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!(
+                    "{} is still locked by launchers of an earlier platform, processes {ended:?}, which were killed but \
+                     do not end: see what the kernel says about the disk",
+                    path.display()
+                )));
+            }
+        }
+    }
+    rustix::fs::flock(&lock, FlockOperation::LockShared)?;
+    Ok(lock)
+}
+
+fn try_until(lock: &OwnedFd, deadline: Instant) -> io::Result<bool> {
+    loop {
+        match rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}

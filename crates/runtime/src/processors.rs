@@ -1,0 +1,196 @@
+//! Which processors a sandbox runs on, and the files in which it reads which ones those are.
+//!
+//! A quota alone would let a sandbox of one core find all of the host's and start a thread for each. So the workload
+//! is born onto a window of as many processors as it has cores; windows follow each other around the host by slot, so
+//! that sandboxes spread. The files keep the host's numbers: what `sched_getcpu` answers is in the lists, and nothing
+//! that a program sizes by the highest number is too small.
+//!
+//! The window is no boundary, and code inside may leave it with `sched_setaffinity`: the quota holds wherever it runs.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::rc::Rc;
+
+use rustix::thread::CpuSet;
+
+use crate::setup::place;
+use crate::slot::Slot;
+
+/// Where a sandbox reads which processors it has.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// Lists of processors in `/sys/devices/system/cpu` that name what the sandbox has.
+const LISTS: [&str; 3] = ["online", "possible", "present"];
+/// Lists there that are empty, because a sandbox knows of no processor that it cannot use.
+const EMPTY_LISTS: [&str; 2] = ["offline", "isolated"];
+
+/// The processors of a sandbox.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct View {
+    /// Numbers of the host, ascending.
+    pub(crate) numbers: Vec<u32>,
+    /// Directory of the launcher with the files that tell them, none where the host's own tell the same: below it are
+    /// `cpu`, in the place of `/sys/devices/system/cpu`, and `cpuinfo`.
+    pub(crate) files: Option<String>,
+}
+
+/// The views that a launcher has made so far.
+#[derive(Debug, Default)]
+pub(crate) struct Views(HashMap<Vec<u32>, Rc<View>>);
+
+impl Views {
+    /// The processors of the sandbox in `slot` that has `cores`, or as many as there are. The launcher's own affinity,
+    /// which is the platform's, is what there is: an operator may have narrowed it.
+    pub(crate) fn of(&mut self, cores: Option<u32>, slot: Slot) -> io::Result<Rc<View>> {
+        let allowed = rustix::thread::sched_getaffinity(None)?;
+        let allowed: Vec<u32> = (0..)
+            .zip(0..CpuSet::MAX_CPU)
+            .filter_map(|(number, index)| allowed.is_set(index).then_some(number))
+            .collect();
+        let numbers = window(&allowed, cores, slot);
+        if let Some(view) = self.0.get(&numbers) {
+            return Ok(view.clone());
+        }
+        let view = Rc::new(View {
+            files: make_files(&numbers)?,
+            numbers: numbers.clone(),
+        });
+        self.0.insert(numbers, view.clone());
+        Ok(view)
+    }
+}
+
+/// As many of `allowed` as there are cores, from where the slot before ends.
+fn window(allowed: &[u32], cores: Option<u32>, slot: Slot) -> Vec<u32> {
+    let count = cores.map_or(allowed.len(), |cores| cores as usize);
+    if count >= allowed.len() {
+        return allowed.to_vec();
+    }
+    let first = slot.0 as usize * count % allowed.len();
+    let mut numbers: Vec<u32> = allowed.iter().cycle().skip(first).take(count).copied().collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn make_files(numbers: &[u32]) -> io::Result<Option<String>> {
+    let list = list_of(numbers);
+    if fs::read_to_string(ONLINE)?.trim_end() == list {
+        return Ok(None);
+    }
+    let files = format!("{}/{list}", place::PROCESSORS);
+    let cpu = format!("{files}/cpu");
+    // Mount points for the directories of the host's sysfs.
+    for number in numbers {
+        fs::create_dir_all(format!("{cpu}/cpu{number}"))?;
+    }
+    for name in LISTS {
+        fs::write(format!("{cpu}/{name}"), format!("{list}\n"))?;
+    }
+    for name in EMPTY_LISTS {
+        fs::write(format!("{cpu}/{name}"), "\n")?;
+    }
+    let highest = fs::read(format!("{}/kernel_max", ONLINE.trim_end_matches("/online")))?;
+    fs::write(format!("{cpu}/kernel_max"), highest)?;
+    let info = fs::read_to_string("/proc/cpuinfo")?;
+    fs::write(format!("{files}/cpuinfo"), of_processors(&info, numbers))?;
+    Ok(Some(files))
+}
+
+/// The paragraphs of `/proc/cpuinfo` about these processors.
+fn of_processors(info: &str, numbers: &[u32]) -> String {
+    let number = |paragraph: &str| -> Option<u32> {
+        let line = paragraph.lines().find(|line| line.starts_with("processor"))?;
+        line.split_once(':')?.1.trim().parse().ok()
+    };
+    info.split_inclusive("\n\n")
+        .filter(|paragraph| number(paragraph).is_some_and(|number| numbers.contains(&number)))
+        .collect()
+}
+
+/// Puts the calling process, and what it will start, onto the processors that its sandbox shows. Those of a sandbox
+/// whose processors have all been taken offline since are no reason not to run.
+pub(crate) fn stay_on_own() -> io::Result<()> {
+    let mut set = CpuSet::new();
+    for number in numbers_of(&fs::read_to_string(ONLINE)?) {
+        if number < CpuSet::MAX_CPU {
+            set.set(number);
+        }
+    }
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+    Ok(())
+}
+
+/// Ascending numbers as the kernel writes them: `0-2,5`.
+fn list_of(numbers: &[u32]) -> String {
+    let mut text = String::new();
+    for run in numbers.chunk_by(|a, b| a + 1 == *b) {
+        let comma = if text.is_empty() { "" } else { "," };
+        let _ = match run {
+            [only] => write!(text, "{comma}{only}"),
+            [first, .., last] => write!(text, "{comma}{first}-{last}"),
+            [] => Ok(()),
+        };
+    }
+    text
+}
+
+/// Reads what [`list_of`] writes. What is no number is passed over.
+fn numbers_of(list: &str) -> Vec<usize> {
+    list.trim()
+        .split(',')
+        .filter_map(|run| {
+            let (first, last) = run.split_once('-').unwrap_or((run, run));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .flatten()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_follow_each_other_around_the_host() {
+        let allowed = [0, 1, 2, 3, 6];
+        let of = |cores, slot| window(&allowed, cores, Slot(slot));
+        assert_eq!(of(Some(2), 0), [0, 1]);
+        assert_eq!(of(Some(2), 1), [2, 3]);
+        assert_eq!(of(Some(2), 2), [0, 6]);
+        assert_eq!(of(Some(2), 3), [1, 2]);
+        for whole in [Some(5), Some(64), None] {
+            assert_eq!(of(whole, 3), allowed);
+        }
+        // Every processor is in as many windows as any other.
+        for cores in 1..5 {
+            let mut uses = HashMap::new();
+            for slot in 0..5 {
+                of(Some(cores), slot)
+                    .into_iter()
+                    .for_each(|number| *uses.entry(number).or_insert(0) += 1);
+            }
+            assert!(allowed.iter().all(|number| uses[number] == cores), "{cores}: {uses:?}");
+        }
+    }
+
+    #[test]
+    fn lists_are_as_the_kernel_writes_them() {
+        for (numbers, list) in [(vec![0], "0"), (vec![0, 1, 2, 5, 7, 8], "0-2,5,7-8"), (vec![], "")] {
+            assert_eq!(list_of(&numbers), list);
+            let read: Vec<u32> = numbers_of(&format!("{list}\n"))
+                .iter()
+                .map(|n| u32::try_from(*n).unwrap())
+                .collect();
+            assert_eq!(read, numbers);
+        }
+        assert_eq!(numbers_of("x,3-,-,4"), [4]);
+    }
+
+    #[test]
+    fn paragraphs_are_found_by_their_number() {
+        let info = "processor\t: 0\nflags\t\t: fpu\n\nprocessor\t: 1\nflags\t\t: sse\n\nprocessor\t: 11\nx\t: 1\n\n";
+        assert_eq!(of_processors(info, &[1]), "processor\t: 1\nflags\t\t: sse\n\n");
+        assert_eq!(of_processors(info, &[0, 1, 11]), info);
+    }
+}

@@ -1,0 +1,303 @@
+use super::*;
+
+/// Bit that marks a call of the x32 table.
+const X32_BIT: u32 = 0x4000_0000;
+
+/// What a filter answers to a call: a small interpreter of the instructions that [`Step`] makes.
+fn answer<const N: usize>(arch: u32, number: u32, arguments: [u32; N]) -> u32 {
+    let program = program();
+    let mut accumulator = 0;
+    let mut at = 0;
+    loop {
+        let step = program[at];
+        let skip = |yes: bool| usize::from(if yes { step.jt } else { step.jf });
+        match u32::from(step.code) {
+            code if code == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => {
+                accumulator = match step.k {
+                    data::NUMBER => number,
+                    data::ARCH => arch,
+                    offset => arguments[usize::try_from((offset - 16) / 8).unwrap()],
+                };
+            }
+            code if code == libc::BPF_JMP | libc::BPF_JEQ => at += skip(accumulator == step.k),
+            code if code == libc::BPF_JMP | libc::BPF_JGE => at += skip(accumulator >= step.k),
+            code if code == libc::BPF_JMP | libc::BPF_JSET => at += skip(accumulator & step.k != 0),
+            code if code == libc::BPF_JMP | libc::BPF_JA => at += usize::try_from(step.k).unwrap(),
+            code if code == libc::BPF_ALU | libc::BPF_AND => accumulator &= step.k,
+            code if code == libc::BPF_RET => return step.k,
+            code => panic!("instruction {code:#x}"),
+        }
+        at += 1;
+    }
+}
+
+fn check<const N: usize>(call: c_long, arguments: [i32; N], want: Answer) {
+    let arguments = arguments.map(i32::cast_unsigned);
+    assert_eq!(
+        answer(ARCH_X86_64, number(call), arguments),
+        want.code(),
+        "call {call} {arguments:?}"
+    );
+}
+
+#[test]
+fn every_number_has_the_answer_of_its_list() {
+    let is_checked = |call| checked().contains(&call);
+    for call in (0..2 * NEWEST).filter(|call| !is_checked(*call)) {
+        let want = match call {
+            _ if ALLOWED.contains(&call) => Answer::Allow,
+            _ if ABSENT.contains(&call) || call > NEWEST => Answer::Errno(libc::ENOSYS),
+            _ => Answer::Errno(libc::EPERM),
+        };
+        check(call, [0; 3], want);
+    }
+    // A call is on one list.
+    let mut all: Vec<c_long> = [ALLOWED, ABSENT, &checked()].concat();
+    all.sort_unstable();
+    assert!(all.is_sorted_by(|a, b| a < b), "{all:?}");
+    assert!(all.iter().all(|call| (0..=NEWEST).contains(call)));
+}
+
+/// Calls whose arguments decide.
+fn checked() -> [c_long; 15] {
+    [
+        libc::SYS_mmap,
+        libc::SYS_memfd_create,
+        libc::SYS_shmget,
+        libc::SYS_setsockopt,
+        libc::SYS_prctl,
+        libc::SYS_seccomp,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_setpriority,
+        libc::SYS_ioprio_set,
+        libc::SYS_clone,
+        libc::SYS_socket,
+        libc::SYS_socketpair,
+        libc::SYS_personality,
+    ]
+}
+
+#[test]
+fn calls_get_the_answer_that_the_header_promises() {
+    use Answer::{Allow, Errno};
+    for &call in ALLOWED {
+        check(call, [0; 3], Allow);
+    }
+    for &call in ABSENT {
+        check(call, [0; 3], Errno(libc::ENOSYS));
+    }
+    for call in [
+        libc::SYS_mount,
+        libc::SYS_umount2,
+        libc::SYS_pivot_root,
+        libc::SYS_unshare,
+        libc::SYS_setns,
+        libc::SYS_bpf,
+        libc::SYS_keyctl,
+        libc::SYS_add_key,
+        libc::SYS_request_key,
+        libc::SYS_userfaultfd,
+        libc::SYS_perf_event_open,
+        libc::SYS_kexec_load,
+        libc::SYS_kexec_file_load,
+        libc::SYS_init_module,
+        libc::SYS_finit_module,
+        libc::SYS_delete_module,
+        libc::SYS_reboot,
+        libc::SYS_syslog,
+        libc::SYS_settimeofday,
+        libc::SYS_clock_settime,
+        libc::SYS_clock_adjtime,
+        libc::SYS_adjtimex,
+        libc::SYS_open_by_handle_at,
+        libc::SYS_open_tree,
+        libc::SYS_move_mount,
+        libc::SYS_fsopen,
+        libc::SYS_mount_setattr,
+        libc::SYS_swapon,
+        libc::SYS_acct,
+        libc::SYS_iopl,
+        libc::SYS_ioperm,
+        libc::SYS_quotactl,
+        libc::SYS_fanotify_init,
+        libc::SYS_mbind,
+        libc::SYS_move_pages,
+    ] {
+        check(call, [0; 3], Errno(libc::EPERM));
+    }
+    check(NEWEST + 1, [0; 3], Errno(libc::ENOSYS));
+}
+
+#[test]
+fn clone_makes_threads_and_processes_but_no_namespaces() {
+    use Answer::{Allow, Errno};
+    check(libc::SYS_clone, [libc::SIGCHLD, 0, 0], Allow);
+    check(
+        libc::SYS_clone,
+        [libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND, 0, 0],
+        Allow,
+    );
+    for flag in [
+        libc::CLONE_NEWUSER,
+        libc::CLONE_NEWNS,
+        libc::CLONE_NEWPID,
+        libc::CLONE_NEWNET,
+        libc::CLONE_NEWIPC,
+        libc::CLONE_NEWUTS,
+        libc::CLONE_NEWCGROUP,
+    ] {
+        check(libc::SYS_clone, [flag | libc::SIGCHLD, 0, 0], Errno(libc::EPERM));
+    }
+}
+
+#[test]
+fn sockets_are_of_the_families_that_programs_need() {
+    use Answer::{Allow, Errno};
+    for call in [libc::SYS_socket, libc::SYS_socketpair] {
+        for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
+            check(call, [family, libc::SOCK_STREAM, 0], Allow);
+        }
+        check(call, [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE], Allow);
+        check(call, [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_SOCK_DIAG], Allow);
+        check(
+            call,
+            [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER],
+            Errno(libc::EPROTONOSUPPORT),
+        );
+        check(
+            call,
+            [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_KOBJECT_UEVENT],
+            Errno(libc::EPROTONOSUPPORT),
+        );
+        for family in [
+            libc::AF_PACKET,
+            libc::AF_VSOCK,
+            libc::AF_ALG,
+            libc::AF_BLUETOOTH,
+            libc::AF_XDP,
+            0,
+            -1,
+        ] {
+            check(call, [family, libc::SOCK_STREAM, 0], Errno(libc::EAFNOSUPPORT));
+        }
+    }
+}
+
+#[test]
+fn protocols_that_would_load_a_module_are_refused() {
+    use Answer::{Allow, Errno};
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        for (kind, protocol) in [
+            (libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_TCP),
+            (libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, libc::IPPROTO_UDP),
+            (libc::SOCK_DGRAM, libc::IPPROTO_ICMP),
+            (libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_SCTP),
+        ] {
+            check(libc::SYS_socket, [family, kind, protocol], Allow);
+        }
+        for protocol in [
+            libc::IPPROTO_SCTP,
+            libc::IPPROTO_DCCP,
+            libc::IPPROTO_UDPLITE,
+            libc::IPPROTO_MPTCP,
+            115,
+            256,
+        ] {
+            check(
+                libc::SYS_socket,
+                [family, libc::SOCK_STREAM, protocol],
+                Errno(libc::EPROTONOSUPPORT),
+            );
+        }
+    }
+}
+
+#[test]
+fn budgets_of_the_whole_host_are_out_of_reach() {
+    use Answer::{Allow, Errno};
+    check(
+        libc::SYS_mmap,
+        [0, 4096, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS],
+        Allow,
+    );
+    check(
+        libc::SYS_mmap,
+        [
+            0,
+            1 << 21,
+            3,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | (21 << 26),
+        ],
+        Errno(libc::ENOMEM),
+    );
+    check(libc::SYS_memfd_create, [0, 3], Allow);
+    check(libc::SYS_memfd_create, [0, 5], Errno(libc::ENOMEM));
+    check(libc::SYS_shmget, [0, 4096, 0o1600], Allow);
+    check(libc::SYS_shmget, [0, 4096, 0o5600], Errno(libc::ENOMEM));
+    check(libc::SYS_setsockopt, [3, libc::SOL_SOCKET, libc::SO_RCVBUF], Allow);
+    check(
+        libc::SYS_setsockopt,
+        [3, libc::IPPROTO_IP, libc::SO_ATTACH_FILTER],
+        Allow,
+    );
+    for option in [26, 50, 51, 52] {
+        check(libc::SYS_setsockopt, [3, libc::SOL_SOCKET, option], Errno(libc::EPERM));
+    }
+    check(libc::SYS_prctl, [libc::PR_SET_NAME, 2], Allow);
+    check(libc::SYS_prctl, [libc::PR_SET_SECCOMP, 1], Allow);
+    check(libc::SYS_prctl, [libc::PR_SET_SECCOMP, 2], Errno(libc::EINVAL));
+    check(libc::SYS_seccomp, [1, 0], Errno(libc::EINVAL));
+    check(libc::SYS_seccomp, [2, 0], Allow);
+}
+
+#[test]
+fn the_scheduling_of_the_agent_is_its_own() {
+    use Answer::{Allow, Errno};
+    for call in [
+        libc::SYS_sched_setaffinity,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setscheduler,
+    ] {
+        check(call, [0], Allow);
+        check(call, [2], Allow);
+        check(call, [1], Errno(libc::EPERM));
+    }
+    for (call, process, group, user) in [(libc::SYS_setpriority, 0, 1, 2), (libc::SYS_ioprio_set, 1, 2, 3)] {
+        check(call, [process, 0], Allow);
+        check(call, [process, 17], Allow);
+        check(call, [group, 0], Allow);
+        for [which, who] in [[process, 1], [group, 1], [user, 0], [user, 1000]] {
+            check(call, [which, who], Errno(libc::EPERM));
+        }
+    }
+}
+
+#[test]
+fn personalities_that_weaken_a_process_are_refused() {
+    use Answer::{Allow, Errno};
+    for persona in [0, 0x8, 0x2_0000, 0x4_0000, -1] {
+        check(libc::SYS_personality, [persona, 0, 0], Allow);
+    }
+    check(libc::SYS_personality, [0x0040_0000, 0, 0], Errno(libc::EPERM)); // READ_IMPLIES_EXEC
+}
+
+#[test]
+fn foreign_call_tables_are_absent() {
+    const ARCH_I386: u32 = 0x4000_0003;
+    assert_eq!(answer(ARCH_I386, 1, [0; 3]), Answer::Errno(libc::ENOSYS).code());
+    assert_eq!(
+        answer(ARCH_X86_64, X32_BIT | 1, [0; 3]),
+        Answer::Errno(libc::ENOSYS).code()
+    );
+    assert_eq!(
+        answer(ARCH_X86_64, u32::MAX, [0; 3]),
+        Answer::Errno(libc::ENOSYS).code()
+    );
+}
+
+#[test]
+fn the_program_fits_the_kernel_limit() {
+    assert!(program().len() < 4096); // BPF_MAXINSNS
+}

@@ -1,0 +1,308 @@
+//! What each team may use, and what it does.
+//!
+//! All of it is in memory: a check costs no look into the database. What a sandbox needs is reserved before anything of
+//! it is made, so a burst cannot overshoot, and is given back when nothing of it is left, by dropping the
+//! [`Reservation`]. After a restart, adopted sandboxes are counted again, over a limit too if it was lowered meanwhile.
+//!
+//! Limits are configured by the name of a team; which team has that name is asked once, when the team first appears.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::id::TeamId;
+use parking_lot::{Mutex, RwLock};
+use store::Store;
+use store::error::StoreError;
+
+use super::rate::Bucket;
+use crate::settings::{Limits, TeamLimits};
+
+/// A team, as far as it is limited.
+#[derive(Debug)]
+pub(crate) struct TeamQuota {
+    /// What it may use.
+    pub(crate) limits: TeamLimits,
+    /// Requests to the API, if they are limited.
+    pub(crate) requests: Option<Bucket>,
+    /// Creates of sandboxes, if they are limited.
+    pub(crate) creates: Option<Bucket>,
+    used: Mutex<Used>,
+}
+
+/// What sandboxes use, or one of them needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Used {
+    /// How many they are.
+    pub(crate) sandboxes: u64,
+    /// Cores.
+    pub(crate) cpu_count: u64,
+    /// Memory, in MiB.
+    pub(crate) memory_mb: u64,
+}
+
+impl Used {
+    /// What one sandbox of this size needs.
+    pub(crate) fn by_one(cpu_count: u32, memory_mb: u32) -> Self {
+        Self {
+            sandboxes: 1,
+            cpu_count: cpu_count.into(),
+            memory_mb: memory_mb.into(),
+        }
+    }
+}
+
+/// A limit that a create would exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the team may use {limit} {what}, it uses {used}, and this sandbox needs {wanted}")]
+pub(crate) struct OverQuota {
+    /// What is limited.
+    pub(crate) what: &'static str,
+    /// The most that the team may use.
+    pub(crate) limit: u32,
+    /// What it uses now.
+    pub(crate) used: u64,
+    /// What the sandbox would add.
+    pub(crate) wanted: u64,
+}
+
+/// What one sandbox takes of its team's limits, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    team: Arc<TeamQuota>,
+    share: Used,
+}
+
+impl TeamQuota {
+    fn new(limits: TeamLimits) -> Self {
+        Self {
+            requests: limits.requests_per_second.map(|size| Bucket::new(size, 1)),
+            creates: limits.creates_per_minute.map(|size| Bucket::new(size, 60)),
+            used: Mutex::default(),
+            limits,
+        }
+    }
+
+    /// Takes `share` if that exceeds no limit.
+    pub(crate) fn reserve(self: &Arc<Self>, share: Used) -> Result<Reservation, OverQuota> {
+        let mut used = self.used.lock();
+        for (what, limit, used, wanted) in [
+            (
+                "sandboxes at once",
+                self.limits.sandboxes,
+                used.sandboxes,
+                share.sandboxes,
+            ),
+            ("cores", self.limits.cpu_count, used.cpu_count, share.cpu_count),
+            ("MiB of memory", self.limits.memory_mb, used.memory_mb, share.memory_mb),
+        ] {
+            if let Some(limit) = limit
+                && used + wanted > u64::from(limit)
+            {
+                return Err(OverQuota {
+                    what,
+                    limit,
+                    used,
+                    wanted,
+                });
+            }
+        }
+        used.add(share);
+        drop(used);
+        Ok(self.hold(share))
+    }
+
+    /// Takes `share` whatever the limits say: for a sandbox that runs already.
+    pub(crate) fn occupy(self: &Arc<Self>, share: Used) -> Reservation {
+        self.used.lock().add(share);
+        self.hold(share)
+    }
+
+    fn hold(self: &Arc<Self>, share: Used) -> Reservation {
+        Reservation {
+            team: Arc::clone(self),
+            share,
+        }
+    }
+}
+
+impl Used {
+    fn add(&mut self, share: Self) {
+        self.sandboxes += share.sandboxes;
+        self.cpu_count += share.cpu_count;
+        self.memory_mb += share.memory_mb;
+    }
+
+    fn subtract(&mut self, share: Self) {
+        self.sandboxes -= share.sandboxes;
+        self.cpu_count -= share.cpu_count;
+        self.memory_mb -= share.memory_mb;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.team.used.lock().subtract(self.share);
+    }
+}
+
+/// Every team that has appeared since the start.
+#[derive(Debug)]
+pub(crate) struct Quotas {
+    limits: Limits,
+    teams: RwLock<HashMap<TeamId, Arc<TeamQuota>>>,
+}
+
+impl Quotas {
+    /// Quotas as the operator set them.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            teams: RwLock::default(),
+        }
+    }
+
+    /// The quota of a team.
+    ///
+    /// # Errors
+    /// When the database fails, which is asked at the first time only, and only if there are limits of single teams.
+    pub(crate) async fn of(&self, store: &Store, id: &TeamId) -> Result<Arc<TeamQuota>, StoreError> {
+        if let Some(team) = self.teams.read().get(id) {
+            return Ok(Arc::clone(team));
+        }
+        let mut limits = self.limits.default;
+        if !self.limits.teams.is_empty()
+            && let Some(row) = store.team_by_id(id).await?
+        {
+            limits = self.limits.of(&row.name);
+        }
+        // Whoever came first stays: there may be reservations in it.
+        let mut teams = self.teams.write();
+        let team = teams
+            .entry(id.clone())
+            .or_insert_with(|| Arc::new(TeamQuota::new(limits)));
+        Ok(Arc::clone(team))
+    }
+
+    /// Names that are limited and that no team has, most likely misspelt.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(crate) async fn unknown_names(&self, store: &Store) -> Result<Vec<String>, StoreError> {
+        let mut unknown = Vec::new();
+        for name in self.limits.teams.keys() {
+            if store.team_by_name(name).await?.is_none() {
+                unknown.push(name.clone());
+            }
+        }
+        Ok(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn team(limits: TeamLimits) -> Arc<TeamQuota> {
+        Arc::new(TeamQuota::new(limits))
+    }
+
+    #[test]
+    fn each_limit_holds_to_the_last_one_and_not_beyond() {
+        let none = TeamLimits::default();
+        let share = Used::by_one(2, 1024);
+        for (limits, fit, what) in [
+            (
+                TeamLimits {
+                    sandboxes: Some(3),
+                    ..none
+                },
+                3,
+                "sandboxes at once",
+            ),
+            (
+                TeamLimits {
+                    cpu_count: Some(5),
+                    ..none
+                },
+                2,
+                "cores",
+            ),
+            (
+                TeamLimits {
+                    memory_mb: Some(4096),
+                    ..none
+                },
+                4,
+                "MiB of memory",
+            ),
+            (
+                TeamLimits {
+                    memory_mb: Some(4095),
+                    ..none
+                },
+                3,
+                "MiB of memory",
+            ),
+        ] {
+            let team = team(limits);
+            let mut held: Vec<_> = (0..fit)
+                .map(|_| team.reserve(share).expect("within the limit"))
+                .collect();
+            let over = team.reserve(share).expect_err("over the limit");
+            assert_eq!(over.what, what);
+            held.pop();
+            let again = team.reserve(share).expect("what ended made room");
+            drop((held, again));
+            assert_eq!(*team.used.lock(), Used::default());
+        }
+    }
+
+    #[test]
+    fn without_limits_everything_fits_and_is_still_counted() {
+        let team = team(TeamLimits::default());
+        let held: Vec<_> = (0..1000)
+            .map(|_| team.reserve(Used::by_one(u32::MAX, u32::MAX)).expect("no limit"))
+            .collect();
+        assert_eq!(team.used.lock().sandboxes, 1000);
+        drop(held);
+        assert_eq!(*team.used.lock(), Used::default());
+    }
+
+    #[test]
+    fn what_runs_already_counts_beyond_the_limit() {
+        let team = team(TeamLimits {
+            sandboxes: Some(1),
+            ..TeamLimits::default()
+        });
+        let share = Used::by_one(1, 1);
+        let (first, second) = (team.occupy(share), team.occupy(share));
+        drop(first);
+        team.reserve(share).expect_err("one runs still");
+        drop(second);
+        team.reserve(share).expect("none does");
+    }
+
+    #[test]
+    fn a_burst_does_not_overshoot() {
+        let team = team(TeamLimits {
+            sandboxes: Some(10),
+            ..TeamLimits::default()
+        });
+        let held: Vec<Reservation> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        (0..10)
+                            .filter_map(|_| team.reserve(Used::by_one(1, 1)).ok())
+                            .collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().expect("no panic"))
+                .collect()
+        });
+        assert_eq!(held.len(), 10);
+    }
+}

@@ -1,0 +1,266 @@
+//! What values of bodies may be.
+
+use std::collections::BTreeMap;
+
+use model::limits::{DEFAULT_MAX_LIFETIME_S, NAME_MAX, is_name};
+use serde_json::Value;
+use utoipa::openapi::extensions::ExtensionsBuilder;
+use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, KnownFormat, SchemaFormat};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+
+use super::shape::{Field, Place, Shape};
+use crate::api::error::ApiError;
+
+/// Marks a timeout in a schema whose greatest value the operator sets.
+pub(crate) const LIFETIME: &str = "x-longest-lifetime";
+
+/// A schema of one type.
+fn schema_of(kind: Type) -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(kind)
+}
+
+impl Shape for bool {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        value.as_bool().ok_or_else(|| at.fault("value must be a boolean"))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        schema_of(Type::Boolean).into()
+    }
+}
+
+impl Shape for String {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        let text = value.as_str().ok_or_else(|| at.fault("value must be a string"))?;
+        Ok(text.to_owned())
+    }
+
+    fn schema() -> RefOr<Schema> {
+        schema_of(Type::String).into()
+    }
+}
+
+/// The name of a team, a key or a token.
+pub(crate) struct Name(pub(crate) String);
+
+impl Shape for Name {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        let name = String::read(value, at)?;
+        if is_name(&name) {
+            return Ok(Self(name));
+        }
+        Err(at.fault(format_args!(
+            "value must have 1 to {NAME_MAX} characters, none of them a control character or outer space"
+        )))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        let pattern = r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$";
+        schema_of(Type::String)
+            .min_length(Some(1))
+            .max_length(Some(NAME_MAX))
+            .pattern(Some(pattern))
+            .into()
+    }
+}
+
+/// A template as clients name it. Whether it is one is asked later, when it is looked for.
+pub(crate) struct TemplateReference(pub(crate) String);
+
+impl Shape for TemplateReference {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        String::read(value, at).map(Self)
+    }
+
+    #[expect(
+        deprecated,
+        reason = "the successor is a list, which readers of the document would have to learn"
+    )]
+    fn schema() -> RefOr<Schema> {
+        schema_of(Type::String)
+            .pattern(Some(r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"))
+            .example(Some("base".into()))
+            .into()
+    }
+}
+
+/// Reads an integer of 32 bits that is not negative. It may be written `1.0`.
+fn read_whole(value: &Value, at: &Place<'_>) -> Result<u32, ApiError> {
+    let Value::Number(number) = value else {
+        return Err(at.fault("value must be an integer"));
+    };
+    let whole = match (number.as_i64(), number.as_f64()) {
+        (Some(whole), _) => whole,
+        // Exact, as every whole number of 32 bits is a double.
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "checked to be whole and small just before"
+        )]
+        (None, Some(float)) if float.fract() == 0.0 && float.abs() < 9e15 => float as i64,
+        (None, Some(float)) if float.fract() != 0.0 => return Err(at.fault("value must be an integer")),
+        (None, _) => return Err(at.fault("number must be an int32")),
+    };
+    if whole < 0 {
+        return Err(at.fault("number must be at least 0"));
+    }
+    match i32::try_from(whole) {
+        Ok(whole) => Ok(whole.unsigned_abs()),
+        Err(_) => Err(at.fault("number must be an int32")),
+    }
+}
+
+fn integer(least: u32, most: u32) -> ObjectBuilder {
+    schema_of(Type::Integer)
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int32)))
+        .minimum(Some(least))
+        .maximum(Some(most))
+}
+
+/// A number from 0 to `MAX`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Count<const MAX: u32>(pub(crate) u32);
+
+impl<const MAX: u32> From<u32> for Count<MAX> {
+    fn from(count: u32) -> Self {
+        Self(count)
+    }
+}
+
+impl<const MAX: u32> Shape for Count<MAX> {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        let count = read_whole(value, at)?;
+        if count > MAX {
+            return Err(at.fault(format_args!("number must be at most {MAX}")));
+        }
+        Ok(Self(count))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        integer(0, MAX).into()
+    }
+}
+
+/// How long a sandbox is to live, in seconds: `MIN` at least, and at most as long as its team's sandboxes may. That is
+/// known once the team is, so the value is to be had from [`Self::within`] only.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lifetime<const MIN: u32>(u32);
+
+impl<const MIN: u32> Lifetime<MIN> {
+    /// The seconds, if they are allowed.
+    pub(crate) fn within(self, longest_s: u32) -> Result<u32, ApiError> {
+        let Self(seconds) = self;
+        if seconds < MIN {
+            let least = MIN - 1;
+            return Err(ApiError::invalid(format!("timeout must be greater than {least}")));
+        }
+        if seconds > longest_s {
+            let hours = f64::from(longest_s) / 3600.0;
+            return Err(ApiError::invalid(format!(
+                "timeout cannot be greater than {hours} hours"
+            )));
+        }
+        Ok(seconds)
+    }
+}
+
+impl<const MIN: u32> From<u32> for Lifetime<MIN> {
+    fn from(seconds: u32) -> Self {
+        Self(seconds)
+    }
+}
+
+impl<const MIN: u32> Shape for Lifetime<MIN> {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        read_whole(value, at).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        let marked = ExtensionsBuilder::new().add(LIFETIME, true).build();
+        integer(MIN, DEFAULT_MAX_LIFETIME_S).extensions(Some(marked)).into()
+    }
+}
+
+/// An object of strings.
+pub(crate) type Texts = BTreeMap<String, String>;
+
+impl Shape for Texts {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        let Value::Object(map) = value else {
+            return Err(at.fault("value must be an object"));
+        };
+        map.keys()
+            .map(|key| Ok((key.clone(), <String as Field>::take(map, key, at)?)))
+            .collect()
+    }
+
+    fn schema() -> RefOr<Schema> {
+        texts(schema_of(Type::String), schema_of(Type::String))
+    }
+}
+
+fn texts(names: ObjectBuilder, values: ObjectBuilder) -> RefOr<Schema> {
+    let values = AdditionalProperties::RefOr(values.build().into());
+    ObjectBuilder::new()
+        .property_names(Some(names.build()))
+        .additional_properties(Some(values))
+        .into()
+}
+
+/// Environment variables. Whether each can be one is asked later, after the template is found.
+pub(crate) struct Variables(pub(crate) Texts);
+
+impl Shape for Variables {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        Texts::read(value, at).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        texts(
+            schema_of(Type::String).pattern(Some(r"^[^=\x00]+$")),
+            schema_of(Type::String).pattern(Some(r"^[^\x00]*$")),
+        )
+    }
+}
+
+/// An object, whatever is in it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AnyObject {
+    /// Whether it has a key.
+    pub(crate) is_empty: bool,
+}
+
+impl Shape for AnyObject {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        let object = value.as_object().ok_or_else(|| at.fault("value must be an object"))?;
+        Ok(Self {
+            is_empty: object.is_empty(),
+        })
+    }
+
+    fn schema() -> RefOr<Schema> {
+        schema_of(Type::Object).into()
+    }
+}
+
+/// An array of at most `MAX` items, whatever they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AnyArray<const MAX: usize> {
+    /// Whether it has an item.
+    pub(crate) is_empty: bool,
+}
+
+impl<const MAX: usize> Shape for AnyArray<MAX> {
+    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+        let items = value.as_array().ok_or_else(|| at.fault("value must be an array"))?;
+        if items.len() > MAX {
+            return Err(at.fault(format_args!("maximum number of items is {MAX}")));
+        }
+        Ok(Self {
+            is_empty: items.is_empty(),
+        })
+    }
+
+    fn schema() -> RefOr<Schema> {
+        ArrayBuilder::new().max_items((MAX < usize::MAX).then_some(MAX)).into()
+    }
+}

@@ -1,0 +1,14 @@
+//! Answers that are JSON.
+
+use axum::response::{IntoResponse as _, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde::Serialize;
+
+use super::error::ApiError;
+
+/// A JSON answer.
+pub(super) fn json<T: Serialize>(status: StatusCode, body: &T) -> Result<Response, ApiError> {
+    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::internal().caused_by(error))?;
+    let content_type = HeaderValue::from_static("application/json; charset=utf-8");
+    Ok((status, [(header::CONTENT_TYPE, content_type)], bytes).into_response())
+}

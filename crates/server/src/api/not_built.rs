@@ -1,0 +1,195 @@
+//! Operations of clients that this platform does not have yet.
+//!
+//! Without a route they would be 404, which clients take for a sandbox that is gone. So each is a route that answers 501
+//! and names what is missing, after all that comes before it on any other route: whoever is not known gets a 401, and a
+//! sandbox or a template that the team does not have gets a 404. The description of the API has them for what they are.
+//! Whoever builds one deletes its entry here and from the list in `tests/it/not_built.rs`.
+
+use axum::extract::RawPathParams;
+use axum::extract::State;
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::routing::{MethodFilter, on};
+use model::id::SandboxId;
+use model::lifecycle;
+use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::{ObjectBuilder, Required, Type};
+use utoipa_axum::router::OpenApiRouter;
+
+use super::auth::{Caller, SANDBOX_ID_PATTERN};
+use super::error::ApiError;
+use super::state::ApiState;
+use super::{openapi, templates};
+
+/// An operation that is not there.
+struct NotBuilt {
+    method: HttpMethod,
+    path: &'static str,
+    id: &'static str,
+    tag: &'static str,
+    /// What it would do, as the subject of a sentence.
+    what: &'static str,
+}
+
+const SANDBOXES: &str = "sandboxes";
+const TEMPLATES: &str = "templates";
+const RULES: &str = "injection rules";
+const VOLUMES: &str = "volumes";
+const SECRETS: &str = "secrets";
+const TEAMS: &str = "teams";
+const DOCUMENTATION: &str = "documentation";
+
+macro_rules! not_built {
+    ($($method:ident $path:literal $id:ident $tag:ident $what:literal;)*) => {
+        &[$(NotBuilt {
+            method: HttpMethod::$method,
+            path: $path,
+            id: stringify!($id),
+            tag: $tag,
+            what: $what,
+        }),*]
+    };
+}
+
+/// All of them.
+const NOT_BUILT: &[NotBuilt] = not_built! {
+    Post "/sandboxes/{sandboxID}/pause" pause_sandbox SANDBOXES "pausing a sandbox";
+    Post "/sandboxes/{sandboxID}/snapshots" create_snapshot SANDBOXES "taking a snapshot of a sandbox";
+    Post "/sandboxes/{sandboxID}/fork" fork_sandbox SANDBOXES "forking a sandbox";
+    Put "/sandboxes/{sandboxID}/network" update_sandbox_network SANDBOXES "changing the network of a sandbox";
+    Get "/snapshots" list_snapshots SANDBOXES "listing snapshots";
+    Post "/templates" create_template_v1 TEMPLATES "building a template";
+    Post "/v2/templates" create_template_v2 TEMPLATES "building a template";
+    Post "/v3/templates" create_template TEMPLATES "building a template";
+    Post "/templates/{templateID}" rebuild_template TEMPLATES "building a template again";
+    Patch "/templates/{templateID}" update_template_v1 TEMPLATES "changing a template";
+    Patch "/v2/templates/{templateID}" update_template TEMPLATES "changing a template";
+    Delete "/templates/{templateID}" delete_template TEMPLATES "deleting a template or a snapshot";
+    Get "/templates/{templateID}/files/{hash}" get_template_upload TEMPLATES "uploading files for a build";
+    Post "/templates/{templateID}/builds/{buildID}" start_build_v1 TEMPLATES "building a template";
+    Post "/v2/templates/{templateID}/builds/{buildID}" start_build TEMPLATES "building a template";
+    Get "/templates/{templateID}/builds/{buildID}/status" get_build_status TEMPLATES "telling how far a build is";
+    Get "/templates/{templateID}/builds/{buildID}/logs" get_build_logs TEMPLATES "telling the logs of a build";
+    Post "/templates/tags" assign_template_tags TEMPLATES "tagging a build";
+    Delete "/templates/tags" delete_template_tags TEMPLATES "removing the tags of a build";
+    Get "/templates/{templateID}/tags" list_template_tags TEMPLATES "listing the tags of a template";
+    Get "/templates/{templateID}/tags/count" count_template_tags TEMPLATES "counting the tags of a template";
+    Get "/templates/{templateID}/tags/exists" has_template_tag TEMPLATES "looking for a tag of a template";
+    Get "/templates/{templateID}/tags/groups" list_template_tag_groups TEMPLATES "grouping the tags of a template";
+    Get "/templates/{templateID}/tags/{tag}/assignments" list_template_tag_assignments TEMPLATES
+        "telling the history of a tag";
+    Get "/injection-rules" list_injection_rules RULES "listing injection rules";
+    Post "/injection-rules" create_injection_rule RULES "storing an injection rule";
+    Get "/injection-rules/{ruleID}" get_injection_rule RULES "reading an injection rule";
+    Put "/injection-rules/{ruleID}" update_injection_rule RULES "changing an injection rule";
+    Delete "/injection-rules/{ruleID}" delete_injection_rule RULES "deleting an injection rule";
+    Get "/volumes" list_volumes VOLUMES "listing volumes";
+    Post "/volumes" create_volume VOLUMES "making a volume";
+    Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";
+    Delete "/volumes/{volumeID}" delete_volume VOLUMES "deleting a volume";
+    Get "/secrets" list_secrets SECRETS "listing secrets";
+    Post "/secrets" create_secret SECRETS "storing a secret";
+    Get "/secrets/{secretID}" get_secret SECRETS "reading a secret";
+    Post "/secrets/{secretID}" update_secret SECRETS "changing a secret";
+    Delete "/secrets/{secretID}" delete_secret SECRETS "deleting a secret";
+    Get "/teams/{teamID}/metrics" get_team_metrics TEAMS "telling the metrics of a team";
+    Get "/teams/{teamID}/metrics/max" get_team_metrics_max TEAMS "telling the most that a team has used";
+    Post "/mcp" call_documentation_tool DOCUMENTATION "searching the documentation by MCP";
+};
+
+/// Adds them to the routes, each with its operation.
+pub(super) fn add(mut router: OpenApiRouter<ApiState>) -> OpenApiRouter<ApiState> {
+    for missing in NOT_BUILT {
+        let (filter, method) = match missing.method {
+            HttpMethod::Put => (MethodFilter::PUT, "PUT"),
+            HttpMethod::Post => (MethodFilter::POST, "POST"),
+            HttpMethod::Patch => (MethodFilter::PATCH, "PATCH"),
+            HttpMethod::Delete => (MethodFilter::DELETE, "DELETE"),
+            _ => (MethodFilter::GET, "GET"),
+        };
+        let handler = move |State(state): State<ApiState>, caller: Caller, parameters: Parameters| async move {
+            match parameters.check(&caller, &state).await {
+                Ok(()) => ApiError::not_built(missing.what, method, missing.path),
+                Err(refusal) => refusal,
+            }
+        };
+        router = router.route(missing.path, on(filter, handler));
+        let paths = &mut router.get_openapi_mut().paths;
+        paths.add_path_operation(missing.path, vec![missing.method.clone()], operation(missing, method));
+    }
+    router
+}
+
+/// The parameters of a path, whichever it has.
+type Parameters = Result<RawPathParams, RawPathParamsRejection>;
+
+trait Check {
+    async fn check(self, caller: &Caller, state: &ApiState) -> Result<(), ApiError>;
+}
+
+impl Check for Parameters {
+    /// Refuses what the team does not have, of what there can be.
+    async fn check(self, caller: &Caller, state: &ApiState) -> Result<(), ApiError> {
+        let parameters = self.map_err(|_| ApiError::invalid("invalid path: it is not text"))?;
+        for (name, text) in &parameters {
+            match name {
+                "sandboxID" => {
+                    let id = SandboxId::from_path(text)?;
+                    let entry = state.sandboxes.entry_of_team(&id, &caller.team).await;
+                    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+                    if entry.state() != lifecycle::State::Running {
+                        return Err(ApiError::no_sandbox(id));
+                    }
+                }
+                "templateID" => {
+                    templates::find(text, &caller.team, &state.store).await?;
+                }
+                "teamID" if text != caller.team.as_str() => return Err(ApiError::no_team(text)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn operation(missing: &NotBuilt, method: &str) -> Operation {
+    let mut operation = OperationBuilder::new()
+        .operation_id(Some(missing.id))
+        .tag(missing.tag)
+        .summary(Some(format!("Not built yet: {}", missing.what)))
+        .response(
+            "501",
+            openapi::error(&format!("This platform does not have {method} {} yet", missing.path)),
+        );
+    for name in missing
+        .path
+        .split('/')
+        .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+    {
+        operation = operation.parameter(parameter(name));
+    }
+    if missing.path.contains("{sandboxID}") {
+        operation = operation.response(
+            "404",
+            openapi::error("The team has no such sandbox, or it is not running"),
+        );
+    }
+    if missing.path.contains("{templateID}") {
+        operation = operation.response("404", openapi::error("The team has no such template"));
+    }
+    operation.build()
+}
+
+fn parameter(name: &str) -> Parameter {
+    let pattern = match name {
+        "sandboxID" => SANDBOX_ID_PATTERN,
+        "templateID" => "^[A-Za-z0-9_-]+$",
+        _ => "^[A-Za-z0-9_.:-]+$",
+    };
+    let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern));
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .schema(Some(text))
+        .build()
+}

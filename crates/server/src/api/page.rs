@@ -1,0 +1,84 @@
+//! Where one page of a list ends and the next begins.
+//!
+//! A place in a list is the time and the id of the last item before it, and the order where it is not the usual one.
+//! Clients take the token as opaque.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE;
+use http::{HeaderName, HeaderValue};
+use store::sandboxes::Order;
+
+use super::error::ApiError;
+use crate::clock::{parse_rfc3339, rfc3339};
+
+const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
+
+/// Says where the next page begins, if there is one.
+pub(super) fn with_next<I: Display>(
+    mut response: Response,
+    next: Option<(i64, I)>,
+    order: Order,
+) -> Result<Response, ApiError> {
+    if let Some((at_us, id)) = next {
+        let value = HeaderValue::try_from(token(at_us, id, order));
+        let value = value.map_err(|error| ApiError::internal().caused_by(error))?;
+        response.headers_mut().insert(NEXT_TOKEN, value);
+    }
+    Ok(response)
+}
+
+fn token(at_us: i64, id: impl Display, order: Order) -> String {
+    let suffix = match order {
+        Order::Desc => "",
+        Order::Asc => "__asc",
+    };
+    URL_SAFE.encode(format!("{}__{id}{suffix}", rfc3339(at_us)))
+}
+
+/// The time and the id of a token of a list in this order.
+pub(super) fn parse_token<I: FromStr>(token: &str, order: Order) -> Result<(i64, I), ApiError> {
+    read(token, order).ok_or_else(|| ApiError::invalid("invalid next token"))
+}
+
+fn read<I: FromStr>(token: &str, order: Order) -> Option<(i64, I)> {
+    let text = String::from_utf8(URL_SAFE.decode(token).ok()?).ok()?;
+    let mut parts = text.split("__");
+    let (time, id, suffix) = (parts.next()?, parts.next()?, parts.next());
+    let fits = match order {
+        Order::Desc => suffix.is_none(),
+        Order::Asc => suffix == Some("asc"),
+    };
+    if !fits || parts.next().is_some() {
+        return None;
+    }
+    Some((parse_rfc3339(time)?, id.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use model::id::SandboxId;
+
+    use super::*;
+
+    #[test]
+    fn a_token_reads_back_as_its_place_in_its_order_only() {
+        let id: SandboxId = "iabc".parse().expect("an id");
+        let at_us = 1_785_000_000_123_456;
+        for (made, wanted, fits) in [
+            (Order::Desc, Order::Desc, true),
+            (Order::Asc, Order::Asc, true),
+            (Order::Desc, Order::Asc, false),
+            (Order::Asc, Order::Desc, false),
+        ] {
+            let back = read(&token(at_us, &id, made), wanted);
+            assert_eq!(back, fits.then(|| (at_us, id.clone())), "{made:?} {wanted:?}");
+        }
+        for bad in ["", "?", "YQ==", "YV9fYg==", "////"] {
+            assert!(read::<SandboxId>(bad, Order::Desc).is_none(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The clients' connections: how many there may be, in all and of one peer, and how long each may keep the platform
+//! waiting.
+//!
+//! Who comes when there are as many as may be takes the place of one that has no request under way: first of those that
+//! never got a good answer, then of those that have been idle for longest. So connections that are only held open, by
+//! whomever, keep nobody out, and a pool of idle connections costs its client nothing until there is no room.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::ConnectionCounts;
+use crate::peers::Peer;
+use crate::settings::ConnectionLimits;
+
+/// How long a new connection may take until its first request is there.
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
+/// How long the head of a later request may take from its first byte, over HTTP/1.
+const HEAD: Duration = Duration::from_secs(10);
+/// How long a connection may idle between requests: longer than any client keeps one, so that the client closes first
+/// and never sends a request into a closing connection.
+const IDLE: Duration = Duration::from_secs(620);
+/// Connections above the limit that may be there while those that make room for them close.
+const CLOSING: usize = 64;
+/// Shortest time between two entries in the log about connections that were refused.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// All connections of a server.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    limits: ConnectionLimits,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last_id: u64,
+    open: usize,
+    refused: u64,
+    evicted: u64,
+    peers: HashMap<Peer, OfPeer>,
+    idle: Idle,
+    logged_at: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct OfPeer {
+    open: usize,
+    idle: Idle,
+}
+
+/// Connections without a request under way, those first that would be missed least.
+type Idle = BTreeMap<Worth, (Option<Peer>, CancellationToken)>;
+
+/// What a connection is worth to its client: whether it ever got a good answer on it, since when it idles, and its
+/// number.
+type Worth = (bool, Instant, u64);
+
+impl Table {
+    fn rest(&mut self, peer: Option<Peer>, worth: Worth, evicted: &CancellationToken) {
+        self.idle.insert(worth, (peer, evicted.clone()));
+        if let Some(of_peer) = peer.and_then(|peer| self.peers.get_mut(&peer)) {
+            of_peer.idle.insert(worth, (peer, evicted.clone()));
+        }
+    }
+
+    fn wake(&mut self, peer: Option<Peer>, worth: &Worth) {
+        self.idle.remove(worth);
+        if let Some(of_peer) = peer.and_then(|peer| self.peers.get_mut(&peer)) {
+            of_peer.idle.remove(worth);
+        }
+    }
+
+    /// Closes the connection that would be missed least, of one peer or of all; `false` when all are in use.
+    fn evict(&mut self, of: Option<Peer>) -> bool {
+        let idle = match of {
+            Some(peer) => self.peers.get(&peer).map(|of_peer| &of_peer.idle),
+            None => Some(&self.idle),
+        };
+        let Some((worth, (peer, evicted))) = idle.and_then(BTreeMap::first_key_value) else {
+            return false;
+        };
+        let (worth, peer) = (*worth, *peer);
+        evicted.cancel();
+        self.wake(peer, &worth);
+        self.evicted += 1;
+        true
+    }
+}
+
+impl Connections {
+    pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            table: Mutex::default(),
+        })
+    }
+
+    /// How many there are and were.
+    pub(crate) fn counts(&self) -> ConnectionCounts {
+        let table = self.table.lock();
+        ConnectionCounts {
+            open: table.open,
+            refused: table.refused,
+            evicted: table.evicted,
+        }
+    }
+
+    /// Who is at an address; none where many clients are.
+    pub(super) fn peer(&self, address: std::net::IpAddr) -> Option<Peer> {
+        Peer::of(address, &self.limits.shared_peers)
+    }
+
+    /// Gives a new connection its place, or none when there is no room for it.
+    pub(super) fn admit(self: &Arc<Self>, peer: Option<Peer>) -> Option<Arc<Connection>> {
+        let mut table = self.table.lock();
+        let now = Instant::now();
+        let of_peer = peer
+            .and_then(|peer| table.peers.get(&peer))
+            .map_or(0, |of_peer| of_peer.open);
+        let is_full = |open: usize, most: usize| open >= most;
+        let over = |open: usize, most: usize| open >= most + CLOSING.min(most);
+        let refused = if is_full(of_peer, self.limits.per_peer) {
+            over(of_peer, self.limits.per_peer) || !table.evict(peer)
+        } else if is_full(table.open, self.limits.total) {
+            over(table.open, self.limits.total) || !table.evict(None)
+        } else {
+            false
+        };
+        if refused {
+            table.refused += 1;
+            if table.logged_at.is_none_or(|at| now - at >= LOG_INTERVAL) {
+                table.logged_at = Some(now);
+                tracing::warn!(
+                    peer = %peer.map_or_else(|| "a shared address".to_owned(), |peer| peer.to_string()),
+                    peer.connections = of_peer,
+                    connections = table.open,
+                    refused = table.refused,
+                    "a connection was refused: as many as may be are in use"
+                );
+            }
+            return None;
+        }
+        table.open += 1;
+        table.last_id += 1;
+        let connection = Arc::new(Connection {
+            connections: Arc::clone(self),
+            peer,
+            id: table.last_id,
+            evicted: CancellationToken::new(),
+            state: Mutex::new(State {
+                under_way: 0,
+                is_http1: true,
+                was_good: false,
+                had_request: false,
+                head_began: None,
+                idle_since: now,
+            }),
+        });
+        if let Some(peer) = peer {
+            table.peers.entry(peer).or_default().open += 1;
+        }
+        table.rest(peer, (false, now, connection.id), &connection.evicted);
+        Some(connection)
+    }
+}
+
+/// One connection, from its acceptance until its socket is closed.
+#[derive(Debug)]
+pub(super) struct Connection {
+    connections: Arc<Connections>,
+    peer: Option<Peer>,
+    id: u64,
+    evicted: CancellationToken,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Requests whose answers are not complete.
+    under_way: usize,
+    is_http1: bool,
+    /// Whether a request got an answer that was no refusal.
+    was_good: bool,
+    had_request: bool,
+    /// When the first byte of the head came that is not complete.
+    head_began: Option<Instant>,
+    idle_since: Instant,
+}
+
+impl State {
+    fn worth(&self, id: u64) -> Worth {
+        (self.was_good, self.idle_since, id)
+    }
+
+    fn deadline(&self, now: Instant) -> Instant {
+        if self.under_way > 0 {
+            now + IDLE
+        } else if !self.had_request {
+            self.idle_since + FIRST_REQUEST
+        } else if let Some(began) = self.head_began {
+            began + HEAD
+        } else {
+            self.idle_since + IDLE
+        }
+    }
+}
+
+impl Connection {
+    /// Who is at the other end.
+    pub(super) fn peer(&self) -> Option<Peer> {
+        self.peer
+    }
+
+    /// When it will have kept the platform waiting for too long, as things are.
+    pub(super) fn deadline(&self) -> Instant {
+        self.state.lock().deadline(Instant::now())
+    }
+
+    /// Whether a request is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.state.lock().under_way > 0
+    }
+
+    /// Returns once another connection needs its place.
+    pub(super) async fn was_evicted(&self) {
+        self.evicted.cancelled().await;
+    }
+
+    /// Bytes came.
+    pub(super) fn read(&self) {
+        let mut state = self.state.lock();
+        // On HTTP/2 they may be anything.
+        if state.is_http1 && state.had_request && state.under_way == 0 && state.head_began.is_none() {
+            state.head_began = Some(Instant::now());
+        }
+    }
+
+    /// A request is there. It is under way until what this returns is dropped.
+    pub(super) fn begin(self: &Arc<Self>, is_http1: bool) -> UnderWay {
+        let mut state = self.state.lock();
+        state.had_request = true;
+        state.head_began = None;
+        state.is_http1 = is_http1;
+        state.under_way += 1;
+        if state.under_way == 1 {
+            self.connections.table.lock().wake(self.peer, &state.worth(self.id));
+        }
+        drop(state);
+        UnderWay(Arc::clone(self))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let worth = self.state.get_mut().worth(self.id);
+        let mut table = self.connections.table.lock();
+        table.wake(self.peer, &worth);
+        table.open -= 1;
+        if let Some(peer) = self.peer
+            && let Some(of_peer) = table.peers.get_mut(&peer)
+        {
+            of_peer.open -= 1;
+            if of_peer.open == 0 {
+                table.peers.remove(&peer);
+            }
+        }
+    }
+}
+
+/// A request that is under way.
+#[derive(Debug)]
+pub(super) struct UnderWay(Arc<Connection>);
+
+impl UnderWay {
+    /// Its answer is no refusal.
+    pub(super) fn is_good(&self) {
+        self.0.state.lock().was_good = true;
+    }
+
+    /// It is under way for as long as the connection is there.
+    pub(super) fn leave(self) {
+        let connection = Arc::clone(&self.0);
+        connection.state.lock().under_way += 1;
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.under_way -= 1;
+        if state.under_way == 0 {
+            state.idle_since = Instant::now();
+            let mut table = self.0.connections.table.lock();
+            table.rest(self.0.peer, state.worth(self.0.id), &self.0.evicted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections(total: usize, per_peer: usize) -> Arc<Connections> {
+        Connections::new(ConnectionLimits {
+            total,
+            per_peer,
+            ..ConnectionLimits::default()
+        })
+    }
+
+    fn is_evicted(connection: &Arc<Connection>) -> bool {
+        connection.evicted.is_cancelled()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_missed_least_makes_room() {
+        let connections = connections(4, 4);
+        let mut all = Vec::new();
+        for _ in 0..4 {
+            all.push(connections.admit(None).expect("room"));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        // The first was answered, the second is answered now, the third was refused, the fourth asked for nothing.
+        all[0].begin(true).is_good();
+        let under_way = all[1].begin(true);
+        drop(all[2].begin(true));
+        for next in [3, 2, 0] {
+            let newcomer = connections.admit(None).expect("the place of another");
+            assert!(is_evicted(&all[next]), "{next}");
+            drop(std::mem::replace(&mut all[next], newcomer));
+            // A newcomer that is at work is not in question.
+            all[next].begin(true).leave();
+        }
+        assert!(connections.admit(None).is_none(), "all are in use");
+        assert_eq!(
+            connections.counts(),
+            ConnectionCounts {
+                open: 4,
+                refused: 1,
+                evicted: 3
+            }
+        );
+        drop(under_way);
+        assert!(connections.admit(None).is_some());
+        assert!(is_evicted(&all[1]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_has_its_own_limit_and_those_that_share_an_address_have_none() {
+        let connections = connections(1000, 2);
+        let (one, other) = (Some(Peer::V6(1)), Some(Peer::V6(2)));
+        let held: Vec<_> = (0..2).map(|_| connections.admit(one).expect("room")).collect();
+        let busy: Vec<_> = held.iter().map(|connection| connection.begin(true)).collect();
+        assert!(connections.admit(one).is_none());
+        let _other = connections.admit(other).expect("room for another peer");
+        let _shared: Vec<_> = (0..10).map(|_| connections.admit(None).expect("no limit")).collect();
+        drop(busy);
+        assert!(connections.admit(one).is_some(), "its own oldest goes");
+        assert!(is_evicted(&held[0]) && !is_evicted(&held[1]));
+        drop((held, _other, _shared));
+        let table = connections.table.lock();
+        assert!(
+            table.peers.is_empty() && table.idle.is_empty() && table.open == 0,
+            "{table:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_does_not_pile_up_connections_that_are_closing() {
+        let connections = connections(10, 10);
+        let admitted: Vec<_> = std::iter::from_fn(|| connections.admit(None)).take(1000).collect();
+        assert_eq!(admitted.len(), 20, "the evicted have not closed yet");
+        drop(admitted);
+        assert!(connections.admit(None).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_connection_may_wait_for() {
+        let connections = connections(10, 10);
+        let connection = connections.admit(None).expect("room");
+        let left = |connection: &Connection| connection.deadline() - Instant::now();
+        connection.read();
+        assert_eq!(left(&connection), FIRST_REQUEST);
+        let under_way = connection.begin(true);
+        connection.read();
+        assert_eq!(left(&connection), IDLE);
+        tokio::time::advance(2 * IDLE).await;
+        assert_eq!(left(&connection), IDLE, "an answer may take forever");
+        drop(under_way);
+        tokio::time::advance(Duration::from_secs(300)).await;
+        assert_eq!(left(&connection), IDLE - Duration::from_secs(300));
+        connection.read();
+        assert_eq!(left(&connection), HEAD);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        connection.read();
+        assert_eq!(
+            left(&connection),
+            HEAD - Duration::from_secs(4),
+            "every byte counts from the first"
+        );
+        drop(connection.begin(false));
+        connection.read();
+        assert_eq!(left(&connection), IDLE, "HTTP/2 says more than heads");
+    }
+}

@@ -1,0 +1,252 @@
+//! Signed file links: finding the sandbox whose token made a signature.
+//!
+//! A link names no sandbox, and a signature is a hash, so nothing but trying every token finds it. Anyone may send one,
+//! so what that costs is bounded in three ways: what a link holds is hashed once and not per sandbox; misses are counted
+//! against the peer that sends them; and the searches of all peers run one after another, on a thread that is nobody
+//! else's, for at most a quarter of the time of one core. A link that was found before is found again without a search.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use model::id::SandboxId;
+use parking_lot::Mutex;
+use protocol::signature::{Claim, Search};
+use proxy::ingress::answer::Answer;
+use proxy::ingress::route::SignedFile;
+use secrecy::ExposeSecret as _;
+use tokio::time::Instant;
+
+use crate::peers::{Peer, Rates};
+use crate::sandboxes::registry::Registry;
+
+/// Longest path of a file, and longest of any other text in a link: `PATH_MAX` of Linux.
+const TEXT_MAX_BYTES: usize = 4096;
+/// Links that fit no sandbox, which one peer may send at once, and how often one more is forgiven.
+const MISSES: (u32, Duration) = (60, Duration::from_secs(1));
+/// Searches that wait for their turn.
+const WAITING_MAX: usize = 64;
+/// A search that took this long is followed by three times as long without one.
+const REST: u32 = 3;
+/// Links that are remembered.
+const KNOWN_MAX: usize = 4096;
+
+/// Finds sandboxes by signatures.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    known: Mutex<HashMap<[u8; 32], SandboxId>>,
+    /// When the next search may begin, held by the one that runs.
+    turn: Arc<tokio::sync::Mutex<Option<Instant>>>,
+    waiting: AtomicUsize,
+    misses: Misses,
+}
+
+#[derive(Debug)]
+struct Misses(Rates);
+
+impl Default for Misses {
+    fn default() -> Self {
+        Self(Rates::new(MISSES.0, MISSES.1))
+    }
+}
+
+impl Links {
+    /// The running sandbox whose token made a signature.
+    ///
+    /// # Errors
+    /// The answer, when there is none or it is not looked for.
+    pub(super) async fn find(
+        &self,
+        registry: &Registry,
+        signed: &SignedFile,
+        peer: Option<Peer>,
+    ) -> Result<SandboxId, Answer> {
+        for (name, text) in [("path", &signed.path), ("username", &signed.username)] {
+            if text.len() > TEXT_MAX_BYTES {
+                return Err(Answer::BadRequest(format!(
+                    "{name} is too long: {} bytes of at most {TEXT_MAX_BYTES}",
+                    text.len()
+                )));
+            }
+        }
+        let claim = Claim {
+            path: &signed.path,
+            operation: signed.operation,
+            username: &signed.username,
+            expiration: signed.expiration,
+        };
+        // What is no signature at all is nobody's.
+        let search = claim.search(&signed.signature).ok_or(Answer::BadSignature)?;
+        if let Some(id) = self.recall(registry, &search) {
+            return Ok(id);
+        }
+        let permit = match peer.map(|peer| self.misses.0.take(peer)) {
+            None => None,
+            Some(Ok(permit)) => Some(permit),
+            Some(Err(wait)) => return Err(too_often(wait)),
+        };
+        let sought = search.sought();
+        let id = self.search(registry, search).await?;
+        if let Some(permit) = permit {
+            self.misses.0.give_back(&permit);
+        }
+        self.remember(sought, id.clone());
+        Ok(id)
+    }
+
+    /// The sandbox that an earlier search found, if it is still the one: the same signature may come with another path.
+    fn recall(&self, registry: &Registry, search: &Search) -> Option<SandboxId> {
+        let id = self.known.lock().get(&search.sought()).cloned()?;
+        let sandbox = registry.running(&id)?;
+        search.is_by(sandbox.access_token.expose_secret()).then_some(id)
+    }
+
+    fn remember(&self, sought: [u8; 32], id: SandboxId) {
+        let mut known = self.known.lock();
+        if known.len() >= KNOWN_MAX
+            && let Some(any) = known.keys().next().copied()
+        {
+            known.remove(&any);
+        }
+        known.insert(sought, id);
+    }
+
+    /// Asks every running sandbox, when the turn has come.
+    async fn search(&self, registry: &Registry, search: Search) -> Result<SandboxId, Answer> {
+        let _waiting = Waiting::begin(&self.waiting).ok_or_else(|| too_often(Duration::from_secs(1)))?;
+        let mut turn = Arc::clone(&self.turn).lock_owned().await;
+        if let Some(next_at) = *turn {
+            tokio::time::sleep_until(next_at).await;
+        }
+        let sandboxes = registry.all_running();
+        // The turn goes along, so that a client that leaves does not let the next search begin beside this one.
+        let searching = tokio::task::spawn_blocking(move || {
+            let begun = Instant::now();
+            let found = sandboxes
+                .iter()
+                .find(|sandbox| search.is_by(sandbox.access_token.expose_secret()))
+                .map(|sandbox| sandbox.id.clone());
+            let now = Instant::now();
+            *turn = Some(now + REST * (now - begun));
+            found
+        });
+        match searching.await {
+            Ok(Some(id)) => Ok(id),
+            Ok(None) => Err(Answer::BadSignature),
+            Err(error) => {
+                tracing::error!(%error, "search for the sandbox of a signed link");
+                Err(Answer::Unavailable)
+            }
+        }
+    }
+}
+
+fn too_often(wait: Duration) -> Answer {
+    Answer::RateLimited {
+        seconds: wait.as_secs() + 1,
+    }
+}
+
+/// A place among those that wait, given back when it is dropped.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(count: &'a AtomicUsize) -> Option<Self> {
+        let waiting = Self(count);
+        (count.fetch_add(1, Ordering::AcqRel) < WAITING_MAX).then_some(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signed(path: String, signature: &str) -> SignedFile {
+        SignedFile {
+            path,
+            operation: "read",
+            username: String::new(),
+            signature: signature.to_owned(),
+            expiration: None,
+        }
+    }
+
+    fn signature(token: &str) -> String {
+        let claim = Claim {
+            path: "/a",
+            operation: "read",
+            username: "",
+            expiration: None,
+        };
+        claim.sign(token)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_guesses_is_told_to_wait_and_others_are_not() {
+        let (links, registry) = (Links::default(), Registry::default());
+        let (guesser, other) = (Some(Peer::V6(1)), Some(Peer::V6(2)));
+        let signed = signed("/a".to_owned(), &signature("token"));
+        for _ in 0..MISSES.0 {
+            let answer = links.find(&registry, &signed, guesser).await.expect_err("no sandbox");
+            assert_eq!(answer, Answer::BadSignature);
+        }
+        for _ in 0..10 {
+            let answer = links.find(&registry, &signed, guesser).await.expect_err("no sandbox");
+            assert_eq!(answer.status(), 429, "{answer:?}");
+        }
+        for who in [other, None] {
+            let answer = links.find(&registry, &signed, who).await.expect_err("no sandbox");
+            assert_eq!(answer, Answer::BadSignature);
+        }
+        tokio::time::advance(MISSES.1).await;
+        let answer = links.find(&registry, &signed, guesser).await.expect_err("no sandbox");
+        assert_eq!(answer, Answer::BadSignature, "one more is forgiven");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_a_link_costs_no_search_and_no_permit() {
+        let (links, registry) = (Links::default(), Registry::default());
+        let peer = Some(Peer::V6(1));
+        for _ in 0..3 * MISSES.0 {
+            let long = signed("x".repeat(TEXT_MAX_BYTES + 1), &signature("token"));
+            let answer = links.find(&registry, &long, peer).await.expect_err("too long");
+            assert_eq!(answer.status(), 400);
+            let garbage = signed("/a".to_owned(), "v1_garbage");
+            let answer = links.find(&registry, &garbage, peer).await.expect_err("garbage");
+            assert_eq!(answer, Answer::BadSignature);
+        }
+        assert_eq!(*links.turn.lock().await, None, "nothing was searched");
+        let longest = signed("x".repeat(TEXT_MAX_BYTES), &signature("token"));
+        let answer = links.find(&registry, &longest, peer).await.expect_err("no sandbox");
+        assert_eq!(answer, Answer::BadSignature);
+        assert!(links.turn.lock().await.is_some());
+    }
+
+    #[tokio::test]
+    async fn searches_wait_in_a_line_of_bounded_length() {
+        let (links, registry) = (Links::default(), Registry::default());
+        let held = Arc::clone(&links.turn).lock_owned().await;
+        let signed = signed("/a".to_owned(), &signature("token"));
+        let mut waiting: Vec<_> = (0..WAITING_MAX)
+            .map(|_| Box::pin(links.find(&registry, &signed, None)))
+            .collect();
+        for search in &mut waiting {
+            let now = std::future::poll_fn(|cx| std::task::Poll::Ready(search.as_mut().poll(cx).is_ready())).await;
+            assert!(!now);
+        }
+        let answer = links.find(&registry, &signed, None).await.expect_err("no place");
+        assert_eq!(answer.status(), 429);
+        // Who leaves gives its place back.
+        drop(waiting);
+        drop(held);
+        let answer = links.find(&registry, &signed, None).await.expect_err("no sandbox");
+        assert_eq!(answer, Answer::BadSignature);
+    }
+}

@@ -1,0 +1,291 @@
+//! The operator's view over the sandboxes of all teams on this node, served as HTTP on a unix socket of the data directory.
+//!
+//! The REST API shows a team its own sandboxes. Who runs the host must see all of them: which one uses up the machine,
+//! whose it is, what its log says, and how to end it. The socket needs no key: it lies in a directory that only the
+//! platform's own user can enter, and the peer's user is checked besides. Nothing here tells a secret of a sandbox (no
+//! token, no metadata, no environment), so what is shown may be pasted into a ticket.
+
+mod accept;
+pub(crate) mod metrics;
+mod socket;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use http::StatusCode;
+use model::id::{SandboxId, TeamId};
+use model::log::Level;
+use serde::{Deserialize, Serialize};
+use store::Store;
+use store::error::StoreError;
+use store::records::{LogOrder, LogQuery, LogRow};
+use store::sandboxes::SandboxRow;
+
+pub use self::socket::OperatorSocket;
+pub(crate) use self::socket::serve;
+use crate::chain::Chain;
+use crate::clock::rfc3339;
+use crate::outcome::EndReason;
+use crate::records::{Records, Sample};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::elsewhere::AbsentError;
+use crate::sandboxes::registry::{Registry, StopOutcome};
+
+/// Entries of a log, when the request does not say.
+const LOG_LIMIT_DEFAULT: u32 = 1000;
+/// Most entries of a log in one answer.
+const LOG_LIMIT_MAX: u32 = 10_000;
+
+/// One sandbox as the operator sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OperatorSandbox {
+    /// Its id.
+    pub id: String,
+    /// Name of the owning team.
+    pub team: String,
+    /// The template it was made of: its alias, or else its id.
+    pub template: String,
+    /// `creating`, `running` or `stopping`.
+    pub state: String,
+    /// When it started, RFC 3339.
+    pub started_at: String,
+    /// When it ends unless its timeout is changed, RFC 3339.
+    pub end_at: String,
+    /// Cores.
+    pub cpu_count: u32,
+    /// Memory, in MiB.
+    pub memory_mb: u32,
+    /// Disk, in MiB.
+    pub disk_mb: u32,
+    /// What it used when it was last measured; none before that.
+    pub usage: Option<OperatorUsage>,
+}
+
+/// What a sandbox used at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OperatorUsage {
+    /// When that was, RFC 3339.
+    pub at: String,
+    /// Share of its cores since the sample before, in percent: 100 is all of them.
+    pub cpu_percent: f64,
+    /// Memory without page cache, in bytes.
+    #[serde(rename = "memory_bytes")]
+    pub memory_used_bytes: u64,
+    /// Page cache, in bytes.
+    #[serde(rename = "cache_bytes")]
+    pub memory_cache_bytes: u64,
+    /// Disk, in bytes.
+    #[serde(rename = "disk_bytes")]
+    pub disk_used_bytes: u64,
+}
+
+/// An entry of a sandbox's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorLogEntry {
+    /// When it happened, RFC 3339.
+    pub at: String,
+    /// `debug`, `info`, `warn` or `error`.
+    pub level: String,
+    /// Which part of the platform tells.
+    pub logger: String,
+    /// One sentence for people.
+    pub message: String,
+    /// The same for programs.
+    pub fields: BTreeMap<String, String>,
+}
+
+/// What went wrong, for the operator's eyes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorError {
+    /// In words.
+    pub message: String,
+}
+
+/// An error as an answer.
+struct Refused(StatusCode, String);
+
+impl Refused {
+    fn no_sandbox(id: &str) -> Self {
+        Self(StatusCode::NOT_FOUND, format!("there is no sandbox {id}"))
+    }
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Self {
+        // The operator is who can mend it, so the whole chain is told.
+        Self(StatusCode::SERVICE_UNAVAILABLE, Chain(&error).to_string())
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        (self.0, Json(OperatorError { message: self.1 })).into_response()
+    }
+}
+
+/// What the operator may see and do.
+#[derive(Debug, Clone)]
+pub(crate) struct Operator {
+    pub(crate) store: Store,
+    pub(crate) sandboxes: Arc<Sandboxes>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) records: Arc<Records>,
+}
+
+/// The routes of the socket.
+pub(crate) fn router(operator: Operator) -> Router {
+    Router::new()
+        .route("/sandboxes", get(list_sandboxes))
+        .route("/sandboxes/{id}", get(show_sandbox).delete(kill_sandbox))
+        .route("/sandboxes/{id}/logs", get(read_logs))
+        .with_state(operator)
+}
+
+async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<OperatorSandbox>>, Refused> {
+    let rows = operator.sandboxes.rows.sandbox_list_live().await?;
+    let names = team_names(&operator).await?;
+    let mut shown = Vec::with_capacity(rows.len());
+    for row in rows {
+        shown.push(show(&operator, &names, row).await?);
+    }
+    Ok(Json(shown))
+}
+
+async fn show_sandbox(
+    State(operator): State<Operator>,
+    Path(id): Path<String>,
+) -> Result<Json<OperatorSandbox>, Refused> {
+    let row = operator.store.sandbox_by_id(&parse(&id)?).await?;
+    let row = row.ok_or_else(|| Refused::no_sandbox(&id))?;
+    let names = team_names(&operator).await?;
+    Ok(Json(show(&operator, &names, row).await?))
+}
+
+async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) -> Result<StatusCode, Refused> {
+    let sandbox = parse(&id)?;
+    let Some(entry) = operator.registry.get(&sandbox) else {
+        return Err(absent(&operator, &sandbox).await?);
+    };
+    tracing::info!(sandbox.id = %entry.id, team.id = %entry.team, "the operator ends a sandbox");
+    match operator.sandboxes.stop_because(&entry, EndReason::Operator).await {
+        Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
+        Some(StopOutcome::Failed) => {
+            let why = format!("sandbox {id} could not be ended yet; it is tried again, see the platform's log");
+            Err(Refused(StatusCode::SERVICE_UNAVAILABLE, why))
+        }
+        None => Err(Refused::no_sandbox(&id)),
+    }
+}
+
+/// Which entries are wanted.
+#[derive(Debug, Deserialize)]
+struct LogParameters {
+    limit: Option<u32>,
+    level: Option<String>,
+}
+
+/// The newest entries, oldest first. The log of a sandbox that has ended is there until it is purged.
+async fn read_logs(
+    State(operator): State<Operator>,
+    Path(id): Path<String>,
+    Query(wanted): Query<LogParameters>,
+) -> Result<Json<Vec<OperatorLogEntry>>, Refused> {
+    let sandbox = parse(&id)?;
+    let level = match wanted.level.as_deref().map(str::parse::<Level>) {
+        None => Level::Debug,
+        Some(Ok(level)) => level,
+        Some(Err(_)) => {
+            let why = "level must be debug, info, warn or error".to_owned();
+            return Err(Refused(StatusCode::BAD_REQUEST, why));
+        }
+    };
+    let Some(team) = operator.records.owner(&sandbox).await? else {
+        return Err(Refused::no_sandbox(&id));
+    };
+    let query = LogQuery {
+        from_us: 0,
+        to_us: i64::MAX,
+        level,
+        search: String::new(),
+        order: LogOrder::Backward,
+        limit: wanted.limit.unwrap_or(LOG_LIMIT_DEFAULT).min(LOG_LIMIT_MAX),
+    };
+    let rows = operator.records.log(&team, &sandbox, &query).await?;
+    Ok(Json(rows.into_iter().rev().map(entry).collect()))
+}
+
+/// Why the platform cannot end a sandbox that is not in its memory.
+async fn absent(operator: &Operator, id: &SandboxId) -> Result<Refused, StoreError> {
+    let row = operator.store.sandbox_by_id(id).await?;
+    let why = match &row {
+        Some(row) => operator.sandboxes.absent(row).await?,
+        None => AbsentError::Unknown,
+    };
+    Ok(match why {
+        AbsentError::Elsewhere { node } => Refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("sandbox {id} is on node {node}: end it there"),
+        ),
+        AbsentError::Unknown => Refused::no_sandbox(id.as_str()),
+        AbsentError::Store(error) => error.into(),
+    })
+}
+
+fn parse(id: &str) -> Result<SandboxId, Refused> {
+    SandboxId::from_path(id).map_err(|_| Refused::no_sandbox(id))
+}
+
+async fn team_names(operator: &Operator) -> Result<HashMap<TeamId, String>, StoreError> {
+    let teams = operator.store.team_list().await?;
+    Ok(teams.into_iter().map(|team| (team.id, team.name)).collect())
+}
+
+async fn show(
+    operator: &Operator,
+    names: &HashMap<TeamId, String>,
+    row: SandboxRow,
+) -> Result<OperatorSandbox, StoreError> {
+    let latest = operator.records.latest(&row.team_id, &row.id).await?;
+    // Memory knows first that it stops.
+    let state = operator.registry.get(&row.id).map_or(row.state, |entry| entry.state());
+    Ok(OperatorSandbox {
+        id: row.id.as_str().to_owned(),
+        team: match names.get(&row.team_id) {
+            Some(name) => name.clone(),
+            // It was made after the names were read.
+            None => row.team_id.as_str().to_owned(),
+        },
+        template: row.alias.unwrap_or_else(|| row.template_id.as_str().to_owned()),
+        state: state.as_str().to_owned(),
+        started_at: rfc3339(row.started_us),
+        end_at: rfc3339(row.end_us),
+        cpu_count: row.cpu_count,
+        memory_mb: row.memory_mb,
+        disk_mb: row.disk_mb,
+        usage: latest.as_ref().map(usage),
+    })
+}
+
+fn usage(sample: &Sample) -> OperatorUsage {
+    OperatorUsage {
+        at: rfc3339(sample.at_us),
+        cpu_percent: f64::from(sample.cpu_used_centi) / 100.0,
+        memory_used_bytes: sample.memory_used_bytes,
+        memory_cache_bytes: sample.memory_cache_bytes,
+        disk_used_bytes: sample.disk_used_bytes,
+    }
+}
+
+fn entry(row: LogRow) -> OperatorLogEntry {
+    OperatorLogEntry {
+        at: rfc3339(row.at_us),
+        level: row.level.as_str().to_owned(),
+        logger: row.logger,
+        message: row.message,
+        fields: row.fields,
+    }
+}

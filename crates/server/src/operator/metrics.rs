@@ -1,0 +1,69 @@
+//! `GET /metrics`, on an address of its own.
+//!
+//! Whoever reaches the address may read: there is nothing secret in it, and it is the operator's choice who does. What
+//! clients of the API can do to it is nothing, because they cannot reach it through the API's port.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::{HeaderValue, StatusCode, header};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::accept;
+use crate::admission::AdmissionControl;
+use crate::listen::connections::Connections;
+use crate::metrics::{Metrics, Snapshot};
+use crate::records::Records;
+use crate::sandboxes::registry::Registry;
+
+/// What the text is, as scrapers ask for it.
+const CONTENT_TYPE: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+/// How long a connection may be silent: longer than any usual time between two scrapes.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// Where the metrics come from.
+#[derive(Debug, Clone)]
+pub(crate) struct MetricSources {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) admission: Arc<AdmissionControl>,
+    /// Connections of clients.
+    pub(crate) connections: Arc<Connections>,
+    /// Runs the connections to sandboxes, which are counted.
+    pub(crate) streams: TaskTracker,
+}
+
+/// Serves until `stop`.
+pub(crate) async fn serve(listener: TcpListener, sources: MetricSources, tasks: TaskTracker, stop: CancellationToken) {
+    let router = Router::new()
+        .route("/metrics", get(read_metrics))
+        .fallback(|| async { (StatusCode::NOT_FOUND, "metrics are at /metrics") })
+        .method_not_allowed_fallback(|| async { (StatusCode::METHOD_NOT_ALLOWED, "metrics are read with GET") })
+        .with_state(sources);
+    accept::serve(listener, router, IDLE, tasks, stop).await;
+}
+
+async fn read_metrics(State(sources): State<MetricSources>) -> Response {
+    let snapshot = Snapshot {
+        sandboxes: sources.registry.count_by_state(),
+        connections: sources.streams.len(),
+        clients: sources.connections.counts(),
+        log_entries_lost: sources.records.entries_lost(),
+        room: sources.admission.room().await,
+    };
+    match sources.metrics.text(&snapshot) {
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "write metrics");
+            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written").into_response()
+        }
+    }
+}

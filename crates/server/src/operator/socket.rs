@@ -1,0 +1,104 @@
+//! The unix socket itself: bound in a private directory, for peers of the platform's own user.
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::Router;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::accept::{self, Listener};
+
+/// How long a connection may take until a request is there.
+const HEAD: Duration = Duration::from_secs(10);
+
+/// The socket, removed when it is dropped.
+#[derive(Debug)]
+pub struct OperatorSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// The user that runs the platform.
+    owner: u32,
+}
+
+impl OperatorSocket {
+    /// Name of the socket in a data directory.
+    pub const NAME: &'static str = "operator.sock";
+
+    /// Binds the socket of a data directory that this process has locked. One that a killed platform left is replaced.
+    ///
+    /// # Errors
+    /// When the directory cannot be written. Must be called within a runtime.
+    pub fn bind(data_dir: &Path) -> io::Result<Self> {
+        let path = data_dir.join(Self::NAME);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let directory = File::open(data_dir)?;
+        let listener = UnixListener::bind(below(&directory))?;
+        let mut socket = Self {
+            listener,
+            path,
+            owner: 0,
+        };
+        std::fs::set_permissions(&socket.path, Permissions::from_mode(0o600))?;
+        socket.owner = std::fs::metadata(&socket.path)?.uid();
+        Ok(socket)
+    }
+
+    /// Connects to the socket of a data directory.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] or [`io::ErrorKind::ConnectionRefused`] when no platform runs on it.
+    pub async fn connect(data_dir: &Path) -> io::Result<UnixStream> {
+        let directory = File::open(data_dir)?;
+        UnixStream::connect(below(&directory)).await
+    }
+}
+
+impl Drop for OperatorSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The socket's path through a descriptor of its directory: the kernel takes no path of 108 bytes and more for a socket,
+/// and a data directory may lie deeper than that.
+fn below(directory: &File) -> PathBuf {
+    PathBuf::from(format!(
+        "/proc/self/fd/{}/{}",
+        directory.as_raw_fd(),
+        OperatorSocket::NAME
+    ))
+}
+
+impl Listener for OperatorSocket {
+    type Stream = UnixStream;
+
+    /// Connections of other users are refused, who could only be here if the directory were open to them.
+    async fn next(&self) -> io::Result<Option<UnixStream>> {
+        let (stream, _) = self.listener.accept().await?;
+        match stream.peer_cred() {
+            Ok(peer) if peer.uid() == self.owner || peer.uid() == 0 => Ok(Some(stream)),
+            Ok(peer) => {
+                tracing::warn!(
+                    uid = peer.uid(),
+                    "refused a connection of another user to the operator's socket"
+                );
+                Ok(None)
+            }
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+/// Serves until `stop`.
+pub(crate) async fn serve(socket: OperatorSocket, router: Router, tasks: TaskTracker, stop: CancellationToken) {
+    accept::serve(socket, router, HEAD, tasks, stop).await;
+}

@@ -1,0 +1,238 @@
+//! Who is at the other end of a connection, as far as that can be told from its address, and how often each may do
+//! what costs the platform something.
+//!
+//! An IPv6 host commonly has a whole /64, so that is one peer. A reverse proxy and loopback stand for many clients:
+//! what one of them does must not be held against the others, so they are no peer at all, and only limits over all hold
+//! there.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// A client, or what cannot be told from one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Peer {
+    /// An address.
+    V4(Ipv4Addr),
+    /// The first half of an address.
+    V6(u64),
+}
+
+impl Peer {
+    /// The peer at an address; none where many clients share it.
+    pub(crate) fn of(address: IpAddr, shared: &[Network]) -> Option<Self> {
+        let address = address.to_canonical();
+        if address.is_loopback() || shared.iter().any(|network| network.contains(address)) {
+            return None;
+        }
+        Some(match address {
+            IpAddr::V4(address) => Self::V4(address),
+            IpAddr::V6(address) => Self::V6((address.to_bits() >> 64) as u64),
+        })
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::V4(address) => address.fmt(f),
+            Self::V6(half) => write!(f, "{}/64", Ipv6Addr::from_bits(u128::from(*half) << 64)),
+        }
+    }
+}
+
+/// A range of addresses, written as `10.0.0.0/8`, `fd00::/8` or a single address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Network {
+    fn contains(self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(ours), IpAddr::V4(other)) => {
+                let differing = ours.to_bits() ^ other.to_bits();
+                differing.leading_zeros() >= u32::from(self.prefix)
+            }
+            (IpAddr::V6(ours), IpAddr::V6(other)) => {
+                let differing = ours.to_bits() ^ other.to_bits();
+                differing.leading_zeros() >= u32::from(self.prefix)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The text is not a network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an address or a network such as 10.0.0.0/8")]
+pub struct NotANetwork(String);
+
+impl FromStr for Network {
+    type Err = NotANetwork;
+
+    fn from_str(text: &str) -> Result<Self, NotANetwork> {
+        let wrong = || NotANetwork(text.to_owned());
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            // A sign is no digit.
+            Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => text.parse().map_err(|_| wrong())?,
+            Some(_) => return Err(wrong()),
+            None => most,
+        };
+        if prefix > most {
+            return Err(wrong());
+        }
+        Ok(Self { address, prefix })
+    }
+}
+
+/// Most peers whose rate is remembered. When there are more, all that are new share one rate.
+const PEERS_MAX: usize = 8192;
+
+/// How often each peer may do something: `burst` times at once, and once per `interval` in the long run.
+#[derive(Debug)]
+pub(crate) struct Rates {
+    interval: Duration,
+    burst: u32,
+    /// When each will have all its permits again. Whoever has them is forgotten when room is needed.
+    full_at: Mutex<HashMap<Option<Peer>, Instant>>,
+}
+
+impl Rates {
+    pub(crate) fn new(burst: u32, interval: Duration) -> Self {
+        Self {
+            interval,
+            burst,
+            full_at: Mutex::default(),
+        }
+    }
+
+    /// Takes a permit of a peer.
+    ///
+    /// # Errors
+    /// When it has none, with the time until it has one.
+    pub(crate) fn take(&self, peer: Peer) -> Result<Permit, Duration> {
+        let now = Instant::now();
+        let mut table = self.full_at.lock();
+        let key = if table.contains_key(&Some(peer)) {
+            Some(peer)
+        } else {
+            if table.len() >= PEERS_MAX {
+                table.retain(|_, full_at| *full_at > now);
+            }
+            (table.len() < PEERS_MAX).then_some(peer)
+        };
+        let full_at = table.entry(key).or_insert(now);
+        let next = (*full_at).max(now) + self.interval;
+        let latest = now + self.interval * self.burst;
+        if next > latest {
+            return Err(next - latest);
+        }
+        *full_at = next;
+        Ok(Permit(key))
+    }
+
+    /// Takes back a permit for what turned out to cost nothing.
+    pub(crate) fn give_back(&self, permit: &Permit) {
+        if let Some(full_at) = self.full_at.lock().get_mut(&permit.0)
+            && let Some(earlier) = full_at.checked_sub(self.interval)
+        {
+            *full_at = earlier;
+        }
+    }
+}
+
+/// A permit that was taken, with the rate that it was taken from.
+#[derive(Debug)]
+pub(crate) struct Permit(Option<Peer>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn who_is_one_peer_and_who_is_none() {
+        let shared: Vec<Network> = ["10.1.0.0/16", "fd00::/8", "192.0.2.7"]
+            .iter()
+            .map(|text| text.parse().expect("a network"))
+            .collect();
+        let peer = |text| Peer::of(address(text), &shared);
+        for none in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "::1",
+            "10.1.255.1",
+            "::ffff:10.1.0.1",
+            "fdff::1",
+            "192.0.2.7",
+        ] {
+            assert_eq!(peer(none), None, "{none}");
+        }
+        assert_eq!(peer("10.2.0.1"), Some(Peer::V4(Ipv4Addr::new(10, 2, 0, 1))));
+        assert_eq!(peer("::ffff:10.2.0.1"), peer("10.2.0.1"));
+        assert_ne!(peer("192.0.2.8"), peer("192.0.2.9"));
+        assert_eq!(peer("2001:db8:1:2::1"), peer("2001:db8:1:2:ffff::9"));
+        assert_ne!(peer("2001:db8:1:2::1"), peer("2001:db8:1:3::1"));
+        assert_eq!(
+            peer("2001:db8:1:2::1").expect("a peer").to_string(),
+            "2001:db8:1:2::/64"
+        );
+    }
+
+    #[test]
+    fn what_is_a_network() {
+        let all: Network = "0.0.0.0/0".parse().expect("a network");
+        assert!(all.contains(address("203.0.113.1")) && !all.contains(address("::1")));
+        for wrong in [
+            "",
+            "10.0.0.0/33",
+            "::/129",
+            "10.0.0.0/",
+            "10.0.0.0/+8",
+            "10.0.0/8",
+            "example.com",
+            "10.0.0.0/8/8",
+        ] {
+            assert!(wrong.parse::<Network>().is_err(), "{wrong}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_peer_has_its_rate_and_too_many_share_one() {
+        let rates = Rates::new(2, Duration::from_secs(1));
+        let (one, other) = (Peer::V6(1), Peer::V6(2));
+        assert!(rates.take(one).is_ok());
+        let permit = rates.take(one).expect("the second");
+        assert_eq!(rates.take(one).expect_err("empty"), Duration::from_secs(1));
+        assert!(rates.take(other).is_ok());
+        rates.give_back(&permit);
+        assert!(rates.take(one).is_ok());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(rates.take(one).is_ok() && rates.take(one).is_err());
+
+        let taken = (0..3 * PEERS_MAX as u64)
+            .filter(|n| rates.take(Peer::V6(n + 10)).is_ok())
+            .count();
+        assert!(taken <= PEERS_MAX + 2, "{taken}");
+        assert!(rates.full_at.lock().len() <= PEERS_MAX + 1);
+        // Who has rested makes room.
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(rates.take(Peer::V6(u64::MAX)).is_ok());
+        assert!(rates.full_at.lock().len() <= 2);
+    }
+}

@@ -1,0 +1,55 @@
+//! What the server itself has to say in the log of a sandbox.
+
+use std::collections::BTreeMap;
+
+use model::log::Level;
+use store::sandboxes::SandboxRow;
+
+use crate::clock::rfc3339;
+use crate::outcome::EndReason;
+
+/// The logger of these entries.
+pub(super) const LOGGER: &str = "platform";
+
+/// An event in the life of a sandbox. That it started, and that nothing of it runs any more, is for the node to tell,
+/// which sees it.
+#[derive(Debug)]
+pub(crate) enum LifecycleEvent<'a> {
+    /// It runs, and a client is about to be told so.
+    Created(&'a SandboxRow),
+    /// It ends at another time than before, in microseconds since the Unix epoch.
+    TimeoutChanged(i64),
+    /// It ends or has ended, and why.
+    Ending(EndReason),
+}
+
+impl LifecycleEvent<'_> {
+    /// The event as an entry of the log. No word of it is the client's.
+    pub(super) fn describe(&self) -> (Level, &'static str, BTreeMap<String, String>) {
+        let (level, message, event_type) = match self {
+            Self::Created(_) => (Level::Info, "the sandbox was created", "sandbox_created"),
+            Self::TimeoutChanged(_) => (Level::Info, "the timeout was changed", "timeout_changed"),
+            Self::Ending(reason) => {
+                let (level, message) = match reason {
+                    EndReason::Killed => (Level::Info, "a client asked to kill the sandbox"),
+                    EndReason::Operator => (Level::Warn, "the operator of the platform killed the sandbox"),
+                    EndReason::Expired => (Level::Info, "the timeout was reached"),
+                    EndReason::Exited => (Level::Warn, "the sandbox ended by itself"),
+                    EndReason::Lost => (Level::Warn, "the sandbox ended while the platform did not run"),
+                };
+                (level, message, "sandbox_ending")
+            }
+        };
+        let more = match self {
+            Self::Created(row) => vec![
+                ("template", row.template_id.as_str().to_owned()),
+                ("end_at", rfc3339(row.end_us)),
+            ],
+            Self::TimeoutChanged(end_us) => vec![("end_at", rfc3339(*end_us))],
+            Self::Ending(reason) => vec![("reason", reason.as_str().to_owned())],
+        };
+        let fields = [("event_type", event_type.to_owned())].into_iter().chain(more);
+        let fields = fields.map(|(key, value)| (key.to_owned(), value)).collect();
+        (level, message, fields)
+    }
+}

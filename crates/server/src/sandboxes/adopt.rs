@@ -1,0 +1,87 @@
+//! Taking over what an earlier start left: what still runs is adopted, the rest is removed.
+
+use std::collections::HashSet;
+
+use model::id::SandboxId;
+use model::lifecycle::{Recovery, State};
+use protocol::node::{NodeError, Wanted, WantedState};
+use store::error::StoreError;
+use store::sandboxes::SandboxRow;
+
+use super::Sandboxes;
+use crate::admission::AdmissionControl;
+use crate::admission::quota::Used;
+use crate::outcome::EndReason;
+use crate::records::LifecycleEvent;
+
+/// Why the server could not take over what it found.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The node failed.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+}
+
+impl Sandboxes {
+    /// Makes rows, node and memory agree after a start: what still runs is adopted, the rest is removed.
+    pub(crate) async fn adopt(&self, admission: &AdmissionControl) -> Result<usize, AdoptError> {
+        let rows = self.rows.sandbox_list_live().await?;
+        let wanted: Vec<Wanted> = rows.iter().filter_map(wanted).collect();
+        let adopted: HashSet<SandboxId> = self.node.reconcile(wanted).await?.into_iter().collect();
+        let mut count = 0;
+        for row in rows {
+            let runs = adopted.contains(&row.id);
+            let row = match (row.state.recovery(), runs) {
+                (Recovery::AdoptOrKeep, true) => self.settle_state(row, State::Running).await?,
+                (Recovery::AdoptOrKeep, false) => self.settle_state(row, State::Paused).await?,
+                (Recovery::Adopt | Recovery::Keep | Recovery::Remove, _) => row,
+            };
+            if row.state == State::Paused {
+                // Nothing of it runs that memory would have to know.
+                self.records.enlist(&row);
+            } else if row.state == State::Running && runs {
+                let share = Used::by_one(row.cpu_count, row.memory_mb);
+                let admission = admission.occupy(&row.team_id, share).await?;
+                self.enlist(&row, admission);
+                self.records.runs(&row);
+                self.deadlines.set(&row.id, row.end_us);
+                count += 1;
+            } else {
+                self.rows.sandbox_delete(&row.id).await?;
+                self.records.enlist(&row);
+                // Of any other, no client was told that it lives.
+                if row.state == State::Running {
+                    self.metrics.end(EndReason::Lost);
+                    self.records.note(&row.id, &LifecycleEvent::Ending(EndReason::Lost));
+                }
+                self.records.ended(&row.id);
+            }
+        }
+        self.store.records_end_orphans(self.clock.now_us()).await?;
+        Ok(count)
+    }
+
+    /// Writes down where a sandbox is that was on its way when the platform ended.
+    async fn settle_state(&self, row: SandboxRow, state: State) -> Result<SandboxRow, StoreError> {
+        let change = self.rows.sandbox_set_state(&row.id, row.version, state).await?;
+        // Nothing else changes rows before the start is over.
+        Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
+    }
+}
+
+/// What the node is to make of a row that an earlier start left, if anything.
+fn wanted(row: &SandboxRow) -> Option<Wanted> {
+    let state = match row.state.recovery() {
+        Recovery::Adopt => WantedState::Running,
+        Recovery::Keep => WantedState::Paused,
+        Recovery::AdoptOrKeep => WantedState::RunningOrPaused,
+        Recovery::Remove => return None,
+    };
+    Some(Wanted {
+        id: row.id.clone(),
+        state,
+    })
+}

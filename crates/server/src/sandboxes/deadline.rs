@@ -1,0 +1,116 @@
+//! When a sandbox ends: changing that, and ending it when the time has come.
+
+use std::sync::Arc;
+
+use model::lifecycle::State;
+use store::Change;
+use store::error::StoreError;
+use store::sandboxes::SandboxRow;
+use tokio_util::sync::CancellationToken;
+
+use super::Sandboxes;
+use super::registry::SandboxEntry;
+use crate::outcome::EndReason;
+use crate::records::LifecycleEvent;
+
+/// Why the deadline of a sandbox was not changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExtendError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("it is being ended")]
+    Stopping,
+    #[error("it is gone")]
+    Gone,
+    #[error("the task panicked or was cancelled")]
+    TaskFailed,
+}
+
+/// How a deadline changes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Deadline {
+    /// To this time exactly, which may be earlier.
+    Exactly(i64),
+    /// To this time unless it is later already.
+    AtLeast(i64),
+}
+
+impl Sandboxes {
+    /// Changes when a sandbox ends, and returns its row.
+    pub(crate) async fn set_deadline(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        deadline: Deadline,
+    ) -> Result<SandboxRow, ExtendError> {
+        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
+        // A client that hangs up must not leave a row that memory does not follow.
+        let task = self
+            .work
+            .spawn(async move { sandboxes.set_deadline_on_task(&entry, deadline).await });
+        task.await.unwrap_or(Err(ExtendError::TaskFailed))
+    }
+
+    async fn set_deadline_on_task(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        deadline: Deadline,
+    ) -> Result<SandboxRow, ExtendError> {
+        // Before the turn, because an end holds it until nothing runs any more; and after, because one may have begun.
+        check_runs(entry)?;
+        let _turn = entry.turn.lock().await;
+        check_runs(entry)?;
+        let change = match deadline {
+            Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await?,
+            Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await?,
+        };
+        let row = match change {
+            Change::Applied(row) => row,
+            Change::Stale => return Err(ExtendError::Stopping),
+            Change::Missing => return Err(ExtendError::Gone),
+        };
+        if row.end_us != entry.end_us() {
+            self.records.note(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
+        }
+        entry.follow(row.version, row.end_us);
+        if row.end_us <= self.clock.now_us() {
+            // Gone for every request after this one, not only once the deadline is noticed.
+            self.begin_stop(entry, EndReason::Expired);
+        } else if entry.state() == State::Running {
+            self.deadlines.set(&row.id, row.end_us);
+        }
+        Ok(row)
+    }
+
+    /// Ends sandboxes at their deadlines until `stop` is cancelled.
+    pub(crate) async fn enforce_deadlines(self: Arc<Self>, stop: CancellationToken) {
+        loop {
+            let due = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                due = self.deadlines.due(&self.clock) => due,
+            };
+            for id in due {
+                let Some(entry) = self.registry.get(&id) else { continue };
+                let sandboxes = Arc::clone(&self);
+                self.work.spawn(async move { sandboxes.expire(&entry).await });
+            }
+        }
+    }
+
+    async fn expire(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
+        // An extension that is under way wins: it holds the turn, and its client is about to be told that it worked.
+        let _turn = entry.turn.lock().await;
+        if entry.state() == State::Running && entry.end_us() > self.clock.now_us() {
+            return;
+        }
+        self.begin_stop(entry, EndReason::Expired);
+    }
+}
+
+fn check_runs(entry: &SandboxEntry) -> Result<(), ExtendError> {
+    match entry.state() {
+        State::Running => Ok(()),
+        State::Stopping => Err(ExtendError::Stopping),
+        State::Creating | State::Pausing | State::Paused | State::Resuming | State::Gone => Err(ExtendError::Gone),
+    }
+}

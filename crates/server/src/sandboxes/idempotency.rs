@@ -1,0 +1,339 @@
+//! Creates with an `Idempotency-Key`: one sandbox per key, however often a client has to ask for it.
+//!
+//! ```text
+//!   claim ──▶ in progress ──created──▶ done: its answer is given again, for 24 hours
+//!                 │
+//!                 └──failed──▶ free
+//! ```
+//!
+//! A key is claimed with the id of the sandbox to be, before there is a row of the sandbox. So whatever broke a create
+//! off, a crash included, can be settled from the rows: if the sandbox runs, the key is done, else it is free. That
+//! happens for all keys of a node at its start, and for one when it is asked for and no server works on it: none here, and
+//! none of another node whose lease is live. One server works for a node, so who works on a key of its own is known in
+//! memory, and most repetitions that come too early cost no query.
+//!
+//! A request is remembered as a digest made with a secret, because it may hold secrets that are easy to guess. Tokens
+//! in an answer are derived from the sandbox's id and are not kept.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::id::{SandboxId, TeamId, TemplateId};
+use model::lifecycle::State;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use store::error::StoreError;
+use store::idempotency::{Claim, IdempotencyRow, KeptAnswer, NewIdempotencyKey};
+use store::nodes::NodeRows;
+use store::sandboxes::SandboxRow;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::chain::Chain;
+use crate::clock::{Clock, SECOND_US};
+
+/// How long a key counts, in microseconds (what clients are told).
+const KEPT_US: i64 = 24 * 3600 * SECOND_US;
+/// How often expired keys are removed.
+const PURGE_INTERVAL: Duration = Duration::from_secs(600);
+/// Keys removed by one statement, so that creates need not wait long for the database.
+const PURGE_BATCH: u32 = 1000;
+/// The status that a create is answered with.
+const CREATED: u32 = 201;
+
+/// A key as a client sent it: 1 to 255 visible ASCII characters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct IdempotencyKey(String);
+
+impl IdempotencyKey {
+    /// Longest key, in characters (API contract).
+    pub(crate) const MAX_LENGTH: usize = 255;
+
+    /// Reads a header's value; none when it is no key.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let fits = (1..=Self::MAX_LENGTH).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
+        fits.then(|| Self(String::from_utf8_lossy(value).into_owned()))
+    }
+}
+
+/// A request with a key.
+#[derive(Debug)]
+pub(crate) struct KeyedRequest {
+    /// The team that asks.
+    pub(crate) team: TeamId,
+    /// Its key.
+    pub(crate) key: IdempotencyKey,
+    /// Digest of what it asks for.
+    pub(crate) body_hash: String,
+    /// The sandbox that will be made for it.
+    pub(crate) sandbox: SandboxId,
+}
+
+/// What a key is good for.
+#[derive(Debug)]
+pub(crate) enum Claimed {
+    /// The request may go ahead.
+    First(Box<KeyClaim>),
+    /// It was answered before, with this sandbox.
+    Before(KeptSandbox),
+}
+
+/// Why a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the key was used with another request")]
+    Mismatch,
+    #[error("the first request with the key is still in progress")]
+    InProgress,
+}
+
+/// What is kept of a created sandbox, so that it can be told again. No secrets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeptSandbox {
+    pub(crate) sandbox_id: SandboxId,
+    pub(crate) template_id: TemplateId,
+    pub(crate) alias: Option<String>,
+    pub(crate) agent_version: String,
+}
+
+impl From<SandboxRow> for KeptSandbox {
+    fn from(row: SandboxRow) -> Self {
+        Self {
+            sandbox_id: row.id,
+            template_id: row.template_id,
+            alias: row.alias,
+            agent_version: row.agent_version,
+        }
+    }
+}
+
+/// The idempotency keys of all teams.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    rows: NodeRows,
+    clock: Clock,
+    /// Keys that a request works on at the moment, with the digests of what was asked.
+    in_progress: Mutex<HashMap<(TeamId, IdempotencyKey), String>>,
+    /// Work that a request began and that outlives it.
+    work: TaskTracker,
+}
+
+/// The right to work on a key. Dropped before it was completed, it frees the key.
+#[derive(Debug)]
+pub(crate) struct KeyClaim {
+    claims: Arc<Claims>,
+    request: KeyedRequest,
+    /// Whether the row in the database is this claim's.
+    has_row: bool,
+}
+
+impl Drop for KeyClaim {
+    fn drop(&mut self) {
+        let entry = (self.request.team.clone(), self.request.key.clone());
+        if !self.has_row {
+            self.claims.in_progress.lock().remove(&entry);
+            return;
+        }
+        // The create broke off: its client left, or it panicked.
+        let claims = Arc::clone(&self.claims);
+        let sandbox = self.request.sandbox.clone();
+        self.claims.work.spawn(async move {
+            claims.abandon(&entry.0, &entry.1, &sandbox).await;
+            claims.in_progress.lock().remove(&entry);
+        });
+    }
+}
+
+impl KeyClaim {
+    /// Keeps what the request made.
+    pub(crate) async fn complete(mut self, row: SandboxRow) {
+        let KeyedRequest { team, key, sandbox, .. } = &self.request;
+        // Whatever comes of it, nobody but the next request may settle the row now.
+        self.has_row = false;
+        if let Err(error) = self.claims.keep_answer(team, &key.0, sandbox, row).await {
+            tracing::error!(sandbox.id = %sandbox, error = %Chain(&error), "keep the answer to an idempotency key");
+        }
+    }
+
+    /// Frees the key: the request made nothing.
+    pub(crate) async fn abandon(mut self) {
+        self.has_row = false;
+        let KeyedRequest { team, key, sandbox, .. } = &self.request;
+        self.claims.abandon(team, key, sandbox).await;
+    }
+}
+
+impl Claims {
+    pub(crate) fn new(rows: NodeRows, clock: Clock, work: TaskTracker) -> Self {
+        Self {
+            rows,
+            clock,
+            in_progress: Mutex::default(),
+            work,
+        }
+    }
+
+    /// Claims the key of a request, or finds out what became of it.
+    pub(crate) async fn claim(self: &Arc<Self>, request: KeyedRequest) -> Result<Claimed, ClaimError> {
+        match self
+            .in_progress
+            .lock()
+            .entry((request.team.clone(), request.key.clone()))
+        {
+            Entry::Occupied(entry) if *entry.get() == request.body_hash => return Err(ClaimError::InProgress),
+            Entry::Occupied(_) => return Err(ClaimError::Mismatch),
+            Entry::Vacant(entry) => entry.insert(request.body_hash.clone()),
+        };
+        let created_us = self.clock.now_us();
+        let new = NewIdempotencyKey {
+            team_id: request.team.clone(),
+            key: request.key.0.clone(),
+            body_hash: request.body_hash.clone(),
+            sandbox_id: request.sandbox.clone(),
+            created_us,
+            expires_us: created_us + KEPT_US,
+        };
+        // From here on it counts as made, because a client that leaves meanwhile does not undo the statement.
+        let mut claim = Box::new(KeyClaim {
+            claims: Arc::clone(self),
+            request,
+            has_row: true,
+        });
+        loop {
+            let row = match self.rows.idempotency_claim(&new).await? {
+                Claim::Made => return Ok(Claimed::First(claim)),
+                Claim::Present(row) => row,
+            };
+            if row.body_hash != new.body_hash {
+                claim.has_row = false;
+                return Err(ClaimError::Mismatch);
+            }
+            if let Some(answer) = &row.answer {
+                claim.has_row = false;
+                let kept = serde_json::from_str(&answer.json).map_err(|_| StoreError::Corrupt {
+                    table: "idempotency_keys",
+                    column: "answer_json",
+                })?;
+                return Ok(Claimed::Before(kept));
+            }
+            if self.is_worked_on_elsewhere(&row, created_us).await? {
+                claim.has_row = false;
+                return Err(ClaimError::InProgress);
+            }
+            self.settle(&row).await?;
+        }
+    }
+
+    /// Whether the server of another node may still answer the request that claimed a key.
+    async fn is_worked_on_elsewhere(&self, row: &IdempotencyRow, now_us: i64) -> Result<bool, StoreError> {
+        match &row.node_id {
+            Some(node) if node != self.rows.node() => {
+                let node = self.rows.store().node_by_id(node).await?;
+                Ok(node.is_some_and(|node| node.is_leased(now_us)))
+            }
+            Some(_) | None => Ok(false),
+        }
+    }
+
+    /// Decides a claim that nobody works on any more.
+    async fn settle(&self, row: &IdempotencyRow) -> Result<(), StoreError> {
+        match self.rows.store().sandbox_by_id(&row.sandbox_id).await? {
+            Some(sandbox) if sandbox.state == State::Running => {
+                self.keep_answer(&row.team_id, &row.key, &row.sandbox_id, sandbox)
+                    .await?;
+            }
+            Some(_) | None => {
+                self.rows
+                    .store()
+                    .idempotency_abandon(&row.team_id, &row.key, &row.sandbox_id)
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides every claim that an earlier start left in progress, once it is known which sandboxes run.
+    pub(crate) async fn settle_all(&self) -> Result<(), StoreError> {
+        for row in self.rows.idempotency_list_in_progress().await? {
+            self.settle(&row).await?;
+        }
+        Ok(())
+    }
+
+    async fn keep_answer(
+        &self,
+        team: &TeamId,
+        key: &str,
+        sandbox: &SandboxId,
+        row: SandboxRow,
+    ) -> Result<(), StoreError> {
+        let answer = KeptAnswer {
+            status: CREATED,
+            json: serde_json::to_string(&KeptSandbox::from(row)).expect("texts and flags are always JSON"),
+        };
+        self.rows
+            .store()
+            .idempotency_complete(team, key, sandbox, &answer)
+            .await?;
+        Ok(())
+    }
+
+    async fn abandon(&self, team: &TeamId, key: &IdempotencyKey, sandbox: &SandboxId) {
+        if let Err(error) = self.rows.store().idempotency_abandon(team, &key.0, sandbox).await {
+            // It is settled when it is asked for again.
+            tracing::error!(sandbox.id = %sandbox, error = %Chain(&error), "free an idempotency key");
+        }
+    }
+
+    /// Removes expired keys now and then, until `stop`.
+    pub(crate) async fn purge(self: Arc<Self>, stop: CancellationToken) {
+        let mut interval = tokio::time::interval(PURGE_INTERVAL);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = interval.tick() => {}
+            }
+            loop {
+                match self
+                    .rows
+                    .store()
+                    .idempotency_purge(self.clock.now_us(), PURGE_BATCH)
+                    .await
+                {
+                    Ok(removed) if removed >= PURGE_BATCH.into() => {}
+                    Ok(_) => break,
+                    Err(error) => {
+                        tracing::error!(error = %Chain(&error), "remove expired idempotency keys");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_one_to_255_visible_characters() {
+        let longest = "k".repeat(IdempotencyKey::MAX_LENGTH);
+        for good in ["k", "!", "~", "0192-af_K:/", &longest] {
+            assert_eq!(
+                IdempotencyKey::parse(good.as_bytes()),
+                Some(IdempotencyKey(good.to_owned()))
+            );
+        }
+        let too_long = "k".repeat(IdempotencyKey::MAX_LENGTH + 1);
+        for bad in ["", " ", "a b", "a\t", "a\u{7f}", "é", &too_long] {
+            assert_eq!(IdempotencyKey::parse(bad.as_bytes()), None, "{bad:?}");
+        }
+    }
+}

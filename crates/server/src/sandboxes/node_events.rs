@@ -1,0 +1,133 @@
+//! What the node reports: sandboxes that end unasked, entries of their logs, and what it does for the sake of its disk.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::id::SandboxId;
+use model::lifecycle::{Event, State};
+use protocol::node::{NodeEvent, NodeEvents, Snapshot};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Sandboxes;
+use crate::chain::Chain;
+use crate::outcome::EndReason;
+use crate::records::LifecycleEvent;
+
+/// Pause before another subscription, when one has ended or failed.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// When to stop following a node.
+#[derive(Debug)]
+pub(crate) struct Until {
+    /// Sandboxes are left to the next start from here on.
+    pub(crate) draining: CancellationToken,
+    /// Nothing is written any more.
+    pub(crate) stopped: CancellationToken,
+}
+
+impl Sandboxes {
+    /// Takes in what the node reports, and subscribes again when the stream ends. What is written afterwards is for the
+    /// holder of `writing` to end: it is dropped once everything that had arrived was taken in.
+    pub(crate) async fn follow_node(self: Arc<Self>, mut events: NodeEvents, until: Until, writing: DropGuard) {
+        // What ran, as far as this server knew, before it subscribed.
+        let mut running = Vec::new();
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = until.stopped.cancelled() => break,
+                event = events.next() => event,
+            };
+            match event {
+                Some(event) => self.take_in(event, &running, &until.draining),
+                None => {
+                    tracing::warn!("the node ended the stream of its events, subscribing again");
+                    tokio::select! {
+                        biased;
+                        () = until.stopped.cancelled() => break,
+                        subscribed = self.subscribe_again() => (events, running) = subscribed,
+                    }
+                }
+            }
+            // A flood of entries must not keep others from this thread.
+            tokio::task::coop::consume_budget().await;
+        }
+        while let Some(event) = events.try_next() {
+            self.take_in(event, &running, &until.draining);
+        }
+        drop(writing);
+    }
+
+    async fn subscribe_again(&self) -> (NodeEvents, Vec<SandboxId>) {
+        loop {
+            tokio::time::sleep(PAUSE).await;
+            let running = self.registry.all_running();
+            match self.node.subscribe().await {
+                Ok(events) => return (events, running.iter().map(|entry| entry.id.clone()).collect()),
+                Err(error) => tracing::warn!(error = %Chain(&error), "subscribe to the events of the node"),
+            }
+        }
+    }
+
+    fn take_in(self: &Arc<Self>, event: NodeEvent, running: &[SandboxId], draining: &CancellationToken) {
+        match event {
+            NodeEvent::Log(entry) => self.records.put_from_node(entry),
+            NodeEvent::DiskStops(disk_stops) => self.metrics.disk_stops(disk_stops),
+            NodeEvent::Ending(id) => self.cut_streams(&id),
+            NodeEvent::Exited(id) if !draining.is_cancelled() => self.exited(&id),
+            // The next start finds out.
+            NodeEvent::Exited(_) => {}
+            NodeEvent::Snapshot(snapshot) => {
+                self.metrics.disk_stops(snapshot.disk_stops);
+                if !draining.is_cancelled() {
+                    self.compare(running, &snapshot);
+                }
+            }
+        }
+    }
+
+    /// Notices what ended while nothing was reported.
+    fn compare(self: &Arc<Self>, running: &[SandboxId], snapshot: &Snapshot) {
+        let live: HashMap<&SandboxId, bool> = snapshot
+            .sandboxes
+            .iter()
+            .map(|live| (&live.id, live.is_ending))
+            .collect();
+        for id in running {
+            match live.get(id) {
+                Some(false) => {}
+                Some(true) => self.cut_streams(id),
+                None => self.exited(id),
+            }
+        }
+    }
+
+    fn cut_streams(&self, id: &SandboxId) {
+        if let Some(entry) = self.registry.get(id) {
+            entry.ending.cancel();
+        }
+    }
+
+    /// Removes a sandbox that ended by itself.
+    fn exited(self: &Arc<Self>, id: &SandboxId) {
+        let Some(entry) = self.registry.get(id) else { return };
+        entry.ending.cancel();
+        match entry.state() {
+            // Its creator finds out and removes it.
+            State::Creating => {
+                entry.apply(Event::Failed);
+            }
+            State::Running => {
+                if entry.apply(Event::Died) && entry.state() == State::Gone {
+                    tracing::info!(sandbox.id = %id, "sandbox ended by itself");
+                    self.metrics.end(EndReason::Exited);
+                    self.records.note(id, &LifecycleEvent::Ending(EndReason::Exited));
+                    let (sandboxes, id) = (Arc::clone(self), id.clone());
+                    self.work.spawn(async move { sandboxes.forget(&id).await });
+                }
+            }
+            // Whoever moves it on finds out.
+            State::Pausing | State::Paused | State::Resuming | State::Stopping | State::Gone => {}
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The sandboxes that exist, in memory: routes, tokens, and where each is in its life.
+//!
+//! This is what a request is answered from without the database. It follows the rows: an entry appears with its row and
+//! leaves with it, except that a sandbox which begins to stop takes no traffic from that very moment.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::id::{SandboxId, TeamId};
+use model::lifecycle::{Event, State};
+use parking_lot::{Mutex, RwLock};
+use proxy::ingress::Access;
+use secrecy::SecretString;
+use store::sandboxes::SandboxRow;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::Admission;
+
+/// One sandbox.
+#[derive(Debug)]
+pub(crate) struct SandboxEntry {
+    /// Its id.
+    pub(crate) id: SandboxId,
+    /// The owning team.
+    pub(crate) team: TeamId,
+    /// The latest end that an extension may reach, in microseconds since the Unix epoch.
+    pub(crate) max_end_us: i64,
+    /// The token of its agent.
+    pub(crate) access_token: SecretString,
+    /// The token of its traffic, when it is not public.
+    pub(crate) traffic_token: Option<SecretString>,
+    /// Changes of the row are made one after another, by whoever holds this.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    /// Cancelled when it begins to end: its streams are cut rather than ended.
+    pub(crate) ending: CancellationToken,
+    life: Mutex<Life>,
+    stopped: watch::Sender<Option<StopOutcome>>,
+    admission: Mutex<Option<Admission>>,
+}
+
+#[derive(Debug)]
+struct Life {
+    state: State,
+    version: i64,
+    end_us: i64,
+    stop_failed: bool,
+}
+
+/// How the end of a sandbox went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StopOutcome {
+    /// Nothing of it runs any more.
+    Gone,
+    /// The node or the database failed; it will be tried again.
+    Failed,
+}
+
+/// Who ends a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StopRole {
+    /// The caller does.
+    Begin,
+    /// The caller does, as an earlier try has failed.
+    Retry,
+    /// Somebody does already; the caller may wait.
+    Join,
+    /// It is not there to be ended.
+    Gone,
+}
+
+impl SandboxEntry {
+    /// A sandbox as its row says.
+    pub(crate) fn new(
+        row: &SandboxRow,
+        admission: Admission,
+        access_token: SecretString,
+        traffic_token: Option<SecretString>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id: row.id.clone(),
+            team: row.team_id.clone(),
+            max_end_us: row.max_end_us,
+            access_token,
+            traffic_token,
+            turn: tokio::sync::Mutex::new(()),
+            ending: CancellationToken::new(),
+            life: Mutex::new(Life {
+                state: row.state,
+                version: row.version,
+                end_us: row.end_us,
+                stop_failed: false,
+            }),
+            stopped: watch::Sender::new(None),
+            admission: Mutex::new(Some(admission)),
+        })
+    }
+
+    /// Where it is in its life.
+    pub(crate) fn state(&self) -> State {
+        self.life.lock().state
+    }
+
+    /// When it is to end, in microseconds since the Unix epoch.
+    pub(crate) fn end_us(&self) -> i64 {
+        self.life.lock().end_us
+    }
+
+    /// The version of its row.
+    pub(crate) fn version(&self) -> i64 {
+        self.life.lock().version
+    }
+
+    /// Notes what the row became.
+    pub(crate) fn follow(&self, version: i64, end_us: i64) {
+        let mut life = self.life.lock();
+        life.version = version;
+        life.end_us = end_us;
+    }
+
+    /// Moves on by `event`; `false` when that makes no sense now.
+    pub(crate) fn apply(&self, event: Event) -> bool {
+        let mut life = self.life.lock();
+        match life.state.next(event) {
+            Ok(state) => {
+                life.state = state;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Takes it out of traffic and says who has to end it.
+    pub(crate) fn stop(&self) -> StopRole {
+        let mut life = self.life.lock();
+        match life.state {
+            State::Running | State::Pausing | State::Paused | State::Resuming => {
+                life.state = State::Stopping;
+                StopRole::Begin
+            }
+            State::Stopping if life.stop_failed => {
+                life.stop_failed = false;
+                self.stopped.send_replace(None);
+                StopRole::Retry
+            }
+            State::Stopping => StopRole::Join,
+            // Nobody but its creator knows the id of one that is being created.
+            State::Creating | State::Gone => StopRole::Gone,
+        }
+    }
+
+    /// Tells everyone who waits how the end went.
+    pub(crate) fn set_stopped(&self, stopped: StopOutcome) {
+        let mut life = self.life.lock();
+        match stopped {
+            StopOutcome::Gone => life.state = State::Gone,
+            StopOutcome::Failed => life.stop_failed = true,
+        }
+        self.stopped.send_replace(Some(stopped));
+    }
+
+    /// Waits until the end that is under way has come.
+    pub(crate) async fn stopped(&self) -> StopOutcome {
+        let mut stopped = self.stopped.subscribe();
+        match stopped.wait_for(Option::is_some).await {
+            Ok(stopped) => stopped.unwrap_or(StopOutcome::Failed),
+            Err(_) => StopOutcome::Failed,
+        }
+    }
+}
+
+/// All sandboxes of this server.
+#[derive(Debug, Default)]
+pub(crate) struct Registry(RwLock<HashMap<SandboxId, Arc<SandboxEntry>>>);
+
+impl Registry {
+    pub(crate) fn insert(&self, entry: Arc<SandboxEntry>) {
+        self.0.write().insert(entry.id.clone(), entry);
+    }
+
+    /// Forgets a sandbox of which nothing is left, and gives back its place, whoever still holds it.
+    pub(crate) fn remove(&self, id: &SandboxId) {
+        let entry = self.0.write().remove(id);
+        if let Some(entry) = entry {
+            entry.ending.cancel();
+            entry.admission.lock().take();
+        }
+    }
+
+    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<SandboxEntry>> {
+        self.0.read().get(id).cloned()
+    }
+
+    /// How many there are, by their state.
+    pub(crate) fn count_by_state(&self) -> Vec<(&'static str, usize)> {
+        let mut counts: Vec<_> = [State::Creating, State::Running, State::Stopping]
+            .map(|state| (state, 0))
+            .to_vec();
+        for entry in self.0.read().values() {
+            let state = entry.state();
+            if let Some((_, count)) = counts.iter_mut().find(|(counted, _)| *counted == state) {
+                *count += 1;
+            }
+        }
+        counts
+            .into_iter()
+            .map(|(state, count)| (state.as_str(), count))
+            .collect()
+    }
+
+    /// What traffic to a sandbox must carry; `None` unless it runs.
+    pub(crate) fn access(&self, id: &SandboxId) -> Option<Access> {
+        let entry = self.running(id)?;
+        Some(Access {
+            traffic_token: entry.traffic_token.clone(),
+            access_token: Some(entry.access_token.clone()),
+            ending: entry.ending.clone(),
+        })
+    }
+
+    /// The sandbox with that id, if it runs.
+    pub(crate) fn running(&self, id: &SandboxId) -> Option<Arc<SandboxEntry>> {
+        self.get(id).filter(|entry| entry.state() == State::Running)
+    }
+
+    /// Every sandbox that runs.
+    pub(crate) fn all_running(&self) -> Vec<Arc<SandboxEntry>> {
+        let all: Vec<_> = self.0.read().values().cloned().collect();
+        all.into_iter()
+            .filter(|entry| entry.state() == State::Running)
+            .collect()
+    }
+}

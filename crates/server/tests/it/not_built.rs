@@ -1,0 +1,129 @@
+//! What clients may ask for and this platform does not have yet: routes that say so.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::platform::{OTHER_KEY, TestPlatform, team};
+
+/// What remains to be built. Whoever builds one deletes it here and in `api/not_built.rs`; nothing is added, unless
+/// clients learn to ask for more.
+const REMAINS: &[&str] = &[
+    "DELETE /injection-rules/{ruleID}",
+    "DELETE /secrets/{secretID}",
+    "DELETE /templates/tags",
+    "DELETE /templates/{templateID}",
+    "DELETE /volumes/{volumeID}",
+    "GET /injection-rules",
+    "GET /injection-rules/{ruleID}",
+    "GET /secrets",
+    "GET /secrets/{secretID}",
+    "GET /snapshots",
+    "GET /teams/{teamID}/metrics",
+    "GET /teams/{teamID}/metrics/max",
+    "GET /templates/{templateID}/builds/{buildID}/logs",
+    "GET /templates/{templateID}/builds/{buildID}/status",
+    "GET /templates/{templateID}/files/{hash}",
+    "GET /templates/{templateID}/tags",
+    "GET /templates/{templateID}/tags/count",
+    "GET /templates/{templateID}/tags/exists",
+    "GET /templates/{templateID}/tags/groups",
+    "GET /templates/{templateID}/tags/{tag}/assignments",
+    "GET /volumes",
+    "GET /volumes/{volumeID}",
+    "PATCH /templates/{templateID}",
+    "PATCH /v2/templates/{templateID}",
+    "POST /injection-rules",
+    "POST /mcp",
+    "POST /sandboxes/{sandboxID}/fork",
+    "POST /sandboxes/{sandboxID}/pause",
+    "POST /sandboxes/{sandboxID}/snapshots",
+    "POST /secrets",
+    "POST /secrets/{secretID}",
+    "POST /templates",
+    "POST /templates/tags",
+    "POST /templates/{templateID}",
+    "POST /templates/{templateID}/builds/{buildID}",
+    "POST /v2/templates",
+    "POST /v2/templates/{templateID}/builds/{buildID}",
+    "POST /v3/templates",
+    "POST /volumes",
+    "PUT /injection-rules/{ruleID}",
+    "PUT /sandboxes/{sandboxID}/network",
+];
+
+/// The operations that the document says are not built: those that answer 501.
+fn described(document: &Value) -> BTreeSet<String> {
+    let paths = document["paths"].as_object().expect("paths");
+    let operations = paths.iter().flat_map(|(path, item)| {
+        let item = item.as_object().expect("an item");
+        item.iter()
+            .filter(|(_, operation)| operation["responses"]["501"].is_object())
+            .map(move |(method, _)| format!("{} {path}", method.to_uppercase()))
+    });
+    operations.collect()
+}
+
+#[tokio::test]
+async fn what_remains_to_be_built_is_listed() {
+    let platform = TestPlatform::start().await;
+    let document = platform.call_as(None, "GET", "/openapi.json", "").await.json;
+    let listed: BTreeSet<String> = REMAINS.iter().map(|operation| (*operation).to_owned()).collect();
+    assert_eq!(described(&document), listed);
+}
+
+#[tokio::test]
+async fn each_says_what_it_is_and_harms_nothing() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let own_team = team(1).to_string();
+    for operation in REMAINS {
+        let (method, path) = operation.split_once(' ').expect("a method");
+        let path = path
+            .replace("{sandboxID}", &id)
+            .replace("{templateID}", "own")
+            .replace("{teamID}", &own_team)
+            .replace(['{', '}'], "");
+        for body in ["", "{}", "{"] {
+            let body = if method == "GET" { "" } else { body };
+            let reply = platform.call(method, &path, body).await;
+            let message = reply.error(501);
+            assert!(
+                message.contains("not built") && message.contains(operation),
+                "{reply:?}"
+            );
+            assert_eq!(reply.json["error_code"], "not_built", "{operation}");
+        }
+        // Whoever is not known is told nothing, and what a team does not have is not there for it.
+        platform.call_as(None, method, &path, "").await.error(401);
+        let foreign = platform.call_as(Some(OTHER_KEY), method, &path, "").await;
+        let names_one = ["{sandboxID}", "{templateID}", "{teamID}"]
+            .iter()
+            .any(|name| operation.contains(name));
+        foreign.error(if names_one { 404 } else { 501 });
+    }
+    assert_eq!(platform.call("GET", &format!("/sandboxes/{id}"), "").await.status, 200);
+    for path in [
+        "/sandboxes/inobody/pause",
+        "/sandboxes/inobody/snapshots",
+        "/templates/nothing",
+    ] {
+        let reply = platform.call("POST", path, "").await;
+        assert!(
+            reply
+                .error(404)
+                .contains("doesn't exist or you don't have access to it"),
+            "{reply:?}"
+        );
+    }
+    platform.call("POST", "/sandboxes/I_/pause", "").await.error(400);
+    platform
+        .call("DELETE", "/templates/team1%2Fsnapshot%3Adefault", "")
+        .await
+        .error(404);
+    // A method that no client uses there is still none.
+    platform
+        .call("GET", &format!("/sandboxes/{id}/pause"), "")
+        .await
+        .error(405);
+}

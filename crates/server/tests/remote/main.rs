@@ -1,0 +1,44 @@
+//! The suites of `it` that have to do with a node, with encoded byte streams between the server and the node: what the
+//! two say to each other is plain data, and stays so.
+
+#![expect(clippy::disallowed_methods, reason = "clients of the tests are tasks of their own")]
+
+use std::sync::Arc;
+
+use protocol::node::NodeApi;
+use testkit::node::FakeNode;
+use testkit::remote::RemoteNode;
+
+#[path = "../it/create.rs"]
+mod create;
+#[path = "../it/drain.rs"]
+mod drain;
+#[path = "../it/hostile.rs"]
+mod hostile;
+#[path = "../it/idempotency.rs"]
+mod idempotency;
+#[path = "../it/lifetime.rs"]
+mod lifetime;
+#[path = "../it/limits.rs"]
+mod limits;
+#[path = "../it/logs.rs"]
+mod logs;
+#[path = "../it/metrics.rs"]
+mod metrics;
+#[path = "../it/nodes.rs"]
+mod nodes;
+#[path = "../it/platform.rs"]
+mod platform;
+#[path = "../it/sandbox_metrics.rs"]
+mod sandbox_metrics;
+#[path = "../it/single.rs"]
+mod single;
+#[path = "../it/tls.rs"]
+mod tls;
+#[path = "../it/traffic.rs"]
+mod traffic;
+
+/// How the server reaches its node: through encoded byte streams.
+fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {
+    RemoteNode::of(Arc::clone(node) as Arc<dyn NodeApi>)
+}

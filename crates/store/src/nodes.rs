@@ -1,0 +1,215 @@
+//! Nodes: which host a sandbox is on, and which server may change the rows of a node.
+//!
+//! Several platforms may share a database. Each is a node, and the rows of a node are for one server to change: the one
+//! that has the node's lease. It takes the lease when it starts, renews it while it runs and gives it back at its end. A
+//! lease that was not given back is over once its time has passed, and at once for the owner that took it, which its
+//! data directory proves to be the same.
+//!
+//! Invariant: whatever changes a sandbox, or lists sandboxes in order to change them, is a method of [`NodeRows`] and
+//! names the node in its SQL. Reads for clients are methods of [`Store`] and see every node.
+
+use model::id::{NodeId, OwnerId};
+
+use crate::Store;
+use crate::error::{StoreError, sort};
+use crate::row::{Columns, FromColumns, storable};
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRow {
+    /// Its id.
+    pub id: NodeId,
+    /// The name of its host.
+    pub name: String,
+    /// When it was first seen, in microseconds since the Unix epoch.
+    pub created_us: i64,
+    /// Its lease, unless that was given back.
+    pub lease: Option<Lease>,
+}
+
+/// The right to change the rows of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Who has it.
+    pub owner: OwnerId,
+    /// Until when, in microseconds since the Unix epoch.
+    pub until_us: i64,
+}
+
+/// A request for the lease of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseRequest {
+    /// The node, which is made if it is not there.
+    pub node: NodeId,
+    /// The name of its host.
+    pub name: String,
+    /// Who wants the lease, and until when.
+    pub lease: Lease,
+    /// Now, in microseconds since the Unix epoch.
+    pub now_us: i64,
+    /// Leases until then or before are over, in microseconds since the Unix epoch.
+    pub over_us: i64,
+}
+
+/// What became of a [`LeaseRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum LeaseOutcome {
+    /// The lease is the caller's.
+    Taken,
+    /// Another owner has it, as it is now.
+    Held(NodeRow),
+}
+
+/// The rows of one node: what its server may change.
+#[derive(Debug, Clone)]
+pub struct NodeRows {
+    pub(crate) store: Store,
+    pub(crate) node: NodeId,
+}
+
+impl NodeRows {
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &NodeId {
+        &self.node
+    }
+
+    /// The database, for what belongs to no node.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+impl NodeRow {
+    /// Whether an owner has the lease at that time, in microseconds since the Unix epoch.
+    #[must_use]
+    pub fn is_leased(&self, now_us: i64) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.until_us > now_us)
+    }
+}
+
+impl FromColumns for NodeRow {
+    const TABLE: &'static str = "nodes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let owner: Option<OwnerId> = columns.id_opt("lease_owner")?;
+        let until_us = columns.int("lease_until_us")?;
+        Ok(Self {
+            id: columns.id("id")?,
+            name: columns.text("name")?,
+            created_us: columns.int("created_us")?,
+            lease: owner.map(|owner| Lease { owner, until_us }),
+        })
+    }
+}
+
+impl Store {
+    /// The rows of a node. The caller has the node's lease.
+    #[must_use]
+    pub fn of_node(&self, node: NodeId) -> NodeRows {
+        NodeRows {
+            store: self.clone(),
+            node,
+        }
+    }
+
+    /// Takes the lease of a node if nobody has it, or the caller does already. The rows of versions that did not know
+    /// nodes become this node's in the same change.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_take(&self, request: &LeaseRequest) -> Result<LeaseOutcome, StoreError> {
+        const WHAT: &str = "take the lease of a node";
+        storable("name of a host", &request.name)?;
+        loop {
+            let mut tx = self.db.begin(WHAT).await?;
+            let taken = sqlx::query(
+                "INSERT INTO nodes (id, name, created_us, lease_owner, lease_until_us) VALUES ($1, $2, $3, $4, $5) \
+                 ON CONFLICT (id) DO UPDATE SET name = excluded.name, lease_owner = excluded.lease_owner, \
+                 lease_until_us = excluded.lease_until_us WHERE nodes.lease_owner IS NULL \
+                 OR nodes.lease_owner = excluded.lease_owner OR nodes.lease_until_us <= $6",
+            )
+            .bind(request.node.as_str())
+            .bind(request.name.as_str())
+            .bind(request.now_us)
+            .bind(request.lease.owner.as_str())
+            .bind(request.lease.until_us)
+            .bind(request.over_us)
+            .execute(&mut *tx)
+            .await
+            .map_err(|error| sort(&error, "node", WHAT))?;
+            if taken.rows_affected() > 0 {
+                for sql in [
+                    "UPDATE sandboxes SET node_id = $1 WHERE node_id IS NULL",
+                    "UPDATE idempotency_keys SET node_id = $1 WHERE node_id IS NULL",
+                ] {
+                    sqlx::query(sql)
+                        .bind(request.node.as_str())
+                        .execute(&mut *tx)
+                        .await
+                        .map_err(|error| sort(&error, "node", WHAT))?;
+                }
+                tx.commit().await.map_err(|error| sort(&error, "node", WHAT))?;
+                return Ok(LeaseOutcome::Taken);
+            }
+            tx.commit().await.map_err(|error| sort(&error, "node", WHAT))?;
+            // None when it was removed in between; then its lease is free.
+            if let Some(row) = self.node_by_id(&request.node).await? {
+                return Ok(LeaseOutcome::Held(row));
+            }
+        }
+    }
+
+    /// Extends a lease. `false` when the owner does not have it any more.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_renew(&self, node: &NodeId, lease: &Lease) -> Result<bool, StoreError> {
+        let query = sqlx::query("UPDATE nodes SET lease_until_us = $3 WHERE id = $1 AND lease_owner = $2")
+            .bind(node.as_str())
+            .bind(lease.owner.as_str())
+            .bind(lease.until_us);
+        let changed = self.db.write("node", "renew the lease of a node", query).await?;
+        Ok(changed > 0)
+    }
+
+    /// Gives a lease back. `false` when the owner did not have it any more.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_release(&self, node: &NodeId, owner: &OwnerId) -> Result<bool, StoreError> {
+        let query =
+            sqlx::query("UPDATE nodes SET lease_owner = NULL, lease_until_us = 0 WHERE id = $1 AND lease_owner = $2")
+                .bind(node.as_str())
+                .bind(owner.as_str());
+        let changed = self.db.write("node", "give back the lease of a node", query).await?;
+        Ok(changed > 0)
+    }
+
+    /// Removes a node that has no sandboxes, for the owner of its lease. `false` when there was nothing to remove.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_delete(&self, node: &NodeId, owner: &OwnerId) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "DELETE FROM nodes WHERE id = $1 AND lease_owner = $2 \
+             AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.node_id = nodes.id)",
+        )
+        .bind(node.as_str())
+        .bind(owner.as_str());
+        let changed = self.db.write("node", "remove a node", query).await?;
+        Ok(changed > 0)
+    }
+
+    /// The node with that id.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_by_id(&self, id: &NodeId) -> Result<Option<NodeRow>, StoreError> {
+        let query = sqlx::query("SELECT id, name, created_us, lease_owner, lease_until_us FROM nodes WHERE id = $1")
+            .bind(id.as_str());
+        self.db.read_optional("find a node", query).await
+    }
+}

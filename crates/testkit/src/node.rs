@@ -1,0 +1,283 @@
+//! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, and behaves as it is told to.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use model::id::SandboxId;
+use parking_lot::Mutex;
+use protocol::node::{
+    DialError, DiskStops, HostRoom, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog,
+    SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+
+/// What a failing node says. Clients must never see it.
+pub const SECRET: &str = "a secret of the operator";
+
+/// What the node does when it is asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// It does it.
+    Works,
+    /// It fails.
+    Fails,
+    /// It has no room.
+    Full,
+    /// It panics.
+    Panics,
+    /// It does it, and panics before it says so.
+    BreaksOff,
+    /// It reports the end of the sandbox before it says that it started.
+    Dies,
+    /// It waits for [`FakeNode::go`] first.
+    Waits,
+}
+
+/// The node. What a test changes about it is public.
+#[derive(Debug)]
+pub struct FakeNode {
+    /// What it does when it is to start a sandbox.
+    pub start: Mutex<Behaviour>,
+    /// What it does when it is to end one.
+    pub kill: Mutex<Behaviour>,
+    /// What it does when it is to reconcile.
+    pub reconcile: Mutex<Behaviour>,
+    /// Lets go of one call that waits.
+    pub go: Notify,
+    /// A call has begun to wait.
+    pub waiting: Notify,
+    /// Every start so far.
+    pub started: Mutex<Vec<StartSandbox>>,
+    /// How often it was asked to end a sandbox.
+    pub kills: AtomicUsize,
+    /// When each sandbox was ended.
+    pub killed_at: Mutex<HashMap<SandboxId, SystemTime>>,
+    /// The sandboxes that run.
+    pub running: Mutex<HashSet<SandboxId>>,
+    /// Sandboxes that a reconcile finds running.
+    pub adoptable: Mutex<HashSet<SandboxId>>,
+    /// Whether a reconcile finds everything running that should.
+    pub adopts_all: AtomicBool,
+    /// What the last reconcile was asked for.
+    pub wanted: Mutex<Vec<Wanted>>,
+    /// What agents report as their version.
+    pub agent_version: Mutex<String>,
+    /// The server behind every port that is not in `ports`.
+    pub origin: Mutex<Option<SocketAddr>>,
+    /// The servers behind single ports, the same in all sandboxes.
+    pub ports: Mutex<HashMap<u16, SocketAddr>>,
+    /// How often a port was dialled.
+    pub dials: AtomicUsize,
+    /// How many dials find the port closed before one succeeds.
+    pub closed_for: AtomicUsize,
+    /// What the sandboxes use; those that do not run are left out of the answer.
+    pub samples: Mutex<Vec<SandboxSample>>,
+    /// What the host has left; none when it cannot tell.
+    pub room: Mutex<Option<HostRoom>>,
+    /// What was done to keep the host's disk from being filled, as it is reported.
+    pub disk_stops: Mutex<DiskStops>,
+    events: Mutex<Option<mpsc::Sender<NodeEvent>>>,
+}
+
+impl FakeNode {
+    /// A node where everything works and nothing runs.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            start: Mutex::new(Behaviour::Works),
+            kill: Mutex::new(Behaviour::Works),
+            reconcile: Mutex::new(Behaviour::Works),
+            go: Notify::new(),
+            waiting: Notify::new(),
+            started: Mutex::default(),
+            kills: AtomicUsize::new(0),
+            killed_at: Mutex::default(),
+            running: Mutex::default(),
+            adoptable: Mutex::default(),
+            adopts_all: AtomicBool::new(false),
+            wanted: Mutex::default(),
+            agent_version: Mutex::new(protocol::agent::VERSION.to_owned()),
+            origin: Mutex::default(),
+            ports: Mutex::default(),
+            dials: AtomicUsize::new(0),
+            closed_for: AtomicUsize::new(0),
+            samples: Mutex::default(),
+            room: Mutex::new(Some(HostRoom {
+                memory_available_bytes: 64 << 30,
+                disk_available_bytes: 1 << 40,
+            })),
+            disk_stops: Mutex::default(),
+            events: Mutex::default(),
+        })
+    }
+
+    /// The ids that run, in no order.
+    pub fn ids(&self) -> HashSet<String> {
+        self.running.lock().iter().map(ToString::to_string).collect()
+    }
+
+    /// Ends a sandbox unasked, and returns once the subscriber has taken that in.
+    ///
+    /// # Panics
+    /// When there is no subscriber.
+    pub async fn exit(&self, id: &SandboxId) {
+        self.running.lock().remove(id);
+        self.report(NodeEvent::Ending(id.clone())).await;
+        self.report(NodeEvent::Exited(id.clone())).await;
+    }
+
+    /// Writes into the log of a sandbox, and returns once the subscriber has taken that in.
+    ///
+    /// # Panics
+    /// When there is no subscriber.
+    pub async fn log(&self, entry: SandboxLog) {
+        self.report(NodeEvent::Log(entry)).await;
+    }
+
+    /// Reports an event, and returns once the subscriber has taken it in.
+    ///
+    /// # Panics
+    /// When there is no subscriber.
+    pub async fn report(&self, event: NodeEvent) {
+        let events = self.events.lock().clone().expect("a subscriber");
+        events.send(event).await.expect("a subscriber");
+        // Taken only after the event before it was dealt with.
+        let marker = NodeEvent::DiskStops(*self.disk_stops.lock());
+        events.send(marker).await.expect("a subscriber");
+        while events.capacity() < events.max_capacity() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Ends the present subscription, as a node does that lost the report of an end.
+    pub fn end_subscription(&self) {
+        self.events.lock().take();
+    }
+
+    async fn behave(&self, behaviour: Behaviour) -> Result<(), NodeError> {
+        match behaviour {
+            Behaviour::Works | Behaviour::BreaksOff | Behaviour::Dies => Ok(()),
+            Behaviour::Fails => Err(NodeError::failed(SECRET)),
+            Behaviour::Full => Err(NodeError::Capacity(SECRET.to_owned())),
+            Behaviour::Panics => panic!("the fake node panics as it was told to"),
+            Behaviour::Waits => {
+                self.waiting.notify_one();
+                self.go.notified().await;
+                Ok(())
+            }
+        }
+    }
+}
+
+impl NodeApi for FakeNode {
+    fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.start.lock();
+            self.behave(behaviour).await?;
+            let id = request.id.clone();
+            self.running.lock().insert(id.clone());
+            self.started.lock().push(request);
+            match behaviour {
+                Behaviour::Dies => self.exit(&id).await,
+                Behaviour::BreaksOff => panic!("the fake node panics as it was told to"),
+                _ => {}
+            }
+            Ok(StartedSandbox {
+                agent_version: self.agent_version.lock().clone(),
+                stages: vec![
+                    Stage::new("spawn", Duration::from_micros(1500)),
+                    Stage::new("init", Duration::from_micros(500)),
+                ],
+            })
+        })
+    }
+
+    fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(async move {
+            self.kills.fetch_add(1, Ordering::SeqCst);
+            let behaviour = *self.kill.lock();
+            self.behave(behaviour).await?;
+            if !self.running.lock().remove(id) {
+                return Err(NodeError::NotFound(id.clone()));
+            }
+            self.killed_at.lock().insert(id.clone(), SystemTime::now());
+            Ok(())
+        })
+    }
+
+    fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
+        Box::pin(async move {
+            self.dials.fetch_add(1, Ordering::SeqCst);
+            if !self.running.lock().contains(id) {
+                return Err(DialError::Gone);
+            }
+            let closed = self
+                .closed_for
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            if closed.is_ok() {
+                return Err(DialError::PortClosed);
+            }
+            let address = self.ports.lock().get(&port).copied().or(*self.origin.lock());
+            let address = address.ok_or(DialError::PortClosed)?;
+            let stream = TcpStream::connect(address).await.map_err(|_| DialError::PortClosed)?;
+            stream.set_nodelay(true).map_err(|_| DialError::PortClosed)?;
+            Ok(stream.into())
+        })
+    }
+
+    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
+        Box::pin(async move {
+            self.wanted.lock().clone_from(&wanted);
+            let behaviour = *self.reconcile.lock();
+            self.behave(behaviour).await?;
+            let adopts_all = self.adopts_all.load(Ordering::SeqCst);
+            let adoptable = self.adoptable.lock();
+            let adopted: Vec<SandboxId> = wanted
+                .into_iter()
+                .filter(|wanted| wanted.state != WantedState::Paused)
+                .map(|wanted| wanted.id)
+                .filter(|id| adopts_all || adoptable.contains(id))
+                .collect();
+            self.running.lock().extend(adopted.iter().cloned());
+            Ok(adopted)
+        })
+    }
+
+    fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>> {
+        Box::pin(async move {
+            let (sender, events) = mpsc::channel(1024);
+            let running = self.running.lock();
+            let snapshot = Snapshot {
+                sandboxes: running
+                    .iter()
+                    .map(|id| LiveSandbox {
+                        id: id.clone(),
+                        is_ending: false,
+                    })
+                    .collect(),
+                disk_stops: *self.disk_stops.lock(),
+            };
+            let sent = sender.try_send(NodeEvent::Snapshot(snapshot));
+            sent.map_err(|error| NodeError::failed(error.to_string()))?;
+            *self.events.lock() = Some(sender);
+            Ok(events.into())
+        })
+    }
+
+    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
+        Box::pin(async move {
+            let running = self.running.lock();
+            let samples = self.samples.lock();
+            let samples = samples.iter().filter(|sample| running.contains(&sample.id));
+            Ok(samples.cloned().collect())
+        })
+    }
+
+    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+        Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::failed("it cannot tell")) })
+    }
+}

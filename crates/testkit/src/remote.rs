@@ -1,0 +1,211 @@
+//! A node behind encoded byte streams: everything that the server and the node say to each other passes through frames
+//! of JSON, so that a type which could not cross a network is noticed.
+//!
+//! Each call has a connection of its own, as each request of a simple HTTP client would. A dial and a subscription keep
+//! theirs: a stream into a sandbox follows the answer, or events do. The next event is sent once the subscriber has
+//! dealt with the one before.
+
+use std::io;
+use std::sync::Arc;
+
+use model::id::SandboxId;
+use protocol::node::{
+    DialError, Failure, HostRoom, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample, SandboxStream,
+    StartSandbox, StartedSandbox, Wanted,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::sync::mpsc;
+
+use crate::relay::{Chunked, relay};
+
+/// Bytes that a connection holds in each direction.
+const CONNECTION_BYTES: usize = 64 * 1024;
+/// Connections that wait to be accepted.
+const BACKLOG: usize = 64;
+/// Longest frame, in bytes.
+const FRAME_MAX: u32 = 16 << 20;
+/// What a subscriber writes once it has dealt with an event.
+const TAKEN: u8 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "call", content = "request", rename_all = "snake_case")]
+enum Call {
+    Start(Box<StartSandbox>),
+    Kill(SandboxId),
+    Dial(SandboxId, u16),
+    Reconcile(Vec<Wanted>),
+    Subscribe,
+    Samples,
+    Room,
+}
+
+/// The client of a node that is reached over byte streams.
+#[derive(Debug)]
+pub struct RemoteNode {
+    connections: mpsc::Sender<DuplexStream>,
+}
+
+impl RemoteNode {
+    /// Serves `node` on a task of its own, and returns a client of it.
+    pub fn of(node: Arc<dyn NodeApi>) -> Arc<Self> {
+        let (connections, mut accepted) = mpsc::channel(BACKLOG);
+        tokio::spawn(async move {
+            while let Some(connection) = accepted.recv().await {
+                // A call goes on when its connection closes, as on a node of this process when its caller goes away.
+                tokio::spawn(serve(Arc::clone(&node), connection));
+            }
+        });
+        Arc::new(Self { connections })
+    }
+
+    async fn connect(&self, call: &Call) -> io::Result<DuplexStream> {
+        let (mut near, far) = tokio::io::duplex(CONNECTION_BYTES);
+        let sent = self.connections.send(far).await;
+        sent.map_err(|_| io::Error::from(io::ErrorKind::ConnectionRefused))?;
+        write_frame(&mut near, call).await?;
+        Ok(near)
+    }
+
+    async fn exchange<T: DeserializeOwned>(&self, call: &Call) -> io::Result<(T, DuplexStream)> {
+        let mut connection = self.connect(call).await?;
+        let answer = read_frame(&mut connection).await?;
+        Ok((answer, connection))
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, call: Call) -> Result<T, NodeError> {
+        let answered: io::Result<(Result<T, NodeError>, _)> = self.exchange(&call).await;
+        answered.map_err(|error| unreachable(&error))?.0
+    }
+}
+
+fn unreachable(error: &io::Error) -> NodeError {
+    NodeError::Unreachable(Failure::of(error))
+}
+
+impl NodeApi for RemoteNode {
+    fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
+        Box::pin(self.ask(Call::Start(Box::new(request))))
+    }
+
+    fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(self.ask(Call::Kill(id.clone())))
+    }
+
+    fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
+        Box::pin(async move {
+            let answered: io::Result<(Result<(), DialError>, _)> = self.exchange(&Call::Dial(id.clone(), port)).await;
+            let (answer, connection) = answered.map_err(|_| DialError::Unreachable)?;
+            answer?;
+            Ok(SandboxStream::remote(Chunked::new(connection)))
+        })
+    }
+
+    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
+        Box::pin(self.ask(Call::Reconcile(wanted)))
+    }
+
+    fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>> {
+        Box::pin(async move {
+            let answered: io::Result<(Result<(), NodeError>, _)> = self.exchange(&Call::Subscribe).await;
+            let (answer, connection) = answered.map_err(|error| unreachable(&error))?;
+            answer?;
+            // One more event is read ahead, and asked for only when the one before was dealt with.
+            let (taken, mut to_take) = mpsc::channel::<()>(1);
+            let (events, mut received) = mpsc::channel::<NodeEvent>(1);
+            tokio::spawn(async move {
+                let mut connection = connection;
+                while let Some(()) = to_take.recv().await {
+                    if connection.write_all(&[TAKEN]).await.is_err() {
+                        return;
+                    }
+                    let Ok(event) = read_frame(&mut connection).await else {
+                        return;
+                    };
+                    if events.send(event).await.is_err() {
+                        return;
+                    }
+                }
+            });
+            let mut is_asked = false;
+            Ok(NodeEvents::from_poll(move |cx| {
+                if !is_asked {
+                    // Full or closed says the same: nothing more to ask.
+                    let _ = taken.try_send(());
+                    is_asked = true;
+                }
+                received.poll_recv(cx).map(|event| {
+                    is_asked = false;
+                    event
+                })
+            }))
+        })
+    }
+
+    fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
+        Box::pin(self.ask(Call::Samples))
+    }
+
+    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+        Box::pin(self.ask(Call::Room))
+    }
+}
+
+async fn serve(node: Arc<dyn NodeApi>, mut connection: DuplexStream) {
+    if let Err(error) = answer(node.as_ref(), &mut connection).await {
+        tracing::debug!("a connection to a node: {error}");
+    }
+}
+
+async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result<()> {
+    match read_frame(connection).await? {
+        Call::Start(request) => write_frame(connection, &node.start(*request).await).await,
+        Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
+        Call::Reconcile(wanted) => write_frame(connection, &node.reconcile(wanted).await).await,
+        Call::Samples => write_frame(connection, &node.samples().await).await,
+        Call::Room => write_frame(connection, &node.room().await).await,
+        Call::Dial(id, port) => match node.dial(&id, port).await {
+            Ok(stream) => {
+                write_frame(connection, &Ok::<(), DialError>(())).await?;
+                relay(Chunked::new(connection), stream).await
+            }
+            Err(error) => write_frame(connection, &Err::<(), _>(error)).await,
+        },
+        Call::Subscribe => match node.subscribe().await {
+            Ok(events) => {
+                write_frame(connection, &Ok::<(), NodeError>(())).await?;
+                tell(events, connection).await
+            }
+            Err(error) => write_frame(connection, &Err::<(), _>(error)).await,
+        },
+    }
+}
+
+async fn tell(mut events: NodeEvents, connection: &mut DuplexStream) -> io::Result<()> {
+    while connection.read_u8().await? == TAKEN {
+        let Some(event) = events.next().await else {
+            return Ok(());
+        };
+        write_frame(connection, &event).await?;
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+async fn write_frame(connection: &mut DuplexStream, value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(value)?;
+    connection
+        .write_u32(u32::try_from(text.len()).map_err(io::Error::other)?)
+        .await?;
+    connection.write_all(&text).await
+}
+
+async fn read_frame<T: DeserializeOwned>(connection: &mut DuplexStream) -> io::Result<T> {
+    let length = connection.read_u32().await?;
+    if length > FRAME_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut text = vec![0; length as usize];
+    connection.read_exact(&mut text).await?;
+    Ok(serde_json::from_slice(&text)?)
+}

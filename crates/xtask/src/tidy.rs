@@ -1,0 +1,83 @@
+//! The rules of this repository that no compiler holds, each as a check over the files.
+//!
+//! `cargo run -p xtask -- tidy` lists every breach; the same checks are an ordinary test, so nothing depends on somebody
+//! remembering to run them. A breach that has to stay for a while is in [`exceptions`], and an exception that nothing
+//! needs any more is a breach itself, so that the list only shrinks.
+
+mod circles;
+mod crates;
+mod exceptions;
+mod licences;
+mod modules;
+mod rules;
+mod tokens;
+mod tree;
+mod words;
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use self::exceptions::Exceptions;
+use self::tree::Tree;
+
+/// One place where a rule is broken.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Breach {
+    /// The rule's name, by which exceptions refer to it.
+    rule: &'static str,
+    /// The file, relative to the repository, or the crate or package.
+    subject: String,
+    /// What is wrong and what to do.
+    message: String,
+}
+
+impl fmt::Display for Breach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.rule, self.subject, self.message)
+    }
+}
+
+/// Checks the repository.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let breaches = check(root)?;
+    if breaches.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = breaches.iter().map(ToString::to_string).collect();
+    bail!("{} breaches\n{}", lines.len(), lines.join("\n"))
+}
+
+/// Every breach that no exception covers, and every exception that covers nothing.
+fn check(root: &Path) -> Result<Vec<Breach>> {
+    let tree = Tree::read(root)?;
+    let mut breaches = Vec::new();
+    rules::check(&tree, &mut breaches)?;
+    for name in ["server", "store", "agent"] {
+        breaches.extend(circles::check(&tree, name)?);
+    }
+    breaches.extend(crates::check(root, &tree)?);
+    breaches.extend(licences::check(root)?);
+    breaches.extend(generated(&tree));
+    breaches.extend(words::check(&tree)?);
+    let mut exceptions = Exceptions::of_today();
+    breaches.retain(|breach| !exceptions.covers(breach));
+    breaches.extend(exceptions.unused());
+    breaches.sort();
+    Ok(breaches)
+}
+
+/// Files that a program writes are what it would write now.
+fn generated(tree: &Tree) -> Option<Breach> {
+    let path = "api/openapi.json";
+    let now = server::api::document();
+    (tree.text(path) != Some(now.as_str())).then(|| Breach {
+        rule: "generated",
+        subject: path.to_owned(),
+        message: "is not what the code describes: run `cargo run -p xtask -- openapi` and commit the file".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use model::id::SandboxId;
 use protocol::agent;
 use protocol::node::{DialError, NodeApi, SandboxStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
 use super::route::Target;
@@ -19,8 +20,10 @@ const RETRY_WAITS_MS: [u64; 2] = [25, 75];
 /// Longest wait for one attempt; a full accept queue inside would otherwise hold the request for minutes.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Longest wait for the agent to accept a connection. A full accept queue means that the agent is running.
+/// Longest wait for an answer of the agent. An agent that is too busy to answer is running.
 const LIFE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The smallest request that the agent answers without credentials.
+const HEALTH_REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 /// Connects to the target, retrying while the port is closed and the sandbox is running.
 pub(super) async fn dial(
@@ -56,15 +59,27 @@ pub(super) type AliveCheck = Pin<Box<dyn Future<Output = bool> + Send>>;
 /// Checks whether the sandbox is still running, after one of its streams ended without an explicit end.
 ///
 /// For a sandbox that exits by itself, the node reports the end only when all processes are gone, which is after the end
-/// of its streams. But its agent is always first: the kernel kills the other processes because pid 1 is gone, and has
-/// closed the port of the agent by then. So if the port of the agent is open after a stream has ended, the sandbox did
-/// not cause that end.
+/// of its streams. Its agent is pid 1, and the kernel kills the other processes once every thread of pid 1 is exiting, so
+/// an agent that answers a request after a stream has ended was running when it ended. That its port is open proves
+/// nothing: an exiting thread still holds the port until it has released its memory, which can take longer than the end
+/// of a small server beside it.
 pub(super) fn alive_check(node: Arc<dyn NodeApi>, id: SandboxId, ending: CancellationToken) -> AliveCheck {
     Box::pin(async move {
         tokio::select! {
             biased;
             () = ending.cancelled() => false,
-            answer = tokio::time::timeout(LIFE_TIMEOUT, node.dial(&id, agent::PORT)) => !matches!(answer, Ok(Err(_))),
+            answered = tokio::time::timeout(LIFE_TIMEOUT, agent_answers(&*node, &id)) => answered.unwrap_or(true),
         }
     })
+}
+
+/// Whether the agent sends at least one byte in response to a health request; an agent that exits closes the connection.
+async fn agent_answers(node: &dyn NodeApi, id: &SandboxId) -> bool {
+    let Ok(mut agent) = node.dial(id, agent::PORT).await else {
+        return false;
+    };
+    if agent.write_all(HEALTH_REQUEST).await.is_err() {
+        return false;
+    }
+    agent.read_u8().await.is_ok()
 }

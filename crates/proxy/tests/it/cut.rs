@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use protocol::agent;
 use tokio::sync::Notify;
 
-use super::support::{ChannelBody, ID, Wire, front, get, h2_client, h2_request, origin, within};
+use super::support::{ChannelBody, ID, Wire, front, get, h2_client, h2_request, healthy, origin, within};
 
 /// A server that answers with `head`, sends one part, and then keeps the connection open.
 async fn silent(head: &'static str) -> SocketAddr {
@@ -117,6 +117,18 @@ async fn a_clean_end_of_a_living_sandbox_stays_clean() {
     ended.expect("a clean end");
 }
 
+/// What is behind the agent's port when a stream ends.
+#[derive(Clone, Copy)]
+enum Agent {
+    /// Nothing listens.
+    Gone,
+    /// The port still accepts, and then the connection closes without an answer.
+    Exiting,
+    /// It accepts and does not answer in time.
+    Busy,
+    Running,
+}
+
 #[tokio::test]
 async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
     let upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n";
@@ -125,7 +137,8 @@ async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
         (UNTIL_CLOSE, "1.0", ""),
         (UPGRADED, "1.1", upgrade),
     ] {
-        for dead in [true, false] {
+        for agent in [Agent::Gone, Agent::Exiting, Agent::Busy, Agent::Running] {
+            let dead = matches!(agent, Agent::Gone | Agent::Exiting);
             let die = Arc::new(Notify::new());
             let dies = Arc::clone(&die);
             let guest = origin(move |mut wire| {
@@ -143,9 +156,18 @@ async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
                 .await;
             wire.until("part").await;
             // The node has not noticed, and the stream ends as it does when a server closes it.
-            if dead {
-                front.node.ports.lock().remove(&agent::PORT);
-            }
+            let port = match agent {
+                Agent::Gone => None,
+                Agent::Exiting => Some(origin(|mut wire| async move { drop(wire.head().await) }).await),
+                Agent::Busy => Some(origin(|mut wire| async move { drop(wire.rest().await) }).await),
+                Agent::Running => Some(origin(healthy).await),
+            };
+            let mut ports = front.node.ports.lock();
+            match port {
+                Some(port) => ports.insert(agent::PORT, port),
+                None => ports.remove(&agent::PORT),
+            };
+            drop(ports);
             die.notify_one();
             if version == "1.1" && !dead && extra.is_empty() {
                 assert!(wire.until("0\r\n\r\n").await.ends_with("0\r\n\r\n"));

@@ -51,8 +51,7 @@ pub(crate) async fn front<const N: usize>(ports: [(u16, SocketAddr); N]) -> Fron
 pub(crate) async fn front_with<const N: usize>(ports: [(u16, SocketAddr); N], access: Access) -> Front {
     let mut ports = HashMap::from(ports);
     if let Entry::Vacant(port) = ports.entry(agent::PORT) {
-        let silent = |mut wire: Wire| async move { wire.rest().await.1.unwrap_or_default() };
-        port.insert(origin(silent).await);
+        port.insert(origin(healthy).await);
     }
     let node = FakeNode::new();
     node.running.lock().insert(ID.parse().expect("an id"));
@@ -73,6 +72,12 @@ pub(crate) async fn front_with<const N: usize>(ports: [(u16, SocketAddr); N], ac
         ending,
         stop,
     }
+}
+
+/// Answers one request as an agent that is running does.
+pub(crate) async fn healthy(mut wire: Wire) {
+    wire.head().await;
+    wire.write("HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").await;
 }
 
 /// Nothing is for an API here.

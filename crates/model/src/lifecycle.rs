@@ -1,4 +1,4 @@
-//! The life of a sandbox.
+//! The lifecycle of a sandbox: its states, the transitions between them, and recovery at a start of the platform.
 //!
 //! ```text
 //!              ┌────────────────────── started ◀── resuming ◀──resume── paused
@@ -15,51 +15,52 @@
 //! Every state but `running` and `paused` is a window in which a crash of the platform leaves work to do. What the next
 //! start does with a row that it finds is [`State::recovery`]:
 //!
-//! | Row | Its processes run | They do not |
+//! | State of the row | Processes are running | No process is running |
 //! |---|---|---|
-//! | `creating`, `stopping` | removed: no client was told that it lives, or one was told that it ends | removed |
+//! | `creating`, `stopping` | removed: no client was told that it exists, or one was told that it ends | removed |
 //! | `running` | adopted | removed: it ended by itself |
-//! | `pausing` | adopted as `running`: the pause has failed, and its client was told nothing | `paused` |
-//! | `paused` | its processes are ended: they would write on a disk that counts as saved | kept |
+//! | `pausing` | adopted as `running`: the pause failed, and its client got no response | `paused` |
+//! | `paused` | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `resuming` | adopted as `running` | `paused`, as before |
 //! | `gone` | removed | removed |
 //!
-//! A sandbox that was pausing and does not run has all that its processes wrote on its disk, so it is paused and not
-//! lost. Whether its memory was saved too is for the saved memory itself to say, which counts only when it is complete.
+//! The disk of a sandbox that was pausing and does not run holds everything that its processes wrote, so the sandbox is
+//! paused and not lost. Whether its memory was saved as well follows from the saved memory itself, which is valid only
+//! when it is complete.
 
-/// Where a sandbox is in its life.
+/// The state of a sandbox in its lifecycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// A row exists and the node is starting it; no client knows the id yet.
     Creating,
-    /// A client was told that it runs.
+    /// It runs, and a client was told so.
     Running,
-    /// It is being saved, so that its processes can be ended without losing it.
+    /// It is being saved; its processes end after that.
     Pausing,
-    /// Nothing of it runs; its disk is kept.
+    /// No process of it runs; its disk is kept.
     Paused,
-    /// It is being started from what was saved.
+    /// It is being started from its saved state.
     Resuming,
-    /// It is being ended; it answers no client any more.
+    /// It is being ended and accepts no requests.
     Stopping,
-    /// Nothing of it is left.
+    /// It is removed completely.
     Gone,
 }
 
-/// Something that happened to a sandbox.
+/// A cause for a change of state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// Its agent answered.
+pub enum Transition {
+    /// The agent responded.
     Started,
     /// It could not be started, saved or resumed.
     Failed,
-    /// A client or its deadline asked for it to be paused.
+    /// Pause requested by a client or by the deadline.
     Pause,
-    /// Everything of it is saved and none of its processes runs.
+    /// Its state is saved completely and none of its processes runs.
     Saved,
-    /// A client or its traffic asked for it to go on.
+    /// Resume requested by a client or by traffic to the sandbox.
     Resume,
-    /// A client or its deadline asked for its end.
+    /// End requested by a client or by the deadline.
     Stop,
     /// It ended by itself.
     Died,
@@ -67,31 +68,31 @@ pub enum Event {
     Ended,
 }
 
-/// An event that has no meaning in a state.
+/// A transition that a state does not allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{event:?} does not happen to a sandbox that is {state:?}")]
-pub struct Illegal {
-    /// The state the sandbox is in.
+#[error("illegal transition {transition:?} of a sandbox in state {state:?}")]
+pub struct IllegalTransition {
+    /// The state of the sandbox.
     pub state: State,
-    /// The event that does not fit.
-    pub event: Event,
+    /// The transition that the state does not allow.
+    pub transition: Transition,
 }
 
-/// What a start of the platform does with a sandbox that an earlier one left.
+/// What a start of the platform does with a sandbox of an earlier run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovery {
     /// Adopt it if it runs, otherwise remove it.
     Adopt,
     /// Keep its disk; nothing of it may run.
     Keep,
-    /// Adopt it as running if it runs, otherwise keep its disk as that of a paused one.
+    /// Adopt it as running if it runs, otherwise keep its disk as that of a paused sandbox.
     AdoptOrKeep,
     /// Remove it.
     Remove,
 }
 
-impl Event {
-    /// Every event.
+impl Transition {
+    /// Every transition.
     pub const ALL: [Self; 8] = [
         Self::Started,
         Self::Failed,
@@ -116,36 +117,36 @@ impl State {
         Self::Gone,
     ];
 
-    /// The state after `event`. Asking again for what is under way changes nothing.
+    /// The state after `transition`. A repeated request for what is under way changes nothing.
     ///
     /// # Errors
-    /// When the event does not happen in this state.
-    pub fn next(self, event: Event) -> Result<Self, Illegal> {
-        match (self, event) {
-            (Self::Creating, Event::Started) => Ok(Self::Running),
-            (Self::Creating, Event::Failed) => Ok(Self::Gone),
+    /// When this state does not allow the transition.
+    pub fn next(self, transition: Transition) -> Result<Self, IllegalTransition> {
+        match (self, transition) {
+            (Self::Creating, Transition::Started) => Ok(Self::Running),
+            (Self::Creating, Transition::Failed) => Ok(Self::Gone),
 
-            (Self::Running, Event::Pause) => Ok(Self::Pausing),
-            (Self::Running | Self::Pausing, Event::Died) => Ok(Self::Gone),
+            (Self::Running, Transition::Pause) => Ok(Self::Pausing),
+            (Self::Running | Self::Pausing, Transition::Died) => Ok(Self::Gone),
 
-            (Self::Pausing, Event::Pause) => Ok(Self::Pausing),
-            (Self::Pausing, Event::Saved) => Ok(Self::Paused),
-            (Self::Pausing, Event::Failed) => Ok(Self::Running),
+            (Self::Pausing, Transition::Pause) => Ok(Self::Pausing),
+            (Self::Pausing, Transition::Saved) => Ok(Self::Paused),
+            (Self::Pausing, Transition::Failed) => Ok(Self::Running),
 
-            (Self::Paused, Event::Resume) => Ok(Self::Resuming),
+            (Self::Paused, Transition::Resume) => Ok(Self::Resuming),
 
-            (Self::Resuming, Event::Resume) => Ok(Self::Resuming),
-            (Self::Resuming, Event::Started) => Ok(Self::Running),
-            // What was saved is there still.
-            (Self::Resuming, Event::Failed | Event::Died) => Ok(Self::Paused),
+            (Self::Resuming, Transition::Resume) => Ok(Self::Resuming),
+            (Self::Resuming, Transition::Started) => Ok(Self::Running),
+            // The saved state is still there.
+            (Self::Resuming, Transition::Failed | Transition::Died) => Ok(Self::Paused),
 
-            (Self::Creating | Self::Running | Self::Pausing | Self::Paused | Self::Resuming, Event::Stop) => {
+            (Self::Creating | Self::Running | Self::Pausing | Self::Paused | Self::Resuming, Transition::Stop) => {
                 Ok(Self::Stopping)
             }
-            (Self::Stopping, Event::Stop | Event::Died) => Ok(Self::Stopping),
-            (Self::Stopping, Event::Ended) => Ok(Self::Gone),
+            (Self::Stopping, Transition::Stop | Transition::Died) => Ok(Self::Stopping),
+            (Self::Stopping, Transition::Ended) => Ok(Self::Gone),
 
-            (state, event) => Err(Illegal { state, event }),
+            (state, transition) => Err(IllegalTransition { state, transition }),
         }
     }
 
@@ -160,7 +161,7 @@ impl State {
         }
     }
 
-    /// The word a database column stores.
+    /// The name that a database column stores.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -174,7 +175,7 @@ impl State {
         }
     }
 
-    /// The state a database column names, if it names one.
+    /// The state with that name in a database column; none for an unknown name.
     #[must_use]
     pub fn from_column(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == word)
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_of_state_and_event_is_decided() {
+    fn every_pair_of_state_and_transition_has_an_outcome() {
         use State::*;
         let none = None;
         #[rustfmt::skip]
@@ -202,16 +203,16 @@ mod tests {
         ];
         assert_eq!(table.map(|(state, _)| state), State::ALL);
         for (state, row) in table {
-            for (event, want) in Event::ALL.into_iter().zip(row) {
-                let got = state.next(event);
-                assert_eq!(got.ok(), want, "{state:?} {event:?}");
-                assert!(want.is_some() || got == Err(Illegal { state, event }));
+            for (transition, want) in Transition::ALL.into_iter().zip(row) {
+                let got = state.next(transition);
+                assert_eq!(got.ok(), want, "{state:?} {transition:?}");
+                assert!(want.is_some() || got == Err(IllegalTransition { state, transition }));
             }
         }
     }
 
     #[test]
-    fn columns_name_every_state_and_nothing_else() {
+    fn column_names_round_trip_and_unknown_ones_are_refused() {
         for state in State::ALL {
             assert_eq!(State::from_column(state.as_str()), Some(state));
         }
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_client_may_count_on_is_kept() {
+    fn recovery_of_every_state() {
         use State::*;
         let table = [
             (Creating, Recovery::Remove),

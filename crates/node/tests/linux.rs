@@ -29,7 +29,7 @@ use protocol::node::{
 };
 use protocol::process::{ProcessConfig, StartRequest};
 use rustix::process::{Pid, Signal};
-use testkit::privileged::{self, Part, passes};
+use testkit::privileged::{self, Subcommand, passes};
 
 const RESOURCES: Resources = Resources {
     cpu_count: 1,
@@ -42,7 +42,7 @@ const RESOURCES: Resources = Resources {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
-    let parts: [Part; 3] = [
+    let parts: [Subcommand; 3] = [
         ("launcher", runtime::launcher::main),
         ("agent", agent::run),
         ("spawner", agent::spawner::run),

@@ -17,7 +17,7 @@ use runtime::container::{Container, Settings};
 use runtime::driver::{Driver, Sandbox, StartError, StartRequest, Started};
 use runtime::rootfs::{Layer, Overlay, Rootfs};
 use rustix::event::{PollFd, PollFlags};
-use testkit::privileged::{self, Part};
+use testkit::privileged::{self, Subcommand};
 
 const RESOURCES: Resources = Resources {
     cpu_count: 1,
@@ -30,7 +30,7 @@ const RESOURCES: Resources = Resources {
 type Test = (&'static str, fn(&Container));
 
 fn main() -> ExitCode {
-    let parts: [Part; 3] = [
+    let parts: [Subcommand; 3] = [
         ("launcher", runtime::launcher::main),
         ("agent", play_agent),
         ("spawner", || {

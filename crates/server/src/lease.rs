@@ -97,10 +97,10 @@ impl NodeLease {
                 name: identity.name.clone(),
                 lease: lease(&identity.owner, &clock),
                 now_us,
-                over_us: now_us.max(watched_us.unwrap_or(now_us)),
+                expired_us: now_us.max(watched_us.unwrap_or(now_us)),
             };
-            let held = match store.node_take(&request).await? {
-                LeaseOutcome::Taken => return Ok(Self::renewed(store, identity, clock)),
+            let held = match store.node_lease_acquire(&request).await? {
+                LeaseOutcome::Acquired => return Ok(Self::renewed(store, identity, clock)),
                 LeaseOutcome::Held(held) => held,
             };
             match (&seen, &held.lease) {
@@ -158,7 +158,7 @@ impl NodeLease {
     /// Gives the lease back.
     pub async fn release(self) {
         self.end_renewal().await;
-        let release = self.rows.store().node_release(self.rows.node(), &self.owner);
+        let release = self.rows.store().node_lease_release(self.rows.node(), &self.owner);
         // Without it, the lease expires by itself soon.
         match tokio::time::timeout(RELEASE_BOUND, release).await {
             Ok(Ok(_)) => {}
@@ -203,7 +203,7 @@ async fn renew(rows: &NodeRows, owner: &OwnerId, clock: &Clock) {
     let mut failing = false;
     loop {
         tokio::time::sleep(RENEWAL).await;
-        match rows.store().node_renew(rows.node(), &lease(owner, clock)).await {
+        match rows.store().node_lease_renew(rows.node(), &lease(owner, clock)).await {
             Ok(true) if failing => {
                 failing = false;
                 tracing::info!("the lease of this node is renewed again");

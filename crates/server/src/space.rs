@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub(crate) async fn hold(store: Store, stop: CancellationToken) {
     let mut is_short = false;
     loop {
-        match store.hold_space().await {
+        match store.reserve_space().await {
             Ok(()) if is_short => {
                 tracing::info!("the database has disk space ahead of need again");
                 is_short = false;

@@ -90,7 +90,7 @@ impl WriteAheadLog {
         }
     }
 
-    fn hold_space(&self) -> std::io::Result<()> {
+    fn reserve_space(&self) -> std::io::Result<()> {
         if let Some(reserve) = self.reserve.get() {
             return reserve.hold();
         }
@@ -186,11 +186,11 @@ impl Db {
             .map_err(|error| sort(&sqlx::Error::Io(error), "row", what))
     }
 
-    /// See [`crate::Store::hold_space`].
-    pub(crate) async fn hold_space(&self) -> Result<(), StoreError> {
+    /// See [`crate::Store::reserve_space`].
+    pub(crate) async fn reserve_space(&self) -> Result<(), StoreError> {
         const WHAT: &str = "hold disk space for the database";
         let Some(log) = self.log.clone() else { return Ok(()) };
-        let held = tokio::task::spawn_blocking(move || log.hold_space()).await;
+        let held = tokio::task::spawn_blocking(move || log.reserve_space()).await;
         held.unwrap_or_else(|error| Err(std::io::Error::other(error)))
             .map_err(|error| sort(&sqlx::Error::Io(error), "row", WHAT))
     }

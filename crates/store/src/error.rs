@@ -22,7 +22,7 @@ pub enum StoreError {
     },
     /// The value cannot be stored by every engine (a NUL character, or a line break in an alias).
     #[error("{what} holds a character that cannot be stored")]
-    Unstorable {
+    UnsupportedCharacter {
         /// The field, e.g. `team name`.
         what: &'static str,
     },

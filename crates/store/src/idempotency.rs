@@ -45,7 +45,7 @@ pub struct IdempotencyRow {
     /// The node whose server works on the request; none in a row of a version that did not know nodes.
     pub node_id: Option<NodeId>,
     /// What the request was answered; none while it runs.
-    pub answer: Option<KeptAnswer>,
+    pub response: Option<StoredResponse>,
     /// When the request came, in microseconds since the Unix epoch.
     pub created_us: i64,
     /// Until when the key counts, in microseconds since the Unix epoch.
@@ -54,7 +54,7 @@ pub struct IdempotencyRow {
 
 /// What is kept of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptAnswer {
+pub struct StoredResponse {
     /// The HTTP status.
     pub status: u32,
     /// What the body is made from again, in a form that is the caller's own. No secrets.
@@ -66,9 +66,9 @@ pub struct KeptAnswer {
 #[must_use]
 pub enum Claim {
     /// The caller's. It completes or abandons it.
-    Made,
+    Acquired,
     /// An earlier request's, as it is now.
-    Present(IdempotencyRow),
+    Existing(IdempotencyRow),
 }
 
 const IN_PROGRESS: &str = "in_progress";
@@ -84,9 +84,9 @@ impl FromColumns for IdempotencyRow {
     const TABLE: &'static str = "idempotency_keys";
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        let answer = match columns.text("state")?.as_str() {
+        let response = match columns.text("state")?.as_str() {
             IN_PROGRESS => None,
-            DONE => Some(KeptAnswer {
+            DONE => Some(StoredResponse {
                 status: columns.count("status")?,
                 json: columns.text("answer_json")?,
             }),
@@ -98,7 +98,7 @@ impl FromColumns for IdempotencyRow {
             body_hash: columns.text("body_hash")?,
             sandbox_id: columns.id("sandbox_id")?,
             node_id: columns.id_opt("node_id")?,
-            answer,
+            response,
             created_us: columns.int("created_us")?,
             expires_us: columns.int("expires_us")?,
         })
@@ -134,11 +134,11 @@ impl NodeRows {
             .bind(new.expires_us)
             .bind(self.node.as_str());
             if self.store.db.write("idempotency key", WHAT, claim).await? > 0 {
-                return Ok(Claim::Made);
+                return Ok(Claim::Acquired);
             }
             // None when its owner gave it up in between; then it is free again.
             if let Some(row) = self.store.idempotency_by_key(&new.team_id, &new.key).await? {
-                return Ok(Claim::Present(row));
+                return Ok(Claim::Existing(row));
             }
         }
     }
@@ -184,9 +184,9 @@ impl Store {
         team: &TeamId,
         key: &str,
         sandbox: &SandboxId,
-        answer: &KeptAnswer,
+        response: &StoredResponse,
     ) -> Result<bool, StoreError> {
-        storable("answer", &answer.json)?;
+        storable("response", &response.json)?;
         let query = sqlx::query(
             "UPDATE idempotency_keys SET state = $4, status = $5, answer_json = $6 \
              WHERE team_id = $1 AND key = $2 AND sandbox_id = $3 AND state = 'in_progress'",
@@ -195,9 +195,9 @@ impl Store {
         .bind(key)
         .bind(sandbox.as_str())
         .bind(DONE)
-        .bind(i64::from(answer.status))
-        .bind(answer.json.as_str());
-        let changed = self.db.write("idempotency key", "keep an answer", query).await?;
+        .bind(i64::from(response.status))
+        .bind(response.json.as_str());
+        let changed = self.db.write("idempotency key", "store a response", query).await?;
         Ok(changed > 0)
     }
 

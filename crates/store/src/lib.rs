@@ -93,8 +93,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::Full`] when there is not as much left: logs and metrics are refused from the point on where half
     /// of it is used up.
-    pub async fn hold_space(&self) -> Result<(), StoreError> {
-        self.db.hold_space().await
+    pub async fn reserve_space(&self) -> Result<(), StoreError> {
+        self.db.reserve_space().await
     }
 
     /// Answers when the database does.

@@ -48,7 +48,7 @@ pub struct LeaseRequest {
     /// Now, in microseconds since the Unix epoch.
     pub now_us: i64,
     /// Leases until then or before are over, in microseconds since the Unix epoch.
-    pub over_us: i64,
+    pub expired_us: i64,
 }
 
 /// What became of a [`LeaseRequest`].
@@ -56,7 +56,7 @@ pub struct LeaseRequest {
 #[must_use]
 pub enum LeaseOutcome {
     /// The lease is the caller's.
-    Taken,
+    Acquired,
     /// Another owner has it, as it is now.
     Held(NodeRow),
 }
@@ -120,7 +120,7 @@ impl Store {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn node_take(&self, request: &LeaseRequest) -> Result<LeaseOutcome, StoreError> {
+    pub async fn node_lease_acquire(&self, request: &LeaseRequest) -> Result<LeaseOutcome, StoreError> {
         const WHAT: &str = "take the lease of a node";
         storable("name of a host", &request.name)?;
         loop {
@@ -136,7 +136,7 @@ impl Store {
             .bind(request.now_us)
             .bind(request.lease.owner.as_str())
             .bind(request.lease.until_us)
-            .bind(request.over_us)
+            .bind(request.expired_us)
             .execute(&mut *tx)
             .await
             .map_err(|error| sort(&error, "node", WHAT))?;
@@ -152,7 +152,7 @@ impl Store {
                         .map_err(|error| sort(&error, "node", WHAT))?;
                 }
                 tx.commit().await.map_err(|error| sort(&error, "node", WHAT))?;
-                return Ok(LeaseOutcome::Taken);
+                return Ok(LeaseOutcome::Acquired);
             }
             tx.commit().await.map_err(|error| sort(&error, "node", WHAT))?;
             // None when it was removed in between; then its lease is free.
@@ -166,7 +166,7 @@ impl Store {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn node_renew(&self, node: &NodeId, lease: &Lease) -> Result<bool, StoreError> {
+    pub async fn node_lease_renew(&self, node: &NodeId, lease: &Lease) -> Result<bool, StoreError> {
         let query = sqlx::query("UPDATE nodes SET lease_until_us = $3 WHERE id = $1 AND lease_owner = $2")
             .bind(node.as_str())
             .bind(lease.owner.as_str())
@@ -179,7 +179,7 @@ impl Store {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn node_release(&self, node: &NodeId, owner: &OwnerId) -> Result<bool, StoreError> {
+    pub async fn node_lease_release(&self, node: &NodeId, owner: &OwnerId) -> Result<bool, StoreError> {
         let query =
             sqlx::query("UPDATE nodes SET lease_owner = NULL, lease_until_us = 0 WHERE id = $1 AND lease_owner = $2")
                 .bind(node.as_str())

@@ -85,7 +85,7 @@ impl<'r> Columns<'r> {
 /// Refuses text that only one engine would take: PostgreSQL has no NUL character in `TEXT`, SQLite does.
 pub(crate) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
     if text.contains('\0') {
-        Err(StoreError::Unstorable { what })
+        Err(StoreError::UnsupportedCharacter { what })
     } else {
         Ok(())
     }

@@ -219,7 +219,7 @@ impl Store {
         const WHAT: &str = "insert a template";
         for alias in &template.aliases {
             if alias.contains(['\n', '\0']) {
-                return Err(StoreError::Unstorable { what: "template alias" });
+                return Err(StoreError::UnsupportedCharacter { what: "template alias" });
             }
         }
         let scope = template.team_id.as_ref().map_or("", TeamId::as_str);

@@ -30,9 +30,9 @@ pub enum Behaviour {
     /// It panics.
     Panics,
     /// It does it, and panics before it says so.
-    BreaksOff,
+    PanicsAfterwards,
     /// It reports the end of the sandbox before it says that it started.
-    Dies,
+    ExitsEarly,
     /// It waits for [`FakeNode::go`] first.
     Waits,
 }
@@ -160,7 +160,7 @@ impl FakeNode {
 
     async fn behave(&self, behaviour: Behaviour) -> Result<(), NodeError> {
         match behaviour {
-            Behaviour::Works | Behaviour::BreaksOff | Behaviour::Dies => Ok(()),
+            Behaviour::Works | Behaviour::PanicsAfterwards | Behaviour::ExitsEarly => Ok(()),
             Behaviour::Fails => Err(NodeError::failed(SECRET)),
             Behaviour::Full => Err(NodeError::Capacity(SECRET.to_owned())),
             Behaviour::Panics => panic!("the fake node panics as it was told to"),
@@ -182,8 +182,8 @@ impl NodeApi for FakeNode {
             self.running.lock().insert(id.clone());
             self.started.lock().push(request);
             match behaviour {
-                Behaviour::Dies => self.exit(&id).await,
-                Behaviour::BreaksOff => panic!("the fake node panics as it was told to"),
+                Behaviour::ExitsEarly => self.exit(&id).await,
+                Behaviour::PanicsAfterwards => panic!("the fake node panics as it was told to"),
                 _ => {}
             }
             Ok(StartedSandbox {

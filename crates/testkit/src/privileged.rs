@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 /// A part of the platform's binary: its name, which is the first argument, and what it does.
-pub type Part = (&'static str, fn() -> ExitCode);
+pub type Subcommand = (&'static str, fn() -> ExitCode);
 
 /// Plays the part that this program was started for. Without one, runs the tests, which need root, and says how many
 /// passed.
-pub fn main(parts: &[Part], tests: impl FnOnce() -> Vec<bool>) -> ExitCode {
+pub fn main(parts: &[Subcommand], tests: impl FnOnce() -> Vec<bool>) -> ExitCode {
     let asked = std::env::args().nth(1).unwrap_or_default();
     if let Some((_, play)) = parts.iter().find(|(name, _)| *name == asked) {
         return play();

@@ -317,7 +317,7 @@ impl From<StoreError> for ApiError {
                 .caused_by(error),
             StoreError::Conflict { .. }
             | StoreError::Dangling { .. }
-            | StoreError::Unstorable { .. }
+            | StoreError::UnsupportedCharacter { .. }
             | StoreError::Address { .. }
             | StoreError::Database { .. }
             | StoreError::Corrupt { .. }

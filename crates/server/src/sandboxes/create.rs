@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId, UserId};
-use model::lifecycle::Event;
+use model::lifecycle::Transition;
 use model::sandbox::{EnvVars, SandboxSpec};
 use protocol::agent::{self, Init};
 use protocol::node::{Image, NodeError, Stage, StartSandbox};
@@ -202,7 +202,7 @@ impl Sandboxes {
             }
         };
         entry.follow(row.version, row.end_us);
-        if !entry.apply(Event::Started) {
+        if !entry.apply(Transition::Started) {
             self.discard(&row.id).await;
             return Err(CreateError::Died);
         }

@@ -25,7 +25,7 @@ use model::lifecycle::State;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use store::error::StoreError;
-use store::idempotency::{Claim, IdempotencyRow, KeptAnswer, NewIdempotencyKey};
+use store::idempotency::{Claim, IdempotencyRow, NewIdempotencyKey, StoredResponse};
 use store::nodes::NodeRows;
 use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
@@ -206,14 +206,14 @@ impl Claims {
         });
         loop {
             let row = match self.rows.idempotency_claim(&new).await? {
-                Claim::Made => return Ok(Claimed::First(claim)),
-                Claim::Present(row) => row,
+                Claim::Acquired => return Ok(Claimed::First(claim)),
+                Claim::Existing(row) => row,
             };
             if row.body_hash != new.body_hash {
                 claim.has_row = false;
                 return Err(ClaimError::Mismatch);
             }
-            if let Some(answer) = &row.answer {
+            if let Some(answer) = &row.response {
                 claim.has_row = false;
                 let kept = serde_json::from_str(&answer.json).map_err(|_| StoreError::Corrupt {
                     table: "idempotency_keys",
@@ -272,7 +272,7 @@ impl Claims {
         sandbox: &SandboxId,
         row: SandboxRow,
     ) -> Result<(), StoreError> {
-        let answer = KeptAnswer {
+        let answer = StoredResponse {
             status: CREATED,
             json: serde_json::to_string(&KeptSandbox::from(row)).expect("texts and flags are always JSON"),
         };

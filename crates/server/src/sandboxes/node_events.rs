@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::SandboxId;
-use model::lifecycle::{Event, State};
+use model::lifecycle::{State, Transition};
 use protocol::node::{NodeEvent, NodeEvents, Snapshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -115,10 +115,10 @@ impl Sandboxes {
         match entry.state() {
             // Its creator finds out and removes it.
             State::Creating => {
-                entry.apply(Event::Failed);
+                entry.apply(Transition::Failed);
             }
             State::Running => {
-                if entry.apply(Event::Died) && entry.state() == State::Gone {
+                if entry.apply(Transition::Died) && entry.state() == State::Gone {
                     tracing::info!(sandbox.id = %id, "sandbox ended by itself");
                     self.metrics.end(EndReason::Exited);
                     self.records.note(id, &LifecycleEvent::Ending(EndReason::Exited));

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use model::id::{SandboxId, TeamId};
-use model::lifecycle::{Event, State};
+use model::lifecycle::{State, Transition};
 use parking_lot::{Mutex, RwLock};
 use proxy::ingress::Access;
 use secrecy::SecretString;
@@ -118,10 +118,10 @@ impl SandboxEntry {
         life.end_us = end_us;
     }
 
-    /// Moves on by `event`; `false` when that makes no sense now.
-    pub(crate) fn apply(&self, event: Event) -> bool {
+    /// Makes a transition. `false` when the current state does not allow it.
+    pub(crate) fn apply(&self, transition: Transition) -> bool {
         let mut life = self.life.lock();
-        match life.state.next(event) {
+        match life.state.next(transition) {
             Ok(state) => {
                 life.state = state;
                 true

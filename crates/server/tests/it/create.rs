@@ -304,7 +304,7 @@ async fn a_start_that_fails_leaves_nothing_and_tells_no_secret() {
         (Behaviour::Fails, 500, "sandbox_create_failed"),
         (Behaviour::Full, 503, "sandbox_capacity_unavailable"),
         (Behaviour::Panics, 500, "sandbox_create_failed"),
-        (Behaviour::Dies, 500, "sandbox_create_failed"),
+        (Behaviour::ExitsEarly, 500, "sandbox_create_failed"),
     ] {
         *platform.node.start.lock() = behaviour;
         let reply = create(&platform, "/sandboxes", "").await;
@@ -432,7 +432,7 @@ async fn metadata_is_told_again_and_secrets_are_not() {
 #[tokio::test]
 async fn a_sandbox_whose_start_was_not_answered_is_ended() {
     let platform = TestPlatform::start().await;
-    *platform.node.start.lock() = Behaviour::BreaksOff;
+    *platform.node.start.lock() = Behaviour::PanicsAfterwards;
     *platform.node.kill.lock() = Behaviour::Fails;
     let body = r#"{"templateID":"base"}"#;
     platform.call("POST", "/sandboxes", body).await.error(500);

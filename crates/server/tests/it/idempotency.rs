@@ -170,7 +170,7 @@ async fn a_create_that_failed_frees_its_key() {
         ("fails", Behaviour::Fails),
         ("full", Behaviour::Full),
         ("panics", Behaviour::Panics),
-        ("dies", Behaviour::Dies),
+        ("dies", Behaviour::ExitsEarly),
     ] {
         *platform.node.start.lock() = behaviour;
         // What a start left behind may be removed after the answer, the key with it.
@@ -277,7 +277,7 @@ async fn what_a_crash_broke_off_is_settled_by_what_runs() {
             expires_us: row.expires_us,
         };
         let claimed = platform.rows().idempotency_claim(&new).await.expect("a database");
-        assert_eq!(claimed, Claim::Made);
+        assert_eq!(claimed, Claim::Acquired);
     };
     let nothing: SandboxId = "inothing".parse().expect("an id");
     for (key, sandbox) in [("nothing", &nothing), ("running", &running)] {

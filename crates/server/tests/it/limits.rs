@@ -63,7 +63,12 @@ async fn a_team_has_no_more_sandboxes_at_once_than_it_may() {
     let id: model::id::SandboxId = third.parse().expect("an id");
     platform.node.exit(&id).await;
     platform.until_gone(&third).await;
-    for behaviour in [Behaviour::Fails, Behaviour::Full, Behaviour::Panics, Behaviour::Dies] {
+    for behaviour in [
+        Behaviour::Fails,
+        Behaviour::Full,
+        Behaviour::Panics,
+        Behaviour::ExitsEarly,
+    ] {
         *platform.node.start.lock() = behaviour;
         assert!(create(&platform).await.status.is_server_error(), "{behaviour:?}");
         // What a start left behind may be removed after the answer.

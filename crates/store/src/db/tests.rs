@@ -130,7 +130,7 @@ async fn space_is_held_beside_the_lengths_of_files_and_again_once_it_is_used_up(
         (file.blocks() * 512).saturating_sub(file.len())
     };
     assert!(beyond("full.db") < 1 << 20);
-    store.hold_space().await.unwrap();
+    store.reserve_space().await.unwrap();
     assert!(beyond("full.db") >= 16 << 20);
     assert!(beyond("full.db-wal") >= 15 << 20);
     // Locks of SQLite outlive it: another process finds the database in use, and this one goes on writing.
@@ -143,7 +143,7 @@ async fn space_is_held_beside_the_lengths_of_files_and_again_once_it_is_used_up(
         .await
         .unwrap();
     assert!(beyond("full.db") < 12 << 20);
-    store.hold_space().await.unwrap();
+    store.reserve_space().await.unwrap();
     assert!(beyond("full.db") >= 16 << 20);
     assert!(!store.db.is_low_on_space());
     store.close().await;

@@ -239,7 +239,7 @@ pub(crate) async fn text_that_one_engine_refuses(db: Database) {
     };
     let error = store.team_insert(&row).await.unwrap_err();
     assert!(
-        matches!(error, StoreError::Unstorable { what: "team name" }),
+        matches!(error, StoreError::UnsupportedCharacter { what: "team name" }),
         "{error:?}"
     );
     assert!(store.team_list().await.unwrap().is_empty());

@@ -1,7 +1,7 @@
 //! Idempotency keys.
 
 use store::error::StoreError;
-use store::idempotency::{Claim, IdempotencyRow, KeptAnswer, NewIdempotencyKey};
+use store::idempotency::{Claim, IdempotencyRow, NewIdempotencyKey, StoredResponse};
 use tokio::task::JoinSet;
 
 use crate::database::Database;
@@ -21,21 +21,21 @@ fn new(team: u32, key: &str, n: u32, created_us: i64) -> NewIdempotencyKey {
     }
 }
 
-fn row(new: NewIdempotencyKey, answer: Option<KeptAnswer>) -> IdempotencyRow {
+fn row(new: NewIdempotencyKey, response: Option<StoredResponse>) -> IdempotencyRow {
     IdempotencyRow {
         team_id: new.team_id,
         key: new.key,
         body_hash: new.body_hash,
         sandbox_id: new.sandbox_id,
         node_id: Some(node_id(1)),
-        answer,
+        response,
         created_us: new.created_us,
         expires_us: new.expires_us,
     }
 }
 
-fn created() -> KeptAnswer {
-    KeptAnswer {
+fn created() -> StoredResponse {
+    StoredResponse {
         status: 201,
         json: "{}".to_owned(),
     }
@@ -48,7 +48,7 @@ pub(crate) async fn a_life(db: Database) {
     assert_eq!(store.idempotency_by_key(&one, "key").await.unwrap(), None);
     assert_eq!(
         store.of_node(node_id(1)).idempotency_claim(&first).await.unwrap(),
-        Claim::Made
+        Claim::Acquired
     );
     // The same key of another team is another key.
     assert_eq!(
@@ -57,7 +57,7 @@ pub(crate) async fn a_life(db: Database) {
             .idempotency_claim(&new(2, "key", 2, 0))
             .await
             .unwrap(),
-        Claim::Made
+        Claim::Acquired
     );
     let running = row(first.clone(), None);
     assert_eq!(
@@ -66,7 +66,7 @@ pub(crate) async fn a_life(db: Database) {
             .idempotency_claim(&new(1, "key", 3, 5))
             .await
             .unwrap(),
-        Claim::Present(running.clone())
+        Claim::Existing(running.clone())
     );
     assert_eq!(
         store.of_node(node_id(1)).idempotency_list_in_progress().await.unwrap(),
@@ -86,7 +86,7 @@ pub(crate) async fn a_life(db: Database) {
             .idempotency_claim(&new(1, "key", 3, 5))
             .await
             .unwrap(),
-        Claim::Present(done.clone())
+        Claim::Existing(done.clone())
     );
     assert!(
         store
@@ -108,7 +108,7 @@ pub(crate) async fn a_life(db: Database) {
             .idempotency_claim(&new(2, "key", 4, 6))
             .await
             .unwrap(),
-        Claim::Made
+        Claim::Acquired
     );
 
     // A restart changes nothing.
@@ -138,11 +138,11 @@ pub(crate) async fn one_of_many_claims_wins(db: Database) {
         let claims = claims.join_all().await;
         let winners: Vec<u32> = claims
             .iter()
-            .filter(|(_, claim)| *claim == Claim::Made)
+            .filter(|(_, claim)| *claim == Claim::Acquired)
             .map(|(n, _)| *n)
             .collect();
         assert_eq!(winners.len(), 1, "{claims:?}");
-        let winner = Claim::Present(row(new(1, &key, winners[0], 0), None));
+        let winner = Claim::Existing(row(new(1, &key, winners[0], 0), None));
         assert!(
             claims.iter().all(|(n, claim)| *n == winners[0] || *claim == winner),
             "{claims:?}"
@@ -160,7 +160,7 @@ pub(crate) async fn expired_claims_are_free(db: Database) {
         let claim = new(1, key, n, i64::from(n));
         assert_eq!(
             store.of_node(node_id(1)).idempotency_claim(&claim).await.unwrap(),
-            Claim::Made
+            Claim::Acquired
         );
     }
     store
@@ -170,11 +170,11 @@ pub(crate) async fn expired_claims_are_free(db: Database) {
     // One microsecond before it expires, and then at that moment.
     let late = new(1, "a", 4, EXPIRES_US);
     let present = store.of_node(node_id(1)).idempotency_claim(&late).await.unwrap();
-    assert_eq!(present, Claim::Present(row(new(1, "a", 1, 1), Some(created()))));
+    assert_eq!(present, Claim::Existing(row(new(1, "a", 1, 1), Some(created()))));
     let late = new(1, "a", 4, 1 + EXPIRES_US);
     assert_eq!(
         store.of_node(node_id(1)).idempotency_claim(&late).await.unwrap(),
-        Claim::Made
+        Claim::Acquired
     );
     assert_eq!(
         store.idempotency_by_key(&one, "a").await.unwrap(),
@@ -197,11 +197,11 @@ pub(crate) async fn late_owners_change_nothing(db: Database) {
         .idempotency_claim(&new(1, "key", 1, 0))
         .await
         .unwrap();
-    assert_eq!(claim, Claim::Made);
+    assert_eq!(claim, Claim::Acquired);
     let taken = new(1, "key", 2, EXPIRES_US);
     assert_eq!(
         store.of_node(node_id(1)).idempotency_claim(&taken).await.unwrap(),
-        Claim::Made
+        Claim::Acquired
     );
     let (old, new_one) = (sandbox_id(1), sandbox_id(2));
     assert!(!store.idempotency_complete(&one, "key", &old, &created()).await.unwrap());
@@ -217,13 +217,13 @@ pub(crate) async fn late_owners_change_nothing(db: Database) {
             .unwrap()
     );
     // What is done stays done.
-    let other = KeptAnswer {
+    let other = StoredResponse {
         status: 500,
         json: "[]".to_owned(),
     };
     assert!(!store.idempotency_complete(&one, "key", &new_one, &other).await.unwrap());
     assert!(!store.idempotency_abandon(&one, "key", &new_one).await.unwrap());
     let row = store.idempotency_by_key(&one, "key").await.unwrap().unwrap();
-    assert_eq!(row.answer, Some(created()));
+    assert_eq!(row.response, Some(created()));
     store.close().await;
 }

@@ -27,12 +27,15 @@ pub(crate) fn lease_request(node: u32, owner: u32, now_us: i64) -> LeaseRequest 
         name: format!("host {owner}"),
         lease: lease(owner, now_us),
         now_us,
-        over_us: now_us,
+        expired_us: now_us,
     }
 }
 
 async fn take(store: &Store, node: u32, owner: u32, now_us: i64) -> LeaseOutcome {
-    store.node_take(&lease_request(node, owner, now_us)).await.unwrap()
+    store
+        .node_lease_acquire(&lease_request(node, owner, now_us))
+        .await
+        .unwrap()
 }
 
 pub(crate) async fn a_lease_has_one_owner(db: Database) {
@@ -44,38 +47,41 @@ pub(crate) async fn a_lease_has_one_owner(db: Database) {
         lease: Some(lease(owner, now_us)),
     };
     assert_eq!(store.node_by_id(&node_id(1)).await.unwrap(), None);
-    assert_eq!(take(&store, 1, 1, 100).await, LeaseOutcome::Taken);
+    assert_eq!(take(&store, 1, 1, 100).await, LeaseOutcome::Acquired);
     // While it is live, nobody else gets it; its owner does.
     for now_us in [100, 100 + LEASE_US - 1] {
         assert_eq!(take(&store, 1, 2, now_us).await, LeaseOutcome::Held(row(1, 100)));
         assert!(row(1, 100).is_leased(now_us));
     }
-    assert_eq!(take(&store, 1, 1, 105).await, LeaseOutcome::Taken);
+    assert_eq!(take(&store, 1, 1, 105).await, LeaseOutcome::Acquired);
     assert_eq!(take(&store, 1, 2, 110).await, LeaseOutcome::Held(row(1, 105)));
     // It goes on for as long as it is renewed, also a little late.
-    assert!(store.node_renew(&node_id(1), &lease(1, 130)).await.unwrap());
+    assert!(store.node_lease_renew(&node_id(1), &lease(1, 130)).await.unwrap());
     assert_eq!(take(&store, 1, 2, 139).await, LeaseOutcome::Held(row(1, 130)));
     // Another node is another matter.
-    assert_eq!(take(&store, 2, 2, 139).await, LeaseOutcome::Taken);
+    assert_eq!(take(&store, 2, 2, 139).await, LeaseOutcome::Acquired);
     // When it is over, it is anybody's, and its owner of before finds out.
     assert!(!row(1, 130).is_leased(140));
-    assert_eq!(take(&store, 1, 2, 140).await, LeaseOutcome::Taken);
-    assert!(!store.node_renew(&node_id(1), &lease(1, 141)).await.unwrap());
-    assert!(!store.node_release(&node_id(1), &lease(1, 0).owner).await.unwrap());
+    assert_eq!(take(&store, 1, 2, 140).await, LeaseOutcome::Acquired);
+    assert!(!store.node_lease_renew(&node_id(1), &lease(1, 141)).await.unwrap());
+    assert!(!store.node_lease_release(&node_id(1), &lease(1, 0).owner).await.unwrap());
     assert!(!store.node_delete(&node_id(1), &lease(1, 0).owner).await.unwrap());
     assert_eq!(store.node_by_id(&node_id(1)).await.unwrap(), Some(row(2, 140)));
     // Given back, it is free at once.
-    assert!(store.node_release(&node_id(1), &lease(2, 0).owner).await.unwrap());
+    assert!(store.node_lease_release(&node_id(1), &lease(2, 0).owner).await.unwrap());
     let free = NodeRow {
         lease: None,
         ..row(2, 0)
     };
     assert_eq!(store.node_by_id(&node_id(1)).await.unwrap(), Some(free));
-    assert_eq!(take(&store, 1, 1, 141).await, LeaseOutcome::Taken);
+    assert_eq!(take(&store, 1, 1, 141).await, LeaseOutcome::Acquired);
     // A lease that a caller knows to be over, whatever the clocks say.
     let mut request = lease_request(1, 2, 142);
-    request.over_us = 141 + LEASE_US;
-    assert_eq!(store.node_take(&request).await.unwrap(), LeaseOutcome::Taken);
+    request.expired_us = 141 + LEASE_US;
+    assert_eq!(
+        store.node_lease_acquire(&request).await.unwrap(),
+        LeaseOutcome::Acquired
+    );
     store.close().await;
 }
 
@@ -87,7 +93,10 @@ pub(crate) async fn one_of_many_takes_a_lease(db: Database) {
         takers.spawn(async move { take(&store, 1, owner, 1).await });
     }
     let taken = takers.join_all().await;
-    let winners = taken.iter().filter(|outcome| **outcome == LeaseOutcome::Taken).count();
+    let winners = taken
+        .iter()
+        .filter(|outcome| **outcome == LeaseOutcome::Acquired)
+        .count();
     assert_eq!(winners, 1, "{taken:?}");
     for store in stores {
         store.close().await;
@@ -133,8 +142,8 @@ pub(crate) async fn rows_are_changed_by_their_own_node(db: Database) {
     assert_eq!(second.sandbox_delete(&creating.id).await.unwrap(), None);
     store.records_end_orphans(1).await.unwrap();
     // A node goes with its lease's owner, and not before its rows.
-    assert_eq!(take(&store, 1, 1, 1).await, LeaseOutcome::Taken);
-    assert_eq!(take(&store, 2, 2, 1).await, LeaseOutcome::Taken);
+    assert_eq!(take(&store, 1, 1, 1).await, LeaseOutcome::Acquired);
+    assert_eq!(take(&store, 2, 2, 1).await, LeaseOutcome::Acquired);
     assert!(!store.node_delete(&node_id(2), &lease(2, 0).owner).await.unwrap());
     second.sandbox_delete(&theirs.id).await.unwrap().unwrap();
     assert!(store.node_delete(&node_id(2), &lease(2, 0).owner).await.unwrap());
@@ -172,8 +181,8 @@ pub(crate) async fn keys_in_progress_are_of_their_node(db: Database) {
         created_us: 1,
         expires_us: 100,
     };
-    assert_eq!(first.idempotency_claim(&key(1)).await.unwrap(), Claim::Made);
-    let Claim::Present(row) = second.idempotency_claim(&key(2)).await.unwrap() else {
+    assert_eq!(first.idempotency_claim(&key(1)).await.unwrap(), Claim::Acquired);
+    let Claim::Existing(row) = second.idempotency_claim(&key(2)).await.unwrap() else {
         panic!("claimed twice");
     };
     assert_eq!(row.node_id, Some(node_id(1)));
@@ -185,7 +194,7 @@ pub(crate) async fn keys_in_progress_are_of_their_node(db: Database) {
         expires_us: 200,
         ..key(2)
     };
-    assert_eq!(second.idempotency_claim(&late).await.unwrap(), Claim::Made);
+    assert_eq!(second.idempotency_claim(&late).await.unwrap(), Claim::Acquired);
     assert_eq!(second.idempotency_list_in_progress().await.unwrap().len(), 1);
     assert_eq!(first.idempotency_list_in_progress().await.unwrap(), []);
     store.close().await;

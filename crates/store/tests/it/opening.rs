@@ -120,8 +120,8 @@ pub(crate) async fn rows_of_no_node_are_taken_by_the_first(db: Database) {
     let (first, second) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
     assert_eq!(first.sandbox_delete(&id).await.unwrap(), None);
     for n in [1, 2] {
-        let outcome = store.node_take(&lease_request(n, n, 0)).await.unwrap();
-        assert_eq!(outcome, LeaseOutcome::Taken);
+        let outcome = store.node_lease_acquire(&lease_request(n, n, 0)).await.unwrap();
+        assert_eq!(outcome, LeaseOutcome::Acquired);
     }
     let after = SandboxRow {
         node_id: Some(node_id(1)),

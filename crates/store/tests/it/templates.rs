@@ -71,7 +71,7 @@ pub(crate) async fn a_taken_alias_leaves_no_template(db: Database) {
     let error = store.template_insert(&template(1, None, &[])).await.unwrap_err();
     assert!(matches!(error, StoreError::Conflict { what: "template" }), "{error:?}");
     let error = store.template_insert(&template(3, None, &["a\nb"])).await.unwrap_err();
-    assert!(matches!(error, StoreError::Unstorable { .. }), "{error:?}");
+    assert!(matches!(error, StoreError::UnsupportedCharacter { .. }), "{error:?}");
     store.template_insert(&template(4, None, &[])).await.unwrap();
     store.close().await;
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use runtime::identity::Identity;
+use runtime::identity::ProcessIdentity;
 use rustix::fs::FlockOperation;
 
 /// Name of the file whose lock says that a process works on the directory, and whose content says which.
@@ -43,14 +43,14 @@ fn described(owner: Option<&Owner>) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// This very process.
-    Process(Identity),
+    Process(ProcessIdentity),
     /// Whichever process has this number: earlier versions wrote no more.
     Number(i32),
 }
 
 impl Owner {
     fn parse(text: &str) -> Option<Self> {
-        Identity::parse(text)
+        ProcessIdentity::parse(text)
             .map(Self::Process)
             .or_else(|| text.trim().parse().ok().map(Self::Number))
     }
@@ -66,7 +66,7 @@ impl Owner {
     fn lives(&self) -> bool {
         match self {
             Self::Process(identity) => identity.lives(),
-            Self::Number(pid) => Identity::of(*pid).is_ok(),
+            Self::Number(pid) => ProcessIdentity::of(*pid).is_ok(),
         }
     }
 }
@@ -165,7 +165,7 @@ impl DataDir {
             }
             std::thread::sleep(PAUSE);
         }
-        let written = Identity::own().and_then(|own| {
+        let written = ProcessIdentity::own().and_then(|own| {
             file.set_len(0)?;
             file.rewind()?;
             writeln!(file, "{own}")
@@ -300,7 +300,7 @@ mod tests {
         let lock = dir.lock().unwrap();
         let refused = DataDir::prepare(&path).unwrap().lock().unwrap_err();
         let in_use = refused.downcast_ref::<InUse>().unwrap();
-        assert_eq!(in_use.owner, Some(Owner::Process(Identity::own().unwrap())));
+        assert_eq!(in_use.owner, Some(Owner::Process(ProcessIdentity::own().unwrap())));
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
         drop(lock);
         dir.lock().unwrap();
@@ -315,7 +315,7 @@ mod tests {
         let mut gone = std::process::Command::new("true").spawn().unwrap();
         let pid = gone.id();
         gone.wait().unwrap();
-        let own = Identity::own().unwrap();
+        let own = ProcessIdentity::own().unwrap();
         let [number, began, boot] = own
             .to_string()
             .split(' ')

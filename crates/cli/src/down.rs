@@ -43,7 +43,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
 }
 
 async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Result<usize> {
-    let node = Node::start(node::Settings {
+    let node = Node::start(node::NodeSettings {
         data_dir: dir.path().to_owned(),
         launchers: 1,
         // What is to be removed may have been started without limits, and nothing new is started here.

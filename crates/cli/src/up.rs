@@ -166,7 +166,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
     let lease = NodeLease::take(&store, identity, Clock::system())
         .await
         .context("take the lease of this node")?;
-    let node = Node::start(node::Settings {
+    let node = Node::start(node::NodeSettings {
         data_dir: dir.path().to_owned(),
         launchers: settings.launchers.unwrap_or_else(default_launchers),
         unlimited: settings.unlimited,

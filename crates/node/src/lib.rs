@@ -27,10 +27,10 @@ use model::id::SandboxId;
 use model::log::Level;
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, Failure, HostRoom, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample,
+    DialError, Failure, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample,
     SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
-use runtime::container::{self, Container};
+use runtime::container::{self, ContainerDriver};
 use runtime::driver::{Driver, Found};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -47,7 +47,7 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How the node of a data directory is set up.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct NodeSettings {
     /// Where images, skeletons and records lie.
     pub data_dir: PathBuf,
     /// Processes that make sandboxes side by side.
@@ -101,9 +101,9 @@ impl Node {
     ///
     /// # Errors
     /// With what the host lacks.
-    pub async fn start(settings: Settings) -> io::Result<Arc<Self>> {
+    pub async fn start(settings: NodeSettings) -> io::Result<Arc<Self>> {
         let disk_floor_mb = settings.disk_floor_mb;
-        let settings = container::Settings {
+        let settings = container::DriverSettings {
             data_dir: settings.data_dir,
             launchers: settings.launchers,
             unlimited: settings.unlimited,
@@ -111,7 +111,7 @@ impl Node {
             reserve_disks: settings.reserve_disks,
             base: settings.base,
         };
-        let container = blocking(move || Container::open(&settings)).await??;
+        let container = blocking(move || ContainerDriver::open(&settings)).await??;
         Self::with_driver(container, disk_floor_mb)
     }
 
@@ -319,13 +319,16 @@ impl Node {
         blocking(sweep).await.map_err(failed)
     }
 
-    async fn measure_host(&self) -> Result<HostRoom, NodeError> {
+    async fn measure_host(&self) -> Result<HostCapacity, NodeError> {
         let driver = Arc::clone(&self.shared.driver);
-        let room = blocking(move || driver.room()).await.map_err(failed)?.map_err(failed)?;
-        Ok(HostRoom {
-            memory_available_bytes: room.memory_available_bytes,
+        let free = blocking(move || driver.capacity())
+            .await
+            .map_err(failed)?
+            .map_err(failed)?;
+        Ok(HostCapacity {
+            memory_available_bytes: free.memory_available_bytes,
             // What was promised to sandboxes is taken, although it is not written yet.
-            disk_available_bytes: room.disk_available_bytes.saturating_sub(self.shared.disk.owed()),
+            disk_available_bytes: free.disk_available_bytes.saturating_sub(self.shared.disk.owed()),
         })
     }
 
@@ -390,7 +393,7 @@ impl NodeApi for Node {
         Box::pin(self.measure())
     }
 
-    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
         Box::pin(self.measure_host())
     }
 }

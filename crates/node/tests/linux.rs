@@ -20,7 +20,7 @@ use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
 use model::log::Level;
 use model::resources::Resources;
-use node::{Node, Settings};
+use node::{Node, NodeSettings};
 use protocol::agent::Init;
 use protocol::connect::Codec;
 use protocol::node::{
@@ -80,7 +80,7 @@ struct Host {
 }
 
 async fn open(data_dir: &Path) -> Host {
-    let settings = Settings {
+    let settings = NodeSettings {
         data_dir: data_dir.to_owned(),
         launchers: 1,
         unlimited: false,
@@ -290,8 +290,8 @@ async fn is_measured(host: &mut Host) {
     assert!(after.memory_used_bytes < before.memory_used_bytes + 3_000_000, "{both}");
     assert!(after.disk_used_bytes >= before.disk_used_bytes + 4_000_000, "{both}");
     assert_eq!(after.memory_total_bytes, 64 << 20);
-    let room = host.node.room().await.unwrap();
-    assert!(room.memory_available_bytes > 0 && room.disk_available_bytes > 0);
+    let free = host.node.capacity().await.unwrap();
+    assert!(free.memory_available_bytes > 0 && free.disk_available_bytes > 0);
 }
 
 async fn is_killed_for_memory(host: &mut Host) {

@@ -165,7 +165,7 @@ pub enum WantedState {
 
 /// Free room of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostRoom {
+pub struct HostCapacity {
     /// Memory that new sandboxes could use without swapping, in bytes.
     pub memory_available_bytes: u64,
     /// Free space on the file system that holds the sandboxes' disks, in bytes.
@@ -209,5 +209,5 @@ pub trait NodeApi: Send + Sync + 'static {
     fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>>;
 
     /// The room that is left on the host.
-    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>>;
+    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>>;
 }

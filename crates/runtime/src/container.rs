@@ -21,15 +21,15 @@ use rustix::net::AddressFamily;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::cgroup::{Backend, Tree};
-use crate::driver::{Capabilities, Dialing, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use crate::driver::{Capabilities, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started};
 use crate::growth::{Disk, LoopDevices};
 use crate::identity::user_namespace;
-use crate::launchers::{self, Launchers};
+use crate::launchers::{self, LauncherPool};
 use crate::netns::SocketMaker;
 use crate::registry::Registry;
 use crate::slot::{Name, Slot, path_hash};
 use crate::slots::Slots;
-use crate::usage::{self, Meter, Room, Usage};
+use crate::usage::{self, Capacity, Meter, Usage};
 use crate::wire::{Hello, Reply, Request, Work};
 use crate::{base, dial, disk, growth, sockets, spawners};
 
@@ -38,7 +38,7 @@ const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"
 
 /// What the driver is told at its start.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct DriverSettings {
     /// Where images and the skeleton of `base` lie.
     pub data_dir: PathBuf,
     /// Processes that make sandboxes side by side.
@@ -55,11 +55,11 @@ pub struct Settings {
 
 /// The driver of one data directory.
 #[derive(Debug)]
-pub struct Container {
+pub struct ContainerDriver {
     data_dir: PathBuf,
     tree: Tree,
     registry: Registry,
-    launchers: Launchers,
+    launchers: LauncherPool,
     capabilities: Capabilities,
     base: base::Versions,
     loops: LoopDevices,
@@ -91,13 +91,13 @@ pub(crate) fn tree_of(data_dir: &Path, unlimited: bool) -> io::Result<Tree> {
     Ok(Tree::new(backend, path_hash(data_dir)).with_all_of_version_1())
 }
 
-impl Container {
+impl ContainerDriver {
     /// Prepares the data directory and starts the launchers. Waits for launchers of an earlier platform to end, so
     /// that nothing appears behind the back of [`Driver::find`].
     ///
     /// # Errors
     /// With what is missing on the host or wrong with the directory.
-    pub fn open(settings: &Settings) -> io::Result<Arc<Self>> {
+    pub fn open(settings: &DriverSettings) -> io::Result<Arc<Self>> {
         let data_dir = settings.data_dir.canonicalize()?;
         fs::create_dir_all(data_dir.join("disks"))?;
         let lock = launchers::lock(&data_dir.join("launchers.lock"))?;
@@ -137,7 +137,7 @@ impl Container {
             work: Work::Sandboxes,
             reserve_disks: settings.reserve_disks,
         };
-        let launchers = Launchers::start(lock, claim.lock, hello, settings.launchers)?;
+        let launchers = LauncherPool::start(lock, claim.lock, hello, settings.launchers)?;
         let capabilities = Capabilities {
             concurrent_starts: settings.launchers.max(1),
             limits: tree.is_limited(),
@@ -210,7 +210,7 @@ impl Container {
     }
 }
 
-impl Driver for Container {
+impl Driver for ContainerDriver {
     fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -293,8 +293,8 @@ impl Driver for Container {
         Ok(())
     }
 
-    fn room(&self) -> io::Result<Room> {
-        usage::room(&self.data_dir)
+    fn capacity(&self) -> io::Result<Capacity> {
+        usage::capacity(&self.data_dir)
     }
 
     fn disk_available(&self) -> io::Result<u64> {
@@ -315,7 +315,7 @@ impl Driver for Container {
     }
 }
 
-impl Container {
+impl ContainerDriver {
     fn refresh_base(&self) -> io::Result<()> {
         if !self.base.host_is_changing() && self.base.make_current()? {
             tracing::info!("the host's packages changed: new sandboxes stand on a new version of `base`");
@@ -329,7 +329,7 @@ impl Container {
 
 /// Makes a new version of `base` when the host's packages have changed, and removes those that no sandbox needs. On a
 /// thread of its own: it reads and writes thousands of files, and no create waits for it.
-fn keep_base_current(container: &std::sync::Weak<Container>) {
+fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
     let mut last = None;
     while let Some(container) = container.upgrade() {
         let outcome = container.refresh_base().map_err(|error| error.to_string());
@@ -354,7 +354,7 @@ struct Running {
     /// Opened when it is first read.
     meter: OnceLock<Meter>,
     sockets: Arc<SocketMaker>,
-    driver: std::sync::Weak<Container>,
+    driver: std::sync::Weak<ContainerDriver>,
 }
 
 impl Running {
@@ -373,7 +373,7 @@ impl Sandbox for Running {
         self.agent.as_fd()
     }
 
-    fn dial(&self, port: u16) -> Dialing<'_> {
+    fn dial(&self, port: u16) -> DialFuture<'_> {
         Box::pin(async move { Ok(dial::dial(&self.sockets, self.net.as_fd(), port).await?.into()) })
     }
 

@@ -19,7 +19,7 @@ use protocol::node::SandboxStream;
 
 use crate::growth::Disk;
 use crate::rootfs::Rootfs;
-use crate::usage::{Room, Usage};
+use crate::usage::{Capacity, Usage};
 
 /// One way to isolate sandboxes.
 pub trait Driver: Debug + Send + Sync {
@@ -58,7 +58,7 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Errors
     /// When the host cannot be asked.
-    fn room(&self) -> io::Result<Room>;
+    fn capacity(&self) -> io::Result<Capacity>;
 
     /// Space on the file system of the data directory, in bytes. Takes a microsecond.
     ///
@@ -145,7 +145,7 @@ pub struct Started {
 }
 
 /// The outcome of [`Sandbox::dial`].
-pub type Dialing<'a> = Pin<Box<dyn Future<Output = io::Result<SandboxStream>> + Send + 'a>>;
+pub type DialFuture<'a> = Pin<Box<dyn Future<Output = io::Result<SandboxStream>> + Send + 'a>>;
 
 /// A sandbox that runs, or did until a moment ago.
 pub trait Sandbox: Debug + Send + Sync {
@@ -156,7 +156,7 @@ pub trait Sandbox: Debug + Send + Sync {
     /// included. Small writes to the stream leave at once. To be polled by a tokio runtime.
     ///
     /// Fails when nothing listens, or the sandbox is gone.
-    fn dial(&self, port: u16) -> Dialing<'_>;
+    fn dial(&self, port: u16) -> DialFuture<'_>;
 
     /// A connection to the agent's control channel, after making sure that the agent is who listens: a connected,
     /// non-blocking stream socket.

@@ -11,14 +11,14 @@ use rustix::process::{Pid, PidfdFlags};
 
 /// A process: its number, when it began, and in which life of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct ProcessIdentity {
     pid: i32,
     /// In clock ticks since the machine started.
     began: u64,
     boot: String,
 }
 
-impl Identity {
+impl ProcessIdentity {
     /// That of the process that has this number now.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Identity {
     }
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for ProcessIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.pid, self.began, self.boot)
     }
@@ -91,7 +91,7 @@ impl fmt::Display for Identity {
 /// An agent as it is written down where no control group names it: the process, its user namespace and its program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgentRecord {
-    process: Identity,
+    process: ProcessIdentity,
     user_namespace: u64,
     /// Device and inode.
     program: (u64, u64),
@@ -102,7 +102,7 @@ impl AgentRecord {
     pub(crate) fn of(pid: i32, program: &str) -> io::Result<Self> {
         let program = fs::metadata(program)?;
         Ok(Self {
-            process: Identity::of(pid)?,
+            process: ProcessIdentity::of(pid)?,
             user_namespace: user_namespace(pid)?,
             program: (program.st_dev(), program.st_ino()),
         })
@@ -125,7 +125,7 @@ impl AgentRecord {
             return None;
         };
         Some(Self {
-            process: Identity::parse(process)?,
+            process: ProcessIdentity::parse(process)?,
             user_namespace: namespace?,
             program: (device?, inode?),
         })
@@ -163,15 +163,15 @@ mod tests {
 
     #[test]
     fn a_process_is_itself_and_no_other() {
-        let own = Identity::own().unwrap();
+        let own = ProcessIdentity::own().unwrap();
         assert!(own.lives());
         assert!(own.open().is_some());
-        assert_eq!(Identity::parse(&own.to_string()), Some(own.clone()));
-        let earlier = Identity {
+        assert_eq!(ProcessIdentity::parse(&own.to_string()), Some(own.clone()));
+        let earlier = ProcessIdentity {
             began: own.began - 1,
             ..own.clone()
         };
-        let before_the_reboot = Identity {
+        let before_the_reboot = ProcessIdentity {
             boot: "another".to_owned(),
             ..own
         };
@@ -180,14 +180,14 @@ mod tests {
             assert!(other.open().is_none(), "{other}");
         }
         for bad in ["", "1", "1 2", "x 2 boot", "1 x boot", "1 2 boot more"] {
-            assert_eq!(Identity::parse(bad), None, "{bad}");
+            assert_eq!(ProcessIdentity::parse(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn a_process_that_nobody_waited_for_is_gone() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let identity = Identity::of(child.id().cast_signed()).unwrap();
+        let identity = ProcessIdentity::of(child.id().cast_signed()).unwrap();
         assert!(identity.lives());
         child.kill().unwrap();
         while identity.lives() {
@@ -214,14 +214,14 @@ mod tests {
                 ..record.clone()
             },
             AgentRecord {
-                process: Identity {
+                process: ProcessIdentity {
                     began: 1,
                     ..record.process.clone()
                 },
                 ..record.clone()
             },
             AgentRecord {
-                process: Identity {
+                process: ProcessIdentity {
                     boot: "earlier".to_owned(),
                     ..record.process.clone()
                 },

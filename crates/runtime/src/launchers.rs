@@ -38,14 +38,14 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// The launchers of a platform.
 #[derive(Debug)]
-pub(crate) struct Launchers {
+pub(crate) struct LauncherPool {
     /// None once they have ended for good.
     locks: Mutex<Option<Locks>>,
     hello: Hello,
-    free: Mutex<Vec<Launcher>>,
+    free: Mutex<Vec<LauncherProcess>>,
     freed: Condvar,
     /// Taken for the length of a message, never for that of an attempt.
-    spawners: Mutex<Option<Launcher>>,
+    spawners: Mutex<Option<LauncherProcess>>,
 }
 
 /// What is locked as long as one of them lives.
@@ -57,7 +57,7 @@ struct Locks {
     region: OwnedFd,
 }
 
-impl Launchers {
+impl LauncherPool {
     /// Starts them.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Launchers {
     pub(crate) fn start(launchers: OwnedFd, region: OwnedFd, hello: Hello, count: usize) -> io::Result<Self> {
         let locks = Locks { launchers, region };
         let free = (0..count.max(1))
-            .map(|_| Launcher::start(&hello, &locks))
+            .map(|_| LauncherProcess::start(&hello, &locks))
             .collect::<io::Result<_>>()?;
         let launchers = Self {
             locks: Mutex::new(Some(locks)),
@@ -78,13 +78,13 @@ impl Launchers {
         Ok(launchers)
     }
 
-    fn start_one(&self, work: Work) -> io::Result<Launcher> {
+    fn start_one(&self, work: Work) -> io::Result<LauncherProcess> {
         let hello = Hello {
             work,
             ..self.hello.clone()
         };
         match &*self.locks.lock() {
-            Some(locks) => Launcher::start(&hello, locks),
+            Some(locks) => LauncherProcess::start(&hello, locks),
             None => Err(io::Error::other("the launchers have ended")),
         }
     }
@@ -163,14 +163,14 @@ impl Launchers {
 }
 
 #[derive(Debug)]
-struct Launcher {
+struct LauncherProcess {
     socket: OwnedFd,
     process: Child,
     /// It did not answer in time, so it will not notice that its socket closes either.
     stuck: bool,
 }
 
-impl Launcher {
+impl LauncherProcess {
     fn start(hello: &Hello, locks: &Locks) -> io::Result<Self> {
         let (socket, theirs) = packet_pair()?;
         // The launcher's standard output is nowhere; what it inherits there holds the lock while it lives.
@@ -210,7 +210,7 @@ impl Launcher {
     }
 }
 
-impl Drop for Launcher {
+impl Drop for LauncherProcess {
     fn drop(&mut self) {
         // Closing the socket ends it; a new socket pair's other half takes its place for the moment.
         if let Ok((unconnected, _)) = UnixStream::pair() {

@@ -42,7 +42,7 @@ pub struct Usage {
 
 /// What is free on a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// Memory that could be used without swapping, in bytes.
     pub memory_available_bytes: u64,
     /// Space on the file system of the data directory, in bytes.
@@ -138,10 +138,10 @@ fn split(charged: u64, cache: u64, total: u64) -> (u64, u64) {
 ///
 /// # Errors
 /// When the kernel tells neither.
-pub(crate) fn room(data_dir: &Path) -> io::Result<Room> {
+pub(crate) fn capacity(data_dir: &Path) -> io::Result<Capacity> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let available_kb = field(&text, "MemAvailable:").ok_or(io::ErrorKind::InvalidData)?;
-    Ok(Room {
+    Ok(Capacity {
         memory_available_bytes: available_kb * 1024,
         disk_available_bytes: disk_available(data_dir)?,
     })
@@ -238,10 +238,10 @@ mod tests {
     #[test]
     fn this_host_has_room() {
         let dir = tempfile::tempdir().unwrap();
-        let room = room(dir.path()).unwrap();
-        assert!(room.memory_available_bytes > 1 << 20, "{room:?}");
-        assert!(room.disk_available_bytes > 0, "{room:?}");
-        assert!(super::room(&dir.path().join("missing")).is_err());
+        let free = capacity(dir.path()).unwrap();
+        assert!(free.memory_available_bytes > 1 << 20, "{free:?}");
+        assert!(free.disk_available_bytes > 0, "{free:?}");
+        assert!(super::capacity(&dir.path().join("missing")).is_err());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use model::id::{DiskId, SandboxId};
 use model::resources::Resources;
-use runtime::container::{Container, Settings};
+use runtime::container::{ContainerDriver, DriverSettings};
 use runtime::driver::{Driver, Sandbox, StartError, StartRequest, Started};
 use runtime::rootfs::{Layer, Overlay, Rootfs};
 use rustix::event::{PollFd, PollFlags};
@@ -27,7 +27,7 @@ const RESOURCES: Resources = Resources {
 };
 
 /// A name and what it promises.
-type Test = (&'static str, fn(&Container));
+type Test = (&'static str, fn(&ContainerDriver));
 
 fn main() -> ExitCode {
     let parts: [Subcommand; 3] = [
@@ -69,7 +69,7 @@ fn run_all() -> Vec<bool> {
 }
 
 /// Runs one test with a driver of its own, and whether it passed.
-fn run(name: &str, test: fn(&Container)) -> bool {
+fn run(name: &str, test: fn(&ContainerDriver)) -> bool {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let container = open(dir.path());
     let passed = privileged::passes(name, || test(&container));
@@ -98,8 +98,8 @@ fn play_agent() -> ExitCode {
     }
 }
 
-fn open(data_dir: &Path) -> Arc<Container> {
-    let settings = Settings {
+fn open(data_dir: &Path) -> Arc<ContainerDriver> {
+    let settings = DriverSettings {
         data_dir: data_dir.to_owned(),
         launchers: 1,
         unlimited: false,
@@ -107,7 +107,7 @@ fn open(data_dir: &Path) -> Arc<Container> {
         reserve_disks: false,
         base: true,
     };
-    Container::open(&settings).unwrap()
+    ContainerDriver::open(&settings).unwrap()
 }
 
 fn id(text: &str) -> SandboxId {
@@ -130,7 +130,7 @@ fn request(id: &SandboxId) -> StartRequest {
     }
 }
 
-fn start(container: &Container, id: &SandboxId) -> Started {
+fn start(container: &ContainerDriver, id: &SandboxId) -> Started {
     container.start(&request(id)).unwrap()
 }
 
@@ -149,7 +149,7 @@ fn respawn(sandbox: &Arc<dyn Sandbox>) {
 }
 
 /// The kernel empties a cgroup a moment after its last process; this waits for it, but not for ever.
-fn clean(container: &Container, id: &SandboxId) {
+fn clean(container: &ContainerDriver, id: &SandboxId) {
     container.remove_disk(&disk_of(id)).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while !container.clean(id) {
@@ -199,7 +199,7 @@ fn loops_of(data_dir: &str) -> usize {
         .count()
 }
 
-fn lives_in_its_own_namespaces(container: &Container) {
+fn lives_in_its_own_namespaces(container: &ContainerDriver) {
     let id = id("ione");
     let started = start(container, &id);
     let pid = agent_pid(&started.sandbox);
@@ -245,7 +245,7 @@ fn lives_in_its_own_namespaces(container: &Container) {
     }
 }
 
-fn has_ids_of_its_own(container: &Container) {
+fn has_ids_of_its_own(container: &ContainerDriver) {
     let map = |id: &SandboxId| {
         let started = start(container, id);
         fs::read_to_string(format!("/proc/{}/uid_map", agent_pid(&started.sandbox))).unwrap()
@@ -260,7 +260,7 @@ fn has_ids_of_its_own(container: &Container) {
     assert_eq!(two[1], one[1] + 65_536);
 }
 
-fn is_limited(container: &Container) {
+fn is_limited(container: &ContainerDriver) {
     let id = id("ione");
     let started = start(container, &id);
     let pid = agent_pid(&started.sandbox);
@@ -304,7 +304,7 @@ fn is_limited(container: &Container) {
     assert_eq!(margin, [64 << 20, 16, 20_000]);
 }
 
-fn is_measured(container: &Container) {
+fn is_measured(container: &ContainerDriver) {
     let started = start(container, &id("ione"));
     let pid = agent_pid(&started.sandbox);
     let before = started.sandbox.usage().unwrap();
@@ -328,10 +328,10 @@ fn is_measured(container: &Container) {
     assert!(again.usage().unwrap().cpu_time_us >= before.cpu_time_us);
     end(&started.sandbox);
     assert!(started.sandbox.usage().is_err());
-    assert!(container.room().unwrap().disk_available_bytes > 0);
+    assert!(container.capacity().unwrap().disk_available_bytes > 0);
 }
 
-fn is_found_again(container: &Container) {
+fn is_found_again(container: &ContainerDriver) {
     let (one, two) = (id("ione"), id("itwo"));
     // As versions before named it: a disk that has the number of the slot.
     let mut request_of_earlier = request(&one);
@@ -378,7 +378,7 @@ fn is_found_again(container: &Container) {
     later.dismantle();
 }
 
-fn spawner_is_replaced(container: &Container) {
+fn spawner_is_replaced(container: &ContainerDriver) {
     let started = start(container, &id("ione"));
     let pid = agent_pid(&started.sandbox);
     let spawner = processes(pid).into_iter().find(|other| *other != pid).unwrap();
@@ -422,7 +422,7 @@ fn spawner_is_replaced(container: &Container) {
     );
 }
 
-fn failed_start_leaves_nothing(container: &Container) {
+fn failed_start_leaves_nothing(container: &ContainerDriver) {
     let id = id("ione");
     let mut request = request(&id);
     // A directory that `base` does not have.
@@ -451,7 +451,7 @@ fn overlay(target: &str) -> Overlay {
 }
 
 /// Neither the number of overlays nor the size of the disk is one that the driver has seen before.
-fn has_the_file_system_of_its_request(container: &Container) {
+fn has_the_file_system_of_its_request(container: &ContainerDriver) {
     let mut request = request(&id("ione"));
     request.rootfs.overlays.push(overlay("/opt"));
     request.resources.disk_mb = 96;
@@ -471,7 +471,7 @@ fn has_the_file_system_of_its_request(container: &Container) {
     assert_ne!(fs::read_to_string("/usr/lib/os-release").unwrap(), "written");
 }
 
-fn control_is_the_agents(container: &Container) {
+fn control_is_the_agents(container: &ContainerDriver) {
     let started = start(container, &id("ione"));
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(error) = started.sandbox.control() {
@@ -485,7 +485,7 @@ fn control_is_the_agents(container: &Container) {
     assert!(started.sandbox.control().is_err());
 }
 
-fn launcher_that_stopped_is_replaced(container: &Container) {
+fn launcher_that_stopped_is_replaced(container: &ContainerDriver) {
     let data_dir = format!("{container:?}");
     let lock = Path::new(data_dir.split('"').nth(1).unwrap()).join("launchers.lock");
     // Our child that holds this driver's lock as its standard output; other tests have theirs, and a launcher has

@@ -10,7 +10,7 @@ pub(crate) mod rate;
 use std::sync::Arc;
 
 use model::id::TeamId;
-use protocol::node::HostRoom;
+use protocol::node::HostCapacity;
 use store::Store;
 use store::error::StoreError;
 
@@ -108,7 +108,7 @@ impl AdmissionControl {
     }
 
     /// What the host has left, at most a moment ago; none if it cannot tell.
-    pub(crate) async fn room(&self) -> Option<HostRoom> {
+    pub(crate) async fn room(&self) -> Option<HostCapacity> {
         self.capacity.room(&*self.node, &self.clock).await
     }
 

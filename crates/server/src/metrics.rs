@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use protocol::node::{DiskStops, HostRoom, Stage};
+use protocol::node::{DiskStops, HostCapacity, Stage};
 
 use crate::outcome::{CreateOutcome, EndReason};
 use crate::settings::CapacitySettings;
@@ -80,7 +80,7 @@ pub(crate) struct Snapshot {
     /// Entries of sandboxes' logs that were ever dropped.
     pub(crate) log_entries_lost: u64,
     /// What the host has left, if it can tell.
-    pub(crate) room: Option<HostRoom>,
+    pub(crate) room: Option<HostCapacity>,
 }
 
 /// How many connections there are and were.
@@ -191,7 +191,7 @@ impl Metrics {
         }
         let lost = series.log_entries_lost.inner();
         lost.store(moment.log_entries_lost, Ordering::Relaxed);
-        let room = |bytes: fn(&HostRoom) -> u64| moment.room.as_ref().map_or(f64::NAN, |room| float(bytes(room)));
+        let room = |bytes: fn(&HostCapacity) -> u64| moment.room.as_ref().map_or(f64::NAN, |room| float(bytes(room)));
         series.memory_available.set(room(|room| room.memory_available_bytes));
         series.disk_available.set(room(|room| room.disk_available_bytes));
         let mut text = String::new();

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use model::id::SandboxId;
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, DiskStops, HostRoom, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog,
+    DialError, DiskStops, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog,
     SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use tokio::net::TcpStream;
@@ -77,7 +77,7 @@ pub struct FakeNode {
     /// What the sandboxes use; those that do not run are left out of the answer.
     pub samples: Mutex<Vec<SandboxSample>>,
     /// What the host has left; none when it cannot tell.
-    pub room: Mutex<Option<HostRoom>>,
+    pub room: Mutex<Option<HostCapacity>>,
     /// What was done to keep the host's disk from being filled, as it is reported.
     pub disk_stops: Mutex<DiskStops>,
     events: Mutex<Option<mpsc::Sender<NodeEvent>>>,
@@ -106,7 +106,7 @@ impl FakeNode {
             dials: AtomicUsize::new(0),
             closed_for: AtomicUsize::new(0),
             samples: Mutex::default(),
-            room: Mutex::new(Some(HostRoom {
+            room: Mutex::new(Some(HostCapacity {
                 memory_available_bytes: 64 << 30,
                 disk_available_bytes: 1 << 40,
             })),
@@ -277,7 +277,7 @@ impl NodeApi for FakeNode {
         })
     }
 
-    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
         Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::failed("it cannot tell")) })
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use model::id::SandboxId;
 use protocol::node::{
-    DialError, Failure, HostRoom, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample, SandboxStream,
-    StartSandbox, StartedSandbox, Wanted,
+    DialError, Failure, HostCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample,
+    SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -147,7 +147,7 @@ impl NodeApi for RemoteNode {
         Box::pin(self.ask(Call::Samples))
     }
 
-    fn room(&self) -> NodeFuture<'_, Result<HostRoom, NodeError>> {
+    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
         Box::pin(self.ask(Call::Room))
     }
 }
@@ -164,7 +164,7 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
         Call::Reconcile(wanted) => write_frame(connection, &node.reconcile(wanted).await).await,
         Call::Samples => write_frame(connection, &node.samples().await).await,
-        Call::Room => write_frame(connection, &node.room().await).await,
+        Call::Room => write_frame(connection, &node.capacity().await).await,
         Call::Dial(id, port) => match node.dial(&id, port).await {
             Ok(stream) => {
                 write_frame(connection, &Ok::<(), DialError>(())).await?;

@@ -127,7 +127,7 @@ async fn lives_by_the_driver_alone(dir: &Path) {
     assert_eq!(first.node.dial(one, 1).await.unwrap_err(), DialError::PortClosed);
     assert_eq!(first.node.dial(two, PORT).await.unwrap_err(), DialError::Gone);
     assert_eq!(first.node.samples().await.unwrap(), []);
-    assert_eq!(first.node.room().await.unwrap().disk_available_bytes, 2);
+    assert_eq!(first.node.capacity().await.unwrap().disk_available_bytes, 2);
 
     // What was not begun leaves alone what is there, and what failed leaves nothing.
     let broken = BROKEN.parse().unwrap();

@@ -22,10 +22,10 @@ use std::time::Instant;
 
 use model::id::{DiskId, SandboxId};
 use protocol::node::SandboxStream;
-use runtime::driver::{Capabilities, Dialing, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use runtime::driver::{Capabilities, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started};
 use runtime::growth::Disk;
-use runtime::identity::Identity;
-use runtime::usage::{Room, Usage};
+use runtime::identity::ProcessIdentity;
+use runtime::usage::{Capacity, Usage};
 use rustix::process::Signal;
 
 /// Sandboxes that there may be at once.
@@ -99,7 +99,7 @@ impl Driver for Processes {
             .arg(&home)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .spawn()?;
-        let process = Identity::of(child.id().cast_signed())?;
+        let process = ProcessIdentity::of(child.id().cast_signed())?;
         fs::write(home.join("process"), process.to_string())?;
         let pidfd = process
             .open()
@@ -118,7 +118,7 @@ impl Driver for Processes {
             let home = self.home(&id);
             let disk = fs::read_to_string(home.join("disk"))?;
             let process = fs::read_to_string(home.join("process")).unwrap_or_default();
-            let pidfd = Identity::parse(&process).and_then(|process| process.open());
+            let pidfd = ProcessIdentity::parse(&process).and_then(|process| process.open());
             Ok(Found {
                 disk: disk.parse().map_err(io::Error::other)?,
                 alive: pidfd.map(|pidfd| Arc::new(Process { home, pidfd }) as Arc<dyn Sandbox>),
@@ -131,7 +131,7 @@ impl Driver for Processes {
     fn clean(&self, id: &SandboxId) -> bool {
         let home = self.home(id);
         let process = fs::read_to_string(home.join("process")).unwrap_or_default();
-        if Identity::parse(&process).is_some_and(|process| process.lives()) {
+        if ProcessIdentity::parse(&process).is_some_and(|process| process.lives()) {
             return false;
         }
         match fs::remove_dir_all(home) {
@@ -157,8 +157,8 @@ impl Driver for Processes {
         Ok(())
     }
 
-    fn room(&self) -> io::Result<Room> {
-        Ok(Room {
+    fn capacity(&self) -> io::Result<Capacity> {
+        Ok(Capacity {
             memory_available_bytes: 1,
             disk_available_bytes: 2,
         })
@@ -188,7 +188,7 @@ impl Sandbox for Process {
         self.pidfd.as_fd()
     }
 
-    fn dial(&self, port: u16) -> Dialing<'_> {
+    fn dial(&self, port: u16) -> DialFuture<'_> {
         Box::pin(async move {
             let stream = tokio::net::UnixStream::connect(self.home.join(port.to_string())).await?;
             Ok(SandboxStream::remote(stream))

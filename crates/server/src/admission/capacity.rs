@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
-use protocol::node::{HostRoom, NodeApi};
+use protocol::node::{HostCapacity, NodeApi};
 
 use crate::chain::Chain;
 use crate::clock::Clock;
@@ -39,7 +39,7 @@ pub(crate) enum NoRoom {
 struct Reading {
     at_us: i64,
     /// None when the node could not tell.
-    room: Option<HostRoom>,
+    room: Option<HostCapacity>,
 }
 
 /// The room of the host.
@@ -116,7 +116,7 @@ impl Capacity {
     }
 
     /// What the host has left, at most a moment ago; none if it cannot tell.
-    pub(crate) async fn room(&self, node: &dyn NodeApi, clock: &Clock) -> Option<HostRoom> {
+    pub(crate) async fn room(&self, node: &dyn NodeApi, clock: &Clock) -> Option<HostCapacity> {
         if let Some(reading) = self.fresh(clock) {
             return reading.room;
         }
@@ -124,7 +124,7 @@ impl Capacity {
         if let Some(reading) = self.fresh(clock) {
             return reading.room;
         }
-        let room = match node.room().await {
+        let room = match node.capacity().await {
             Ok(room) => Some(room),
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "read what the host has left");

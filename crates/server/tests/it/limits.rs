@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::node::HostRoom;
+use protocol::node::HostCapacity;
 use server::settings::{Settings, TeamLimits};
 
 use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, within};
@@ -300,7 +300,7 @@ async fn memory_and_disk_below_the_floor_are_no_room() {
         (100 * MIB, 200 * MIB - 1, false),
         (100 * MIB, 200 * MIB, true),
     ] {
-        *platform.node.room.lock() = Some(HostRoom {
+        *platform.node.room.lock() = Some(HostCapacity {
             memory_available_bytes: memory_bytes,
             disk_available_bytes: disk_bytes,
         });
@@ -348,7 +348,7 @@ async fn disks_that_are_taken_as_a_whole_are_counted_before_they_are_there() {
         settings.capacity.disk_per_sandbox_mb = 100;
     })
     .await;
-    *platform.node.room.lock() = Some(HostRoom {
+    *platform.node.room.lock() = Some(HostCapacity {
         memory_available_bytes: 64 << 30,
         disk_available_bytes: 500 * MIB,
     });

@@ -190,7 +190,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
         listener,
         lease,
         node.clone(),
-        server::settings::Settings {
+        server::settings::ServerSettings {
             limits: settings.limits.clone(),
             capacity: settings.capacity,
             connections: fitting(&settings.connections),
@@ -199,7 +199,10 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
             always_secure: settings.always_secure,
             resources: settings.resources,
             tls: shown.map(|shown| shown.tls),
-            ..server::settings::Settings::new(addresses.domain.clone(), SecretBox::new(Box::new(master.token_seed())))
+            ..server::settings::ServerSettings::new(
+                addresses.domain.clone(),
+                SecretBox::new(Box::new(master.token_seed())),
+            )
         },
         stop.clone(),
     )

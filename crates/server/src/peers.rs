@@ -71,13 +71,13 @@ impl Network {
 /// The text is not a network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an address or a network such as 10.0.0.0/8")]
-pub struct NotANetwork(String);
+pub struct InvalidNetwork(String);
 
 impl FromStr for Network {
-    type Err = NotANetwork;
+    type Err = InvalidNetwork;
 
-    fn from_str(text: &str) -> Result<Self, NotANetwork> {
-        let wrong = || NotANetwork(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, InvalidNetwork> {
+        let wrong = || InvalidNetwork(text.to_owned());
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
             None => (text, None),

@@ -33,7 +33,7 @@ use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::node_events::Until;
 use crate::sandboxes::registry::Registry;
 use crate::sandboxes::{Defaults, Sandboxes};
-use crate::settings::Settings;
+use crate::settings::ServerSettings;
 use crate::space;
 
 /// How long API requests, and what they began, may take to finish once the server is told to stop.
@@ -84,7 +84,7 @@ impl Server {
         listener: TcpListener,
         lease: NodeLease,
         node: Arc<dyn NodeApi>,
-        settings: Settings,
+        settings: ServerSettings,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
         let events = node.subscribe().await.map_err(StartError::Subscribe)?;
@@ -94,7 +94,7 @@ impl Server {
         let rows = lease.rows().clone();
         let store = rows.store().clone();
         let (streams, work) = (TaskTracker::new(), TaskTracker::new());
-        let Settings {
+        let ServerSettings {
             domain,
             token_seed,
             limits,

@@ -17,7 +17,7 @@ pub const BUCKET_MAX: u32 = 1_000_000;
 
 /// Settings of a server. Nothing in the crate reads configuration or environment by itself.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ServerSettings {
     /// Domain of sandbox traffic as told to clients, with the port where it is not the scheme's own, e.g.
     /// `sandbox.localhost:3000`.
     pub domain: String,
@@ -44,7 +44,7 @@ pub struct Settings {
     pub tls: Option<Tls>,
 }
 
-impl Settings {
+impl ServerSettings {
     /// Settings with the platform's defaults for a domain and a seed.
     #[must_use]
     pub fn new(domain: String, token_seed: SecretBox<[u8; 32]>) -> Self {

@@ -6,7 +6,7 @@ use secrecy::SecretBox;
 use server::clock::Clock;
 use server::lease::NodeLease;
 use server::server::{Server, StartError};
-use server::settings::Settings;
+use server::settings::ServerSettings;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::platform::{Behaviour, FakeNode, KEY, TestPlatform, host, send, within};
 
-fn settings() -> Settings {
-    Settings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])))
+fn settings() -> ServerSettings {
+    ServerSettings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])))
 }
 
 async fn lease(directory: &TempDir) -> NodeLease {

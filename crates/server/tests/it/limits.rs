@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use protocol::node::HostCapacity;
-use server::settings::{Settings, TeamLimits};
+use server::settings::{ServerSettings, TeamLimits};
 
 use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, within};
 
@@ -118,7 +118,7 @@ async fn cores_and_memory_are_limited_together() {
     // A sandbox of `base` is given 2 cores and 1024 MiB.
     for (adjust, fit, fragment) in [
         (
-            (|settings: &mut Settings| settings.limits.default.cpu_count = Some(6)) as fn(&mut Settings),
+            (|settings: &mut ServerSettings| settings.limits.default.cpu_count = Some(6)) as fn(&mut ServerSettings),
             3,
             "6 cores, 6 are in use and this sandbox needs 2",
         ),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use model::log::Level;
 use protocol::node::{Logger, SandboxLog};
 use serde_json::{Value, json};
-use server::settings::Settings;
+use server::settings::ServerSettings;
 use store::records::{LogRow, NewLogEntry, RecordBatch};
 
 use super::platform::{OTHER_KEY, TestPlatform, team, within};
@@ -363,7 +363,7 @@ async fn logs_survive_a_restart_with_what_was_said_last() {
 
 #[tokio::test]
 async fn a_log_is_bounded_and_its_oldest_entries_go_first() {
-    fn adjust(settings: &mut Settings) {
+    fn adjust(settings: &mut ServerSettings) {
         settings.records.log_entries = 20;
     }
     let platform = TestPlatform::start_adjusted(adjust).await;
@@ -389,7 +389,7 @@ async fn a_log_is_bounded_and_its_oldest_entries_go_first() {
 
 #[tokio::test]
 async fn a_log_is_bounded_in_bytes_too() {
-    fn adjust(settings: &mut Settings) {
+    fn adjust(settings: &mut ServerSettings) {
         settings.records.log_bytes = 100_000;
     }
     let platform = TestPlatform::start_adjusted(adjust).await;
@@ -413,7 +413,7 @@ async fn a_log_is_bounded_in_bytes_too() {
 
 #[tokio::test]
 async fn a_log_goes_some_time_after_its_sandbox() {
-    fn adjust(settings: &mut Settings) {
+    fn adjust(settings: &mut ServerSettings) {
         settings.records.log_retention_s = 100;
         settings.records.purge_interval = Duration::from_millis(10);
     }
@@ -440,7 +440,7 @@ async fn a_log_goes_some_time_after_its_sandbox() {
 /// Nothing is looked for every now and then here: it is the growth itself that has the logs cut.
 #[tokio::test]
 async fn all_logs_together_are_bounded_and_those_that_ended_go_first() {
-    fn adjust(settings: &mut Settings) {
+    fn adjust(settings: &mut ServerSettings) {
         settings.records.log_total_bytes = 200_000;
         settings.records.purge_interval = Duration::from_secs(3600);
     }

@@ -8,7 +8,7 @@ use secrecy::SecretBox;
 use server::clock::Clock;
 use server::lease::{LeaseError, NodeIdentity, NodeLease};
 use server::server::Server;
-use server::settings::Settings;
+use server::settings::ServerSettings;
 use store::Store;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -241,7 +241,7 @@ async fn a_server_stops_when_its_lease_is_another_ones() {
     };
     let lease = NodeLease::take(&store, host(1), time()).await.expect("a lease");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
-    let settings = Settings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])));
+    let settings = ServerSettings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])));
     let stop = CancellationToken::new();
     let node = FakeNode::new();
     let server = Server::start(listener, lease, super::reached(&node), settings, stop.clone())

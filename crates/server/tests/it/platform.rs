@@ -19,7 +19,7 @@ use server::clock::Clock;
 use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
 use server::server::Server;
-use server::settings::{Limits, Settings, TeamLimits};
+use server::settings::{Limits, ServerSettings, TeamLimits};
 use server::tls::Tls;
 use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
@@ -80,7 +80,7 @@ pub(crate) struct TestPlatform {
     pub(crate) metrics: SocketAddr,
     pub(crate) server: Server,
     pub(crate) directory: TempDir,
-    adjust: fn(&mut Settings),
+    adjust: fn(&mut ServerSettings),
     /// Which node it is for.
     n: u8,
 }
@@ -197,9 +197,9 @@ async fn template(store: &Store, id: &str, team: Option<TeamId>, aliases: &[&str
         .expect("a build");
 }
 
-fn settings(clock: &TestClock) -> Settings {
+fn settings(clock: &TestClock) -> ServerSettings {
     let clock = clock.clone();
-    Settings {
+    ServerSettings {
         limits: Limits {
             default: TeamLimits {
                 max_lifetime_s: MAX_LIFETIME_S,
@@ -208,7 +208,7 @@ fn settings(clock: &TestClock) -> Settings {
             teams: BTreeMap::new(),
         },
         clock: Clock::new(move || clock.now_us()),
-        ..Settings::new("sandbox.test:3000".to_owned(), SecretBox::new(Box::new([7; 32])))
+        ..ServerSettings::new("sandbox.test:3000".to_owned(), SecretBox::new(Box::new([7; 32])))
     }
 }
 
@@ -226,7 +226,7 @@ impl TestPlatform {
     }
 
     /// A platform with other settings, also after a restart.
-    pub(crate) async fn start_adjusted(adjust: fn(&mut Settings)) -> Self {
+    pub(crate) async fn start_adjusted(adjust: fn(&mut ServerSettings)) -> Self {
         let directory = TempDir::new().expect("a directory");
         let store = open(directory.path()).await;
         seed(&store).await;
@@ -239,10 +239,10 @@ impl TestPlatform {
         node: Arc<FakeNode>,
         clock: TestClock,
         tls: Option<Tls>,
-        adjust: fn(&mut Settings),
+        adjust: fn(&mut ServerSettings),
         n: u8,
     ) -> Self {
-        let mut settings = Settings {
+        let mut settings = ServerSettings {
             tls,
             ..settings(&clock)
         };

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use protocol::node::SandboxSample;
 use serde_json::{Value, json};
-use server::settings::Settings;
+use server::settings::ServerSettings;
 
 use super::platform::{KEY, OTHER_KEY, Reply, TestPlatform, within};
 
 const MIB: u64 = 1 << 20;
 
 /// Rounds follow each other quickly; what time they are of, the samples say.
-fn quick(settings: &mut Settings) {
+fn quick(settings: &mut ServerSettings) {
     settings.records.metric_first = Duration::from_millis(1);
     settings.records.metric_interval = Duration::from_millis(1);
 }
@@ -253,7 +253,7 @@ async fn a_batch_names_each_sandbox_once() {
 
 #[tokio::test]
 async fn old_samples_go() {
-    fn adjust(settings: &mut Settings) {
+    fn adjust(settings: &mut ServerSettings) {
         quick(settings);
         settings.records.metric_retention_s = 100;
         settings.records.purge_interval = Duration::from_millis(10);
@@ -283,7 +283,7 @@ async fn old_samples_go() {
 
 #[tokio::test]
 async fn all_samples_together_are_bounded_and_the_oldest_go_first() {
-    fn adjust(settings: &mut Settings) {
+    fn adjust(settings: &mut ServerSettings) {
         // Ten rows of five minutes.
         settings.records.metric_total_bytes = 10 * 1536;
         settings.records.purge_interval = Duration::from_millis(10);

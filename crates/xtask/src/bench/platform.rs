@@ -16,7 +16,7 @@ use server::clock::Clock;
 use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
 use server::server::Server;
-use server::settings::Settings;
+use server::settings::ServerSettings;
 use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
 use store::nodes::NodeRows;
@@ -172,7 +172,7 @@ impl BenchPlatform {
         let node = FakeNode::new();
         node.adopts_all.store(true, Ordering::Relaxed);
         let stop = CancellationToken::new();
-        let settings = Settings::new("sandbox.localhost".to_owned(), SecretBox::new(Box::new([7; 32])));
+        let settings = ServerSettings::new("sandbox.localhost".to_owned(), SecretBox::new(Box::new([7; 32])));
         let api: Arc<dyn NodeApi> = node.clone();
         let lease = NodeLease::take(&rows.store, rows.node, Clock::system()).await?;
         let server = Server::start(listener, lease, api, settings, stop.clone()).await?;

@@ -18,8 +18,9 @@
 //! taken on an old view of the row can be recognised.
 //!
 //! The portable subset: columns are `TEXT` or `BIGINT` only; flags are 0 and 1, times are microseconds, JSON is `TEXT`
-//! that no query takes apart. What differs between the engines is in `dialect.rs` and nowhere else.
+//! that no query takes apart. What differs between the engines is in `dialect.rs` and `connect.rs`.
 
+mod connect;
 mod db;
 mod dialect;
 mod migrations;
@@ -75,7 +76,7 @@ impl Store {
     /// # Errors
     /// When the address is of neither form, the database cannot be reached, or its schema is newer than this program.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let db = dialect::connect(url).await?;
+        let db = connect::connect(url).await?;
         migrations::run(&db).await?;
         Ok(Self { db })
     }

@@ -9,13 +9,14 @@
 
 mod logs;
 mod metrics;
+mod transaction;
 
 use model::id::{SandboxId, TeamId};
 
-pub use self::logs::{LogOrder, LogQuery, LogRow, NewLogEntry};
+pub use self::logs::{LogOrder, LogQuery, LogRow, LogSize, NewLogEntry};
 pub use self::metrics::MetricChunk;
+use self::transaction::{WRITE, execute};
 use crate::Store;
-use crate::db::{Query, Transaction};
 use crate::error::{Failure, StoreError, sort};
 use crate::row::{Columns, FromColumns};
 
@@ -30,33 +31,6 @@ pub struct RecordBatch {
     pub ended: Vec<(TeamId, SandboxId, i64)>,
 }
 
-/// How much a log holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogSize {
-    /// Whose it is.
-    pub team_id: TeamId,
-    /// The sandbox.
-    pub sandbox_id: SandboxId,
-    /// Entries.
-    pub entries: u64,
-    /// What they count for in bytes, see [`LogRow::bytes`].
-    pub bytes: u64,
-}
-
-impl FromColumns for LogSize {
-    const TABLE: &'static str = "sandbox_records";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        let size = |column| u64::try_from(columns.int(column)?).map_err(|_| columns.corrupt(column));
-        Ok(Self {
-            team_id: columns.id("team_id")?,
-            sandbox_id: columns.id("sandbox_id")?,
-            entries: size("log_entries")?,
-            bytes: size("log_bytes")?,
-        })
-    }
-}
-
 struct Owner(TeamId);
 
 impl FromColumns for Owner {
@@ -65,16 +39,6 @@ impl FromColumns for Owner {
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self(columns.id("team_id")?))
     }
-}
-
-const WRITE: &str = "write records of sandboxes";
-
-async fn execute(tx: &mut Transaction, query: Query) -> Result<(), StoreError> {
-    query
-        .execute(&mut **tx)
-        .await
-        .map_err(|error| sort(&error, "record", WRITE))?;
-    Ok(())
 }
 
 impl Store {

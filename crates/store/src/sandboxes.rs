@@ -7,6 +7,7 @@
 //! A row is its node's: only [`NodeRows`] changes it, and for another node it is not there.
 
 mod page;
+mod row;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,8 @@ use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
 use model::lifecycle::State;
 
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
+pub use self::row::SandboxRow;
+use self::row::columns;
 use crate::error::{StoreError, sort};
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
@@ -62,107 +65,6 @@ pub struct NewSandbox {
     pub lifecycle_json: Option<String>,
     /// When it was asked for, in microseconds since the Unix epoch.
     pub created_us: i64,
-}
-
-/// A sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SandboxRow {
-    /// Its id.
-    pub id: SandboxId,
-    /// The node that has it; none in a row of a version that did not know nodes, until a node takes it.
-    pub node_id: Option<NodeId>,
-    /// The owning team.
-    pub team_id: TeamId,
-    /// The user that asked for it.
-    pub user_id: UserId,
-    /// The template it is made of.
-    pub template_id: TemplateId,
-    /// The build of that template.
-    pub build_id: BuildId,
-    /// The template's alias, shown to clients.
-    pub alias: Option<String>,
-    /// Where in its life it is.
-    pub state: State,
-    /// Raised by every change of this row; the first is 1.
-    pub version: i64,
-    /// This run of the sandbox: a UUID.
-    pub execution_id: String,
-    /// When its agent first answered, in microseconds since the Unix epoch; `created_us` until then.
-    pub started_us: i64,
-    /// When it is to end, in microseconds since the Unix epoch.
-    pub end_us: i64,
-    /// The latest end that extensions may reach, in microseconds since the Unix epoch. The caller enforces it.
-    pub max_end_us: i64,
-    /// Cores.
-    pub cpu_count: u32,
-    /// Memory, in MiB.
-    pub memory_mb: u32,
-    /// Disk, in MiB.
-    pub disk_mb: u32,
-    /// The agent's version.
-    pub agent_version: String,
-    /// Labels that the client chose.
-    pub metadata: BTreeMap<String, String>,
-    /// Whether the agent asks for a token.
-    pub secure: bool,
-    /// Whether ports answer without a token.
-    pub allow_public_traffic: bool,
-    /// What the client asked for, if it asked.
-    pub allow_internet_access: Option<bool>,
-    /// The network settings of the client, in a form that is the caller's own.
-    pub network_json: Option<String>,
-    /// The lifecycle settings of the client, in a form that is the caller's own.
-    pub lifecycle_json: Option<String>,
-    /// When it was asked for, in microseconds since the Unix epoch.
-    pub created_us: i64,
-}
-
-/// The columns of a [`SandboxRow`].
-macro_rules! columns {
-    () => {
-        "id, team_id, user_id, template_id, build_id, alias, state, version, execution_id, started_us, end_us, \
-         max_end_us, cpu_count, memory_mb, disk_mb, agent_version, metadata_json, secure, allow_public_traffic, \
-         allow_internet_access, network_json, lifecycle_json, created_us, node_id"
-    };
-}
-pub(crate) use columns;
-
-impl FromColumns for SandboxRow {
-    const TABLE: &'static str = "sandboxes";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: columns.id("id")?,
-            node_id: columns.id_opt("node_id")?,
-            team_id: columns.id("team_id")?,
-            user_id: columns.id("user_id")?,
-            template_id: columns.id("template_id")?,
-            build_id: columns.id("build_id")?,
-            alias: columns.text_opt("alias")?,
-            state: State::from_column(&columns.text("state")?).ok_or_else(|| columns.corrupt("state"))?,
-            version: columns.int("version")?,
-            execution_id: columns.text("execution_id")?,
-            started_us: columns.int("started_us")?,
-            end_us: columns.int("end_us")?,
-            max_end_us: columns.int("max_end_us")?,
-            cpu_count: columns.count("cpu_count")?,
-            memory_mb: columns.count("memory_mb")?,
-            disk_mb: columns.count("disk_mb")?,
-            agent_version: columns.text("agent_version")?,
-            metadata: metadata(columns)?,
-            secure: columns.flag("secure")?,
-            allow_public_traffic: columns.flag("allow_public_traffic")?,
-            allow_internet_access: columns.flag_opt("allow_internet_access")?,
-            network_json: columns.text_opt("network_json")?,
-            lifecycle_json: columns.text_opt("lifecycle_json")?,
-            created_us: columns.int("created_us")?,
-        })
-    }
-}
-
-/// The labels of a row.
-fn metadata(columns: &Columns<'_>) -> Result<BTreeMap<String, String>, StoreError> {
-    serde_json::from_str(&columns.text("metadata_json")?).map_err(|_| columns.corrupt("metadata_json"))
 }
 
 /// Only whether a row is there.

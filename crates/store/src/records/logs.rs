@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use model::id::{SandboxId, TeamId};
 use model::log::Level;
 
-use super::{LogSize, WRITE, execute};
+use super::transaction::{WRITE, execute};
 use crate::Store;
 use crate::db::{Query, Transaction};
 use crate::dialect::Engine;
@@ -55,6 +55,19 @@ impl LogRow {
     }
 }
 
+/// How much a log holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSize {
+    /// Whose it is.
+    pub team_id: TeamId,
+    /// The sandbox.
+    pub sandbox_id: SandboxId,
+    /// Entries.
+    pub entries: u64,
+    /// What they count for in bytes, see [`LogRow::bytes`].
+    pub bytes: u64,
+}
+
 /// In which order entries are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogOrder {
@@ -96,6 +109,20 @@ impl FromColumns for LogRow {
             logger: columns.text("logger")?,
             message: columns.text("message")?,
             fields: fields.map_err(|_| columns.corrupt("fields_json"))?,
+        })
+    }
+}
+
+impl FromColumns for LogSize {
+    const TABLE: &'static str = "sandbox_records";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let size = |column| u64::try_from(columns.int(column)?).map_err(|_| columns.corrupt(column));
+        Ok(Self {
+            team_id: columns.id("team_id")?,
+            sandbox_id: columns.id("sandbox_id")?,
+            entries: size("log_entries")?,
+            bytes: size("log_bytes")?,
         })
     }
 }

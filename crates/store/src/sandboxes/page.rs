@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use model::id::{SandboxId, TeamId, TemplateId};
 use model::lifecycle::State;
 
-use super::{SandboxRow, columns};
+use super::row::{SandboxRow, columns, metadata};
 use crate::Store;
 use crate::error::StoreError;
 use crate::row::{Columns, FromColumns};
@@ -170,7 +170,7 @@ impl FromColumns for Labels {
                 started_us: columns.int("started_us")?,
                 id: columns.id("id")?,
             },
-            metadata: super::metadata(columns)?,
+            metadata: metadata(columns)?,
         })
     }
 }

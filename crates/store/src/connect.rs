@@ -1,0 +1,140 @@
+//! Opening the connections of a database, with what each engine needs for that.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
+use sqlx::{AnyPool, ConnectOptions, Executor};
+
+use crate::db::{Db, WriteAheadLog};
+use crate::dialect::Engine;
+use crate::error::{StoreError, sort};
+
+/// Readers of one SQLite file. Reads take tens of microseconds, so a few serve thousands of requests per second.
+const SQLITE_READERS: u32 = 4;
+/// Connections to PostgreSQL, of the 100 that a server allows by default.
+const POSTGRES_CONNECTIONS: u32 = 16;
+/// How long a caller waits for a connection before the database counts as unavailable.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+const CREATE_FILE: &str = "create the SQLite file";
+
+/// The writer of a SQLite file. WAL lets readers go on beside it; `synchronous=NORMAL` with WAL survives a kill of the
+/// process without loss, and a power cut with a consistent file that may lack the last moments. `FULL` would make every
+/// commit wait for the disk (milliseconds instead of a hundredth of one), also those of sandboxes, which do not survive
+/// a reboot themselves; what must survive asks for it, see [`Db::sync`]. Other processes (`ringfence key create` beside
+/// a running platform) may write too, so it waits for them.
+const SQLITE_WRITER: &str = "PRAGMA busy_timeout = 10000; PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; \
+     PRAGMA synchronous = NORMAL;";
+/// A reader of a SQLite file. A write through it is an error, not a lock held against the writer.
+const SQLITE_READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON;";
+
+/// Opens of SQLite files go one at a time within a process. The file is created by us, with the right mode, before
+/// SQLite opens it; closing our descriptor drops every lock this process holds on that file, so nobody may hold one.
+static SQLITE_OPENING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// Connects to the database that `url` names.
+pub(crate) async fn connect(url: &str) -> Result<Db, StoreError> {
+    sqlx::any::install_default_drivers();
+    if let Some(path) = url.strip_prefix("sqlite:") {
+        return connect_sqlite(path.strip_prefix("//").unwrap_or(path)).await;
+    }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return connect_postgres(url).await;
+    }
+    Err(StoreError::Address {
+        why: "it must begin with sqlite: or postgres://",
+    })
+}
+
+async fn connect_postgres(url: &str) -> Result<Db, StoreError> {
+    let pool = AnyPoolOptions::new()
+        .max_connections(POSTGRES_CONNECTIONS)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .connect_with(options(url)?)
+        .await
+        .map_err(|error| sort(&error, "database", "connect to PostgreSQL"))?;
+    Ok(Db {
+        engine: Engine::Postgres,
+        read: pool.clone(),
+        write: pool,
+        log: None,
+    })
+}
+
+async fn connect_sqlite(path: &str) -> Result<Db, StoreError> {
+    if path.is_empty() || path.starts_with(':') {
+        return Err(StoreError::Address {
+            why: "sqlite: must be followed by the path of a file",
+        });
+    }
+    let _opening = SQLITE_OPENING.lock().await;
+    let path = sqlite_file(Path::new(path)).map_err(|error| sort(&sqlx::Error::Io(error), "file", CREATE_FILE))?;
+    let url = sqlite_url(&path)?;
+    // The writer first: it is the one that turns a new file into one with a write-ahead log.
+    let write = sqlite_pool(&url, 1, SQLITE_WRITER).await?;
+    let read = sqlite_pool(&url, SQLITE_READERS, SQLITE_READER).await?;
+    Ok(Db {
+        engine: Engine::Sqlite,
+        read,
+        write,
+        log: Some(Arc::new(WriteAheadLog::of(&path))),
+    })
+}
+
+async fn sqlite_pool(url: &str, connections: u32, pragmas: &'static str) -> Result<AnyPool, StoreError> {
+    AnyPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        // The connection is a thread of this process: it does not go away, and asking it first would double the cost.
+        .test_before_acquire(false)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .after_connect(move |connection, _| {
+            Box::pin(async move {
+                connection.execute(pragmas).await?;
+                Ok(())
+            })
+        })
+        .connect_with(options(url)?)
+        .await
+        .map_err(|error| sort(&error, "database", "open the SQLite file"))
+}
+
+fn options(url: &str) -> Result<AnyConnectOptions, StoreError> {
+    let options: AnyConnectOptions = url
+        .parse()
+        .map_err(|_| StoreError::Address { why: "it is not a URL" })?;
+    // Statements are told from each other in our own logs; formatting each one again would cost time on every create.
+    Ok(options.disable_statement_logging())
+}
+
+/// Makes the file if it does not exist, readable by its owner only, and returns its one true path.
+fn sqlite_file(path: &Path) -> io::Result<PathBuf> {
+    let created: io::Result<File> = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match created {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    path.canonicalize()
+}
+
+/// The address of a file for the driver, which takes `?` and `#` for its own and undoes percent escapes.
+fn sqlite_url(path: &Path) -> Result<String, StoreError> {
+    let path = path.to_str().ok_or(StoreError::Address {
+        why: "the path of the file is not UTF-8",
+    })?;
+    let mut url = String::from("sqlite://");
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte) {
+            url.push(char::from(byte));
+        } else {
+            url.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    Ok(url)
+}

@@ -15,7 +15,7 @@ use store::Store;
 use store::error::StoreError;
 
 use self::capacity::{Capacity, CapacityPermit};
-use self::quota::{OverQuota, Quotas, Reservation, TeamQuota, Used};
+use self::quota::{OverQuota, Quotas, Reservation, ResourceUse, TeamQuota};
 use crate::clock::Clock;
 use crate::deadlines::Deadlines;
 use crate::node::NodeHandle;
@@ -38,7 +38,7 @@ pub(crate) enum AdmissionError {
     #[error(transparent)]
     OverQuota(#[from] OverQuota),
     #[error("{why}")]
-    NoRoom {
+    NoCapacity {
         why: String,
         /// Seconds until there may be.
         retry_after_s: u32,
@@ -83,14 +83,14 @@ impl AdmissionControl {
     }
 
     /// Takes what a sandbox of this size needs of its team's limits and of the host, before anything of it is made.
-    pub(crate) async fn admit(&self, quota: &Arc<TeamQuota>, share: Used) -> Result<Admission, AdmissionError> {
+    pub(crate) async fn admit(&self, quota: &Arc<TeamQuota>, share: ResourceUse) -> Result<Admission, AdmissionError> {
         let reservation = quota.reserve(share)?;
         let permit = self.capacity.admit(&*self.node, &self.clock).await;
         Ok(Admission {
             reservation,
-            capacity: permit.map_err(|why| AdmissionError::NoRoom {
+            capacity: permit.map_err(|why| AdmissionError::NoCapacity {
                 why: why.to_string(),
-                retry_after_s: self.deadlines.room_in_s(&self.clock),
+                retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
             })?,
         })
     }
@@ -99,7 +99,7 @@ impl AdmissionControl {
     ///
     /// # Errors
     /// When the database fails.
-    pub(crate) async fn occupy(&self, team: &TeamId, share: Used) -> Result<Admission, StoreError> {
+    pub(crate) async fn occupy(&self, team: &TeamId, share: ResourceUse) -> Result<Admission, StoreError> {
         let quota = self.quota_of(team).await?;
         Ok(Admission {
             reservation: quota.occupy(share),
@@ -108,8 +108,8 @@ impl AdmissionControl {
     }
 
     /// What the host has left, at most a moment ago; none if it cannot tell.
-    pub(crate) async fn room(&self) -> Option<HostCapacity> {
-        self.capacity.room(&*self.node, &self.clock).await
+    pub(crate) async fn host_capacity(&self) -> Option<HostCapacity> {
+        self.capacity.host(&*self.node, &self.clock).await
     }
 
     /// Says in the log which names are limited that no team has, most likely misspelt.

@@ -88,10 +88,10 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     let router = router
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
-        .layer(Extension(openapi::Served::new(&document)))
+        .layer(Extension(openapi::ServedDocument::new(&document)))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(axum::middleware::from_fn(rate::show_rate))
-        .layer(axum::middleware::from_fn(bound))
+        .layer(axum::middleware::from_fn(rate::add_rate_headers))
+        .layer(axum::middleware::from_fn(limit_duration))
         .layer(cors())
         .layer(axum::middleware::from_fn_with_state(observer, observe::observe))
         .with_state(state);
@@ -119,7 +119,7 @@ pub(crate) fn unavailable() -> Response {
 }
 
 /// Answers for the handlers that take too long.
-async fn bound(request: Request, next: Next) -> Response {
+async fn limit_duration(request: Request, next: Next) -> Response {
     let is_safe = request.method().is_safe();
     match tokio::time::timeout(ANSWER_BOUND, next.run(request)).await {
         Ok(response) => response,
@@ -128,7 +128,7 @@ async fn bound(request: Request, next: Next) -> Response {
 }
 
 /// The body of the answer to what is no request, for the statuses that such answers have.
-pub(crate) fn malformed(status: StatusCode) -> Option<Vec<u8>> {
+pub(crate) fn malformed_request_body(status: StatusCode) -> Option<Vec<u8>> {
     let why = match status {
         StatusCode::BAD_REQUEST => "this is not an HTTP request",
         StatusCode::URI_TOO_LONG => "the address of the request is too long",
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_an_error_like_any_other_and_tells_nothing() {
+    async fn a_panic_answers_500_without_details() {
         let router: Router = Router::new()
             .route("/", get(async || -> &'static str { panic!("a secret") }))
             .layer(CatchPanicLayer::custom(panicked));

@@ -14,7 +14,7 @@ use crate::clock::{Clock, SECOND_US};
 use crate::keys::{InvalidKey, hash_access_token, hash_api_key};
 
 /// A use of a credential is noted when this much time passed since the last note, because it is a write.
-const NOTE_INTERVAL_US: i64 = 60 * SECOND_US;
+const RECORD_INTERVAL_US: i64 = 60 * SECOND_US;
 
 /// What a request presents.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(crate) struct Authenticator {
     clock: Clock,
     /// When the use of each credential was last noted, in microseconds since the Unix epoch. As many as there are keys
     /// that count: an unknown one never gets here.
-    noted: Mutex<HashMap<String, i64>>,
+    recorded: Mutex<HashMap<String, i64>>,
     /// Work that a request began and that outlives it.
     work: TaskTracker,
 }
@@ -66,7 +66,7 @@ impl Authenticator {
         Self {
             store,
             clock,
-            noted: Mutex::default(),
+            recorded: Mutex::default(),
             work,
         }
     }
@@ -98,7 +98,7 @@ impl Authenticator {
     }
 
     /// Notes that a credential was used, now and then, beside the request.
-    pub(crate) fn note_use(&self, credential: &Credential, id: String) {
+    pub(crate) fn record_use(&self, credential: &Credential, id: String) {
         let now_us = self.clock.now_us();
         if !self.is_due(&id, now_us) {
             return;
@@ -106,27 +106,27 @@ impl Authenticator {
         let is_api_key = matches!(credential, Credential::ApiKey(_));
         let store = self.store.clone();
         self.work.spawn(async move {
-            let noted = if is_api_key {
+            let recorded = if is_api_key {
                 store.api_key_used(&id, now_us).await
             } else {
                 store.access_token_used(&id, now_us).await
             };
-            if let Err(error) = noted {
+            if let Err(error) = recorded {
                 tracing::warn!(key.id = id, error = %Chain(&error), "note the use of a key");
             }
         });
     }
 
     fn is_due(&self, id: &str, now_us: i64) -> bool {
-        let mut noted = self.noted.lock();
-        match noted.get_mut(id) {
-            Some(at_us) if now_us - *at_us < NOTE_INTERVAL_US => false,
+        let mut recorded = self.recorded.lock();
+        match recorded.get_mut(id) {
+            Some(at_us) if now_us - *at_us < RECORD_INTERVAL_US => false,
             Some(at_us) => {
                 *at_us = now_us;
                 true
             }
             None => {
-                noted.insert(id.to_owned(), now_us);
+                recorded.insert(id.to_owned(), now_us);
                 true
             }
         }

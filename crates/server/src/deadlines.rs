@@ -16,24 +16,24 @@ use crate::clock::{Clock, SECOND_US};
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait that a client is told when there is no room, in seconds. A sandbox may be killed long before its
 /// deadline, so a later one says nothing.
-const NO_ROOM_WAIT_MAX_S: i64 = 30;
+const CAPACITY_RETRY_MAX_S: i64 = 30;
 
 /// The deadlines of all sandboxes, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
-    set: Mutex<Set>,
-    nudge: Notify,
+    set: Mutex<DeadlineSet>,
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Set {
+struct DeadlineSet {
     ordered: BTreeSet<(i64, SandboxId)>,
-    of: HashMap<SandboxId, i64>,
+    by_id: HashMap<SandboxId, i64>,
 }
 
-impl Set {
+impl DeadlineSet {
     fn remove(&mut self, id: &SandboxId) {
-        if let Some(end_us) = self.of.remove(id) {
+        if let Some(end_us) = self.by_id.remove(id) {
             self.ordered.remove(&(end_us, id.clone()));
         }
     }
@@ -44,13 +44,13 @@ impl Deadlines {
     pub(crate) fn set(&self, id: &SandboxId, end_us: i64) {
         let mut set = self.set.lock();
         set.remove(id);
-        set.of.insert(id.clone(), end_us);
+        set.by_id.insert(id.clone(), end_us);
         set.ordered.insert((end_us, id.clone()));
         let first = set.ordered.first().is_some_and(|(first_us, _)| *first_us >= end_us);
         drop(set);
         // Only a deadline that comes first can shorten the wait.
         if first {
-            self.nudge.notify_one();
+            self.changed.notify_one();
         }
     }
 
@@ -65,10 +65,10 @@ impl Deadlines {
     }
 
     /// Seconds after which a host that is full may have room: when the next sandbox reaches its deadline, or before.
-    pub(crate) fn room_in_s(&self, clock: &Clock) -> u32 {
-        let wait_s = self.first_us().map_or(NO_ROOM_WAIT_MAX_S, |first_us| {
+    pub(crate) fn capacity_retry_s(&self, clock: &Clock) -> u32 {
+        let wait_s = self.first_us().map_or(CAPACITY_RETRY_MAX_S, |first_us| {
             let wait_us = (first_us - clock.now_us()).max(0);
-            (wait_us / SECOND_US + 1).min(NO_ROOM_WAIT_MAX_S)
+            (wait_us / SECOND_US + 1).min(CAPACITY_RETRY_MAX_S)
         });
         u32::try_from(wait_s).unwrap_or(1)
     }
@@ -76,7 +76,7 @@ impl Deadlines {
     /// Takes out and returns every sandbox whose deadline has come, waiting for the first.
     pub(crate) async fn due(&self, clock: &Clock) -> Vec<SandboxId> {
         loop {
-            let nudged = self.nudge.notified();
+            let change = self.changed.notified();
             let now_us = clock.now_us();
             let wait = {
                 let mut set = self.set.lock();
@@ -93,11 +93,11 @@ impl Deadlines {
                 set.ordered.first().map(|(end_us, _)| end_us - now_us)
             };
             match wait {
-                None => nudged.await,
+                None => change.await,
                 Some(wait_us) => {
                     let wait = Duration::from_micros(wait_us.unsigned_abs()).min(LONGEST_WAIT);
                     // Whether it was the nudge or the time that came, the next look decides.
-                    let _ = tokio::time::timeout(wait, nudged).await;
+                    let _ = tokio::time::timeout(wait, change).await;
                 }
             }
         }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_moved_deadline_counts_at_its_last_place_only() {
+    async fn only_the_latest_value_of_a_moved_deadline_counts() {
         let clock = tokio_clock();
         let deadlines = Deadlines::default();
         deadlines.set(&id("a"), 1_000_000);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_first_deadline_shortens_a_wait_that_has_begun() {
+    async fn an_earlier_deadline_shortens_the_wait() {
         let clock = tokio_clock();
         let deadlines = Arc::new(Deadlines::default());
         let waiting = {

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_hashed_over_their_bytes_whatever_the_case() {
+    fn key_hashes_ignore_case() {
         let hash = hash_api_key("e2b_00ff").expect("a key");
         assert_eq!(hash, hash_api_key("e2b_00FF").expect("a key"));
         assert_eq!(hash, KeyHash::new(hex(&Sha256::digest([0x00, 0xff]))));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn new_keys_are_of_their_kind_and_hashed_like_any_other() {
+    fn new_keys_have_their_prefix_and_hash() {
         let (one, other) = (NewKey::api_key().expect("random"), NewKey::api_key().expect("random"));
         assert_ne!(one.expose(), other.expose());
         assert_eq!(one.expose().len(), 44);

@@ -29,7 +29,7 @@ const RENEWAL: Duration = Duration::from_secs(3);
 /// How long giving a lease back may take: an end must not wait for a database that is away.
 const RELEASE_BOUND: Duration = Duration::from_secs(2);
 /// Pause between looks at a lease that another owner has.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Which node a server is for, and as whom it owns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,11 +84,11 @@ impl NodeLease {
     /// When another server renews it, or the database fails.
     pub async fn take(store: &Store, identity: NodeIdentity, clock: Clock) -> Result<Self, LeaseError> {
         let since = Instant::now();
-        let mut seen: Option<Lease> = None;
+        let mut first_seen: Option<Lease> = None;
         loop {
             let now_us = clock.now_us();
             // One that nobody renewed for that long is over, even where the clocks of two hosts differ.
-            let watched_us = seen
+            let watched_us = first_seen
                 .as_ref()
                 .filter(|_| since.elapsed() > LEASE)
                 .map(|lease| lease.until_us);
@@ -100,16 +100,16 @@ impl NodeLease {
                 expired_us: now_us.max(watched_us.unwrap_or(now_us)),
             };
             let held = match store.node_lease_acquire(&request).await? {
-                LeaseOutcome::Acquired => return Ok(Self::renewed(store, identity, clock)),
+                LeaseOutcome::Acquired => return Ok(Self::with_renewal(store, identity, clock)),
                 LeaseOutcome::Held(held) => held,
             };
-            match (&seen, &held.lease) {
+            match (&first_seen, &held.lease) {
                 (None, Some(_)) => {
                     tracing::warn!(
                         node.id = %held.id,
                         "the lease of this node was not given back: waiting until it is over, {LEASE:?} at most"
                     );
-                    seen = held.lease;
+                    first_seen = held.lease;
                 }
                 (Some(before), Some(now)) if before != now => {
                     return Err(LeaseError::Held {
@@ -120,11 +120,11 @@ impl NodeLease {
                 // Given back a moment ago, or not renewed yet.
                 (_, None) | (Some(_), Some(_)) => {}
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    fn renewed(store: &Store, identity: NodeIdentity, clock: Clock) -> Self {
+    fn with_renewal(store: &Store, identity: NodeIdentity, clock: Clock) -> Self {
         let stop = CancellationToken::new();
         let lease = Self {
             rows: store.of_node(identity.id),

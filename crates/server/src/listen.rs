@@ -36,12 +36,12 @@ use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
 use self::connections::{Connection, Connections};
-use self::credentials::Credentials;
-use self::links::Links;
-use self::malformed::{Turn, WholeAnswers};
+use self::credentials::CredentialFilter;
+use self::links::SignedLinks;
+use self::malformed::{ErrorBodyStream, ResponseState};
 use crate::api::ApiAddress;
 use crate::metrics::Metrics;
-use crate::peers::{Peer, Rates};
+use crate::peers::{Peer, PeerRates};
 use crate::sandboxes::registry::Registry;
 use crate::tls::{self, Tls};
 
@@ -98,9 +98,9 @@ pub(crate) struct Gateway {
     api: Router,
     address: ApiAddress,
     ingress: Ingress,
-    links: Links,
-    credentials: Credentials,
-    handshakes: Rates,
+    links: SignedLinks,
+    credentials: CredentialFilter,
+    handshakes: PeerRates,
     /// Where requests to the API run: apart from connections, so that no amount of traffic is in their way.
     control: Handle,
     phase: AtomicU8,
@@ -116,9 +116,9 @@ impl Gateway {
             api,
             address,
             ingress,
-            links: Links::default(),
-            credentials: Credentials::default(),
-            handshakes: Rates::new(HANDSHAKES.0, HANDSHAKES.1),
+            links: SignedLinks::default(),
+            credentials: CredentialFilter::default(),
+            handshakes: PeerRates::new(HANDSHAKES.0, HANDSHAKES.1),
             control: Handle::current(),
             phase: AtomicU8::new(Phase::Starting as u8),
             requests: TaskTracker::new(),
@@ -162,16 +162,16 @@ impl Gateway {
     ) -> Response<Body> {
         match route {
             Ok(Route::Api) => self.answer_from_api(request).await,
-            Ok(_) if !self.is_ready() => self.own(&request, &Answer::Unavailable),
+            Ok(_) if !self.is_ready() => self.proxy_answer(&request, &Answer::Unavailable),
             Ok(Route::Sandbox(target)) => self.answer_from_sandbox(request, target).await,
             Ok(Route::SignedFile(signed)) => match self.links.find(&self.services.registry, &signed, peer).await {
                 Ok(id) => {
                     let port = protocol::agent::PORT;
                     self.answer_from_sandbox(request, Target { id, port }).await
                 }
-                Err(answer) => self.own(&request, &answer),
+                Err(answer) => self.proxy_answer(&request, &answer),
             },
-            Err(bad) => self.own(&request, &Answer::BadRequest(bad.message())),
+            Err(bad) => self.proxy_answer(&request, &Answer::BadRequest(bad.message())),
         }
     }
 
@@ -182,7 +182,7 @@ impl Gateway {
         let find = |id: &_| self.services.registry.access(id);
         let method = request.method().clone();
         let response = self.ingress.serve(request, &target, find).await;
-        self.services.metrics.proxied(response.status().as_u16());
+        self.services.metrics.proxy_request(response.status().as_u16());
         // Neither path nor query: both are the client's business with the sandbox, and signatures are in them.
         tracing::debug!(
             sandbox.id = %target.id,
@@ -195,7 +195,7 @@ impl Gateway {
     }
 
     /// An answer of the proxy's own to a request that no sandbox gets.
-    fn own(&self, request: &Request<ClientBody>, answer: &Answer) -> Response<Body> {
+    fn proxy_answer(&self, request: &Request<ClientBody>, answer: &Answer) -> Response<Body> {
         self.ingress.answer(request.headers(), answer).map(Body::new)
     }
 
@@ -293,8 +293,8 @@ async fn serve(
         let (stream, client) = ClientConnection::new(tcp);
         return serve_stream(stream, (client, connection), gateway, tasks, (stop, abort)).await;
     };
-    let greeting = async {
-        match tokio::time::timeout_at(deadline, tls::begins(&tcp)).await {
+    let protocol = async {
+        match tokio::time::timeout_at(deadline, tls::starts_with_tls(&tcp)).await {
             Ok(Ok(is_tls)) => Some(is_tls),
             // Gone, or silent for too long.
             Ok(Err(_)) | Err(_) => None,
@@ -303,8 +303,8 @@ async fn serve(
     let is_tls = tokio::select! {
         biased;
         () = stop.cancelled() => return,
-        () = connection.was_evicted() => return,
-        greeting = greeting => greeting,
+        () = connection.evicted() => return,
+        protocol = protocol => protocol,
     };
     let (stream, client) = ClientConnection::new(tcp);
     match is_tls {
@@ -319,7 +319,7 @@ async fn serve(
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = connection.was_evicted() => return,
+                () = connection.evicted() => return,
                 accepted = tls.accept(stream, turn) => accepted,
             };
             match accepted {
@@ -343,28 +343,28 @@ async fn serve(
 /// Serves the requests of one connection. Dropping its stream after a cut resets it, so every way out of here is one.
 async fn serve_stream<S>(
     stream: S,
-    (client, place): (ClientConnection, Arc<Connection>),
+    (client, tracked): (ClientConnection, Arc<Connection>),
     gateway: Arc<Gateway>,
     tasks: TaskTracker,
     (stop, abort): (CancellationToken, CancellationToken),
 ) where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let turn = Turn::default();
-    let stream = WholeAnswers::new(stream, turn.clone(), Arc::clone(&place));
+    let state = ResponseState::default();
+    let stream = ErrorBodyStream::new(stream, state.clone(), Arc::clone(&tracked));
     let service = {
-        let (client, place) = (client.clone(), Arc::clone(&place));
+        let (client, tracked) = (client.clone(), Arc::clone(&tracked));
         service_fn(move |mut request: Request<Incoming>| {
-            let under_way = place.begin(request.version() < Version::HTTP_2);
-            turn.begin();
+            let in_progress = tracked.begin_request(request.version() < Version::HTTP_2);
+            state.begin();
             request.extensions_mut().insert(client.clone());
-            let (gateway, turn, peer) = (Arc::clone(&gateway), turn.clone(), place.peer());
+            let (gateway, state, peer) = (Arc::clone(&gateway), state.clone(), tracked.peer());
             async move {
                 let response = Box::pin(gateway.answer(request, peer)).await;
                 if response.status().as_u16() < 400 {
-                    under_way.is_good();
+                    in_progress.mark_good();
                 }
-                Ok::<_, Infallible>(turn.follow(response, under_way))
+                Ok::<_, Infallible>(state.track(response, in_progress))
             }
         })
     };
@@ -385,7 +385,7 @@ async fn serve_stream<S>(
         .max_header_list_size(HEAD_BYTES.1)
         .max_concurrent_streams(STREAMS);
     let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    let mut overdue = Box::pin(overdue(Arc::clone(&place)));
+    let mut overdue = Box::pin(overdue(Arc::clone(&tracked)));
     let mut draining = false;
     let mut evicted = false;
     loop {
@@ -400,10 +400,10 @@ async fn serve_stream<S>(
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = place.was_evicted(), if !evicted => {
+            () = tracked.evicted(), if !evicted => {
                 evicted = true;
                 // A request that came at the same moment is answered.
-                if !place.is_busy() {
+                if !tracked.is_busy() {
                     return;
                 }
                 connection.as_mut().graceful_shutdown();
@@ -421,11 +421,11 @@ async fn serve_stream<S>(
 }
 
 /// Returns once a connection has kept the platform waiting for too long.
-async fn overdue(place: Arc<Connection>) {
-    let mut sleep = Box::pin(tokio::time::sleep_until(place.deadline()));
+async fn overdue(tracked: Arc<Connection>) {
+    let mut sleep = Box::pin(tokio::time::sleep_until(tracked.deadline()));
     std::future::poll_fn(|cx| {
         loop {
-            let deadline = place.deadline();
+            let deadline = tracked.deadline();
             // A later deadline is looked at when the earlier one has come, which spares a timer per request.
             if deadline < sleep.deadline() {
                 sleep.as_mut().reset(deadline);

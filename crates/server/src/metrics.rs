@@ -70,7 +70,7 @@ struct Series {
 
 /// What is looked up when the metrics are asked for.
 #[derive(Debug, Clone)]
-pub(crate) struct Snapshot {
+pub(crate) struct MetricsSnapshot {
     /// Sandboxes, by their state.
     pub(crate) sandboxes: Vec<(&'static str, usize)>,
     /// Open connections to sandboxes.
@@ -80,7 +80,7 @@ pub(crate) struct Snapshot {
     /// Entries of sandboxes' logs that were ever dropped.
     pub(crate) log_entries_lost: u64,
     /// What the host has left, if it can tell.
-    pub(crate) room: Option<HostCapacity>,
+    pub(crate) capacity: Option<HostCapacity>,
 }
 
 /// How many connections there are and were.
@@ -149,7 +149,7 @@ impl Metrics {
     }
 
     /// A request to a sandbox was answered.
-    pub(crate) fn proxied(&self, status: u16) {
+    pub(crate) fn proxy_request(&self, status: u16) {
         self.series.proxied[class(status)].inc();
     }
 
@@ -170,16 +170,16 @@ impl Metrics {
     ///
     /// # Errors
     /// Never in practice: writing into a text does not fail.
-    pub(crate) fn text(&self, moment: &Snapshot) -> Result<String, std::fmt::Error> {
+    pub(crate) fn text(&self, snapshot: &MetricsSnapshot) -> Result<String, std::fmt::Error> {
         let series = &self.series;
-        for (state, count) in &moment.sandboxes {
+        for (state, count) in &snapshot.sandboxes {
             let gauge = series.sandboxes.get_or_create(&[("state", *state)]);
             gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
         }
         series
             .connections
-            .set(i64::try_from(moment.connections).unwrap_or(i64::MAX));
-        let clients = &moment.clients;
+            .set(i64::try_from(snapshot.connections).unwrap_or(i64::MAX));
+        let clients = &snapshot.clients;
         series
             .client_connections
             .set(i64::try_from(clients.open).unwrap_or(i64::MAX));
@@ -190,10 +190,19 @@ impl Metrics {
             counter.inner().store(count, Ordering::Relaxed);
         }
         let lost = series.log_entries_lost.inner();
-        lost.store(moment.log_entries_lost, Ordering::Relaxed);
-        let room = |bytes: fn(&HostCapacity) -> u64| moment.room.as_ref().map_or(f64::NAN, |room| float(bytes(room)));
-        series.memory_available.set(room(|room| room.memory_available_bytes));
-        series.disk_available.set(room(|room| room.disk_available_bytes));
+        lost.store(snapshot.log_entries_lost, Ordering::Relaxed);
+        let available = |bytes: fn(&HostCapacity) -> u64| {
+            snapshot
+                .capacity
+                .as_ref()
+                .map_or(f64::NAN, |capacity| float(bytes(capacity)))
+        };
+        series
+            .memory_available
+            .set(available(|capacity| capacity.memory_available_bytes));
+        series
+            .disk_available
+            .set(available(|capacity| capacity.disk_available_bytes));
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

@@ -106,22 +106,22 @@ pub struct OperatorError {
 }
 
 /// An error as an answer.
-struct Refused(StatusCode, String);
+struct ErrorResponse(StatusCode, String);
 
-impl Refused {
+impl ErrorResponse {
     fn no_sandbox(id: &str) -> Self {
         Self(StatusCode::NOT_FOUND, format!("there is no sandbox {id}"))
     }
 }
 
-impl From<StoreError> for Refused {
+impl From<StoreError> for ErrorResponse {
     fn from(error: StoreError) -> Self {
         // The operator is who can mend it, so the whole chain is told.
         Self(StatusCode::SERVICE_UNAVAILABLE, Chain(&error).to_string())
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         (self.0, Json(OperatorError { message: self.1 })).into_response()
     }
@@ -145,7 +145,7 @@ pub(crate) fn router(operator: Operator) -> Router {
         .with_state(operator)
 }
 
-async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<OperatorSandbox>>, Refused> {
+async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<OperatorSandbox>>, ErrorResponse> {
     let rows = operator.sandboxes.rows.sandbox_list_live().await?;
     let names = team_names(&operator).await?;
     let mut shown = Vec::with_capacity(rows.len());
@@ -158,14 +158,14 @@ async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<Ope
 async fn show_sandbox(
     State(operator): State<Operator>,
     Path(id): Path<String>,
-) -> Result<Json<OperatorSandbox>, Refused> {
+) -> Result<Json<OperatorSandbox>, ErrorResponse> {
     let row = operator.store.sandbox_by_id(&parse(&id)?).await?;
-    let row = row.ok_or_else(|| Refused::no_sandbox(&id))?;
+    let row = row.ok_or_else(|| ErrorResponse::no_sandbox(&id))?;
     let names = team_names(&operator).await?;
     Ok(Json(show(&operator, &names, row).await?))
 }
 
-async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) -> Result<StatusCode, Refused> {
+async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) -> Result<StatusCode, ErrorResponse> {
     let sandbox = parse(&id)?;
     let Some(entry) = operator.registry.get(&sandbox) else {
         return Err(absent(&operator, &sandbox).await?);
@@ -175,9 +175,9 @@ async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) 
         Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
         Some(StopOutcome::Failed) => {
             let why = format!("sandbox {id} could not be ended yet; it is tried again, see the platform's log");
-            Err(Refused(StatusCode::SERVICE_UNAVAILABLE, why))
+            Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))
         }
-        None => Err(Refused::no_sandbox(&id)),
+        None => Err(ErrorResponse::no_sandbox(&id)),
     }
 }
 
@@ -193,18 +193,18 @@ async fn read_logs(
     State(operator): State<Operator>,
     Path(id): Path<String>,
     Query(wanted): Query<LogParameters>,
-) -> Result<Json<Vec<OperatorLogEntry>>, Refused> {
+) -> Result<Json<Vec<OperatorLogEntry>>, ErrorResponse> {
     let sandbox = parse(&id)?;
     let level = match wanted.level.as_deref().map(str::parse::<Level>) {
         None => Level::Debug,
         Some(Ok(level)) => level,
         Some(Err(_)) => {
             let why = "level must be debug, info, warn or error".to_owned();
-            return Err(Refused(StatusCode::BAD_REQUEST, why));
+            return Err(ErrorResponse(StatusCode::BAD_REQUEST, why));
         }
     };
     let Some(team) = operator.records.owner(&sandbox).await? else {
-        return Err(Refused::no_sandbox(&id));
+        return Err(ErrorResponse::no_sandbox(&id));
     };
     let query = LogQuery {
         from_us: 0,
@@ -219,24 +219,24 @@ async fn read_logs(
 }
 
 /// Why the platform cannot end a sandbox that is not in its memory.
-async fn absent(operator: &Operator, id: &SandboxId) -> Result<Refused, StoreError> {
+async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorResponse, StoreError> {
     let row = operator.store.sandbox_by_id(id).await?;
     let why = match &row {
         Some(row) => operator.sandboxes.absent(row).await?,
         None => AbsentError::Unknown,
     };
     Ok(match why {
-        AbsentError::Elsewhere { node } => Refused(
+        AbsentError::Elsewhere { node } => ErrorResponse(
             StatusCode::SERVICE_UNAVAILABLE,
             format!("sandbox {id} is on node {node}: end it there"),
         ),
-        AbsentError::Unknown => Refused::no_sandbox(id.as_str()),
+        AbsentError::Unknown => ErrorResponse::no_sandbox(id.as_str()),
         AbsentError::Store(error) => error.into(),
     })
 }
 
-fn parse(id: &str) -> Result<SandboxId, Refused> {
-    SandboxId::from_path(id).map_err(|_| Refused::no_sandbox(id))
+fn parse(id: &str) -> Result<SandboxId, ErrorResponse> {
+    SandboxId::from_path(id).map_err(|_| ErrorResponse::no_sandbox(id))
 }
 
 async fn team_names(operator: &Operator) -> Result<HashMap<TeamId, String>, StoreError> {

@@ -12,7 +12,7 @@ pub(crate) enum CreateOutcome {
     /// The team is at a limit.
     Limited,
     /// The host has no room.
-    NoRoom,
+    NoCapacity,
     /// The platform failed.
     Failed,
 }
@@ -24,7 +24,7 @@ impl CreateOutcome {
         Self::Repeated,
         Self::Refused,
         Self::Limited,
-        Self::NoRoom,
+        Self::NoCapacity,
         Self::Failed,
     ];
 
@@ -35,7 +35,7 @@ impl CreateOutcome {
             Self::Repeated => "repeated",
             Self::Refused => "refused",
             Self::Limited => "limited",
-            Self::NoRoom => "no_room",
+            Self::NoCapacity => "no_room",
             Self::Failed => "failed",
         }
     }

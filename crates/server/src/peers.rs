@@ -102,14 +102,14 @@ const PEERS_MAX: usize = 8192;
 
 /// How often each peer may do something: `burst` times at once, and once per `interval` in the long run.
 #[derive(Debug)]
-pub(crate) struct Rates {
+pub(crate) struct PeerRates {
     interval: Duration,
     burst: u32,
     /// When each will have all its permits again. Whoever has them is forgotten when room is needed.
     full_at: Mutex<HashMap<Option<Peer>, Instant>>,
 }
 
-impl Rates {
+impl PeerRates {
     pub(crate) fn new(burst: u32, interval: Duration) -> Self {
         Self {
             interval,
@@ -122,7 +122,7 @@ impl Rates {
     ///
     /// # Errors
     /// When it has none, with the time until it has one.
-    pub(crate) fn take(&self, peer: Peer) -> Result<Permit, Duration> {
+    pub(crate) fn take(&self, peer: Peer) -> Result<RatePermit, Duration> {
         let now = Instant::now();
         let mut table = self.full_at.lock();
         let key = if table.contains_key(&Some(peer)) {
@@ -140,11 +140,11 @@ impl Rates {
             return Err(next - latest);
         }
         *full_at = next;
-        Ok(Permit(key))
+        Ok(RatePermit(key))
     }
 
     /// Takes back a permit for what turned out to cost nothing.
-    pub(crate) fn give_back(&self, permit: &Permit) {
+    pub(crate) fn give_back(&self, permit: &RatePermit) {
         if let Some(full_at) = self.full_at.lock().get_mut(&permit.0)
             && let Some(earlier) = full_at.checked_sub(self.interval)
         {
@@ -155,7 +155,7 @@ impl Rates {
 
 /// A permit that was taken, with the rate that it was taken from.
 #[derive(Debug)]
-pub(crate) struct Permit(Option<Peer>);
+pub(crate) struct RatePermit(Option<Peer>);
 
 #[cfg(test)]
 mod tests {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_one_peer_and_who_is_none() {
+    fn peers_are_identified_by_address() {
         let shared: Vec<Network> = ["10.1.0.0/16", "fd00::/8", "192.0.2.7"]
             .iter()
             .map(|text| text.parse().expect("a network"))
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_network() {
+    fn networks_are_parsed() {
         let all: Network = "0.0.0.0/0".parse().expect("a network");
         assert!(all.contains(address("203.0.113.1")) && !all.contains(address("::1")));
         for wrong in [
@@ -213,8 +213,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_peer_has_its_rate_and_too_many_share_one() {
-        let rates = Rates::new(2, Duration::from_secs(1));
+    async fn rates_are_per_peer_and_shared_beyond_the_maximum() {
+        let rates = PeerRates::new(2, Duration::from_secs(1));
         let (one, other) = (Peer::V6(1), Peer::V6(2));
         assert!(rates.take(one).is_ok());
         let permit = rates.take(one).expect("the second");

@@ -38,7 +38,7 @@ use tokio::sync::Notify;
 
 pub(crate) use self::lifecycle_event::LifecycleEvent;
 pub(crate) use self::pack::Sample;
-use self::queue::{Item, Queue};
+use self::queue::{Item, WriteQueue};
 use self::tail::Tail;
 use crate::clock::{Clock, SECOND_US};
 use crate::settings::RecordSettings;
@@ -52,17 +52,17 @@ pub(crate) struct Records {
     store: Store,
     settings: RecordSettings,
     clock: Clock,
-    queue: Queue,
-    known: Mutex<HashMap<SandboxId, Known>>,
+    queue: WriteQueue,
+    tracked: Mutex<HashMap<SandboxId, TrackedSandbox>>,
     /// What all logs together may still grow by, in bytes, as far as that is known.
-    room_for_logs: AtomicU64,
+    log_budget: AtomicU64,
     /// They have grown by more.
-    overgrown: Notify,
+    over_budget: Notify,
 }
 
 /// A sandbox that something may be recorded of.
 #[derive(Debug)]
-struct Known {
+struct TrackedSandbox {
     team: TeamId,
     ended: Option<Instant>,
     tail: Tail,
@@ -75,11 +75,11 @@ impl Records {
             store,
             settings,
             clock,
-            queue: Queue::new(),
-            known: Mutex::default(),
+            queue: WriteQueue::new(),
+            tracked: Mutex::default(),
             // Known after the first look, a purge interval after the start or when as much as is allowed was added.
-            room_for_logs: AtomicU64::new(log_total_bytes),
-            overgrown: Notify::new(),
+            log_budget: AtomicU64::new(log_total_bytes),
+            over_budget: Notify::new(),
         }
     }
 
@@ -89,24 +89,24 @@ impl Records {
     }
 
     /// Begins the records of a sandbox.
-    pub(crate) fn enlist(&self, row: &SandboxRow) {
-        let known = Known {
+    pub(crate) fn track(&self, row: &SandboxRow) {
+        let tracked = TrackedSandbox {
             team: row.team_id.clone(),
             ended: None,
             tail: Tail::new(&row.id, row.cpu_count),
         };
-        self.known.lock().insert(row.id.clone(), known);
+        self.tracked.lock().insert(row.id.clone(), tracked);
     }
 
     /// Samples of a sandbox count from now on: it runs, since `started_us`.
-    pub(crate) fn runs(&self, row: &SandboxRow) {
-        if let Some(known) = self.known.lock().get_mut(&row.id) {
-            known.tail.begin(row.started_us);
+    pub(crate) fn start_sampling(&self, row: &SandboxRow) {
+        if let Some(tracked) = self.tracked.lock().get_mut(&row.id) {
+            tracked.tail.start(row.started_us);
         }
     }
 
     /// Notes in the log of a sandbox what happened to it.
-    pub(crate) fn note(&self, id: &SandboxId, event: &LifecycleEvent<'_>) {
+    pub(crate) fn log_event(&self, id: &SandboxId, event: &LifecycleEvent<'_>) {
         let (level, message, fields) = event.describe();
         self.put_entry(
             id,
@@ -119,21 +119,21 @@ impl Records {
     }
 
     /// A sandbox is gone: its last samples are written, and its log begins to age.
-    pub(crate) fn ended(&self, id: &SandboxId) {
-        let mut known = self.known.lock();
-        let Some(known) = known.get_mut(id).filter(|known| known.ended.is_none()) else {
+    pub(crate) fn end(&self, id: &SandboxId) {
+        let mut tracked = self.tracked.lock();
+        let Some(tracked) = tracked.get_mut(id).filter(|tracked| tracked.ended.is_none()) else {
             return;
         };
-        known.ended = Some(Instant::now());
-        if let Some(chunk) = known.tail.cut(&known.team, id) {
+        tracked.ended = Some(Instant::now());
+        if let Some(chunk) = tracked.tail.cut(&tracked.team, id) {
             self.queue.put(Item::Chunk(chunk));
         }
         self.queue
-            .put(Item::End(known.team.clone(), id.clone(), self.clock.now_us()));
+            .put(Item::End(tracked.team.clone(), id.clone(), self.clock.now_us()));
     }
 
     /// Takes in an entry of the node.
-    pub(crate) fn put_from_node(&self, entry: SandboxLog) {
+    pub(crate) fn log_from_node(&self, entry: SandboxLog) {
         let SandboxLog {
             id,
             at_us,
@@ -154,7 +154,7 @@ impl Records {
         message: String,
         fields: BTreeMap<String, String>,
     ) {
-        let team = self.known.lock().get(id).map(|known| known.team.clone());
+        let team = self.tracked.lock().get(id).map(|tracked| tracked.team.clone());
         // Of a sandbox that nobody was told of, or that ended long ago.
         let Some(team_id) = team else { return };
         // PostgreSQL has no NUL character in its texts.
@@ -182,15 +182,15 @@ impl Records {
         if query.limit == 0 {
             return Ok(Vec::new());
         }
-        self.queue.settle().await;
+        self.queue.flush().await;
         self.store.log_list(team, id, query).await
     }
 
     /// The team whose sandbox this is or was, as long as anything is remembered of it. For the operator: requests of
     /// teams know theirs.
     pub(crate) async fn owner(&self, id: &SandboxId) -> Result<Option<TeamId>, StoreError> {
-        let known = self.known.lock().get(id).map(|known| known.team.clone());
-        match known {
+        let tracked = self.tracked.lock().get(id).map(|tracked| tracked.team.clone());
+        match tracked {
             Some(team) => Ok(Some(team)),
             None => self.store.record_owner(id).await,
         }
@@ -206,16 +206,16 @@ impl Records {
     ) -> Result<Vec<Sample>, StoreError> {
         let from_us = from_us.max(self.oldest_sample_us());
         // Memory first: what moves into the database in between is then seen twice, not missed.
-        let recent = self.of_team(team, id, |tail| tail.samples().to_vec());
-        self.queue.settle().await;
+        let recent = self.with_tail(team, id, |tail| tail.samples().to_vec());
+        self.queue.flush().await;
         let chunks = self.store.metric_list(team, id, from_us, to_us).await?;
         let mut samples: BTreeMap<i64, Sample> = BTreeMap::new();
         for chunk in &chunks {
-            let unpacked = pack::unpack(&chunk.samples).unwrap_or_else(|| {
+            let decoded = pack::decode(&chunk.samples).unwrap_or_else(|| {
                 tracing::error!(sandbox.id = %id, from_us = chunk.from_us, "metrics in the database cannot be read");
                 Vec::new()
             });
-            samples.extend(unpacked.into_iter().map(|sample| (sample.at_us, sample)));
+            samples.extend(decoded.into_iter().map(|sample| (sample.at_us, sample)));
         }
         samples.extend(recent.into_iter().flatten().map(|sample| (sample.at_us, sample)));
         if from_us > to_us {
@@ -226,21 +226,21 @@ impl Records {
 
     /// The newest sample of a team's sandbox.
     pub(crate) async fn latest(&self, team: &TeamId, id: &SandboxId) -> Result<Option<Sample>, StoreError> {
-        let last = match self.of_team(team, id, Tail::last).flatten() {
+        let last = match self.with_tail(team, id, Tail::last).flatten() {
             Some(last) => Some(last),
             None => {
                 let chunk = self.store.metric_latest(team, id).await?;
-                chunk.and_then(|chunk| pack::unpack(&chunk.samples)?.last().copied())
+                chunk.and_then(|chunk| pack::decode(&chunk.samples)?.last().copied())
             }
         };
         Ok(last.filter(|sample| sample.at_us >= self.oldest_sample_us()))
     }
 
     /// Asks the tail of a sandbox, if it is that team's.
-    fn of_team<T>(&self, team: &TeamId, id: &SandboxId, ask: impl FnOnce(&Tail) -> T) -> Option<T> {
-        let known = self.known.lock();
-        let known = known.get(id).filter(|known| known.team == *team)?;
-        Some(ask(&known.tail))
+    fn with_tail<T>(&self, team: &TeamId, id: &SandboxId, ask: impl FnOnce(&Tail) -> T) -> Option<T> {
+        let tracked = self.tracked.lock();
+        let tracked = tracked.get(id).filter(|tracked| tracked.team == *team)?;
+        Some(ask(&tracked.tail))
     }
 
     fn oldest_sample_us(&self) -> i64 {
@@ -249,8 +249,8 @@ impl Records {
 
     /// Forgets sandboxes that ended some time ago.
     fn forget_ended(&self) {
-        self.known
+        self.tracked
             .lock()
-            .retain(|_, known| known.ended.is_none_or(|ended| ended.elapsed() < LINGER));
+            .retain(|_, tracked| tracked.ended.is_none_or(|ended| ended.elapsed() < LINGER));
     }
 }

@@ -69,25 +69,25 @@ pub(crate) struct Defaults {
 
 impl Sandboxes {
     /// Puts a row into memory.
-    fn enlist(&self, row: &SandboxRow, admission: Admission) -> Arc<SandboxEntry> {
+    fn register(&self, row: &SandboxRow, admission: Admission) -> Arc<SandboxEntry> {
         let traffic_token = (!row.allow_public_traffic).then(|| self.tokens.traffic_token(&row.id));
         let entry = SandboxEntry::new(row, admission, self.tokens.access_token(&row.id), traffic_token);
         self.registry.insert(Arc::clone(&entry));
-        self.records.enlist(row);
+        self.records.track(row);
         entry
     }
 
     /// Removes a sandbox that no client knows: from the node, then from the rows and memory. While the node fails, that
     /// goes on in the background, and the sandbox keeps what it takes of the limits.
     async fn discard(self: &Arc<Self>, id: &SandboxId) {
-        if self.end_unknown(id).await {
+        if self.kill_unannounced(id).await {
             return self.forget(id).await;
         }
         let (sandboxes, id) = (Arc::clone(self), id.clone());
         self.work.spawn(async move {
             loop {
                 tokio::time::sleep(DISCARD_RETRY).await;
-                if sandboxes.end_unknown(&id).await {
+                if sandboxes.kill_unannounced(&id).await {
                     return sandboxes.forget(&id).await;
                 }
             }
@@ -95,7 +95,7 @@ impl Sandboxes {
     }
 
     /// Ends a sandbox that no client knows, and says whether nothing of it runs.
-    async fn end_unknown(&self, id: &SandboxId) -> bool {
+    async fn kill_unannounced(&self, id: &SandboxId) -> bool {
         match self.node.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => true,
             Err(error) => {
@@ -109,15 +109,15 @@ impl Sandboxes {
     async fn forget(&self, id: &SandboxId) {
         self.deadlines.remove(id);
         self.registry.remove(id);
-        self.records.ended(id);
+        self.records.end(id);
         if let Err(error) = self.rows.sandbox_delete(id).await {
             // The row is of no sandbox that runs, so the next start removes it.
-            self.store_failed(&error, id, "remove the row of an ended sandbox");
+            self.log_store_error(&error, id, "remove the row of an ended sandbox");
         }
     }
 
     /// Counts and logs an error of the database that no client is told.
-    fn store_failed(&self, error: &StoreError, id: &SandboxId, what: &str) {
+    fn log_store_error(&self, error: &StoreError, id: &SandboxId, what: &str) {
         self.metrics.store_error();
         tracing::error!(sandbox.id = %id, error = %Chain(error), "{what}");
     }

@@ -30,7 +30,7 @@ use crate::operator::{self, Operator, OperatorSocket};
 use crate::records::Records;
 pub use crate::sandboxes::adopt::AdoptError;
 use crate::sandboxes::idempotency::Claims;
-use crate::sandboxes::node_events::Until;
+use crate::sandboxes::node_events::StopSignals;
 use crate::sandboxes::registry::Registry;
 use crate::sandboxes::{Defaults, Sandboxes};
 use crate::settings::ServerSettings;
@@ -238,15 +238,15 @@ impl Server {
             .background
             .spawn(Arc::clone(&sandboxes).enforce_deadlines(stop.clone()));
         server.background.spawn(claims.purge(stop.clone()));
-        let until = Until {
+        let signals = StopSignals {
             draining: stop.clone(),
             stopped: server.records_stop.clone(),
         };
         // Only now, because entries of sandboxes that are not known yet would be dropped.
-        server.records.spawn(sandboxes.follow_node(events, until, writing));
+        server.records.spawn(sandboxes.follow_node(events, signals, writing));
         server.background.spawn(Arc::clone(&records).purge(stop.clone()));
         server.background.spawn(records.sample(node, stop.clone()));
-        server.background.spawn(space::hold(store, stop.clone()));
+        server.background.spawn(space::reserve(store, stop.clone()));
         server.gateway.enter(Phase::Ready);
         Ok(server)
     }

@@ -15,7 +15,7 @@ use crate::chain::Chain;
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Holds space for the database until `stop` is cancelled, and says when there is none and when there is again.
-pub(crate) async fn hold(store: Store, stop: CancellationToken) {
+pub(crate) async fn reserve(store: Store, stop: CancellationToken) {
     let mut is_short = false;
     loop {
         match store.reserve_space().await {

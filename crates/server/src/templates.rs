@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn template_names_are_taken_apart() {
+    fn template_names_are_parsed() {
         let check = |text: &str, want: Option<(Option<&str>, &str, Option<&str>)>| {
             let want = want.map(|(namespace, name, tag)| TemplateName {
                 namespace: namespace.map(str::to_owned),

@@ -53,7 +53,7 @@ pub enum TlsError {
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<RwLock<Arc<rustls::ServerConfig>>>,
-    turns: Arc<Semaphore>,
+    handshakes: Arc<Semaphore>,
 }
 
 impl fmt::Debug for Tls {
@@ -72,7 +72,7 @@ impl Tls {
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         Ok(Self {
             config: Arc::new(RwLock::new(config(certificates, key)?)),
-            turns: Arc::new(Semaphore::new(HANDSHAKES)),
+            handshakes: Arc::new(Semaphore::new(HANDSHAKES)),
         })
     }
 
@@ -97,7 +97,7 @@ impl Tls {
     ) -> io::Result<TlsStream<ClientStream>> {
         let handshake = async {
             turn.await;
-            let _turn = self.turns.acquire().await.map_err(io::Error::other)?;
+            let _turn = self.handshakes.acquire().await.map_err(io::Error::other)?;
             let acceptor = TlsAcceptor::from(Arc::clone(&self.config.read()));
             acceptor.accept(stream).await
         };
@@ -111,7 +111,7 @@ impl Tls {
 ///
 /// # Errors
 /// When the connection broke. One that ends without a byte is not TLS.
-pub(crate) async fn begins(tcp: &TcpStream) -> io::Result<bool> {
+pub(crate) async fn starts_with_tls(tcp: &TcpStream) -> io::Result<bool> {
     let mut first = [0];
     let got = tcp.peek(&mut first).await?;
     Ok(got == 1 && first[0] == HANDSHAKE_RECORD)

@@ -23,7 +23,7 @@ const MIB: u64 = 1024 * 1024;
 
 /// Why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoRoom {
+pub(crate) enum NoCapacity {
     /// As many sandboxes run as may.
     #[error("{0} sandboxes run, which is as many as may at once")]
     Count(u32),
@@ -39,19 +39,19 @@ pub(crate) enum NoRoom {
 struct Reading {
     at_us: i64,
     /// None when the node could not tell.
-    room: Option<HostCapacity>,
+    capacity: Option<HostCapacity>,
 }
 
 /// The room of the host.
 #[derive(Debug)]
 pub(crate) struct Capacity {
     settings: CapacitySettings,
-    seats: Arc<Mutex<u32>>,
+    sandboxes: Arc<Mutex<u32>>,
     reading: Mutex<Option<Reading>>,
     /// Sandboxes that were admitted since the host was asked last, and whose disks it has not told of.
     admitted: AtomicU32,
     /// Held by whoever reads, so that a burst reads once.
-    turn: tokio::sync::Mutex<()>,
+    reading_lock: tokio::sync::Mutex<()>,
 }
 
 /// The place of one sandbox among those that may run, until this is dropped.
@@ -68,64 +68,64 @@ impl Capacity {
     pub(crate) fn new(settings: CapacitySettings) -> Self {
         Self {
             settings,
-            seats: Arc::default(),
+            sandboxes: Arc::default(),
             reading: Mutex::default(),
             admitted: AtomicU32::new(0),
-            turn: tokio::sync::Mutex::default(),
+            reading_lock: tokio::sync::Mutex::default(),
         }
     }
 
     /// A seat for a new sandbox, if the host has room for it. A host that cannot tell its room gets the benefit of the
     /// doubt: the start itself will show.
-    pub(crate) async fn admit(&self, node: &dyn NodeApi, clock: &Clock) -> Result<CapacityPermit, NoRoom> {
-        let seat = self.seat()?;
-        let Some(room) = self.room(node, clock).await else {
-            return Ok(seat);
+    pub(crate) async fn admit(&self, node: &dyn NodeApi, clock: &Clock) -> Result<CapacityPermit, NoCapacity> {
+        let permit = self.permit()?;
+        let Some(capacity) = self.host(node, clock).await else {
+            return Ok(permit);
         };
         let floor_mb = self.settings.memory_floor_mb;
-        let available_mb = room.memory_available_bytes / MIB;
+        let available_mb = capacity.memory_available_bytes / MIB;
         if available_mb < floor_mb.into() {
-            return Err(NoRoom::Memory { available_mb, floor_mb });
+            return Err(NoCapacity::Memory { available_mb, floor_mb });
         }
         let floor_mb = self.settings.disk_floor_mb;
         let each_mb = u64::from(self.settings.disk_per_sandbox_mb);
         let admitted = u64::from(self.admitted.load(Ordering::Relaxed));
-        let available_mb = (room.disk_available_bytes / MIB).saturating_sub(each_mb * admitted);
+        let available_mb = (capacity.disk_available_bytes / MIB).saturating_sub(each_mb * admitted);
         if available_mb < u64::from(floor_mb) + each_mb {
-            return Err(NoRoom::Disk { available_mb, floor_mb });
+            return Err(NoCapacity::Disk { available_mb, floor_mb });
         }
         self.admitted.fetch_add(1, Ordering::Relaxed);
-        Ok(seat)
+        Ok(permit)
     }
 
-    fn seat(&self) -> Result<CapacityPermit, NoRoom> {
-        let mut seats = self.seats.lock();
+    fn permit(&self) -> Result<CapacityPermit, NoCapacity> {
+        let mut sandboxes = self.sandboxes.lock();
         match self.settings.max_sandboxes {
-            Some(max) if *seats >= max => Err(NoRoom::Count(max)),
+            Some(max) if *sandboxes >= max => Err(NoCapacity::Count(max)),
             _ => {
-                *seats += 1;
-                Ok(CapacityPermit(Arc::clone(&self.seats)))
+                *sandboxes += 1;
+                Ok(CapacityPermit(Arc::clone(&self.sandboxes)))
             }
         }
     }
 
     /// A seat for a sandbox that runs already, whatever the limit.
     pub(crate) fn occupy(&self) -> CapacityPermit {
-        *self.seats.lock() += 1;
-        CapacityPermit(Arc::clone(&self.seats))
+        *self.sandboxes.lock() += 1;
+        CapacityPermit(Arc::clone(&self.sandboxes))
     }
 
     /// What the host has left, at most a moment ago; none if it cannot tell.
-    pub(crate) async fn room(&self, node: &dyn NodeApi, clock: &Clock) -> Option<HostCapacity> {
+    pub(crate) async fn host(&self, node: &dyn NodeApi, clock: &Clock) -> Option<HostCapacity> {
         if let Some(reading) = self.fresh(clock) {
-            return reading.room;
+            return reading.capacity;
         }
-        let _turn = self.turn.lock().await;
+        let _guard = self.reading_lock.lock().await;
         if let Some(reading) = self.fresh(clock) {
-            return reading.room;
+            return reading.capacity;
         }
-        let room = match node.capacity().await {
-            Ok(room) => Some(room),
+        let capacity = match node.capacity().await {
+            Ok(capacity) => Some(capacity),
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "read what the host has left");
                 None
@@ -135,9 +135,9 @@ impl Capacity {
         self.admitted.store(0, Ordering::Relaxed);
         *self.reading.lock() = Some(Reading {
             at_us: clock.now_us(),
-            room,
+            capacity,
         });
-        room
+        capacity
     }
 
     fn fresh(&self, clock: &Clock) -> Option<Reading> {

@@ -26,12 +26,12 @@ pub(crate) struct TeamQuota {
     pub(crate) requests: Option<Bucket>,
     /// Creates of sandboxes, if they are limited.
     pub(crate) creates: Option<Bucket>,
-    used: Mutex<Used>,
+    used: Mutex<ResourceUse>,
 }
 
 /// What sandboxes use, or one of them needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Used {
+pub(crate) struct ResourceUse {
     /// How many they are.
     pub(crate) sandboxes: u64,
     /// Cores.
@@ -40,9 +40,9 @@ pub(crate) struct Used {
     pub(crate) memory_mb: u64,
 }
 
-impl Used {
+impl ResourceUse {
     /// What one sandbox of this size needs.
-    pub(crate) fn by_one(cpu_count: u32, memory_mb: u32) -> Self {
+    pub(crate) fn one_sandbox(cpu_count: u32, memory_mb: u32) -> Self {
         Self {
             sandboxes: 1,
             cpu_count: cpu_count.into(),
@@ -53,23 +53,23 @@ impl Used {
 
 /// A limit that a create would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the team may use {limit} {what}, it uses {used}, and this sandbox needs {wanted}")]
+#[error("the team may use {limit} {resource}, it uses {used}, and this sandbox needs {requested}")]
 pub(crate) struct OverQuota {
     /// What is limited.
-    pub(crate) what: &'static str,
+    pub(crate) resource: &'static str,
     /// The most that the team may use.
     pub(crate) limit: u32,
     /// What it uses now.
     pub(crate) used: u64,
     /// What the sandbox would add.
-    pub(crate) wanted: u64,
+    pub(crate) requested: u64,
 }
 
 /// What one sandbox takes of its team's limits, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     team: Arc<TeamQuota>,
-    share: Used,
+    share: ResourceUse,
 }
 
 impl TeamQuota {
@@ -83,9 +83,9 @@ impl TeamQuota {
     }
 
     /// Takes `share` if that exceeds no limit.
-    pub(crate) fn reserve(self: &Arc<Self>, share: Used) -> Result<Reservation, OverQuota> {
+    pub(crate) fn reserve(self: &Arc<Self>, share: ResourceUse) -> Result<Reservation, OverQuota> {
         let mut used = self.used.lock();
-        for (what, limit, used, wanted) in [
+        for (resource, limit, used, requested) in [
             (
                 "sandboxes at once",
                 self.limits.sandboxes,
@@ -96,28 +96,28 @@ impl TeamQuota {
             ("MiB of memory", self.limits.memory_mb, used.memory_mb, share.memory_mb),
         ] {
             if let Some(limit) = limit
-                && used + wanted > u64::from(limit)
+                && used + requested > u64::from(limit)
             {
                 return Err(OverQuota {
-                    what,
+                    resource,
                     limit,
                     used,
-                    wanted,
+                    requested,
                 });
             }
         }
         used.add(share);
         drop(used);
-        Ok(self.hold(share))
+        Ok(self.reservation(share))
     }
 
     /// Takes `share` whatever the limits say: for a sandbox that runs already.
-    pub(crate) fn occupy(self: &Arc<Self>, share: Used) -> Reservation {
+    pub(crate) fn occupy(self: &Arc<Self>, share: ResourceUse) -> Reservation {
         self.used.lock().add(share);
-        self.hold(share)
+        self.reservation(share)
     }
 
-    fn hold(self: &Arc<Self>, share: Used) -> Reservation {
+    fn reservation(self: &Arc<Self>, share: ResourceUse) -> Reservation {
         Reservation {
             team: Arc::clone(self),
             share,
@@ -125,7 +125,7 @@ impl TeamQuota {
     }
 }
 
-impl Used {
+impl ResourceUse {
     fn add(&mut self, share: Self) {
         self.sandboxes += share.sandboxes;
         self.cpu_count += share.cpu_count;
@@ -207,10 +207,10 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_holds_to_the_last_one_and_not_beyond() {
+    fn limits_are_exact() {
         let none = TeamLimits::default();
-        let share = Used::by_one(2, 1024);
-        for (limits, fit, what) in [
+        let share = ResourceUse::one_sandbox(2, 1024);
+        for (limits, fit, resource) in [
             (
                 TeamLimits {
                     sandboxes: Some(3),
@@ -249,32 +249,35 @@ mod tests {
                 .map(|_| team.reserve(share).expect("within the limit"))
                 .collect();
             let over = team.reserve(share).expect_err("over the limit");
-            assert_eq!(over.what, what);
+            assert_eq!(over.resource, resource);
             held.pop();
             let again = team.reserve(share).expect("what ended made room");
             drop((held, again));
-            assert_eq!(*team.used.lock(), Used::default());
+            assert_eq!(*team.used.lock(), ResourceUse::default());
         }
     }
 
     #[test]
-    fn without_limits_everything_fits_and_is_still_counted() {
+    fn use_is_counted_without_limits() {
         let team = team(TeamLimits::default());
         let held: Vec<_> = (0..1000)
-            .map(|_| team.reserve(Used::by_one(u32::MAX, u32::MAX)).expect("no limit"))
+            .map(|_| {
+                team.reserve(ResourceUse::one_sandbox(u32::MAX, u32::MAX))
+                    .expect("no limit")
+            })
             .collect();
         assert_eq!(team.used.lock().sandboxes, 1000);
         drop(held);
-        assert_eq!(*team.used.lock(), Used::default());
+        assert_eq!(*team.used.lock(), ResourceUse::default());
     }
 
     #[test]
-    fn what_runs_already_counts_beyond_the_limit() {
+    fn adopted_sandboxes_may_exceed_the_limit() {
         let team = team(TeamLimits {
             sandboxes: Some(1),
             ..TeamLimits::default()
         });
-        let share = Used::by_one(1, 1);
+        let share = ResourceUse::one_sandbox(1, 1);
         let (first, second) = (team.occupy(share), team.occupy(share));
         drop(first);
         team.reserve(share).expect_err("one runs still");
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_does_not_overshoot() {
+    fn a_burst_does_not_exceed_the_limit() {
         let team = team(TeamLimits {
             sandboxes: Some(10),
             ..TeamLimits::default()
@@ -293,7 +296,7 @@ mod tests {
                 .map(|_| {
                     scope.spawn(|| {
                         (0..10)
-                            .filter_map(|_| team.reserve(Used::by_one(1, 1)).ok())
+                            .filter_map(|_| team.reserve(ResourceUse::one_sandbox(1, 1)).ok())
                             .collect::<Vec<_>>()
                     })
                 })

@@ -79,7 +79,7 @@ mod tests {
     const NOW: i64 = 1_785_000_000_000_000;
 
     #[test]
-    fn a_full_bucket_gives_all_of_its_permits_at_once_and_then_one_by_one() {
+    fn a_full_bucket_allows_a_burst_and_refills_evenly() {
         let bucket = Bucket::new(4, 60);
         for remaining in [3, 2, 1, 0] {
             let level = bucket.take(NOW).expect("a permit");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_and_the_smallest_bucket_count_exactly() {
+    fn extreme_bucket_sizes_are_exact() {
         let largest = Bucket::new(u32::MAX, 1);
         assert_eq!(largest.take(NOW).expect("a permit").remaining, BUCKET_MAX - 1);
         let smallest = Bucket::new(0, 60);

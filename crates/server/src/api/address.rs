@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_has_one_name() {
+    fn the_api_host_is_recognized() {
         let address = address();
         for (host, is_it) in [
             ("api.sandbox.test", true),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn path_method_and_key_decide_together() {
+    fn path_method_and_key_must_all_match() {
         const KEY: &str = "e2b_0000000000000000000000000000000000000001";
         let address = address();
         for (method, path, keys, taken) in [

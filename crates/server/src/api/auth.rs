@@ -77,7 +77,7 @@ impl Caller {
         };
         let taken = creates.take(now_us);
         self.rate.set(taken.unwrap_or_else(|level| level));
-        taken.map_err(|level| ApiError::too_often("creates per minute", level))?;
+        taken.map_err(|level| ApiError::rate_limited("creates per minute", level))?;
         Ok(())
     }
 }
@@ -100,9 +100,9 @@ impl FromRequestParts<ApiState> for Caller {
         if let Some(requests) = &quota.requests {
             let taken = requests.take(state.clock.now_us());
             rate.set(taken.unwrap_or_else(|level| level));
-            taken.map_err(|level| ApiError::too_often("requests per second", level))?;
+            taken.map_err(|level| ApiError::rate_limited("requests per second", level))?;
         }
-        state.authenticator.note_use(&credential, owner.credential);
+        state.authenticator.record_use(&credential, owner.credential);
         Ok(Self {
             team: owner.team,
             user: owner.user,

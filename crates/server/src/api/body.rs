@@ -15,7 +15,7 @@ use http_body_util::BodyExt as _;
 use model::limits::BODY_MAX_BYTES;
 use serde_json::{Map, Value};
 
-use self::shape::{Body, Place};
+use self::shape::{Body, FieldPath};
 use super::error::ApiError;
 
 /// How much of a body that is too large is read before the connection is closed on the rest.
@@ -32,14 +32,14 @@ pub(crate) struct RequiredBody<T>(Map<String, Value>, PhantomData<fn() -> T>);
 impl<T: Body> OptionalBody<T> {
     /// What it says.
     pub(crate) fn read(&self) -> Result<T, ApiError> {
-        T::read(&self.0, &Place::BODY)
+        T::read(&self.0, &FieldPath::BODY)
     }
 }
 
 impl<T: Body> RequiredBody<T> {
     /// What it says.
     pub(crate) fn read(&self) -> Result<T, ApiError> {
-        T::read(&self.0, &Place::BODY)
+        T::read(&self.0, &FieldPath::BODY)
     }
 
     /// The body as text that is the same for the same values, in whatever order and with whatever spaces they came.

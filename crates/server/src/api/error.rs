@@ -26,7 +26,7 @@ use crate::templates::{InvalidTemplateName, TemplateError};
 /// Tells SDKs that know it not to try again by themselves, whatever the status.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 /// The `error_code` of a host without room.
-const NO_ROOM: &str = "sandbox_capacity_unavailable";
+const NO_CAPACITY: &str = "sandbox_capacity_unavailable";
 /// Seconds after which to ask again a server that is not ready. A start takes less, a drain and a start a little more.
 const READY_AFTER_S: u32 = 1;
 /// Seconds after which to ask again a server whose disk is full: somebody has to make room.
@@ -123,7 +123,7 @@ impl ApiError {
     pub(crate) fn create_outcome(&self) -> CreateOutcome {
         match self.status {
             StatusCode::TOO_MANY_REQUESTS => CreateOutcome::Limited,
-            _ if self.error_code == Some(NO_ROOM) => CreateOutcome::NoRoom,
+            _ if self.error_code == Some(NO_CAPACITY) => CreateOutcome::NoCapacity,
             status if status.is_client_error() => CreateOutcome::Refused,
             _ => CreateOutcome::Failed,
         }
@@ -259,7 +259,7 @@ impl ApiError {
 
     /// What an idempotency key cannot be used for. `mismatch` is the status for another request with the same key,
     /// in which the two paths differ.
-    pub(crate) fn not_claimed(error: ClaimError, mismatch: StatusCode) -> Self {
+    pub(crate) fn idempotency(error: ClaimError, mismatch: StatusCode) -> Self {
         match error {
             ClaimError::Store(error) => error.into(),
             ClaimError::Mismatch => Self::new(
@@ -277,17 +277,17 @@ impl ApiError {
     }
 
     /// 503: the host has no room for another sandbox.
-    fn no_room(retry_after_s: u32) -> Self {
+    fn no_capacity(retry_after_s: u32) -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "there is no room for another sandbox at the moment",
         )
-        .code(NO_ROOM)
+        .code(NO_CAPACITY)
         .retry_after(retry_after_s)
     }
 
     /// 429: the team asks more often than it may.
-    pub(crate) fn too_often(what: &str, level: Level) -> Self {
+    pub(crate) fn rate_limited(what: &str, level: Level) -> Self {
         Self::new(
             StatusCode::TOO_MANY_REQUESTS,
             format!(
@@ -307,7 +307,7 @@ impl From<InvalidId> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let mut told = match error {
+        let mut answer = match error {
             StoreError::Unavailable { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "the database is unavailable")
                 .code("internal_server_error")
                 .caused_by(error),
@@ -323,8 +323,8 @@ impl From<StoreError> for ApiError {
             | StoreError::Corrupt { .. }
             | StoreError::SchemaTooNew { .. } => Self::internal().caused_by(error),
         };
-        told.store_failed = true;
-        told
+        answer.store_failed = true;
+        answer
     }
 }
 
@@ -339,7 +339,7 @@ impl From<CreateError> for ApiError {
             CreateError::Store(error) => error.into(),
             CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
-            CreateError::NoRoom { retry_after_s, .. } => Self::no_room(retry_after_s).caused_by(error),
+            CreateError::NoCapacity { retry_after_s, .. } => Self::no_capacity(retry_after_s).caused_by(error),
             CreateError::Node(_) | CreateError::Died | CreateError::TaskFailed => failed(error),
         }
     }
@@ -349,7 +349,7 @@ impl From<AdmissionError> for ApiError {
     fn from(error: AdmissionError) -> Self {
         match error {
             AdmissionError::OverQuota(over) => over.into(),
-            AdmissionError::NoRoom { retry_after_s, .. } => Self::no_room(retry_after_s).caused_by(error),
+            AdmissionError::NoCapacity { retry_after_s, .. } => Self::no_capacity(retry_after_s).caused_by(error),
         }
     }
 }
@@ -395,15 +395,15 @@ impl From<OverQuota> for ApiError {
     /// 429 that waiting does not mend: without `Retry-After`, and with the word that keeps SDKs from trying again.
     fn from(over: OverQuota) -> Self {
         let OverQuota {
-            what,
+            resource,
             limit,
             used,
-            wanted,
+            requested,
         } = over;
         let mut error = Self::new(
             StatusCode::TOO_MANY_REQUESTS,
             format!(
-                "your team is limited to {limit} {what}, {used} are in use and this sandbox needs {wanted}: kill a \
+                "your team is limited to {limit} {resource}, {used} are in use and this sandbox needs {requested}: kill a \
                  sandbox, or ask the operator of this platform for more"
             ),
         );
@@ -414,7 +414,7 @@ impl From<OverQuota> for ApiError {
 
 impl ApiError {
     /// What became of a change of the deadline of `id`.
-    pub(crate) fn not_extended(error: ExtendError, id: impl std::fmt::Display) -> Self {
+    pub(crate) fn deadline_not_changed(error: ExtendError, id: impl std::fmt::Display) -> Self {
         match error {
             ExtendError::Store(error) => error.into(),
             ExtendError::Stopping => Self::stopping(id),

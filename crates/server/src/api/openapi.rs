@@ -160,9 +160,9 @@ pub(super) fn error(description: &str) -> utoipa::openapi::Response {
 
 /// The document as it is served.
 #[derive(Debug, Clone)]
-pub(super) struct Served(Bytes);
+pub(super) struct ServedDocument(Bytes);
 
-impl Served {
+impl ServedDocument {
     pub(super) fn new(document: &Value) -> Self {
         Self(document.to_string().into())
     }
@@ -176,7 +176,7 @@ impl Served {
     security(),
     responses((status = 200, description = "The description of the API in OpenAPI 3.1", body = Object))
 )]
-pub(super) async fn get_openapi(Extension(Served(document)): Extension<Served>) -> Response {
+pub(super) async fn get_openapi(Extension(ServedDocument(document)): Extension<ServedDocument>) -> Response {
     let content_type = HeaderValue::from_static("application/json; charset=utf-8");
     let mut response = Response::new(document.into());
     *response.status_mut() = StatusCode::OK;

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_reads_back_as_its_place_in_its_order_only() {
+    fn page_tokens_are_valid_in_their_order_only() {
         let id: SandboxId = "iabc".parse().expect("an id");
         let at_us = 1_785_000_000_123_456;
         for (made, wanted, fits) in [

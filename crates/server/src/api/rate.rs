@@ -29,7 +29,7 @@ impl RateSlot {
 }
 
 /// The layer.
-pub(super) async fn show_rate(mut request: Request, next: Next) -> Response {
+pub(super) async fn add_rate_headers(mut request: Request, next: Next) -> Response {
     let slot = RateSlot::default();
     request.extensions_mut().insert(slot.clone());
     let mut response = next.run(request).await;

@@ -20,7 +20,7 @@ use utoipa::ToSchema;
 
 use super::state::SandboxAccess;
 use crate::clock::rfc3339;
-use crate::sandboxes::idempotency::KeptSandbox;
+use crate::sandboxes::idempotency::StoredSandbox;
 
 /// The same for every sandbox; SDKs that still read it need it to be there.
 const CLIENT_ID: &str = "6532622b";
@@ -56,21 +56,21 @@ struct ConnectionInfo {
 
 impl ConnectionInfo {
     fn new(row: SandboxRow, access: &SandboxAccess) -> Self {
-        Self::again(row.into(), access)
+        Self::from_stored(row.into(), access)
     }
 
     /// From what was kept of an answer.
-    fn again(kept: KeptSandbox, access: &SandboxAccess) -> Self {
-        let id = &kept.sandbox_id;
+    fn from_stored(stored: StoredSandbox, access: &SandboxAccess) -> Self {
+        let id = &stored.sandbox_id;
         Self {
             envd_access_token: access.agent_token(id).expose_secret().to_owned(),
             traffic_access_token: access.traffic_token(id).expose_secret().to_owned(),
             domain: access.domain.clone(),
-            template_id: kept.template_id.into(),
-            sandbox_id: kept.sandbox_id.into(),
+            template_id: stored.template_id.into(),
+            sandbox_id: stored.sandbox_id.into(),
             client_id: CLIENT_ID,
-            alias: kept.alias,
-            envd_version: kept.agent_version,
+            alias: stored.alias,
+            envd_version: stored.agent_version,
         }
     }
 }

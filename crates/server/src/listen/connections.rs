@@ -42,36 +42,36 @@ struct Table {
     open: usize,
     refused: u64,
     evicted: u64,
-    peers: HashMap<Peer, OfPeer>,
+    peers: HashMap<Peer, PeerConnections>,
     idle: Idle,
     logged_at: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
-struct OfPeer {
+struct PeerConnections {
     open: usize,
     idle: Idle,
 }
 
 /// Connections without a request under way, those first that would be missed least.
-type Idle = BTreeMap<Worth, (Option<Peer>, CancellationToken)>;
+type Idle = BTreeMap<EvictionOrder, (Option<Peer>, CancellationToken)>;
 
 /// What a connection is worth to its client: whether it ever got a good answer on it, since when it idles, and its
 /// number.
-type Worth = (bool, Instant, u64);
+type EvictionOrder = (bool, Instant, u64);
 
 impl Table {
-    fn rest(&mut self, peer: Option<Peer>, worth: Worth, evicted: &CancellationToken) {
-        self.idle.insert(worth, (peer, evicted.clone()));
+    fn add_idle(&mut self, peer: Option<Peer>, order: EvictionOrder, evicted: &CancellationToken) {
+        self.idle.insert(order, (peer, evicted.clone()));
         if let Some(of_peer) = peer.and_then(|peer| self.peers.get_mut(&peer)) {
-            of_peer.idle.insert(worth, (peer, evicted.clone()));
+            of_peer.idle.insert(order, (peer, evicted.clone()));
         }
     }
 
-    fn wake(&mut self, peer: Option<Peer>, worth: &Worth) {
-        self.idle.remove(worth);
+    fn remove_idle(&mut self, peer: Option<Peer>, order: &EvictionOrder) {
+        self.idle.remove(order);
         if let Some(of_peer) = peer.and_then(|peer| self.peers.get_mut(&peer)) {
-            of_peer.idle.remove(worth);
+            of_peer.idle.remove(order);
         }
     }
 
@@ -81,12 +81,12 @@ impl Table {
             Some(peer) => self.peers.get(&peer).map(|of_peer| &of_peer.idle),
             None => Some(&self.idle),
         };
-        let Some((worth, (peer, evicted))) = idle.and_then(BTreeMap::first_key_value) else {
+        let Some((order, (peer, evicted))) = idle.and_then(BTreeMap::first_key_value) else {
             return false;
         };
-        let (worth, peer) = (*worth, *peer);
+        let (order, peer) = (*order, *peer);
         evicted.cancel();
-        self.wake(peer, &worth);
+        self.remove_idle(peer, &order);
         self.evicted += 1;
         true
     }
@@ -152,8 +152,8 @@ impl Connections {
             peer,
             id: table.last_id,
             evicted: CancellationToken::new(),
-            state: Mutex::new(State {
-                under_way: 0,
+            state: Mutex::new(ConnectionState {
+                in_progress: 0,
                 is_http1: true,
                 was_good: false,
                 had_request: false,
@@ -164,7 +164,7 @@ impl Connections {
         if let Some(peer) = peer {
             table.peers.entry(peer).or_default().open += 1;
         }
-        table.rest(peer, (false, now, connection.id), &connection.evicted);
+        table.add_idle(peer, (false, now, connection.id), &connection.evicted);
         Some(connection)
     }
 }
@@ -176,13 +176,13 @@ pub(super) struct Connection {
     peer: Option<Peer>,
     id: u64,
     evicted: CancellationToken,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ConnectionState {
     /// Requests whose answers are not complete.
-    under_way: usize,
+    in_progress: usize,
     is_http1: bool,
     /// Whether a request got an answer that was no refusal.
     was_good: bool,
@@ -192,13 +192,13 @@ struct State {
     idle_since: Instant,
 }
 
-impl State {
-    fn worth(&self, id: u64) -> Worth {
+impl ConnectionState {
+    fn order(&self, id: u64) -> EvictionOrder {
         (self.was_good, self.idle_since, id)
     }
 
     fn deadline(&self, now: Instant) -> Instant {
-        if self.under_way > 0 {
+        if self.in_progress > 0 {
             now + IDLE
         } else if !self.had_request {
             self.idle_since + FIRST_REQUEST
@@ -223,43 +223,46 @@ impl Connection {
 
     /// Whether a request is under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.state.lock().under_way > 0
+        self.state.lock().in_progress > 0
     }
 
     /// Returns once another connection needs its place.
-    pub(super) async fn was_evicted(&self) {
+    pub(super) async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
 
     /// Bytes came.
-    pub(super) fn read(&self) {
+    pub(super) fn on_read(&self) {
         let mut state = self.state.lock();
         // On HTTP/2 they may be anything.
-        if state.is_http1 && state.had_request && state.under_way == 0 && state.head_began.is_none() {
+        if state.is_http1 && state.had_request && state.in_progress == 0 && state.head_began.is_none() {
             state.head_began = Some(Instant::now());
         }
     }
 
     /// A request is there. It is under way until what this returns is dropped.
-    pub(super) fn begin(self: &Arc<Self>, is_http1: bool) -> UnderWay {
+    pub(super) fn begin_request(self: &Arc<Self>, is_http1: bool) -> RequestInProgress {
         let mut state = self.state.lock();
         state.had_request = true;
         state.head_began = None;
         state.is_http1 = is_http1;
-        state.under_way += 1;
-        if state.under_way == 1 {
-            self.connections.table.lock().wake(self.peer, &state.worth(self.id));
+        state.in_progress += 1;
+        if state.in_progress == 1 {
+            self.connections
+                .table
+                .lock()
+                .remove_idle(self.peer, &state.order(self.id));
         }
         drop(state);
-        UnderWay(Arc::clone(self))
+        RequestInProgress(Arc::clone(self))
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let worth = self.state.get_mut().worth(self.id);
+        let order = self.state.get_mut().order(self.id);
         let mut table = self.connections.table.lock();
-        table.wake(self.peer, &worth);
+        table.remove_idle(self.peer, &order);
         table.open -= 1;
         if let Some(peer) = self.peer
             && let Some(of_peer) = table.peers.get_mut(&peer)
@@ -274,29 +277,29 @@ impl Drop for Connection {
 
 /// A request that is under way.
 #[derive(Debug)]
-pub(super) struct UnderWay(Arc<Connection>);
+pub(super) struct RequestInProgress(Arc<Connection>);
 
-impl UnderWay {
+impl RequestInProgress {
     /// Its answer is no refusal.
-    pub(super) fn is_good(&self) {
+    pub(super) fn mark_good(&self) {
         self.0.state.lock().was_good = true;
     }
 
     /// It is under way for as long as the connection is there.
-    pub(super) fn leave(self) {
+    pub(super) fn hold_until_close(self) {
         let connection = Arc::clone(&self.0);
-        connection.state.lock().under_way += 1;
+        connection.state.lock().in_progress += 1;
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestInProgress {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        state.under_way -= 1;
-        if state.under_way == 0 {
+        state.in_progress -= 1;
+        if state.in_progress == 0 {
             state.idle_since = Instant::now();
             let mut table = self.0.connections.table.lock();
-            table.rest(self.0.peer, state.worth(self.0.id), &self.0.evicted);
+            table.add_idle(self.0.peer, state.order(self.0.id), &self.0.evicted);
         }
     }
 }
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_missed_least_makes_room() {
+    async fn the_least_useful_idle_connection_is_evicted_first() {
         let connections = connections(4, 4);
         let mut all = Vec::new();
         for _ in 0..4 {
@@ -326,15 +329,15 @@ mod tests {
             tokio::time::advance(Duration::from_secs(1)).await;
         }
         // The first was answered, the second is answered now, the third was refused, the fourth asked for nothing.
-        all[0].begin(true).is_good();
-        let under_way = all[1].begin(true);
-        drop(all[2].begin(true));
+        all[0].begin_request(true).mark_good();
+        let in_progress = all[1].begin_request(true);
+        drop(all[2].begin_request(true));
         for next in [3, 2, 0] {
             let newcomer = connections.admit(None).expect("the place of another");
             assert!(is_evicted(&all[next]), "{next}");
             drop(std::mem::replace(&mut all[next], newcomer));
             // A newcomer that is at work is not in question.
-            all[next].begin(true).leave();
+            all[next].begin_request(true).hold_until_close();
         }
         assert!(connections.admit(None).is_none(), "all are in use");
         assert_eq!(
@@ -345,17 +348,17 @@ mod tests {
                 evicted: 3
             }
         );
-        drop(under_way);
+        drop(in_progress);
         assert!(connections.admit(None).is_some());
         assert!(is_evicted(&all[1]));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_has_its_own_limit_and_those_that_share_an_address_have_none() {
+    async fn peers_have_their_own_limit_and_shared_addresses_none() {
         let connections = connections(1000, 2);
         let (one, other) = (Some(Peer::V6(1)), Some(Peer::V6(2)));
         let held: Vec<_> = (0..2).map(|_| connections.admit(one).expect("room")).collect();
-        let busy: Vec<_> = held.iter().map(|connection| connection.begin(true)).collect();
+        let busy: Vec<_> = held.iter().map(|connection| connection.begin_request(true)).collect();
         assert!(connections.admit(one).is_none());
         let _other = connections.admit(other).expect("room for another peer");
         let _shared: Vec<_> = (0..10).map(|_| connections.admit(None).expect("no limit")).collect();
@@ -371,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_does_not_pile_up_connections_that_are_closing() {
+    async fn closing_connections_are_bounded_in_a_flood() {
         let connections = connections(10, 10);
         let admitted: Vec<_> = std::iter::from_fn(|| connections.admit(None)).take(1000).collect();
         assert_eq!(admitted.len(), 20, "the evicted have not closed yet");
@@ -380,31 +383,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_connection_may_wait_for() {
+    async fn deadlines_follow_the_state_of_the_connection() {
         let connections = connections(10, 10);
         let connection = connections.admit(None).expect("room");
         let left = |connection: &Connection| connection.deadline() - Instant::now();
-        connection.read();
+        connection.on_read();
         assert_eq!(left(&connection), FIRST_REQUEST);
-        let under_way = connection.begin(true);
-        connection.read();
+        let in_progress = connection.begin_request(true);
+        connection.on_read();
         assert_eq!(left(&connection), IDLE);
         tokio::time::advance(2 * IDLE).await;
         assert_eq!(left(&connection), IDLE, "an answer may take forever");
-        drop(under_way);
+        drop(in_progress);
         tokio::time::advance(Duration::from_secs(300)).await;
         assert_eq!(left(&connection), IDLE - Duration::from_secs(300));
-        connection.read();
+        connection.on_read();
         assert_eq!(left(&connection), HEAD);
         tokio::time::advance(Duration::from_secs(4)).await;
-        connection.read();
+        connection.on_read();
         assert_eq!(
             left(&connection),
             HEAD - Duration::from_secs(4),
             "every byte counts from the first"
         );
-        drop(connection.begin(false));
-        connection.read();
+        drop(connection.begin_request(false));
+        connection.on_read();
         assert_eq!(left(&connection), IDLE, "HTTP/2 says more than heads");
     }
 }

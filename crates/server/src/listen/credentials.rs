@@ -22,45 +22,45 @@ use crate::keys::{hash_access_token, hash_api_key};
 /// Where the platform takes credentials from.
 const CARRIERS: [HeaderName; 2] = [HeaderName::from_static("x-api-key"), AUTHORIZATION];
 /// How long a value is known to be none of ours. A new key is random, so none becomes one after it was seen.
-const STRANGER_FOR: Duration = Duration::from_secs(300);
+const FOREIGN_TTL: Duration = Duration::from_secs(300);
 /// Values that are remembered.
-const KNOWN_MAX: usize = 4096;
+const CACHE_MAX: usize = 4096;
 /// Questions to the database at a time, and how long one may wait for its turn.
-const QUESTIONS: (usize, Duration) = (2, Duration::from_millis(250));
+const LOOKUPS: (usize, Duration) = (2, Duration::from_millis(250));
 /// Longest value that is looked at, and most values of one request: ours are shorter, and a client sends one.
 const VALUES: (usize, usize) = (256, 4);
 
 /// Takes the platform's credentials out of requests.
 #[derive(Debug)]
-pub(super) struct Credentials {
+pub(super) struct CredentialFilter {
     /// Whether a value is ours, and when that was found.
     known: Mutex<HashMap<KeyHash, (bool, Instant)>>,
-    questions: Semaphore,
+    lookups: Semaphore,
 }
 
-impl Default for Credentials {
+impl Default for CredentialFilter {
     fn default() -> Self {
         Self {
             known: Mutex::default(),
-            questions: Semaphore::new(QUESTIONS.0),
+            lookups: Semaphore::new(LOOKUPS.0),
         }
     }
 }
 
-enum Form {
+enum Candidate {
     ApiKey(KeyHash),
     AccessToken(KeyHash),
 }
 
-impl Credentials {
+impl CredentialFilter {
     /// Removes every value that is a credential of this platform, and no other.
     pub(super) async fn strip(&self, store: &Store, headers: &mut HeaderMap) {
         for name in &CARRIERS {
             let mut ours = Vec::new();
             for (count, value) in headers.get_all(name).iter().enumerate() {
-                let Some(form) = form(value) else { continue };
+                let Some(candidate) = candidate(value) else { continue };
                 // Nobody who needs one of them sends so many.
-                if count >= VALUES.1 || self.is_ours(store, form).await {
+                if count >= VALUES.1 || self.is_ours(store, candidate).await {
                     ours.push(value.clone());
                 }
             }
@@ -75,25 +75,25 @@ impl Credentials {
         }
     }
 
-    async fn is_ours(&self, store: &Store, form: Form) -> bool {
-        let (Form::ApiKey(hash) | Form::AccessToken(hash)) = &form;
+    async fn is_ours(&self, store: &Store, candidate: Candidate) -> bool {
+        let (Candidate::ApiKey(hash) | Candidate::AccessToken(hash)) = &candidate;
         let now = Instant::now();
         if let Some((ours, at)) = self.known.lock().get(hash)
-            && (*ours || now - *at < STRANGER_FOR)
+            && (*ours || now - *at < FOREIGN_TTL)
         {
             return *ours;
         }
-        let Ok(Ok(_turn)) = tokio::time::timeout(QUESTIONS.1, self.questions.acquire()).await else {
+        let Ok(Ok(_turn)) = tokio::time::timeout(LOOKUPS.1, self.lookups.acquire()).await else {
             // Rather a stranger's key too few than one of ours too many.
             return true;
         };
-        let found = match &form {
-            Form::ApiKey(hash) => store.api_key_by_hash(hash).await.map(|owner| owner.is_some()),
-            Form::AccessToken(hash) => store.access_token_by_hash(hash).await.map(|owner| owner.is_some()),
+        let found = match &candidate {
+            Candidate::ApiKey(hash) => store.api_key_by_hash(hash).await.map(|owner| owner.is_some()),
+            Candidate::AccessToken(hash) => store.access_token_by_hash(hash).await.map(|owner| owner.is_some()),
         };
         match found {
             Ok(ours) => {
-                self.remember(hash.clone(), ours, now);
+                self.cache(hash.clone(), ours, now);
                 ours
             }
             Err(error) => {
@@ -103,12 +103,12 @@ impl Credentials {
         }
     }
 
-    fn remember(&self, hash: KeyHash, ours: bool, now: Instant) {
+    fn cache(&self, hash: KeyHash, ours: bool, now: Instant) {
         let mut known = self.known.lock();
-        if known.len() >= KNOWN_MAX {
-            known.retain(|_, (ours, at)| *ours || now - *at < STRANGER_FOR);
+        if known.len() >= CACHE_MAX {
+            known.retain(|_, (ours, at)| *ours || now - *at < FOREIGN_TTL);
         }
-        if known.len() >= KNOWN_MAX
+        if known.len() >= CACHE_MAX
             && let Some(any) = known.keys().next().cloned()
         {
             known.remove(&any);
@@ -118,12 +118,12 @@ impl Credentials {
 }
 
 /// What a value may be, by its form alone: with or without a scheme in front.
-fn form(value: &HeaderValue) -> Option<Form> {
+fn candidate(value: &HeaderValue) -> Option<Candidate> {
     let text = value.to_str().ok()?.trim();
     if text.len() > VALUES.0 {
         return None;
     }
     let key = text.rsplit(' ').next().unwrap_or(text);
-    let key_hash = hash_api_key(key).ok().map(Form::ApiKey);
-    key_hash.or_else(|| hash_access_token(key).ok().map(Form::AccessToken))
+    let key_hash = hash_api_key(key).ok().map(Candidate::ApiKey);
+    key_hash.or_else(|| hash_access_token(key).ok().map(Candidate::AccessToken))
 }

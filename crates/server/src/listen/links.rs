@@ -18,7 +18,7 @@ use proxy::ingress::route::SignedFile;
 use secrecy::ExposeSecret as _;
 use tokio::time::Instant;
 
-use crate::peers::{Peer, Rates};
+use crate::peers::{Peer, PeerRates};
 use crate::sandboxes::registry::Registry;
 
 /// Longest path of a file, and longest of any other text in a link: `PATH_MAX` of Linux.
@@ -30,11 +30,11 @@ const WAITING_MAX: usize = 64;
 /// A search that took this long is followed by three times as long without one.
 const REST: u32 = 3;
 /// Links that are remembered.
-const KNOWN_MAX: usize = 4096;
+const CACHE_MAX: usize = 4096;
 
 /// Finds sandboxes by signatures.
 #[derive(Debug, Default)]
-pub(super) struct Links {
+pub(super) struct SignedLinks {
     known: Mutex<HashMap<[u8; 32], SandboxId>>,
     /// When the next search may begin, held by the one that runs.
     turn: Arc<tokio::sync::Mutex<Option<Instant>>>,
@@ -43,15 +43,15 @@ pub(super) struct Links {
 }
 
 #[derive(Debug)]
-struct Misses(Rates);
+struct Misses(PeerRates);
 
 impl Default for Misses {
     fn default() -> Self {
-        Self(Rates::new(MISSES.0, MISSES.1))
+        Self(PeerRates::new(MISSES.0, MISSES.1))
     }
 }
 
-impl Links {
+impl SignedLinks {
     /// The running sandbox whose token made a signature.
     ///
     /// # Errors
@@ -78,33 +78,33 @@ impl Links {
         };
         // What is no signature at all is nobody's.
         let search = claim.search(&signed.signature).ok_or(Answer::BadSignature)?;
-        if let Some(id) = self.recall(registry, &search) {
+        if let Some(id) = self.cached(registry, &search) {
             return Ok(id);
         }
         let permit = match peer.map(|peer| self.misses.0.take(peer)) {
             None => None,
             Some(Ok(permit)) => Some(permit),
-            Some(Err(wait)) => return Err(too_often(wait)),
+            Some(Err(wait)) => return Err(rate_limited(wait)),
         };
         let sought = search.sought();
         let id = self.search(registry, search).await?;
         if let Some(permit) = permit {
             self.misses.0.give_back(&permit);
         }
-        self.remember(sought, id.clone());
+        self.cache(sought, id.clone());
         Ok(id)
     }
 
     /// The sandbox that an earlier search found, if it is still the one: the same signature may come with another path.
-    fn recall(&self, registry: &Registry, search: &Search) -> Option<SandboxId> {
+    fn cached(&self, registry: &Registry, search: &Search) -> Option<SandboxId> {
         let id = self.known.lock().get(&search.sought()).cloned()?;
         let sandbox = registry.running(&id)?;
         search.is_by(sandbox.access_token.expose_secret()).then_some(id)
     }
 
-    fn remember(&self, sought: [u8; 32], id: SandboxId) {
+    fn cache(&self, sought: [u8; 32], id: SandboxId) {
         let mut known = self.known.lock();
-        if known.len() >= KNOWN_MAX
+        if known.len() >= CACHE_MAX
             && let Some(any) = known.keys().next().copied()
         {
             known.remove(&any);
@@ -114,7 +114,7 @@ impl Links {
 
     /// Asks every running sandbox, when the turn has come.
     async fn search(&self, registry: &Registry, search: Search) -> Result<SandboxId, Answer> {
-        let _waiting = Waiting::begin(&self.waiting).ok_or_else(|| too_often(Duration::from_secs(1)))?;
+        let _waiting = WaitingSlot::take(&self.waiting).ok_or_else(|| rate_limited(Duration::from_secs(1)))?;
         let mut turn = Arc::clone(&self.turn).lock_owned().await;
         if let Some(next_at) = *turn {
             tokio::time::sleep_until(next_at).await;
@@ -142,23 +142,23 @@ impl Links {
     }
 }
 
-fn too_often(wait: Duration) -> Answer {
+fn rate_limited(wait: Duration) -> Answer {
     Answer::RateLimited {
         seconds: wait.as_secs() + 1,
     }
 }
 
 /// A place among those that wait, given back when it is dropped.
-struct Waiting<'a>(&'a AtomicUsize);
+struct WaitingSlot<'a>(&'a AtomicUsize);
 
-impl<'a> Waiting<'a> {
-    fn begin(count: &'a AtomicUsize) -> Option<Self> {
+impl<'a> WaitingSlot<'a> {
+    fn take(count: &'a AtomicUsize) -> Option<Self> {
         let waiting = Self(count);
         (count.fetch_add(1, Ordering::AcqRel) < WAITING_MAX).then_some(waiting)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -189,8 +189,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_guesses_is_told_to_wait_and_others_are_not() {
-        let (links, registry) = (Links::default(), Registry::default());
+    async fn guessing_is_limited_per_peer() {
+        let (links, registry) = (SignedLinks::default(), Registry::default());
         let (guesser, other) = (Some(Peer::V6(1)), Some(Peer::V6(2)));
         let signed = signed("/a".to_owned(), &signature("token"));
         for _ in 0..MISSES.0 {
@@ -211,8 +211,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_a_link_costs_no_search_and_no_permit() {
-        let (links, registry) = (Links::default(), Registry::default());
+    async fn invalid_links_cost_no_search_and_no_permit() {
+        let (links, registry) = (SignedLinks::default(), Registry::default());
         let peer = Some(Peer::V6(1));
         for _ in 0..3 * MISSES.0 {
             let long = signed("x".repeat(TEXT_MAX_BYTES + 1), &signature("token"));
@@ -230,8 +230,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn searches_wait_in_a_line_of_bounded_length() {
-        let (links, registry) = (Links::default(), Registry::default());
+    async fn the_search_queue_is_bounded() {
+        let (links, registry) = (SignedLinks::default(), Registry::default());
         let held = Arc::clone(&links.turn).lock_owned().await;
         let signed = signed("/a".to_owned(), &signature("token"));
         let mut waiting: Vec<_> = (0..WAITING_MAX)

@@ -20,7 +20,7 @@ use http::{Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::connections::{Connection, UnderWay};
+use super::connections::{Connection, RequestInProgress};
 use crate::api;
 
 /// No request is being answered, and all that was written has left.
@@ -32,27 +32,27 @@ const ANSWERED: u8 = 2;
 
 /// Where the requests of a connection are, shared by its stream and its service.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turn(Arc<AtomicU8>);
+pub(super) struct ResponseState(Arc<AtomicU8>);
 
-impl Turn {
+impl ResponseState {
     /// A request is here.
     pub(super) fn begin(&self) {
         self.0.store(ANSWERING, Ordering::Release);
     }
 
     /// Follows its answer to the end. After one that switches protocols, no request comes any more.
-    pub(super) fn follow(&self, response: Response<Body>, under_way: UnderWay) -> Response<Body> {
+    pub(super) fn track(&self, response: Response<Body>, in_progress: RequestInProgress) -> Response<Body> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             // The other protocol is under way until the connection is closed, and the connection knows when that is.
-            under_way.leave();
+            in_progress.hold_until_close();
             return response;
         }
-        let turn = self.clone();
+        let state = self.clone();
         response.map(|body| {
-            Body::new(Followed {
+            Body::new(TrackedBody {
                 body,
-                turn,
-                _under_way: under_way,
+                state,
+                _in_progress: in_progress,
             })
         })
     }
@@ -69,22 +69,22 @@ impl Turn {
 }
 
 /// A body that says when the library is done with it.
-struct Followed {
+struct TrackedBody {
     body: Body,
-    turn: Turn,
-    _under_way: UnderWay,
+    state: ResponseState,
+    _in_progress: RequestInProgress,
 }
 
-impl Drop for Followed {
+impl Drop for TrackedBody {
     fn drop(&mut self) {
         let _ = self
-            .turn
+            .state
             .0
             .compare_exchange(ANSWERING, ANSWERED, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
-impl http_body::Body for Followed {
+impl http_body::Body for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -103,27 +103,27 @@ impl http_body::Body for Followed {
 
 /// The stream.
 #[derive(Debug)]
-pub(super) struct WholeAnswers<S> {
+pub(super) struct ErrorBodyStream<S> {
     stream: S,
-    turn: Turn,
+    state: ResponseState,
     /// Kept as long as the socket is, also when it has left for another protocol.
-    place: Arc<Connection>,
+    connection: Arc<Connection>,
     /// What is to be written in place of what was taken.
     pending: Bytes,
 }
 
-impl<S> WholeAnswers<S> {
-    pub(super) fn new(stream: S, turn: Turn, place: Arc<Connection>) -> Self {
+impl<S> ErrorBodyStream<S> {
+    pub(super) fn new(stream: S, state: ResponseState, connection: Arc<Connection>) -> Self {
         Self {
             stream,
-            turn,
-            place,
+            state,
+            connection,
             pending: Bytes::new(),
         }
     }
 }
 
-impl<S: AsyncWrite + Unpin> WholeAnswers<S> {
+impl<S: AsyncWrite + Unpin> ErrorBodyStream<S> {
     fn poll_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.pending.is_empty() {
             let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.pending))?;
@@ -136,8 +136,12 @@ impl<S: AsyncWrite + Unpin> WholeAnswers<S> {
     }
 
     /// Takes a bodiless answer of the library's own, if that is what is to be written.
-    fn take(&mut self, bytes: &[u8]) -> bool {
-        let answer = if self.turn.is_idle() { complete(bytes) } else { None };
+    fn intercept(&mut self, bytes: &[u8]) -> bool {
+        let answer = if self.state.is_idle() {
+            with_error_body(bytes)
+        } else {
+            None
+        };
         match answer {
             Some(answer) => {
                 self.pending = answer;
@@ -149,12 +153,12 @@ impl<S: AsyncWrite + Unpin> WholeAnswers<S> {
 }
 
 /// The answer with its body, if these bytes are one that the library writes by itself.
-fn complete(bytes: &[u8]) -> Option<Bytes> {
+fn with_error_body(bytes: &[u8]) -> Option<Bytes> {
     let head = std::str::from_utf8(bytes).ok()?.strip_suffix("\r\n\r\n")?;
     let mut lines = head.split("\r\n");
     let status_line = lines.next()?;
     let status: StatusCode = status_line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-    let body = api::malformed(status)?;
+    let body = api::malformed_request_body(status)?;
     let mut answer = format!("{status_line}\r\n");
     for line in lines {
         let (name, value) = line.split_once(": ")?;
@@ -173,21 +177,21 @@ fn complete(bytes: &[u8]) -> Option<Bytes> {
     Some([answer.as_bytes(), &body].concat().into())
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for WholeAnswers<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ErrorBodyStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         if buf.filled().len() > before {
-            self.place.read();
+            self.connection.on_read();
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for WholeAnswers<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ErrorBodyStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_pending(cx))?;
-        if self.take(buf) {
+        if self.intercept(buf) {
             return Poll::Ready(Ok(buf.len()));
         }
         Pin::new(&mut self.stream).poll_write(cx, buf)
@@ -200,7 +204,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WholeAnswers<S> {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_pending(cx))?;
         if let [buf] = bufs
-            && self.take(buf)
+            && self.intercept(buf)
         {
             return Poll::Ready(Ok(buf.len()));
         }
@@ -214,7 +218,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WholeAnswers<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_pending(cx))?;
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        self.turn.flushed();
+        self.state.flushed();
         Poll::Ready(Ok(()))
     }
 
@@ -229,9 +233,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_bodiless_answers_of_the_library_are_completed() {
+    fn only_empty_library_errors_get_a_body() {
         let head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\ndate: x\r\n\r\n";
-        let answer = complete(head.as_bytes()).expect("completed");
+        let answer = with_error_body(head.as_bytes()).expect("completed");
         let answer = std::str::from_utf8(&answer).expect("text");
         assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\nconnection: close\r\ndate: x\r\ncontent-type:"));
         assert!(answer.contains("{\"code\":400,"), "{answer}");
@@ -243,7 +247,7 @@ mod tests {
             "HTTP/1.1 400 Bad Request\r\ncontent-length: 1\r\n\r\n",
             "HTTP/1.1 4",
         ] {
-            assert_eq!(complete(other.as_bytes()), None, "{other:?}");
+            assert_eq!(with_error_body(other.as_bytes()), None, "{other:?}");
         }
     }
 }

@@ -36,11 +36,11 @@ impl Listener for TcpListener {
     }
 }
 
-/// Serves until `stop`. A connection may take `head` until a request is there.
+/// Serves until `stop`. A connection may take `head_timeout` until a request is there.
 pub(super) async fn serve(
     listener: impl Listener,
     router: Router,
-    head: Duration,
+    head_timeout: Duration,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
@@ -69,17 +69,17 @@ pub(super) async fn serve(
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
-                () = serve_connection(stream, router, head) => {}
+                () = serve_connection(stream, router, head_timeout) => {}
             }
             drop(permit);
         });
     }
 }
 
-async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, head: Duration) {
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, head_timeout: Duration) {
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(head)
+        .header_read_timeout(head_timeout)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await;
     if let Err(error) = served {

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use super::accept;
 use crate::admission::AdmissionControl;
 use crate::listen::connections::Connections;
-use crate::metrics::{Metrics, Snapshot};
+use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
 
@@ -52,12 +52,12 @@ pub(crate) async fn serve(listener: TcpListener, sources: MetricSources, tasks: 
 }
 
 async fn read_metrics(State(sources): State<MetricSources>) -> Response {
-    let snapshot = Snapshot {
+    let snapshot = MetricsSnapshot {
         sandboxes: sources.registry.count_by_state(),
         connections: sources.streams.len(),
         clients: sources.connections.counts(),
         log_entries_lost: sources.records.entries_lost(),
-        room: sources.admission.room().await,
+        capacity: sources.admission.host_capacity().await,
     };
     match sources.metrics.text(&snapshot) {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),

@@ -24,13 +24,13 @@ fn step_s(range_s: i64) -> i64 {
 
 /// Thins samples, oldest first, that were asked for over `range_s` seconds. A bucket's time is that of its last sample,
 /// so that none is outside of what was asked for.
-pub(crate) fn thin(samples: &[Sample], range_s: i64) -> Vec<Sample> {
+pub(crate) fn downsample(samples: &[Sample], range_s: i64) -> Vec<Sample> {
     let step_us = step_s(range_s) * SECOND_US;
     let mut buckets: Vec<Sample> = Vec::new();
     for sample in samples {
         let bucket = |at_us: i64| at_us.div_euclid(step_us);
         match buckets.last_mut() {
-            Some(last) if bucket(last.at_us) == bucket(sample.at_us) => *last = greatest(last, sample),
+            Some(last) if bucket(last.at_us) == bucket(sample.at_us) => *last = maximum(last, sample),
             Some(_) | None => buckets.push(*sample),
         }
     }
@@ -38,7 +38,7 @@ pub(crate) fn thin(samples: &[Sample], range_s: i64) -> Vec<Sample> {
 }
 
 /// The greatest of each value, with the time of `b`.
-fn greatest(a: &Sample, b: &Sample) -> Sample {
+fn maximum(a: &Sample, b: &Sample) -> Sample {
     Sample {
         at_us: b.at_us,
         cpu_count: a.cpu_count.max(b.cpu_count),
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_has_the_greatest_of_each_value() {
+    fn a_bucket_has_the_maximum_of_each_value() {
         let sample = |at_s: i64, cpu: u32, memory: u64| Sample {
             at_us: at_s * SECOND_US,
             cpu_count: 2,
@@ -94,18 +94,21 @@ mod tests {
             sample(30, 1, 1),
             sample(95, 2, 2),
         ];
-        let thinned = thin(&samples, HOUR_S);
+        let thinned = downsample(&samples, HOUR_S);
         let want = Sample {
             memory_cache_bytes: 90,
             ..sample(29, 5, 20)
         };
         assert_eq!(thinned, [want, samples[3], samples[4]]);
-        assert_eq!(thin(&samples[..3], HOUR_S - 1), [samples[0], want_second(&samples)]);
-        assert_eq!(thin(&[], 0), []);
+        assert_eq!(
+            downsample(&samples[..3], HOUR_S - 1),
+            [samples[0], second_bucket(&samples)]
+        );
+        assert_eq!(downsample(&[], 0), []);
     }
 
     /// The second and third sample are in one bucket of five seconds.
-    fn want_second(samples: &[Sample; 5]) -> Sample {
-        greatest(&samples[1], &samples[2])
+    fn second_bucket(samples: &[Sample; 5]) -> Sample {
+        maximum(&samples[1], &samples[2])
     }
 }

@@ -51,9 +51,9 @@ impl Sample {
 }
 
 /// Packs samples of one sandbox.
-pub(super) fn pack(samples: &[Sample]) -> String {
+pub(super) fn encode(samples: &[Sample]) -> String {
     let mut bytes = vec![VERSION];
-    put(
+    write_number(
         &mut bytes,
         i64::from(samples.first().map_or(0, |sample| sample.cpu_count)),
     );
@@ -70,12 +70,12 @@ pub(super) fn pack(samples: &[Sample]) -> String {
         };
         let mut flags = if unit == 1 { IN_BYTES } else { 0 };
         let mut changes = Vec::new();
-        put(&mut changes, (sample_ms - at_ms) - step_ms);
+        write_number(&mut changes, (sample_ms - at_ms) - step_ms);
         for (at, (next, before)) in next.iter().zip(values).enumerate() {
             if *next != before {
                 flags |= 1 << at;
                 let unit = if at == 0 { 1 } else { unit };
-                put(&mut changes, (next / unit).wrapping_sub(before / unit).cast_signed());
+                write_number(&mut changes, (next / unit).wrapping_sub(before / unit).cast_signed());
             }
         }
         bytes.push(flags);
@@ -87,26 +87,26 @@ pub(super) fn pack(samples: &[Sample]) -> String {
     STANDARD_NO_PAD.encode(bytes)
 }
 
-/// Reads what [`pack`] made; `None` for anything else.
-pub(super) fn unpack(text: &str) -> Option<Vec<Sample>> {
+/// Reads what [`encode`] made; `None` for anything else.
+pub(super) fn decode(text: &str) -> Option<Vec<Sample>> {
     let bytes = STANDARD_NO_PAD.decode(text).ok()?;
     let (version, mut rest) = bytes.split_first()?;
     if *version != VERSION {
         return None;
     }
-    let cpu_count = u32::try_from(get(&mut rest)?).ok()?;
+    let cpu_count = u32::try_from(read_number(&mut rest)?).ok()?;
     let mut at_ms: i64 = 0;
     let mut step_ms: i64 = 0;
     let mut values = [0_u64; VALUES];
     let mut samples = Vec::new();
     while let Some((flags, after)) = rest.split_first() {
         rest = after;
-        step_ms = step_ms.checked_add(get(&mut rest)?)?;
+        step_ms = step_ms.checked_add(read_number(&mut rest)?)?;
         at_ms = at_ms.checked_add(step_ms)?;
         for (at, value) in values.iter_mut().enumerate() {
             if flags & (1 << at) != 0 {
                 let unit = if at == 0 || flags & IN_BYTES != 0 { 1 } else { PAGE };
-                let changed = (*value / unit).wrapping_add(get(&mut rest)?.cast_unsigned());
+                let changed = (*value / unit).wrapping_add(read_number(&mut rest)?.cast_unsigned());
                 *value = changed.wrapping_mul(unit);
             }
         }
@@ -133,7 +133,7 @@ pub(super) fn unpack(text: &str) -> Option<Vec<Sample>> {
 }
 
 /// Appends a number, small ones in few bytes whatever their sign.
-fn put(bytes: &mut Vec<u8>, number: i64) {
+fn write_number(bytes: &mut Vec<u8>, number: i64) {
     let mut rest = ((number << 1) ^ (number >> 63)).cast_unsigned();
     loop {
         let low = u8::try_from(rest & 0x7f).expect("seven bits");
@@ -146,7 +146,7 @@ fn put(bytes: &mut Vec<u8>, number: i64) {
     }
 }
 
-fn get(bytes: &mut &[u8]) -> Option<i64> {
+fn read_number(bytes: &mut &[u8]) -> Option<i64> {
     let mut number = 0_u64;
     for shift in (0..64).step_by(7) {
         let (byte, rest) = bytes.split_first()?;
@@ -178,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn samples_come_back() {
-        let check = |samples: &[Sample]| assert_eq!(unpack(&pack(samples)).as_deref(), Some(samples));
+    fn samples_round_trip() {
+        let check = |samples: &[Sample]| assert_eq!(decode(&encode(samples)).as_deref(), Some(samples));
         check(&[]);
         check(&[sample(0)]);
         check(&(0..100).map(sample).collect::<Vec<_>>());
@@ -201,13 +201,13 @@ mod tests {
             at_us: 1_999,
             ..sample(0)
         };
-        assert_eq!(unpack(&pack(&[fine])).expect("samples")[0].at_us, 1_000);
+        assert_eq!(decode(&encode(&[fine])).expect("samples")[0].at_us, 1_000);
     }
 
     #[test]
-    fn five_minutes_take_little_room() {
+    fn five_minutes_are_encoded_compactly() {
         let idle: Vec<Sample> = (0..60).map(sample).collect();
-        assert!(pack(&idle).len() <= 300, "{}", pack(&idle).len());
+        assert!(encode(&idle).len() <= 300, "{}", encode(&idle).len());
         let busy: Vec<Sample> = (0..60_u64)
             .map(|n| Sample {
                 cpu_used_centi: u32::try_from(n * 7919 % 10_000).expect("small"),
@@ -217,14 +217,14 @@ mod tests {
                 ..sample(u32::try_from(n).expect("small"))
             })
             .collect();
-        assert!(pack(&busy).len() <= 1200, "{}", pack(&busy).len());
+        assert!(encode(&busy).len() <= 1200, "{}", encode(&busy).len());
     }
 
     #[test]
-    fn damage_is_noticed() {
-        let text = pack(&[sample(0), sample(1)]);
+    fn damaged_text_is_rejected() {
+        let text = encode(&[sample(0), sample(1)]);
         for damaged in ["", "A", "AgQ", "!", &text[..text.len() - 4], "AQT/////////////"] {
-            assert_eq!(unpack(damaged), None, "{damaged}");
+            assert_eq!(decode(damaged), None, "{damaged}");
         }
     }
 }

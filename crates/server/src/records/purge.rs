@@ -28,7 +28,7 @@ impl Records {
                 biased;
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(self.settings.purge_interval) => {}
-                () = self.overgrown.notified() => {}
+                () = self.over_budget.notified() => {}
             }
             match self.purge_once(&stop).await {
                 Ok(0) => {}
@@ -36,14 +36,14 @@ impl Records {
                 // Tried again the next time.
                 Err(error) => tracing::warn!(error = %Chain(&error), "remove old logs and metrics"),
             }
-            if let Err(error) = self.hold_bounds(&stop).await {
+            if let Err(error) = self.enforce_bounds(&stop).await {
                 tracing::warn!(error = %Chain(&error), "hold logs and metrics within their bounds");
             }
         }
     }
 
     /// Holds all logs together, and all metrics, within their bounds.
-    async fn hold_bounds(&self, stop: &CancellationToken) -> Result<(), StoreError> {
+    async fn enforce_bounds(&self, stop: &CancellationToken) -> Result<(), StoreError> {
         let keep = |bound: u64| bound.saturating_mul(KEEP_PERCENT) / 100;
         let bound = self.settings.log_total_bytes;
         let mut total = self.store.log_total().await?;
@@ -68,7 +68,7 @@ impl Records {
                 tokio::time::sleep(PAUSE).await;
             }
         }
-        self.room_for_logs.store(bound.saturating_sub(total), Ordering::Relaxed);
+        self.log_budget.store(bound.saturating_sub(total), Ordering::Relaxed);
 
         let bound = self.settings.metric_total_bytes / CHUNK_BYTES;
         let mut chunks = self.store.metric_count().await?;
@@ -92,13 +92,13 @@ impl Records {
     }
 
     /// Takes note of what was added to the logs, and has them cut at once when that is more than there was room for.
-    pub(super) fn note_growth(&self, bytes: u64) {
+    pub(super) fn count_growth(&self, bytes: u64) {
         let subtract = |room: u64| Some(room.saturating_sub(bytes));
         let before = self
-            .room_for_logs
+            .log_budget
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract);
         if before.is_ok_and(|room| room > 0 && room <= bytes) {
-            self.overgrown.notify_one();
+            self.over_budget.notify_one();
         }
     }
 

@@ -16,11 +16,11 @@ use tokio::sync::{Notify, watch};
 use crate::clock::Clock;
 
 /// Most items that wait.
-pub(super) const ITEMS: usize = 16_384;
+pub(super) const ITEMS_MAX: usize = 16_384;
 /// Most entries of one log that wait, so that a loud sandbox does not cost the others their entries.
-const ITEMS_OF_ONE: usize = ITEMS / 4;
+const ITEMS_PER_SANDBOX: usize = ITEMS_MAX / 4;
 /// Most bytes that wait, about.
-const BYTES: u64 = 16 << 20;
+const BYTES_MAX: u64 = 16 << 20;
 /// How long a reader waits for what is noted to be written, before it reads what there is.
 const SETTLE_BOUND: Duration = Duration::from_secs(1);
 
@@ -45,13 +45,13 @@ impl Item {
 
 /// The queue.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct WriteQueue {
     waiting: Mutex<Waiting>,
     seq: AtomicI64,
     /// There is something to write.
-    pub(super) filled: Notify,
+    pub(super) not_empty: Notify,
     /// Somebody waits for it to be written.
-    pub(super) hurry: Notify,
+    pub(super) flush_requested: Notify,
     /// How many of the items that were put have been dealt with.
     done: watch::Sender<u64>,
 }
@@ -65,19 +65,19 @@ struct Waiting {
     /// How many entries ever found no room.
     lost: u64,
     /// How many entries of each log wait.
-    of: HashMap<SandboxId, usize>,
+    entries_of: HashMap<SandboxId, usize>,
     /// Entries that found no room, by the log that misses them.
     dropped: HashMap<(TeamId, SandboxId), u64>,
 }
 
-impl Queue {
+impl WriteQueue {
     pub(super) fn new() -> Self {
         Self {
             waiting: Mutex::default(),
             // Entries of one moment are told apart across restarts too, whatever clock the entries themselves follow.
             seq: AtomicI64::new(Clock::system().now_us()),
-            filled: Notify::new(),
-            hurry: Notify::new(),
+            not_empty: Notify::new(),
+            flush_requested: Notify::new(),
             done: watch::Sender::new(0),
         }
     }
@@ -91,14 +91,14 @@ impl Queue {
     /// age; there are no more of them than there are sandboxes.
     pub(super) fn put(&self, item: Item) {
         let mut waiting = self.waiting.lock();
-        let full = waiting.items.len() >= ITEMS || waiting.bytes >= BYTES;
+        let full = waiting.items.len() >= ITEMS_MAX || waiting.bytes >= BYTES_MAX;
         match item {
             Item::Entry(entry)
                 if full
                     || waiting
-                        .of
+                        .entries_of
                         .get(&entry.sandbox_id)
-                        .is_some_and(|own| *own >= ITEMS_OF_ONE) =>
+                        .is_some_and(|own| *own >= ITEMS_PER_SANDBOX) =>
             {
                 waiting.lost += 1;
                 *waiting.dropped.entry((entry.team_id, entry.sandbox_id)).or_default() += 1;
@@ -111,7 +111,7 @@ impl Queue {
             }
             item => {
                 if let Item::Entry(entry) = &item {
-                    *waiting.of.entry(entry.sandbox_id.clone()).or_default() += 1;
+                    *waiting.entries_of.entry(entry.sandbox_id.clone()).or_default() += 1;
                 }
                 waiting.bytes += item.bytes();
                 waiting.items.push_back(item);
@@ -119,7 +119,7 @@ impl Queue {
             }
         }
         drop(waiting);
-        self.filled.notify_one();
+        self.not_empty.notify_one();
     }
 
     /// How many entries ever found no room.
@@ -136,10 +136,10 @@ impl Queue {
             waiting.bytes -= item.bytes();
             match item {
                 Item::Entry(entry) => {
-                    if let Some(own) = waiting.of.get_mut(&entry.sandbox_id) {
+                    if let Some(own) = waiting.entries_of.get_mut(&entry.sandbox_id) {
                         *own -= 1;
                         if *own == 0 {
-                            waiting.of.remove(&entry.sandbox_id);
+                            waiting.entries_of.remove(&entry.sandbox_id);
                         }
                     }
                     batch.entries.push(entry);
@@ -148,7 +148,7 @@ impl Queue {
                 Item::End(team, id, at_us) => batch.ended.push((team, id, at_us)),
             }
         }
-        if waiting.items.len() < ITEMS / 2 && waiting.bytes < BYTES / 2 && !waiting.dropped.is_empty() {
+        if waiting.items.len() < ITEMS_MAX / 2 && waiting.bytes < BYTES_MAX / 2 && !waiting.dropped.is_empty() {
             let dropped = std::mem::take(&mut waiting.dropped);
             drop(waiting);
             for ((team_id, sandbox_id), lost) in dropped {
@@ -181,18 +181,18 @@ impl Queue {
     }
 
     /// Notes that so many of the items that were taken are written, or given up.
-    pub(super) fn set_done(&self, count: u64) {
+    pub(super) fn mark_done(&self, count: u64) {
         self.done.send_modify(|done| *done += count);
     }
 
     /// Waits until everything that was put in before is written, within a bound.
-    pub(super) async fn settle(&self) {
+    pub(super) async fn flush(&self) {
         let put = self.waiting.lock().put;
         let mut done = self.done.subscribe();
         if *done.borrow_and_update() >= put {
             return;
         }
-        self.hurry.notify_one();
+        self.flush_requested.notify_one();
         // A database that is away is for the read that follows to report.
         let _ = tokio::time::timeout(SETTLE_BOUND, done.wait_for(|done| *done >= put)).await;
     }
@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    fn entry(queue: &Queue, id: &str, message: String) -> Item {
+    fn entry(queue: &WriteQueue, id: &str, message: String) -> Item {
         Item::Entry(NewLogEntry {
             team_id: "00000000-0000-4000-8000-000000000001".parse().expect("an id"),
             sandbox_id: id.parse().expect("an id"),
@@ -225,9 +225,9 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_counted_and_said() {
-        let queue = Queue::new();
-        for n in 0..ITEMS - 1 {
+    fn dropped_entries_are_counted_and_reported() {
+        let queue = WriteQueue::new();
+        for n in 0..ITEMS_MAX - 1 {
             queue.put(entry(&queue, &format!("i{}", n % 8), n.to_string()));
         }
         queue.put(entry(&queue, "iloud", "one".to_owned()));
@@ -238,16 +238,20 @@ mod tests {
         queue.put(end());
         let (batch, count) = queue.take(100, 9);
         assert_eq!((batch.entries.len(), count), (100, 100));
-        let (batch, count) = queue.take(ITEMS * 2, 9);
+        let (batch, count) = queue.take(ITEMS_MAX * 2, 9);
         // The rest, and the end that always fits, and one note for each log that misses something.
-        assert_eq!(count, u64::try_from(ITEMS - 100 + 1).expect("small"));
+        assert_eq!(count, u64::try_from(ITEMS_MAX - 100 + 1).expect("small"));
         assert_eq!(batch.ended.len(), 1);
-        let notes: BTreeMap<&str, &str> = batch.entries[ITEMS - 100..]
+        let notes: BTreeMap<&str, &str> = batch.entries[ITEMS_MAX - 100..]
             .iter()
             .map(|entry| (entry.sandbox_id.as_str(), entry.row.fields["dropped"].as_str()))
             .collect();
         assert_eq!(notes, BTreeMap::from([("iloud", "3"), ("iquiet", "1")]));
-        assert!(batch.entries[ITEMS - 100..].iter().all(|entry| entry.row.at_us == 9));
+        assert!(
+            batch.entries[ITEMS_MAX - 100..]
+                .iter()
+                .all(|entry| entry.row.at_us == 9)
+        );
         // There is room again.
         queue.put(entry(&queue, "iloud", "again".to_owned()));
         let (batch, _) = queue.take(10, 9);
@@ -255,9 +259,9 @@ mod tests {
     }
 
     #[test]
-    fn a_loud_log_leaves_room_for_others() {
-        let queue = Queue::new();
-        for n in 0..ITEMS_OF_ONE + 2 {
+    fn a_busy_log_does_not_displace_others() {
+        let queue = WriteQueue::new();
+        for n in 0..ITEMS_PER_SANDBOX + 2 {
             queue.put(entry(&queue, "iloud", n.to_string()));
         }
         queue.put(entry(&queue, "iquiet", "one".to_owned()));
@@ -268,19 +272,19 @@ mod tests {
         // One was taken, so one fits.
         queue.put(entry(&queue, "iloud", "fits".to_owned()));
         queue.put(entry(&queue, "iloud", "does not".to_owned()));
-        let (batch, count) = queue.take(ITEMS, 9);
-        assert_eq!(count, u64::try_from(ITEMS_OF_ONE + 1).expect("small"));
+        let (batch, count) = queue.take(ITEMS_MAX, 9);
+        assert_eq!(count, u64::try_from(ITEMS_PER_SANDBOX + 1).expect("small"));
         let quiet = batch
             .entries
             .iter()
             .filter(|entry| entry.sandbox_id.as_str() == "iquiet");
         assert_eq!(quiet.count(), 1);
-        assert_eq!(batch.entries[ITEMS_OF_ONE + 1].row.fields["dropped"], "1");
+        assert_eq!(batch.entries[ITEMS_PER_SANDBOX + 1].row.fields["dropped"], "1");
     }
 
     #[test]
-    fn bytes_are_bounded_too() {
-        let queue = Queue::new();
+    fn bytes_are_bounded() {
+        let queue = WriteQueue::new();
         for _ in 0..20 {
             queue.put(entry(&queue, "iloud", "x".repeat(1 << 20)));
         }
@@ -291,21 +295,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn settling_waits_for_what_was_put_before() {
-        let queue = std::sync::Arc::new(Queue::new());
-        queue.settle().await;
+    async fn flush_waits_for_earlier_items() {
+        let queue = std::sync::Arc::new(WriteQueue::new());
+        queue.flush().await;
         queue.put(end());
         queue.put(end());
-        let settling = {
+        let flushing = {
             let queue = std::sync::Arc::clone(&queue);
-            tokio::spawn(async move { queue.settle().await })
+            tokio::spawn(async move { queue.flush().await })
         };
-        queue.hurry.notified().await;
+        queue.flush_requested.notified().await;
         queue.put(end());
-        queue.set_done(1);
+        queue.mark_done(1);
         tokio::task::yield_now().await;
-        assert!(!settling.is_finished());
-        queue.set_done(1);
-        settling.await.expect("no panic");
+        assert!(!flushing.is_finished());
+        queue.mark_done(1);
+        flushing.await.expect("no panic");
     }
 }

@@ -37,7 +37,7 @@ impl Records {
                 _ = ticks.tick() => {}
             }
             let full = last_full.is_none_or(|last| last.elapsed() >= due);
-            let early = cheap && self.is_awaited();
+            let early = cheap && self.has_unsampled_sandbox();
             if !(full || early) {
                 continue;
             }
@@ -47,7 +47,7 @@ impl Records {
                 self.forget_ended();
             }
             match node.samples().await {
-                Ok(seen) => self.take_in(&seen, full),
+                Ok(readings) => self.record_readings(&readings, full),
                 Err(error) => tracing::warn!(error = %Chain(&error), "take samples of what sandboxes use"),
             }
             cheap = begun.elapsed() < CHEAP_ROUND;
@@ -55,27 +55,30 @@ impl Records {
     }
 
     /// Whether there is a sandbox that nothing was told of yet.
-    fn is_awaited(&self) -> bool {
-        self.known.lock().values().any(|known| known.tail.is_awaited())
+    fn has_unsampled_sandbox(&self) -> bool {
+        self.tracked
+            .lock()
+            .values()
+            .any(|tracked| tracked.tail.needs_first_sample())
     }
 
-    fn take_in(&self, seen: &[SandboxSample], full: bool) {
+    fn record_readings(&self, readings: &[SandboxSample], full: bool) {
         let closest_us = i64::try_from(self.settings.metric_interval.as_micros() / 2).unwrap_or(i64::MAX);
-        let mut known = self.known.lock();
-        for seen in seen {
-            let Some(known) = known.get_mut(&seen.id).filter(|known| known.ended.is_none()) else {
+        let mut tracked = self.tracked.lock();
+        for reading in readings {
+            let Some(tracked) = tracked.get_mut(&reading.id).filter(|tracked| tracked.ended.is_none()) else {
                 continue;
             };
-            let tail = &mut known.tail;
+            let tail = &mut tracked.tail;
             // A sandbox that had its first round a moment ago keeps the distance.
             let too_close = tail
-                .looked_us()
-                .is_some_and(|looked_us| (0..closest_us).contains(&(seen.at_us - looked_us)));
-            if !tail.is_awaited() && (!full || too_close) {
+                .last_reading_us()
+                .is_some_and(|last_reading_us| (0..closest_us).contains(&(reading.at_us - last_reading_us)));
+            if !tail.needs_first_sample() && (!full || too_close) {
                 continue;
             }
-            if tail.push(seen)
-                && let Some(chunk) = tail.cut(&known.team, &seen.id)
+            if tail.push(reading)
+                && let Some(chunk) = tail.cut(&tracked.team, &reading.id)
             {
                 self.queue.put(Item::Chunk(chunk));
             }
@@ -84,10 +87,10 @@ impl Records {
 
     /// Everything that is not written yet, as rows.
     pub(super) fn cut_tails(&self) -> Vec<MetricChunk> {
-        let mut known = self.known.lock();
-        known
+        let mut tracked = self.tracked.lock();
+        tracked
             .iter_mut()
-            .filter_map(|(id, known)| known.tail.cut(&known.team, id))
+            .filter_map(|(id, tracked)| tracked.tail.cut(&tracked.team, id))
             .collect()
     }
 }

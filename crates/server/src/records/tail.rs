@@ -44,46 +44,46 @@ impl Tail {
     }
 
     /// Samples count from now on; the sandbox runs since `started_us`.
-    pub(super) fn begin(&mut self, started_us: i64) {
+    pub(super) fn start(&mut self, started_us: i64) {
         self.started_us = Some(started_us);
     }
 
     /// Whether the sandbox runs and nothing was told of it yet.
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(super) fn needs_first_sample(&self) -> bool {
         self.started_us.is_some() && self.last.is_none()
     }
 
     /// When it was last looked at, in microseconds since the Unix epoch.
-    pub(super) fn looked_us(&self) -> Option<i64> {
+    pub(super) fn last_reading_us(&self) -> Option<i64> {
         self.before.map(|(at_us, _)| at_us)
     }
 
     /// Takes in what the node has seen. `true` when there is a row to be cut.
-    pub(super) fn push(&mut self, seen: &SandboxSample) -> bool {
+    pub(super) fn push(&mut self, reading: &SandboxSample) -> bool {
         let Some(started_us) = self.started_us else {
             return false;
         };
-        let first = || ((0..=FIRST_WITHIN_US).contains(&(seen.at_us - started_us))).then_some((started_us, 0));
+        let first = || ((0..=FIRST_WITHIN_US).contains(&(reading.at_us - started_us))).then_some((started_us, 0));
         let before = self.before.or_else(first);
-        self.before = Some((seen.at_us, seen.cpu_time_us));
+        self.before = Some((reading.at_us, reading.cpu_time_us));
         // Nothing can be told of a span that is none, or went backwards because a clock was set.
-        let Some((before_us, cpu_before_us)) = before.filter(|(before_us, _)| *before_us < seen.at_us) else {
+        let Some((before_us, cpu_before_us)) = before.filter(|(before_us, _)| *before_us < reading.at_us) else {
             return false;
         };
         let sample = Sample {
             // As fine as it is packed, so that it is the same sample whether it is read from here or from a row.
-            at_us: seen.at_us.div_euclid(1000) * 1000,
+            at_us: reading.at_us.div_euclid(1000) * 1000,
             cpu_count: self.cpu_count,
             cpu_used_centi: used_centi(
-                seen.cpu_time_us.saturating_sub(cpu_before_us),
-                seen.at_us - before_us,
+                reading.cpu_time_us.saturating_sub(cpu_before_us),
+                reading.at_us - before_us,
                 self.cpu_count,
             ),
-            memory_used_bytes: seen.memory_used_bytes,
-            memory_total_bytes: seen.memory_total_bytes,
-            memory_cache_bytes: seen.memory_cache_bytes,
-            disk_used_bytes: seen.disk_used_bytes,
-            disk_total_bytes: seen.disk_total_bytes,
+            memory_used_bytes: reading.memory_used_bytes,
+            memory_total_bytes: reading.memory_total_bytes,
+            memory_cache_bytes: reading.memory_cache_bytes,
+            disk_used_bytes: reading.disk_used_bytes,
+            disk_total_bytes: reading.disk_total_bytes,
         };
         self.samples.push(sample);
         self.last = Some(sample);
@@ -111,7 +111,7 @@ impl Tail {
             sandbox_id: id.clone(),
             from_us,
             to_us,
-            samples: pack::pack(&samples),
+            samples: pack::encode(&samples),
         })
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         "iabc".parse().expect("an id")
     }
 
-    fn seen(at_us: i64, cpu_time_us: u64) -> SandboxSample {
+    fn reading(at_us: i64, cpu_time_us: u64) -> SandboxSample {
         SandboxSample {
             id: id(),
             at_us,
@@ -169,33 +169,33 @@ mod tests {
     fn the_first_sample_of_a_new_sandbox_is_an_average_since_its_start() {
         let mut tail = Tail::new(&id(), 1);
         // Before it runs, nothing counts.
-        assert!(!tail.push(&seen(0, 0)));
-        assert!(tail.samples().is_empty() && !tail.is_awaited());
-        tail.begin(1_000_000);
-        assert!(tail.is_awaited());
-        tail.push(&seen(2_000_000, 250_000));
-        tail.push(&seen(7_000_000, 250_000));
-        tail.push(&seen(12_000_000, 5_250_000));
+        assert!(!tail.push(&reading(0, 0)));
+        assert!(tail.samples().is_empty() && !tail.needs_first_sample());
+        tail.start(1_000_000);
+        assert!(tail.needs_first_sample());
+        tail.push(&reading(2_000_000, 250_000));
+        tail.push(&reading(7_000_000, 250_000));
+        tail.push(&reading(12_000_000, 5_250_000));
         assert_eq!(used(&tail), [2_500, 0, 10_000]);
-        assert!(!tail.is_awaited());
+        assert!(!tail.needs_first_sample());
     }
 
     #[test]
-    fn a_sandbox_that_was_found_running_needs_two_looks() {
+    fn an_adopted_sandbox_needs_two_readings() {
         let mut tail = Tail::new(&id(), 1);
-        tail.begin(0);
-        tail.push(&seen(FIRST_WITHIN_US + 1, 9_000_000));
-        assert!(tail.samples().is_empty() && tail.is_awaited());
-        tail.push(&seen(FIRST_WITHIN_US + 1_000_001, 9_100_000));
+        tail.start(0);
+        tail.push(&reading(FIRST_WITHIN_US + 1, 9_000_000));
+        assert!(tail.samples().is_empty() && tail.needs_first_sample());
+        tail.push(&reading(FIRST_WITHIN_US + 1_000_001, 9_100_000));
         assert_eq!(used(&tail), [1_000]);
     }
 
     #[test]
     fn a_clock_that_was_set_back_costs_one_sample() {
         let mut tail = Tail::new(&id(), 1);
-        tail.begin(0);
+        tail.start(0);
         for (at_us, cpu_us) in [(1_000_000, 0), (900_000, 0), (900_000, 0), (1_900_000, 500_000)] {
-            tail.push(&seen(at_us, cpu_us));
+            tail.push(&reading(at_us, cpu_us));
         }
         assert_eq!(used(&tail), [0, 5_000]);
         let team = "00000000-0000-4000-8000-000000000001".parse().expect("an id");
@@ -206,15 +206,15 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_full_at_their_length() {
+    fn rows_have_their_full_length() {
         let team = "00000000-0000-4000-8000-000000000001".parse().expect("an id");
         let mut tail = Tail::new(&id(), 1);
-        tail.begin(0);
+        tail.start(0);
         let mut at_us = 0;
         let mut lengths = Vec::new();
         for _ in 0..CHUNK_SAMPLES * 3 {
             at_us += 5_000_000;
-            if tail.push(&seen(at_us, 0)) {
+            if tail.push(&reading(at_us, 0)) {
                 lengths.push(tail.samples().len());
                 tail.cut(&team, &id());
             }

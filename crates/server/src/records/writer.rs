@@ -29,12 +29,12 @@ impl Records {
     pub(crate) async fn write(self: Arc<Self>, stop: CancellationToken) {
         loop {
             tokio::select! {
-                () = self.queue.filled.notified() => {}
+                () = self.queue.not_empty.notified() => {}
                 () = stop.cancelled() => break,
             }
             tokio::select! {
                 () = tokio::time::sleep(GATHER) => {}
-                () = self.queue.hurry.notified() => {}
+                () = self.queue.flush_requested.notified() => {}
                 () = stop.cancelled() => break,
             }
             self.write_waiting(&stop).await;
@@ -52,8 +52,8 @@ impl Records {
                 return;
             }
             let sizes = write_batch(&self.store, &batch, stop).await;
-            self.queue.set_done(count);
-            self.note_growth(batch.entries.iter().map(|entry| entry.row.bytes()).sum());
+            self.queue.mark_done(count);
+            self.count_growth(batch.entries.iter().map(|entry| entry.row.bytes()).sum());
             for size in sizes {
                 self.cut_log(&size).await;
             }
@@ -78,14 +78,14 @@ impl Records {
 
 /// Writes a batch, and as long as the database is away waits for it. Whatever else it says, it would say again.
 async fn write_batch(store: &Store, batch: &RecordBatch, stop: &CancellationToken) -> Vec<LogSize> {
-    let mut told = false;
+    let mut warned = false;
     loop {
         match store.records_write(batch).await {
             Ok(sizes) => return sizes,
             Err(error @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) if !stop.is_cancelled() => {
-                if !told {
+                if !warned {
                     tracing::warn!(error = %Chain(&error), "logs and metrics wait for the database");
-                    told = true;
+                    warned = true;
                 }
                 tokio::select! {
                     () = tokio::time::sleep(RETRY) => {}

@@ -10,7 +10,7 @@ use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
 use crate::admission::AdmissionControl;
-use crate::admission::quota::Used;
+use crate::admission::quota::ResourceUse;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
@@ -41,23 +41,24 @@ impl Sandboxes {
             };
             if row.state == State::Paused {
                 // Nothing of it runs that memory would have to know.
-                self.records.enlist(&row);
+                self.records.track(&row);
             } else if row.state == State::Running && runs {
-                let share = Used::by_one(row.cpu_count, row.memory_mb);
+                let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
                 let admission = admission.occupy(&row.team_id, share).await?;
-                self.enlist(&row, admission);
-                self.records.runs(&row);
+                self.register(&row, admission);
+                self.records.start_sampling(&row);
                 self.deadlines.set(&row.id, row.end_us);
                 count += 1;
             } else {
                 self.rows.sandbox_delete(&row.id).await?;
-                self.records.enlist(&row);
+                self.records.track(&row);
                 // Of any other, no client was told that it lives.
                 if row.state == State::Running {
                     self.metrics.end(EndReason::Lost);
-                    self.records.note(&row.id, &LifecycleEvent::Ending(EndReason::Lost));
+                    self.records
+                        .log_event(&row.id, &LifecycleEvent::Ending(EndReason::Lost));
                 }
-                self.records.ended(&row.id);
+                self.records.end(&row.id);
             }
         }
         self.store.records_end_orphans(self.clock.now_us()).await?;

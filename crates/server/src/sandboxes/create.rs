@@ -64,7 +64,7 @@ pub(crate) enum CreateError {
     #[error(transparent)]
     Node(NodeError),
     #[error("{why}")]
-    NoRoom {
+    NoCapacity {
         why: String,
         /// Seconds until there may be.
         retry_after_s: u32,
@@ -132,7 +132,7 @@ impl Sandboxes {
         }
         self.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
-            Err(CreateError::NoRoom { .. }) => CreateOutcome::NoRoom,
+            Err(CreateError::NoCapacity { .. }) => CreateOutcome::NoCapacity,
             Err(_) => CreateOutcome::Failed,
         });
         match (claim, &result) {
@@ -157,7 +157,7 @@ impl Sandboxes {
         let clock = Instant::now();
         let row = self.rows.sandbox_insert(row).await?;
         let mut store_time = clock.elapsed();
-        let entry = self.enlist(&row, admission);
+        let entry = self.register(&row, admission);
 
         let started = match self.node.start(self.start_request(&row, env_vars)).await {
             Ok(started) => started,
@@ -169,9 +169,9 @@ impl Sandboxes {
                     self.forget(&row.id).await;
                 }
                 return Err(match error {
-                    NodeError::Capacity(why) => CreateError::NoRoom {
+                    NodeError::Capacity(why) => CreateError::NoCapacity {
                         why,
-                        retry_after_s: self.deadlines.room_in_s(&self.clock),
+                        retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
                     },
                     NodeError::NotFound(_) | NodeError::Failed(_) | NodeError::Unreachable(_) => {
                         CreateError::Node(error)
@@ -201,14 +201,14 @@ impl Sandboxes {
                 return Err(error.into());
             }
         };
-        entry.follow(row.version, row.end_us);
+        entry.update(row.version, row.end_us);
         if !entry.apply(Transition::Started) {
             self.discard(&row.id).await;
             return Err(CreateError::Died);
         }
         self.deadlines.set(&row.id, row.end_us);
-        self.records.runs(&row);
-        self.records.note(&row.id, &LifecycleEvent::Created(&row));
+        self.records.start_sampling(&row);
+        self.records.log_event(&row.id, &LifecycleEvent::Created(&row));
         let mut stages = vec![Stage::new("store", store_time)];
         stages.extend(started.stages);
         Ok(Created { row, stages })
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_versions_of_an_agent_are_repeated() {
+    fn only_valid_agent_versions_are_reported() {
         for (reported, want) in [
             ("0.6.13", "0.6.13"),
             ("1.2.3", "1.2.3"),

@@ -56,9 +56,9 @@ impl Sandboxes {
         deadline: Deadline,
     ) -> Result<SandboxRow, ExtendError> {
         // Before the turn, because an end holds it until nothing runs any more; and after, because one may have begun.
-        check_runs(entry)?;
-        let _turn = entry.turn.lock().await;
-        check_runs(entry)?;
+        check_running(entry)?;
+        let _guard = entry.change_lock.lock().await;
+        check_running(entry)?;
         let change = match deadline {
             Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await?,
             Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await?,
@@ -69,9 +69,10 @@ impl Sandboxes {
             Change::Missing => return Err(ExtendError::Gone),
         };
         if row.end_us != entry.end_us() {
-            self.records.note(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
+            self.records
+                .log_event(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }
-        entry.follow(row.version, row.end_us);
+        entry.update(row.version, row.end_us);
         if row.end_us <= self.clock.now_us() {
             // Gone for every request after this one, not only once the deadline is noticed.
             self.begin_stop(entry, EndReason::Expired);
@@ -99,7 +100,7 @@ impl Sandboxes {
 
     async fn expire(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
         // An extension that is under way wins: it holds the turn, and its client is about to be told that it worked.
-        let _turn = entry.turn.lock().await;
+        let _guard = entry.change_lock.lock().await;
         if entry.state() == State::Running && entry.end_us() > self.clock.now_us() {
             return;
         }
@@ -107,7 +108,7 @@ impl Sandboxes {
     }
 }
 
-fn check_runs(entry: &SandboxEntry) -> Result<(), ExtendError> {
+fn check_running(entry: &SandboxEntry) -> Result<(), ExtendError> {
     match entry.state() {
         State::Running => Ok(()),
         State::Stopping => Err(ExtendError::Stopping),

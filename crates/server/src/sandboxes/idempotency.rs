@@ -77,7 +77,7 @@ pub(crate) enum Claimed {
     /// The request may go ahead.
     First(Box<KeyClaim>),
     /// It was answered before, with this sandbox.
-    Before(KeptSandbox),
+    Repeated(StoredSandbox),
 }
 
 /// Why a key cannot be used.
@@ -94,14 +94,14 @@ pub(crate) enum ClaimError {
 /// What is kept of a created sandbox, so that it can be told again. No secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct KeptSandbox {
+pub(crate) struct StoredSandbox {
     pub(crate) sandbox_id: SandboxId,
     pub(crate) template_id: TemplateId,
     pub(crate) alias: Option<String>,
     pub(crate) agent_version: String,
 }
 
-impl From<SandboxRow> for KeptSandbox {
+impl From<SandboxRow> for StoredSandbox {
     fn from(row: SandboxRow) -> Self {
         Self {
             sandbox_id: row.id,
@@ -219,7 +219,7 @@ impl Claims {
                     table: "idempotency_keys",
                     column: "answer_json",
                 })?;
-                return Ok(Claimed::Before(kept));
+                return Ok(Claimed::Repeated(kept));
             }
             if self.is_worked_on_elsewhere(&row, created_us).await? {
                 claim.has_row = false;
@@ -274,7 +274,7 @@ impl Claims {
     ) -> Result<(), StoreError> {
         let answer = StoredResponse {
             status: CREATED,
-            json: serde_json::to_string(&KeptSandbox::from(row)).expect("texts and flags are always JSON"),
+            json: serde_json::to_string(&StoredSandbox::from(row)).expect("texts and flags are always JSON"),
         };
         self.rows
             .store()

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// When to stop following a node.
 #[derive(Debug)]
-pub(crate) struct Until {
+pub(crate) struct StopSignals {
     /// Sandboxes are left to the next start from here on.
     pub(crate) draining: CancellationToken,
     /// Nothing is written any more.
@@ -29,22 +29,22 @@ pub(crate) struct Until {
 impl Sandboxes {
     /// Takes in what the node reports, and subscribes again when the stream ends. What is written afterwards is for the
     /// holder of `writing` to end: it is dropped once everything that had arrived was taken in.
-    pub(crate) async fn follow_node(self: Arc<Self>, mut events: NodeEvents, until: Until, writing: DropGuard) {
+    pub(crate) async fn follow_node(self: Arc<Self>, mut events: NodeEvents, signals: StopSignals, writing: DropGuard) {
         // What ran, as far as this server knew, before it subscribed.
         let mut running = Vec::new();
         loop {
             let event = tokio::select! {
                 biased;
-                () = until.stopped.cancelled() => break,
+                () = signals.stopped.cancelled() => break,
                 event = events.next() => event,
             };
             match event {
-                Some(event) => self.take_in(event, &running, &until.draining),
+                Some(event) => self.handle_event(event, &running, &signals.draining),
                 None => {
                     tracing::warn!("the node ended the stream of its events, subscribing again");
                     tokio::select! {
                         biased;
-                        () = until.stopped.cancelled() => break,
+                        () = signals.stopped.cancelled() => break,
                         subscribed = self.subscribe_again() => (events, running) = subscribed,
                     }
                 }
@@ -53,7 +53,7 @@ impl Sandboxes {
             tokio::task::coop::consume_budget().await;
         }
         while let Some(event) = events.try_next() {
-            self.take_in(event, &running, &until.draining);
+            self.handle_event(event, &running, &signals.draining);
         }
         drop(writing);
     }
@@ -69,25 +69,25 @@ impl Sandboxes {
         }
     }
 
-    fn take_in(self: &Arc<Self>, event: NodeEvent, running: &[SandboxId], draining: &CancellationToken) {
+    fn handle_event(self: &Arc<Self>, event: NodeEvent, running: &[SandboxId], draining: &CancellationToken) {
         match event {
-            NodeEvent::Log(entry) => self.records.put_from_node(entry),
+            NodeEvent::Log(entry) => self.records.log_from_node(entry),
             NodeEvent::DiskStops(disk_stops) => self.metrics.disk_stops(disk_stops),
             NodeEvent::Ending(id) => self.cut_streams(&id),
-            NodeEvent::Exited(id) if !draining.is_cancelled() => self.exited(&id),
+            NodeEvent::Exited(id) if !draining.is_cancelled() => self.handle_exit(&id),
             // The next start finds out.
             NodeEvent::Exited(_) => {}
             NodeEvent::Snapshot(snapshot) => {
                 self.metrics.disk_stops(snapshot.disk_stops);
                 if !draining.is_cancelled() {
-                    self.compare(running, &snapshot);
+                    self.apply_snapshot(running, &snapshot);
                 }
             }
         }
     }
 
     /// Notices what ended while nothing was reported.
-    fn compare(self: &Arc<Self>, running: &[SandboxId], snapshot: &Snapshot) {
+    fn apply_snapshot(self: &Arc<Self>, running: &[SandboxId], snapshot: &Snapshot) {
         let live: HashMap<&SandboxId, bool> = snapshot
             .sandboxes
             .iter()
@@ -97,7 +97,7 @@ impl Sandboxes {
             match live.get(id) {
                 Some(false) => {}
                 Some(true) => self.cut_streams(id),
-                None => self.exited(id),
+                None => self.handle_exit(id),
             }
         }
     }
@@ -109,7 +109,7 @@ impl Sandboxes {
     }
 
     /// Removes a sandbox that ended by itself.
-    fn exited(self: &Arc<Self>, id: &SandboxId) {
+    fn handle_exit(self: &Arc<Self>, id: &SandboxId) {
         let Some(entry) = self.registry.get(id) else { return };
         entry.ending.cancel();
         match entry.state() {
@@ -121,7 +121,7 @@ impl Sandboxes {
                 if entry.apply(Transition::Died) && entry.state() == State::Gone {
                     tracing::info!(sandbox.id = %id, "sandbox ended by itself");
                     self.metrics.end(EndReason::Exited);
-                    self.records.note(id, &LifecycleEvent::Ending(EndReason::Exited));
+                    self.records.log_event(id, &LifecycleEvent::Ending(EndReason::Exited));
                     let (sandboxes, id) = (Arc::clone(self), id.clone());
                     self.work.spawn(async move { sandboxes.forget(&id).await });
                 }

@@ -31,16 +31,16 @@ pub(crate) struct SandboxEntry {
     /// The token of its traffic, when it is not public.
     pub(crate) traffic_token: Option<SecretString>,
     /// Changes of the row are made one after another, by whoever holds this.
-    pub(crate) turn: tokio::sync::Mutex<()>,
+    pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// Cancelled when it begins to end: its streams are cut rather than ended.
     pub(crate) ending: CancellationToken,
-    life: Mutex<Life>,
+    current: Mutex<EntryState>,
     stopped: watch::Sender<Option<StopOutcome>>,
     admission: Mutex<Option<Admission>>,
 }
 
 #[derive(Debug)]
-struct Life {
+struct EntryState {
     state: State,
     version: i64,
     end_us: i64,
@@ -83,9 +83,9 @@ impl SandboxEntry {
             max_end_us: row.max_end_us,
             access_token,
             traffic_token,
-            turn: tokio::sync::Mutex::new(()),
+            change_lock: tokio::sync::Mutex::new(()),
             ending: CancellationToken::new(),
-            life: Mutex::new(Life {
+            current: Mutex::new(EntryState {
                 state: row.state,
                 version: row.version,
                 end_us: row.end_us,
@@ -98,32 +98,32 @@ impl SandboxEntry {
 
     /// Where it is in its life.
     pub(crate) fn state(&self) -> State {
-        self.life.lock().state
+        self.current.lock().state
     }
 
     /// When it is to end, in microseconds since the Unix epoch.
     pub(crate) fn end_us(&self) -> i64 {
-        self.life.lock().end_us
+        self.current.lock().end_us
     }
 
     /// The version of its row.
     pub(crate) fn version(&self) -> i64 {
-        self.life.lock().version
+        self.current.lock().version
     }
 
     /// Notes what the row became.
-    pub(crate) fn follow(&self, version: i64, end_us: i64) {
-        let mut life = self.life.lock();
-        life.version = version;
-        life.end_us = end_us;
+    pub(crate) fn update(&self, version: i64, end_us: i64) {
+        let mut current = self.current.lock();
+        current.version = version;
+        current.end_us = end_us;
     }
 
     /// Makes a transition. `false` when the current state does not allow it.
     pub(crate) fn apply(&self, transition: Transition) -> bool {
-        let mut life = self.life.lock();
-        match life.state.next(transition) {
+        let mut current = self.current.lock();
+        match current.state.next(transition) {
             Ok(state) => {
-                life.state = state;
+                current.state = state;
                 true
             }
             Err(_) => false,
@@ -132,14 +132,14 @@ impl SandboxEntry {
 
     /// Takes it out of traffic and says who has to end it.
     pub(crate) fn stop(&self) -> StopRole {
-        let mut life = self.life.lock();
-        match life.state {
+        let mut current = self.current.lock();
+        match current.state {
             State::Running | State::Pausing | State::Paused | State::Resuming => {
-                life.state = State::Stopping;
+                current.state = State::Stopping;
                 StopRole::Begin
             }
-            State::Stopping if life.stop_failed => {
-                life.stop_failed = false;
+            State::Stopping if current.stop_failed => {
+                current.stop_failed = false;
                 self.stopped.send_replace(None);
                 StopRole::Retry
             }
@@ -151,10 +151,10 @@ impl SandboxEntry {
 
     /// Tells everyone who waits how the end went.
     pub(crate) fn set_stopped(&self, stopped: StopOutcome) {
-        let mut life = self.life.lock();
+        let mut current = self.current.lock();
         match stopped {
-            StopOutcome::Gone => life.state = State::Gone,
-            StopOutcome::Failed => life.stop_failed = true,
+            StopOutcome::Gone => current.state = State::Gone,
+            StopOutcome::Failed => current.stop_failed = true,
         }
         self.stopped.send_replace(Some(stopped));
     }

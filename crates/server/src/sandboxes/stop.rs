@@ -41,19 +41,19 @@ impl Sandboxes {
     pub(super) fn begin_stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> StopRole {
         let stop = entry.stop();
         if stop == StopRole::Begin {
-            self.records.note(&entry.id, &LifecycleEvent::Ending(reason));
+            self.records.log_event(&entry.id, &LifecycleEvent::Ending(reason));
         }
         if matches!(stop, StopRole::Begin | StopRole::Retry) {
             let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
             self.work.spawn(async move {
                 // Told even if the task breaks off, because others wait for it.
-                let mut ended = Ended {
+                let mut ended = StopReport {
                     sandboxes,
                     entry,
-                    how: StopOutcome::Failed,
+                    outcome: StopOutcome::Failed,
                 };
-                ended.how = ended.sandboxes.end(&ended.entry).await;
-                if ended.how == StopOutcome::Gone {
+                ended.outcome = ended.sandboxes.end(&ended.entry).await;
+                if ended.outcome == StopOutcome::Gone {
                     ended.sandboxes.count_end(&ended.entry, reason);
                 }
             });
@@ -70,13 +70,13 @@ impl Sandboxes {
 
     async fn end(&self, entry: &SandboxEntry) -> StopOutcome {
         let id = &entry.id;
-        let _turn = entry.turn.lock().await;
+        let _guard = entry.change_lock.lock().await;
         self.deadlines.remove(id);
         match self.rows.sandbox_set_state(id, entry.version(), State::Stopping).await {
-            Ok(Change::Applied(row)) => entry.follow(row.version, row.end_us),
+            Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),
             // Another hand is at the row. The sandbox is ended all the same, and the row goes with it.
             Ok(Change::Stale | Change::Missing) => {}
-            Err(error) => self.store_failed(&error, id, "record that a sandbox ends"),
+            Err(error) => self.log_store_error(&error, id, "record that a sandbox ends"),
         }
         entry.ending.cancel();
         match self.node.kill(id).await {
@@ -87,28 +87,28 @@ impl Sandboxes {
             }
         }
         if let Err(error) = self.rows.sandbox_delete(id).await {
-            self.store_failed(&error, id, "remove the row of an ended sandbox");
+            self.log_store_error(&error, id, "remove the row of an ended sandbox");
             return StopOutcome::Failed;
         }
         self.registry.remove(id);
-        self.records.ended(id);
+        self.records.end(id);
         StopOutcome::Gone
     }
 }
 
 /// Tells how the end of a sandbox went, when dropped.
-struct Ended {
+struct StopReport {
     sandboxes: Arc<Sandboxes>,
     entry: Arc<SandboxEntry>,
-    how: StopOutcome,
+    outcome: StopOutcome,
 }
 
-impl Drop for Ended {
+impl Drop for StopReport {
     fn drop(&mut self) {
-        if self.how == StopOutcome::Failed {
+        if self.outcome == StopOutcome::Failed {
             let again_us = self.sandboxes.clock.now_us() + STOP_RETRY_US;
             self.sandboxes.deadlines.set(&self.entry.id, again_us);
         }
-        self.entry.set_stopped(self.how);
+        self.entry.set_stopped(self.outcome);
     }
 }

@@ -17,7 +17,7 @@ const ROUTES: [(&str, &str); 11] = [
 ];
 
 #[tokio::test]
-async fn every_route_asks_for_a_key_before_anything_else() {
+async fn every_route_checks_the_key_first() {
     let platform = TestPlatform::start().await;
     let unknown = format!("{KEY}aa");
     for (method, path) in ROUTES {
@@ -41,7 +41,7 @@ async fn every_route_asks_for_a_key_before_anything_else() {
 }
 
 #[tokio::test]
-async fn a_revoked_key_stops_at_once() {
+async fn a_revoked_key_is_refused_immediately() {
     let platform = TestPlatform::start().await;
     assert_eq!(platform.call("GET", "/sandboxes", "").await.status, 200);
     platform.store.api_key_revoke("key1", 1).await.expect("a database");
@@ -53,7 +53,7 @@ async fn a_revoked_key_stops_at_once() {
 }
 
 #[tokio::test]
-async fn a_key_is_read_in_either_case() {
+async fn keys_are_case_insensitive() {
     let platform = TestPlatform::start().await;
     let upper = KEY.replace("e2b_", "").to_uppercase();
     let reply = platform
@@ -63,7 +63,7 @@ async fn a_key_is_read_in_either_case() {
 }
 
 #[tokio::test]
-async fn another_teams_sandbox_does_not_exist() {
+async fn sandboxes_of_other_teams_are_not_found() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     for (method, path, body) in [

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::platform::{KEY, TestPlatform, within};
 
 #[tokio::test]
-async fn the_api_speaks_http_2_without_being_asked() {
+async fn http2_works_with_prior_knowledge() {
     let platform = TestPlatform::start().await;
     let tcp = TcpStream::connect(platform.addr).await.expect("connect");
     let (mut client, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tcp))
@@ -34,7 +34,7 @@ async fn the_api_speaks_http_2_without_being_asked() {
 }
 
 #[tokio::test]
-async fn garbage_harms_nobody_else() {
+async fn malformed_input_does_not_affect_other_clients() {
     let platform = TestPlatform::start().await;
     let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1_000_000));
     let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1000));
@@ -64,7 +64,7 @@ async fn garbage_harms_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_is_closed() {
+async fn silent_connections_are_closed() {
     let platform = TestPlatform::start().await;
     for greeting in ["", "GET / HT", "PRI * HTTP/2.0\r\n"] {
         let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");

@@ -20,7 +20,7 @@ async fn create(platform: &TestPlatform, path: &str, keys: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn a_create_answers_with_everything_that_clients_need() {
+async fn create_returns_all_fields() {
     let platform = TestPlatform::start().await;
     let reply = platform
         .call("POST", "/v2/sandboxes", r#"{"templateID":" BASE "}"#)
@@ -66,7 +66,7 @@ async fn a_create_answers_with_everything_that_clients_need() {
 }
 
 #[tokio::test]
-async fn only_the_older_path_may_leave_an_agent_open_to_callers_without_a_credential() {
+async fn only_v1_may_create_an_open_agent() {
     let platform = TestPlatform::start().await;
     for (path, keys, open) in [
         ("/sandboxes", "", true),
@@ -125,7 +125,7 @@ async fn defaults_differ_by_path_and_null_means_the_default() {
 }
 
 #[tokio::test]
-async fn the_bodies_that_sdks_send_are_taken() {
+async fn sdk_bodies_are_accepted() {
     let platform = TestPlatform::start().await;
     for keys in [
         r#""timeout":300,"secure":true,"allow_internet_access":true"#,
@@ -150,7 +150,7 @@ async fn the_bodies_that_sdks_send_are_taken() {
 }
 
 #[tokio::test]
-async fn bodies_that_do_not_fit_are_refused() {
+async fn invalid_bodies_are_refused() {
     let platform = TestPlatform::start().await;
     for keys in [
         r#""timeout":-1"#,
@@ -198,7 +198,7 @@ async fn bodies_that_do_not_fit_are_refused() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_refused_by_name() {
+async fn unsupported_features_are_refused_by_name() {
     let platform = TestPlatform::start().await;
     let too_long = format!("\"timeout\":{}", MAX_LIFETIME_S + 1);
     for (keys, fragment) in [
@@ -243,7 +243,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn templates_are_found_by_what_they_mean_to_the_team() {
+async fn template_names_are_resolved_for_the_team() {
     let platform = TestPlatform::start().await;
     for (template, status, alias) in [
         ("base", 201, json!("base")),
@@ -298,7 +298,7 @@ async fn checks_come_in_the_order_of_the_contract() {
 }
 
 #[tokio::test]
-async fn a_start_that_fails_leaves_nothing_and_tells_no_secret() {
+async fn a_failed_start_leaves_nothing_and_leaks_no_secret() {
     let platform = TestPlatform::start().await;
     for (behaviour, status, code) in [
         (Behaviour::Fails, 500, "sandbox_create_failed"),
@@ -329,7 +329,7 @@ async fn a_start_that_fails_leaves_nothing_and_tells_no_secret() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_leaves_a_sandbox_that_ends_in_time() {
+async fn a_client_disconnect_does_not_cancel_the_create() {
     let platform = TestPlatform::start().await;
     *platform.node.start.lock() = Behaviour::Waits;
     let mut client = TcpStream::connect(platform.addr).await.expect("connect");
@@ -363,7 +363,7 @@ async fn a_client_that_hangs_up_leaves_a_sandbox_that_ends_in_time() {
 }
 
 #[tokio::test]
-async fn nobody_sees_a_sandbox_before_it_runs() {
+async fn a_sandbox_is_invisible_until_it_runs() {
     let platform = Arc::new(TestPlatform::start().await);
     *platform.node.start.lock() = Behaviour::Waits;
     let creating = {
@@ -382,7 +382,7 @@ async fn nobody_sees_a_sandbox_before_it_runs() {
 }
 
 #[tokio::test]
-async fn a_version_from_inside_is_not_repeated_unless_it_is_one() {
+async fn invalid_agent_versions_are_not_reported() {
     let platform = TestPlatform::start().await;
     for (reported, told) in [("0.7.1", "0.7.1"), ("0.6\"; evil", "0.6.13"), ("", "0.6.13")] {
         *platform.node.agent_version.lock() = reported.to_owned();
@@ -391,7 +391,7 @@ async fn a_version_from_inside_is_not_repeated_unless_it_is_one() {
 }
 
 #[tokio::test]
-async fn a_hundred_creates_at_once_work() {
+async fn a_hundred_concurrent_creates_succeed() {
     let platform = Arc::new(TestPlatform::start().await);
     let mut creates = tokio::task::JoinSet::new();
     for _ in 0..100 {
@@ -406,7 +406,7 @@ async fn a_hundred_creates_at_once_work() {
 }
 
 #[tokio::test]
-async fn metadata_is_told_again_and_secrets_are_not() {
+async fn metadata_is_returned_and_secrets_are_not() {
     let platform = TestPlatform::start().await;
     let keys = r#""timeout":600,"secure":true,"mcp":{"tool":{"apiKey":"hunter2"}},"envVars":{"PASSWORD":"hunter2"},
         "metadata":{"user":"ü","empty":""}"#;
@@ -430,7 +430,7 @@ async fn metadata_is_told_again_and_secrets_are_not() {
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_start_was_not_answered_is_ended() {
+async fn a_sandbox_without_a_start_response_is_ended() {
     let platform = TestPlatform::start().await;
     *platform.node.start.lock() = Behaviour::PanicsAfterwards;
     *platform.node.kill.lock() = Behaviour::Fails;
@@ -455,7 +455,7 @@ async fn a_sandbox_whose_start_was_not_answered_is_ended() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_does_not_start_in_time_does_not_come_later() {
+async fn a_start_after_the_timeout_is_ended() {
     let platform = TestPlatform::start().await;
     *platform.node.start.lock() = Behaviour::Waits;
     let body = r#"{"templateID":"base"}"#;

@@ -27,7 +27,7 @@ async fn lease(directory: &TempDir) -> NodeLease {
 }
 
 #[tokio::test]
-async fn nothing_is_answered_before_the_node_was_asked_what_lives() {
+async fn requests_are_answered_503_until_reconciled() {
     let directory = TempDir::new().expect("a directory");
     let lease = lease(&directory).await;
     let node = FakeNode::new();
@@ -64,7 +64,7 @@ async fn nothing_is_answered_before_the_node_was_asked_what_lives() {
 }
 
 #[tokio::test]
-async fn a_start_that_fails_leaves_no_server_and_not_the_callers_token() {
+async fn a_failed_start_stops_listening_and_keeps_the_callers_token() {
     let directory = TempDir::new().expect("a directory");
     let node = FakeNode::new();
     *node.reconcile.lock() = Behaviour::Fails;
@@ -98,7 +98,7 @@ async fn a_start_that_fails_leaves_no_server_and_not_the_callers_token() {
 }
 
 #[tokio::test]
-async fn a_request_under_way_is_finished_and_sandboxes_live_on() {
+async fn drain_finishes_requests_and_keeps_sandboxes() {
     let platform = TestPlatform::start().await;
     let old = platform.create("").await;
     *platform.node.start.lock() = Behaviour::Waits;
@@ -136,7 +136,7 @@ async fn a_request_under_way_is_finished_and_sandboxes_live_on() {
 }
 
 #[tokio::test]
-async fn streams_of_sandboxes_are_cut_and_not_waited_for() {
+async fn drain_cuts_sandbox_streams() {
     let platform = TestPlatform::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     *platform.node.origin.lock() = Some(listener.local_addr().expect("address"));

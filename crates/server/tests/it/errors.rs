@@ -12,7 +12,7 @@ const HOST: (&str, &str) = ("host", "localhost");
 const AUTH: (&str, &str) = ("x-api-key", KEY);
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_errors_like_any_other() {
+async fn unknown_paths_and_methods_have_json_errors() {
     let platform = TestPlatform::start().await;
     for path in [
         "/",
@@ -41,7 +41,7 @@ async fn unknown_paths_and_methods_are_errors_like_any_other() {
 }
 
 #[tokio::test]
-async fn bodies_are_read_as_the_contract_says() {
+async fn body_parsing_follows_the_contract() {
     let platform = TestPlatform::start().await;
     let good = r#"{"templateID":"base"}"#;
     let post = async |headers: &[(&str, &str)], body: &str| {
@@ -99,7 +99,7 @@ async fn bodies_are_read_as_the_contract_says() {
 }
 
 #[tokio::test]
-async fn bodies_are_bounded_whether_they_say_their_length_or_not() {
+async fn body_size_is_limited_with_and_without_content_length() {
     let platform = TestPlatform::start().await;
     let body = |bytes: usize| {
         let frame = r#"{"templateID":"base","x":""}"#;
@@ -146,7 +146,7 @@ async fn bodies_are_bounded_whether_they_say_their_length_or_not() {
 }
 
 #[tokio::test]
-async fn health_answers_without_a_key() {
+async fn health_needs_no_key() {
     let platform = TestPlatform::start().await;
     for method in ["GET", "HEAD"] {
         assert_eq!(platform.call_as(None, method, "/health", "").await.status, 200);
@@ -154,7 +154,7 @@ async fn health_answers_without_a_key() {
 }
 
 #[tokio::test]
-async fn browsers_are_told_that_they_may() {
+async fn cors_headers_allow_browsers() {
     let platform = TestPlatform::start().await;
     let preflight = platform
         .send(
@@ -188,7 +188,7 @@ async fn browsers_are_told_that_they_may() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_answered_with_a_body_too() {
+async fn malformed_requests_have_json_errors() {
     let platform = TestPlatform::start().await;
     let headers: String = (0..200).map(|n| format!("x-{n}: 1\r\n")).collect();
     for (sent, status) in [
@@ -231,7 +231,7 @@ async fn what_is_no_request_is_answered_with_a_body_too() {
 }
 
 #[tokio::test]
-async fn an_answer_that_takes_too_long_says_so_and_is_not_asked_for_again() {
+async fn a_request_that_times_out_is_not_retried() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     *platform.node.kill.lock() = Behaviour::Waits;

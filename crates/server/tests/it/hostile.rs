@@ -41,7 +41,7 @@ async fn mirror() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_sandbox_gets_no_credential_of_the_platform_and_every_other() {
+async fn only_platform_credentials_are_stripped() {
     let platform = TestPlatform::start().await;
     *platform.node.origin.lock() = Some(mirror().await);
     let private = r#"{"templateID":"base","secure":true,"network":{"allowPublicTraffic":false}}"#;
@@ -107,7 +107,7 @@ async fn a_sandbox_gets_no_credential_of_the_platform_and_every_other() {
 }
 
 #[tokio::test]
-async fn the_refusal_of_an_upload_reaches_its_client() {
+async fn a_refused_upload_still_gets_its_response() {
     let platform = TestPlatform::start().await;
     let body = vec![b'x'; 32 << 20];
     for (path, status) in [("/sandboxes", "401"), ("/nothing", "404"), ("/health", "405")] {
@@ -184,7 +184,7 @@ async fn over_http_2_a_refusal_waits_for_the_upload_unless_that_stops() {
 }
 
 #[tokio::test]
-async fn idle_connections_keep_nobody_out() {
+async fn idle_connections_do_not_block_new_clients() {
     const MOST: usize = 20;
     let platform = TestPlatform::start_adjusted(|settings| settings.connections.total = MOST).await;
     let mut held = Vec::new();
@@ -204,7 +204,7 @@ async fn idle_connections_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn what_is_under_way_is_never_closed_to_make_room() {
+async fn busy_connections_are_not_evicted() {
     let platform = TestPlatform::start_adjusted(|settings| settings.connections.total = 4).await;
     let origin = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     *platform.node.origin.lock() = Some(origin.local_addr().expect("address"));
@@ -241,7 +241,7 @@ async fn what_is_under_way_is_never_closed_to_make_room() {
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_end_is_not_waited_for() {
+async fn incomplete_heads_time_out() {
     let platform = TestPlatform::start().await;
     let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
     tcp.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -263,7 +263,7 @@ async fn a_head_that_does_not_end_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn large_heads_pass_and_larger_ones_do_not() {
+async fn request_head_size_is_limited() {
     let platform = TestPlatform::start().await;
     *platform.node.origin.lock() = Some(mirror().await);
     let id = platform.create("").await;
@@ -287,7 +287,7 @@ async fn large_heads_pass_and_larger_ones_do_not() {
 }
 
 #[tokio::test]
-async fn a_sandbox_has_so_many_streams_and_no_more() {
+async fn streams_per_sandbox_are_limited() {
     let platform = TestPlatform::start_adjusted(|settings| settings.connections.per_sandbox = 3).await;
     let origin = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     *platform.node.origin.lock() = Some(origin.local_addr().expect("address"));

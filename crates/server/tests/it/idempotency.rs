@@ -47,7 +47,7 @@ async fn settled(platform: &TestPlatform, key: &str, body: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn the_same_request_makes_one_sandbox_and_is_answered_alike() {
+async fn repeated_requests_return_the_same_sandbox() {
     let platform = TestPlatform::start().await;
     for path in ["/sandboxes", "/v2/sandboxes"] {
         let first = create_as(&platform, KEY, path, path, BODY).await;
@@ -72,7 +72,7 @@ async fn the_same_request_makes_one_sandbox_and_is_answered_alike() {
 }
 
 #[tokio::test]
-async fn private_traffic_is_told_again_with_its_token() {
+async fn a_repeated_answer_includes_the_traffic_token() {
     let platform = TestPlatform::start().await;
     let body = r#"{"templateID":"base","network":{"allowPublicTraffic":false}}"#;
     let first = create(&platform, "k", body).await;
@@ -81,7 +81,7 @@ async fn private_traffic_is_told_again_with_its_token() {
 }
 
 #[tokio::test]
-async fn a_key_is_good_for_one_request_only() {
+async fn a_key_cannot_be_reused_for_another_request() {
     let platform = TestPlatform::start().await;
     let other = r#"{"templateID":"base","timeout":601}"#;
     for (path, elsewhere, status) in [
@@ -104,7 +104,7 @@ async fn a_key_is_good_for_one_request_only() {
 }
 
 #[tokio::test]
-async fn keys_are_checked() {
+async fn invalid_keys_are_refused() {
     let platform = TestPlatform::start().await;
     let longest = "k".repeat(255);
     for good in ["k", "!\"#~", "0192f0c1-7b1e", &longest] {
@@ -128,7 +128,7 @@ async fn keys_are_checked() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_in_progress_is_not_begun_again() {
+async fn a_repeated_request_in_progress_is_refused() {
     let platform = Arc::new(TestPlatform::start().await);
     *platform.node.start.lock() = Behaviour::Waits;
     let first = {
@@ -150,7 +150,7 @@ async fn a_request_that_is_in_progress_is_not_begun_again() {
 }
 
 #[tokio::test]
-async fn of_many_at_once_one_goes_ahead() {
+async fn one_of_many_concurrent_requests_proceeds() {
     let platform = Arc::new(TestPlatform::start().await);
     let mut creates = tokio::task::JoinSet::new();
     for _ in 0..40 {
@@ -164,7 +164,7 @@ async fn of_many_at_once_one_goes_ahead() {
 }
 
 #[tokio::test]
-async fn a_create_that_failed_frees_its_key() {
+async fn a_failed_create_frees_its_key() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(1)).await;
     for (key, behaviour) in [
         ("fails", Behaviour::Fails),
@@ -218,7 +218,7 @@ async fn a_create_that_failed_frees_its_key() {
 }
 
 #[tokio::test]
-async fn a_repetition_is_no_create() {
+async fn a_repeated_request_does_not_count_as_a_create() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.creates_per_minute = Some(1)).await;
     let first = create(&platform, "k", BODY).await;
     assert_eq!(id(&create(&platform, "k", BODY).await), id(&first));
@@ -226,7 +226,7 @@ async fn a_repetition_is_no_create() {
 }
 
 #[tokio::test]
-async fn a_client_that_hung_up_finds_its_sandbox() {
+async fn a_retry_after_a_disconnect_finds_the_sandbox() {
     let platform = TestPlatform::start().await;
     *platform.node.start.lock() = Behaviour::Waits;
     let mut client = TcpStream::connect(platform.addr).await.expect("connect");
@@ -245,7 +245,7 @@ async fn a_client_that_hung_up_finds_its_sandbox() {
 }
 
 #[tokio::test]
-async fn an_answer_is_kept_for_a_day_whatever_became_of_the_sandbox() {
+async fn answers_are_kept_for_a_day_even_if_the_sandbox_ended() {
     let platform = TestPlatform::start().await;
     let first = create(&platform, "k", BODY).await;
     platform.call("DELETE", &format!("/sandboxes/{}", id(&first)), "").await;
@@ -259,7 +259,7 @@ async fn an_answer_is_kept_for_a_day_whatever_became_of_the_sandbox() {
 }
 
 #[tokio::test]
-async fn what_a_crash_broke_off_is_settled_by_what_runs() {
+async fn claims_interrupted_by_a_crash_are_resolved() {
     let platform = TestPlatform::start().await;
     let made = id(&create(&platform, "made", BODY).await);
     let row = platform.store.idempotency_by_key(&team(1), "made").await;
@@ -306,7 +306,7 @@ async fn what_a_crash_broke_off_is_settled_by_what_runs() {
 }
 
 #[tokio::test]
-async fn what_is_kept_holds_no_secret() {
+async fn stored_answers_hold_no_secret() {
     let platform = TestPlatform::start().await;
     let reply = create(&platform, "k", BODY).await;
     let row = platform.store.idempotency_by_key(&team(1), "k").await;

@@ -74,7 +74,7 @@ async fn bearer_takes_an_api_key_or_an_access_token() {
 }
 
 #[tokio::test]
-async fn the_api_key_header_decides_when_both_are_there() {
+async fn the_api_key_header_takes_precedence() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let path = format!("/sandboxes/{id}");
@@ -91,7 +91,7 @@ async fn the_api_key_header_decides_when_both_are_there() {
 }
 
 #[tokio::test]
-async fn a_team_that_is_not_the_callers_does_not_exist() {
+async fn other_teams_are_not_found() {
     let platform = TestPlatform::start().await;
     let ask = async |named: &str| {
         let headers = [HOST, ("x-api-key", KEY), ("x-team-id", named)];
@@ -108,7 +108,7 @@ async fn a_team_that_is_not_the_callers_does_not_exist() {
 }
 
 #[tokio::test]
-async fn api_keys_are_made_listed_renamed_and_revoked() {
+async fn api_keys_are_created_listed_renamed_and_revoked() {
     let platform = TestPlatform::start().await;
     let made = platform.call("POST", "/api-keys", r#"{"name":"ci"}"#).await;
     assert_eq!(made.status, 201, "{made:?}");
@@ -158,7 +158,7 @@ async fn api_keys_are_made_listed_renamed_and_revoked() {
 }
 
 #[tokio::test]
-async fn names_are_bounded_on_both_sides() {
+async fn names_are_validated() {
     let platform = TestPlatform::start().await;
     let post = async |name: &str| {
         let body = serde_json::json!({ "name": name }).to_string();
@@ -176,7 +176,7 @@ async fn names_are_bounded_on_both_sides() {
 }
 
 #[tokio::test]
-async fn access_tokens_belong_to_their_user_and_end_at_once() {
+async fn access_tokens_belong_to_their_user_and_are_revoked_immediately() {
     let platform = TestPlatform::start().await;
     let (id, token) = new_token(&platform, KEY).await;
     assert!(token.starts_with("sk_e2b_") && token.len() == 47, "{token}");
@@ -190,7 +190,7 @@ async fn access_tokens_belong_to_their_user_and_end_at_once() {
 }
 
 #[tokio::test]
-async fn a_login_gets_its_team_with_a_key_that_stays_the_same_until_it_is_revoked() {
+async fn a_login_gets_the_same_key_until_it_is_revoked() {
     let platform = TestPlatform::start().await;
     // Whoever has an API key gets that one.
     let reply = platform.call("GET", "/teams", "").await;
@@ -226,7 +226,7 @@ async fn a_login_gets_its_team_with_a_key_that_stays_the_same_until_it_is_revoke
 }
 
 #[tokio::test]
-async fn uses_of_a_key_are_noted_at_most_once_a_minute() {
+async fn last_use_is_recorded_at_most_once_a_minute() {
     let platform = TestPlatform::start().await;
     let noted = async || {
         let rows = platform.store.api_key_list(&team(1)).await.expect("a database");

@@ -48,7 +48,7 @@ async fn a_timeout_is_set_exactly() {
 }
 
 #[tokio::test]
-async fn a_timeout_of_nothing_ends_it_at_once() {
+async fn a_zero_timeout_ends_the_sandbox() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     assert_eq!(
@@ -99,7 +99,7 @@ async fn a_refresh_only_extends() {
 }
 
 #[tokio::test]
-async fn a_connect_only_extends_and_tells_how_to_connect() {
+async fn connect_only_extends_and_returns_connection_info() {
     let platform = TestPlatform::start().await;
     let id = platform.create(r#","timeout":100"#).await;
     let (v1, v2) = (
@@ -164,7 +164,7 @@ async fn sandboxes_end_at_their_deadline_and_not_before() {
 }
 
 #[tokio::test]
-async fn of_a_thousand_sandboxes_each_ends_at_its_own_deadline() {
+async fn a_thousand_sandboxes_expire_at_their_deadlines() {
     let platform = TestPlatform::start().await;
     for n in 1..=1000 {
         // 7919 is prime: every deadline from 1 to 1000, in no order.
@@ -193,7 +193,7 @@ async fn of_a_thousand_sandboxes_each_ends_at_its_own_deadline() {
 }
 
 #[tokio::test]
-async fn an_extension_counts_from_the_moment_it_is_answered() {
+async fn an_extension_is_effective_once_answered() {
     let platform = TestPlatform::start().await;
     let id = platform.create(r#","timeout":10"#).await;
     platform.clock.advance(9);
@@ -210,7 +210,7 @@ async fn an_extension_counts_from_the_moment_it_is_answered() {
 }
 
 #[tokio::test]
-async fn deadlines_survive_a_restart_and_what_nobody_knows_is_removed() {
+async fn deadlines_survive_a_restart_and_orphans_are_removed() {
     let platform = TestPlatform::start().await;
     let kept = platform.create(r#","timeout":1000"#).await;
     let expired = platform.create(r#","timeout":10"#).await;
@@ -272,7 +272,7 @@ async fn deadlines_survive_a_restart_and_what_nobody_knows_is_removed() {
 
 /// What a crash leaves of sandboxes on their way from running to paused or back.
 #[tokio::test]
-async fn every_state_that_a_crash_leaves_is_settled() {
+async fn every_state_is_recovered_after_a_crash() {
     use WantedState::{Paused, Running, RunningOrPaused};
     let platform = TestPlatform::start().await;
     let made = platform.create(r#","timeout":1000"#).await;
@@ -376,7 +376,7 @@ fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_runs_is_not_resumed() {
+async fn a_running_sandbox_is_not_resumed() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let path = format!("/sandboxes/{id}/resume");

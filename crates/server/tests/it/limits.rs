@@ -43,7 +43,7 @@ async fn until_created(platform: &TestPlatform) -> String {
 }
 
 #[tokio::test]
-async fn a_team_has_no_more_sandboxes_at_once_than_it_may() {
+async fn the_sandbox_limit_of_a_team_is_enforced() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(2)).await;
     let first = platform.create("").await;
     let second = platform.create(r#","timeout":60"#).await;
@@ -85,7 +85,7 @@ async fn a_team_has_no_more_sandboxes_at_once_than_it_may() {
 }
 
 #[tokio::test]
-async fn a_burst_does_not_overshoot_and_what_fails_counts_no_more() {
+async fn a_burst_does_not_exceed_the_limit_and_failures_are_released() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(10)).await;
     let platform = Arc::new(platform);
     let mut creates = tokio::task::JoinSet::new();
@@ -100,7 +100,7 @@ async fn a_burst_does_not_overshoot_and_what_fails_counts_no_more() {
 }
 
 #[tokio::test]
-async fn what_was_adopted_counts() {
+async fn adopted_sandboxes_count_against_the_quota() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(2)).await;
     let kept = platform.create(r#","timeout":600"#).await;
     let lost = platform.create(r#","timeout":600"#).await;
@@ -114,7 +114,7 @@ async fn what_was_adopted_counts() {
 }
 
 #[tokio::test]
-async fn cores_and_memory_are_limited_together() {
+async fn core_and_memory_limits_are_enforced() {
     // A sandbox of `base` is given 2 cores and 1024 MiB.
     for (adjust, fit, fragment) in [
         (
@@ -139,7 +139,7 @@ async fn cores_and_memory_are_limited_together() {
 }
 
 #[tokio::test]
-async fn limits_of_a_team_go_by_its_name() {
+async fn team_limits_are_configured_by_name() {
     let platform = TestPlatform::start_adjusted(|settings| {
         settings.limits.default.sandboxes = Some(1);
         let own = TeamLimits {
@@ -189,7 +189,7 @@ fn rate(reply: &Reply) -> [&str; 4] {
 }
 
 #[tokio::test]
-async fn requests_are_limited_and_every_answer_tells_how_many_are_left() {
+async fn the_request_rate_is_limited_and_reported() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.requests_per_second = Some(3)).await;
     let list = async |key| platform.call_as(Some(key), "GET", "/sandboxes", "").await;
     assert_eq!(rate(&list(KEY).await), ["3", "2", "1", ""]);
@@ -210,7 +210,7 @@ async fn requests_are_limited_and_every_answer_tells_how_many_are_left() {
 }
 
 #[tokio::test]
-async fn creates_are_limited_by_a_rate_of_their_own() {
+async fn the_create_rate_is_limited_separately() {
     let platform = TestPlatform::start_adjusted(|settings| {
         settings.limits.default.creates_per_minute = Some(2);
         settings.limits.default.requests_per_second = Some(100);
@@ -232,7 +232,7 @@ async fn creates_are_limited_by_a_rate_of_their_own() {
 }
 
 #[tokio::test]
-async fn without_limits_nothing_is_said_of_them() {
+async fn no_rate_headers_without_limits() {
     let platform = TestPlatform::start().await;
     for _ in 0..20 {
         let reply = create(&platform).await;
@@ -250,7 +250,7 @@ fn no_room(reply: &Reply) -> u32 {
 }
 
 #[tokio::test]
-async fn the_host_has_no_more_sandboxes_than_it_may_also_in_a_burst() {
+async fn the_host_sandbox_limit_holds_in_a_burst() {
     let platform = TestPlatform::start_adjusted(|settings| settings.capacity.max_sandboxes = Some(5)).await;
     let platform = Arc::new(platform);
     let mut creates = tokio::task::JoinSet::new();
@@ -272,7 +272,7 @@ async fn the_host_has_no_more_sandboxes_than_it_may_also_in_a_burst() {
 }
 
 #[tokio::test]
-async fn a_restart_counts_what_runs_against_the_room() {
+async fn adopted_sandboxes_count_against_the_capacity() {
     let platform = TestPlatform::start_adjusted(|settings| settings.capacity.max_sandboxes = Some(2)).await;
     let first = platform.create(r#","timeout":600"#).await;
     let platform = platform.restart().await;
@@ -288,7 +288,7 @@ async fn a_restart_counts_what_runs_against_the_room() {
 }
 
 #[tokio::test]
-async fn memory_and_disk_below_the_floor_are_no_room() {
+async fn creates_are_refused_below_the_memory_and_disk_floor() {
     let platform = TestPlatform::start_adjusted(|settings| {
         settings.capacity.memory_floor_mb = 100;
         settings.capacity.disk_floor_mb = 200;
@@ -324,7 +324,7 @@ async fn memory_and_disk_below_the_floor_are_no_room() {
 }
 
 #[tokio::test]
-async fn a_refusal_takes_nothing() {
+async fn a_refused_create_releases_its_quota() {
     let platform = TestPlatform::start_adjusted(|settings| {
         settings.limits.default.sandboxes = Some(1);
         settings.capacity.max_sandboxes = Some(1);
@@ -342,7 +342,7 @@ async fn a_refusal_takes_nothing() {
 
 /// As long as the host was not asked again, what was admitted since counts with the whole disk that it takes.
 #[tokio::test]
-async fn disks_that_are_taken_as_a_whole_are_counted_before_they_are_there() {
+async fn preallocated_disks_are_counted_before_the_next_reading() {
     let platform = TestPlatform::start_adjusted(|settings| {
         settings.capacity.disk_floor_mb = 200;
         settings.capacity.disk_per_sandbox_mb = 100;

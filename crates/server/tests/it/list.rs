@@ -27,7 +27,7 @@ async fn get(platform: &TestPlatform, path: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn items_have_what_clients_need_and_no_tokens() {
+async fn items_have_all_fields_and_no_tokens() {
     let platform = TestPlatform::start().await;
     let made = some(&platform, &[r#","metadata":{"a":"b"}"#]).await;
     let reply = get(&platform, "/v2/sandboxes").await;
@@ -69,7 +69,7 @@ async fn items_have_what_clients_need_and_no_tokens() {
 }
 
 #[tokio::test]
-async fn pages_follow_each_other_in_either_order() {
+async fn paging_works_in_both_orders() {
     let platform = TestPlatform::start().await;
     let mut made = some(&platform, &[""; 5]).await;
     for order in ["asc", "desc"] {
@@ -114,7 +114,7 @@ async fn pages_follow_each_other_in_either_order() {
 }
 
 #[tokio::test]
-async fn states_are_taken_in_every_spelling() {
+async fn state_filters_accept_every_encoding() {
     let platform = TestPlatform::start().await;
     some(&platform, &[""]).await;
     for (query, count, total) in [
@@ -146,7 +146,7 @@ async fn states_are_taken_in_every_spelling() {
 }
 
 #[tokio::test]
-async fn limits_hold_on_both_sides() {
+async fn page_limits_are_validated() {
     let platform = TestPlatform::start().await;
     for limit in ["1", "100"] {
         assert_eq!(
@@ -161,7 +161,7 @@ async fn limits_hold_on_both_sides() {
 }
 
 #[tokio::test]
-async fn the_older_path_lists_everything_unless_asked_for_pages() {
+async fn v1_lists_everything_unless_paged() {
     let platform = TestPlatform::start().await;
     let made = some(&platform, &[""; 101]).await;
     assert_eq!(ids(&get(&platform, "/sandboxes").await).len(), made.len());
@@ -174,7 +174,7 @@ async fn the_older_path_lists_everything_unless_asked_for_pages() {
 }
 
 #[tokio::test]
-async fn metadata_filters_in_both_encodings() {
+async fn metadata_filters_accept_both_encodings() {
     let platform = TestPlatform::start().await;
     let made = some(
         &platform,
@@ -208,7 +208,7 @@ async fn metadata_filters_in_both_encodings() {
 }
 
 #[tokio::test]
-async fn templates_and_times_filter() {
+async fn lists_filter_by_template_and_start_time() {
     let platform = TestPlatform::start().await;
     let made = some(&platform, &["", ""]).await;
     let started = get(&platform, "/v2/sandboxes").await.json[0]["startedAt"].clone();

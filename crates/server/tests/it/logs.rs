@@ -78,7 +78,7 @@ async fn store_entries(platform: &TestPlatform, id: &str, count: u16) {
 }
 
 #[tokio::test]
-async fn a_life_is_told_and_outlives_the_sandbox() {
+async fn lifecycle_events_are_logged_and_outlive_the_sandbox() {
     let platform = TestPlatform::start().await;
     let id = platform.create(",\"timeout\":60").await;
     platform
@@ -131,7 +131,7 @@ async fn a_life_is_told_and_outlives_the_sandbox() {
 }
 
 #[tokio::test]
-async fn an_end_by_timeout_is_told_as_one() {
+async fn an_expiry_is_logged() {
     let platform = TestPlatform::start().await;
     let id = platform.create(",\"timeout\":60").await;
     platform.clock.advance(61);
@@ -142,7 +142,7 @@ async fn an_end_by_timeout_is_told_as_one() {
 }
 
 #[tokio::test]
-async fn an_end_by_itself_is_told_as_one() {
+async fn an_exit_is_logged() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     platform.node.exit(&id.parse().expect("an id")).await;
@@ -155,7 +155,7 @@ async fn an_end_by_itself_is_told_as_one() {
 }
 
 #[tokio::test]
-async fn teams_read_their_own_logs_and_nobody_learns_what_exists() {
+async fn logs_of_other_teams_are_empty() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     assert_eq!(lines(&platform, &id, 1).await.len(), 1);
@@ -183,7 +183,7 @@ async fn teams_read_their_own_logs_and_nobody_learns_what_exists() {
 }
 
 #[tokio::test]
-async fn what_the_node_tells_comes_in_its_order_of_time() {
+async fn node_entries_are_ordered_by_time() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     for (at_ms, level, message) in [
@@ -208,7 +208,7 @@ async fn what_the_node_tells_comes_in_its_order_of_time() {
 }
 
 #[tokio::test]
-async fn fields_do_not_take_the_place_of_what_lines_are_read_by() {
+async fn entry_fields_cannot_override_line_keys() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let entry = SandboxLog {
@@ -231,7 +231,7 @@ async fn fields_do_not_take_the_place_of_what_lines_are_read_by() {
 }
 
 #[tokio::test]
-async fn the_older_path_has_its_bounds() {
+async fn v1_parameters_are_bounded() {
     let platform = TestPlatform::start_adjusted(|settings| settings.records.log_entries = 20_000).await;
     store_entries(&platform, "imany", 10_005).await;
     let found = async |query: &str| {
@@ -279,7 +279,7 @@ async fn the_older_path_has_its_bounds() {
 }
 
 #[tokio::test]
-async fn the_newer_path_has_its_bounds() {
+async fn v2_parameters_are_bounded() {
     let platform = TestPlatform::start().await;
     store_entries(&platform, "imany", 1005).await;
     let found = async |query: &str| -> Vec<u16> {
@@ -341,7 +341,7 @@ async fn the_newer_path_has_its_bounds() {
 }
 
 #[tokio::test]
-async fn logs_survive_a_restart_with_what_was_said_last() {
+async fn logs_survive_a_restart_completely() {
     let platform = TestPlatform::start().await;
     let (kept, lost) = (platform.create("").await, platform.create("").await);
     for n in 0..600 {
@@ -362,7 +362,7 @@ async fn logs_survive_a_restart_with_what_was_said_last() {
 }
 
 #[tokio::test]
-async fn a_log_is_bounded_and_its_oldest_entries_go_first() {
+async fn a_log_is_bounded_and_its_oldest_entries_are_removed_first() {
     fn adjust(settings: &mut ServerSettings) {
         settings.records.log_entries = 20;
     }
@@ -388,7 +388,7 @@ async fn a_log_is_bounded_and_its_oldest_entries_go_first() {
 }
 
 #[tokio::test]
-async fn a_log_is_bounded_in_bytes_too() {
+async fn a_log_is_bounded_in_bytes() {
     fn adjust(settings: &mut ServerSettings) {
         settings.records.log_bytes = 100_000;
     }
@@ -412,7 +412,7 @@ async fn a_log_is_bounded_in_bytes_too() {
 }
 
 #[tokio::test]
-async fn a_log_goes_some_time_after_its_sandbox() {
+async fn logs_are_removed_after_their_retention() {
     fn adjust(settings: &mut ServerSettings) {
         settings.records.log_retention_s = 100;
         settings.records.purge_interval = Duration::from_millis(10);
@@ -439,7 +439,7 @@ async fn a_log_goes_some_time_after_its_sandbox() {
 
 /// Nothing is looked for every now and then here: it is the growth itself that has the logs cut.
 #[tokio::test]
-async fn all_logs_together_are_bounded_and_those_that_ended_go_first() {
+async fn total_logs_are_bounded_and_ended_sandboxes_removed_first() {
     fn adjust(settings: &mut ServerSettings) {
         settings.records.log_total_bytes = 200_000;
         settings.records.purge_interval = Duration::from_secs(3600);

@@ -126,7 +126,7 @@ fn check_labels(labels: &str) {
 const REQUESTS: &str = "ringfence_api_request_duration_seconds_count";
 
 #[tokio::test]
-async fn an_idle_platform_has_every_series_that_an_alert_needs() {
+async fn an_idle_platform_exports_every_series_for_alerts() {
     let platform = TestPlatform::start_adjusted(|settings| settings.capacity.max_sandboxes = Some(7)).await;
     let scrape = scrape(&platform).await;
     for outcome in ["created", "repeated", "refused", "limited", "no_room", "failed"] {
@@ -151,7 +151,7 @@ async fn an_idle_platform_has_every_series_that_an_alert_needs() {
 }
 
 #[tokio::test]
-async fn requests_are_counted_by_operation_and_what_clients_chose_is_in_no_label() {
+async fn requests_are_counted_by_operation_without_client_text() {
     let platform = TestPlatform::start().await;
     let id = platform
         .create(r#","timeout":600,"metadata":{"secret":"hunter2"}"#)
@@ -185,7 +185,7 @@ async fn requests_are_counted_by_operation_and_what_clients_chose_is_in_no_label
 }
 
 #[tokio::test]
-async fn creates_and_ends_are_counted_by_what_became_of_them() {
+async fn creates_and_terminations_are_counted_by_outcome() {
     let platform = TestPlatform::start_adjusted(|settings| {
         settings.limits.default.sandboxes = Some(3);
         settings.capacity.max_sandboxes = Some(4);
@@ -262,7 +262,7 @@ async fn creates_and_ends_are_counted_by_what_became_of_them() {
 }
 
 #[tokio::test]
-async fn errors_of_the_database_are_counted_where_a_client_is_told() {
+async fn database_errors_are_counted() {
     let platform = TestPlatform::start().await;
     platform.store.close().await;
     let reply = platform.call("GET", "/sandboxes", "").await;
@@ -271,7 +271,7 @@ async fn errors_of_the_database_are_counted_where_a_client_is_told() {
 }
 
 #[tokio::test]
-async fn metrics_are_at_their_own_address_and_nothing_else_is() {
+async fn the_metrics_address_serves_only_metrics() {
     let platform = TestPlatform::start().await;
     platform.call("GET", "/metrics", "").await.error(404);
     for (method, path, status) in [

@@ -36,7 +36,7 @@ async fn listed(platform: &TestPlatform) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_start_a_restart_and_a_removal_leave_the_rows_of_other_nodes() {
+async fn rows_of_other_nodes_survive_start_restart_and_removal() {
     let first = TestPlatform::start().await;
     let theirs = first.create(r#","timeout":1000"#).await;
     let row = first.store.sandbox_by_id(&id(&theirs)).await.expect("a database");
@@ -82,7 +82,7 @@ async fn a_start_a_restart_and_a_removal_leave_the_rows_of_other_nodes() {
 }
 
 #[tokio::test]
-async fn what_changes_a_sandbox_of_another_node_is_told_where_it_is() {
+async fn changes_to_a_sandbox_on_another_node_name_that_node() {
     let first = TestPlatform::start().await;
     let second = first.start_beside(2).await;
     let sandbox = first.create(r#","timeout":1000"#).await;
@@ -148,7 +148,7 @@ async fn create_keyed(platform: &TestPlatform) -> Reply {
 }
 
 #[tokio::test]
-async fn a_key_that_another_node_works_on_is_in_progress() {
+async fn a_key_claimed_by_another_node_is_in_progress() {
     let first = Arc::new(TestPlatform::start().await);
     *first.node.start.lock() = Behaviour::Waits;
     let creating = tokio::spawn({
@@ -187,7 +187,7 @@ fn copy_of(n: u8) -> NodeIdentity {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_renewed_is_refused() {
+async fn a_renewed_lease_cannot_be_taken() {
     let (_directory, store) = database().await;
     let lease = NodeLease::take(&store, host(1), Clock::system())
         .await
@@ -211,7 +211,7 @@ async fn a_lease_that_is_renewed_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_killed_is_followed_at_once_by_its_owner_alone() {
+async fn only_the_same_owner_takes_an_unreleased_lease_immediately() {
     let (_directory, store) = database().await;
     let clock = TestClock::new();
     let time = || {
@@ -232,7 +232,7 @@ async fn a_server_that_was_killed_is_followed_at_once_by_its_owner_alone() {
 }
 
 #[tokio::test]
-async fn a_server_stops_when_its_lease_is_another_ones() {
+async fn a_server_stops_when_it_loses_its_lease() {
     let (_directory, store) = database().await;
     let clock = TestClock::new();
     let time = || {

@@ -65,7 +65,7 @@ fn described(document: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn what_remains_to_be_built_is_listed() {
+async fn unbuilt_operations_match_the_document() {
     let platform = TestPlatform::start().await;
     let document = platform.call_as(None, "GET", "/openapi.json", "").await.json;
     let listed: BTreeSet<String> = REMAINS.iter().map(|operation| (*operation).to_owned()).collect();
@@ -73,7 +73,7 @@ async fn what_remains_to_be_built_is_listed() {
 }
 
 #[tokio::test]
-async fn each_says_what_it_is_and_harms_nothing() {
+async fn unbuilt_operations_answer_501() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let own_team = team(1).to_string();

@@ -18,7 +18,7 @@ fn the_committed_document_is_current() {
 }
 
 #[tokio::test]
-async fn the_document_is_served_to_everybody_with_the_bounds_of_the_platform() {
+async fn the_served_document_has_the_configured_bounds() {
     let platform = TestPlatform::start().await;
     let reply = platform.call_as(None, "GET", "/openapi.json", "").await;
     assert_eq!(reply.status, 200);

@@ -151,7 +151,7 @@ async fn send(platform: &TestPlatform, document: &Document, operation: &Operatio
 }
 
 #[tokio::test]
-async fn every_operation_works_and_says_what_it_describes() {
+async fn every_operation_answers_as_documented() {
     let platform = TestPlatform::start().await;
     let document = document(&platform).await;
     for operation in document.operations() {
@@ -166,7 +166,7 @@ async fn every_operation_works_and_says_what_it_describes() {
 }
 
 #[tokio::test]
-async fn no_operation_answers_whoever_is_not_known() {
+async fn every_operation_requires_credentials() {
     let platform = TestPlatform::start().await;
     let document = document(&platform).await;
     let mut closed = 0;
@@ -201,7 +201,7 @@ async fn no_operation_answers_whoever_is_not_known() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_another_team_is_what_does_not_exist() {
+async fn resources_of_other_teams_are_not_found() {
     let platform = TestPlatform::start().await;
     let document = document(&platform).await;
     for operation in document.operations().iter().filter(|operation| !operation.is_open) {
@@ -262,7 +262,7 @@ async fn what_belongs_to_another_team_is_what_does_not_exist() {
 }
 
 #[tokio::test]
-async fn no_operation_takes_a_body_that_is_none() {
+async fn every_operation_refuses_invalid_bodies() {
     let platform = TestPlatform::start().await;
     let document = document(&platform).await;
     let mut taken = 0;
@@ -298,7 +298,7 @@ async fn no_operation_takes_a_body_that_is_none() {
 }
 
 #[tokio::test]
-async fn every_bound_of_the_document_holds_on_both_sides() {
+async fn documented_bounds_are_enforced() {
     let platform = TestPlatform::start().await;
     let document = document(&platform).await;
     let mut tried = 0;

@@ -77,7 +77,7 @@ async fn with_samples() -> (TestPlatform, String) {
 }
 
 #[tokio::test]
-async fn every_field_is_there() {
+async fn all_fields_are_present() {
     let platform = TestPlatform::start_adjusted(quick).await;
     let id = platform.create("").await;
     assert_eq!(found(&platform, &id, "").await, [] as [Value; 0]);
@@ -111,7 +111,7 @@ async fn every_field_is_there() {
 }
 
 #[tokio::test]
-async fn a_range_is_told_in_seconds_and_includes_its_ends() {
+async fn ranges_are_in_seconds_and_inclusive() {
     let (platform, id) = with_samples().await;
     let now_s = platform.clock.now_us().div_euclid(1_000_000);
     let times = async |query: String| -> Vec<i64> {
@@ -153,7 +153,7 @@ async fn a_range_is_told_in_seconds_and_includes_its_ends() {
 }
 
 #[tokio::test]
-async fn long_ranges_have_the_greatest_values_of_longer_steps() {
+async fn long_ranges_are_downsampled_to_maxima() {
     let (platform, id) = with_samples().await;
     let now_s = platform.clock.now_us().div_euclid(1_000_000);
     let fine = found(&platform, &id, &format!("start={}&end={}", now_s - 3500, now_s + 99)).await;
@@ -195,7 +195,7 @@ async fn metrics_outlive_the_sandbox_and_the_platform() {
 }
 
 #[tokio::test]
-async fn teams_see_their_own_metrics_and_nobody_learns_what_exists() {
+async fn metrics_of_other_teams_are_empty() {
     let (platform, id) = with_samples().await;
     for (key, id) in [(OTHER_KEY, id.as_str()), (OTHER_KEY, "inone"), (KEY, "inone")] {
         let reply = platform
@@ -215,7 +215,7 @@ async fn teams_see_their_own_metrics_and_nobody_learns_what_exists() {
 }
 
 #[tokio::test]
-async fn a_batch_names_each_sandbox_once() {
+async fn batch_ids_are_validated() {
     let (platform, id) = with_samples().await;
     let silent = platform.create("").await;
     let batch = async |query: &str| platform.call("GET", &format!("/sandboxes/metrics?{query}"), "").await;
@@ -252,7 +252,7 @@ async fn a_batch_names_each_sandbox_once() {
 }
 
 #[tokio::test]
-async fn old_samples_go() {
+async fn old_samples_are_removed() {
     fn adjust(settings: &mut ServerSettings) {
         quick(settings);
         settings.records.metric_retention_s = 100;
@@ -282,7 +282,7 @@ async fn old_samples_go() {
 }
 
 #[tokio::test]
-async fn all_samples_together_are_bounded_and_the_oldest_go_first() {
+async fn total_samples_are_bounded_and_the_oldest_removed_first() {
     fn adjust(settings: &mut ServerSettings) {
         // Ten rows of five minutes.
         settings.records.metric_total_bytes = 10 * 1536;

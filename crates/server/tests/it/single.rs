@@ -8,7 +8,7 @@ use serde_json::json;
 use super::platform::{BASE, Behaviour, TestPlatform, within};
 
 #[tokio::test]
-async fn the_detail_has_what_was_asked_for() {
+async fn detail_shows_the_requested_settings() {
     let platform = TestPlatform::start().await;
     let id = platform
         .create(r#","timeout":60,"metadata":{"a":"b"},"allow_internet_access":false,"network":{}"#)
@@ -47,7 +47,7 @@ async fn the_detail_has_what_was_asked_for() {
 }
 
 #[tokio::test]
-async fn ids_that_are_none_are_told_so() {
+async fn invalid_ids_are_refused() {
     let platform = TestPlatform::start().await;
     for id in ["IABC", "i_a", "i-a-b", "i-", "%2e%2e", "i%2Fa", "%ff", "i%00"] {
         for (method, path, body) in [
@@ -96,7 +96,7 @@ async fn a_deleted_sandbox_is_gone_everywhere() {
 }
 
 #[tokio::test]
-async fn deletes_join_and_everything_else_meets_a_sandbox_that_ends() {
+async fn concurrent_deletes_share_one_termination() {
     let platform = Arc::new(TestPlatform::start().await);
     let id = platform.create("").await;
     let path = format!("/sandboxes/{id}");
@@ -126,7 +126,7 @@ async fn deletes_join_and_everything_else_meets_a_sandbox_that_ends() {
 }
 
 #[tokio::test]
-async fn an_end_that_fails_is_told_and_tried_again() {
+async fn a_failed_termination_is_reported_and_retried() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let path = format!("/sandboxes/{id}");
@@ -158,7 +158,7 @@ async fn an_end_that_fails_is_told_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_ends_by_itself_is_gone() {
+async fn an_exited_sandbox_is_removed() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let other = platform.create("").await;
@@ -185,7 +185,7 @@ async fn a_sandbox_that_ends_by_itself_is_gone() {
 }
 
 #[tokio::test]
-async fn an_end_that_was_not_reported_is_noticed_at_the_next_subscription() {
+async fn a_missed_exit_is_detected_at_the_next_subscription() {
     let platform = TestPlatform::start().await;
     let [lost, other] = [platform.create("").await, platform.create("").await];
     platform.node.running.lock().remove(&lost.parse().expect("an id"));

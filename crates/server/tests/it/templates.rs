@@ -12,7 +12,7 @@ fn ids(reply: &Reply) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn base_is_told_of_with_everything_that_clients_need() {
+async fn base_template_has_all_fields() {
     let platform = TestPlatform::start().await;
     let list = platform.call("GET", "/templates", "").await;
     assert_eq!(list.status, 200);
@@ -54,7 +54,7 @@ async fn base_is_told_of_with_everything_that_clients_need() {
 }
 
 #[tokio::test]
-async fn sandboxes_are_counted_whether_they_live_or_have_ended() {
+async fn spawn_count_includes_ended_sandboxes() {
     let platform = TestPlatform::start().await;
     let spawns = async || {
         let detail = platform.call("GET", "/templates/base", "").await.json;
@@ -144,7 +144,7 @@ async fn a_team_sees_its_own_templates_and_the_global_ones() {
 }
 
 #[tokio::test]
-async fn lists_come_in_pages() {
+async fn lists_are_paged() {
     let platform = TestPlatform::start().await;
     let all = platform.call("GET", "/v2/templates", "").await;
     assert_eq!(ids(&all), ["unbuilt0000000000000", "own00000000000000000", BASE]);

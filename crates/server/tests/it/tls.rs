@@ -109,7 +109,7 @@ async fn read_until(stream: &mut TlsStream<TcpStream>, end: &str) -> String {
 }
 
 #[tokio::test]
-async fn one_port_speaks_http_and_https_of_both_versions() {
+async fn one_port_serves_http_and_https_in_both_versions() {
     let authority = Authority::new();
     let platform = authority.platform().await;
     assert_eq!(platform.call("GET", "/v2/sandboxes", "").await.status, 200);
@@ -199,7 +199,7 @@ async fn the_wildcard_covers_sandboxes_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_ends_resets_its_connections_under_tls_too() {
+async fn ending_a_sandbox_resets_tls_connections() {
     let authority = Authority::new();
     let platform = authority.platform().await;
     *platform.node.origin.lock() = Some(echo().await);
@@ -233,7 +233,7 @@ async fn a_sandbox_that_ends_resets_its_connections_under_tls_too() {
 }
 
 #[tokio::test]
-async fn silence_ends_within_the_bound_of_its_stage() {
+async fn silent_connections_time_out_at_every_stage() {
     let authority = Authority::new();
     let platform = authority.platform().await;
     for (greeting, seconds) in [
@@ -259,7 +259,7 @@ async fn silence_ends_within_the_bound_of_its_stage() {
 }
 
 #[tokio::test]
-async fn what_is_no_handshake_harms_nobody_else() {
+async fn failed_handshakes_do_not_affect_other_clients() {
     let authority = Authority::new();
     let platform = authority.platform().await;
     for garbage in [
@@ -293,7 +293,7 @@ async fn what_is_no_handshake_harms_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_replaced_certificate_counts_from_the_next_handshake_on() {
+async fn a_replaced_certificate_is_used_from_the_next_handshake() {
     let (first, second) = (Authority::new(), Authority::new());
     let tls = first.tls();
     let platform = TestPlatform::start_with(Some(tls.clone())).await;
@@ -319,7 +319,7 @@ async fn a_replaced_certificate_counts_from_the_next_handshake_on() {
 }
 
 #[test]
-fn unusable_files_are_named_and_not_shown() {
+fn errors_name_unusable_files_without_their_content() {
     let (one, other) = (Authority::new(), Authority::new());
     let refuse = |certificates: &str, key: &str| {
         Tls::from_pem(certificates.as_bytes(), key.as_bytes()).expect_err("cannot be used")

@@ -45,7 +45,7 @@ async fn by_host(platform: &TestPlatform, host: &str, path: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn requests_find_their_sandbox_by_host_and_by_header() {
+async fn requests_are_routed_by_host_and_by_header() {
     let platform = platform().await;
     let id = platform.create("").await;
     for host in [
@@ -78,7 +78,7 @@ async fn requests_find_their_sandbox_by_host_and_by_header() {
 }
 
 #[tokio::test]
-async fn clients_that_send_routing_headers_to_the_api_reach_it() {
+async fn api_requests_with_routing_headers_reach_the_api() {
     let platform = platform().await;
     let id = platform.create("").await;
     let send = async |method: &str, host: &str, path: &str, port: &str, key: &str| {
@@ -137,7 +137,7 @@ async fn clients_that_send_routing_headers_to_the_api_reach_it() {
 }
 
 #[tokio::test]
-async fn a_signed_link_finds_its_sandbox() {
+async fn signed_links_are_routed_to_their_sandbox() {
     let platform = platform().await;
     let (first, second) = (platform.create("").await, platform.create("").await);
     for id in [&first, &second] {
@@ -167,7 +167,7 @@ async fn a_signed_link_finds_its_sandbox() {
 }
 
 #[tokio::test]
-async fn a_private_sandbox_asks_for_the_token_that_create_returned() {
+async fn a_private_sandbox_requires_its_traffic_token() {
     let platform = platform().await;
     let reply = platform
         .call(
@@ -201,7 +201,7 @@ async fn a_private_sandbox_asks_for_the_token_that_create_returned() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_ends_answers_nobody_and_its_streams_are_cut() {
+async fn ending_a_sandbox_stops_traffic_and_cuts_streams() {
     let platform = Arc::new(platform().await);
     let id = platform.create("").await;
     let host = format!("3000-{id}.x");
@@ -233,7 +233,7 @@ async fn a_sandbox_that_ends_answers_nobody_and_its_streams_are_cut() {
 }
 
 #[tokio::test]
-async fn a_closed_port_is_no_gone_sandbox() {
+async fn a_closed_port_is_not_reported_as_a_missing_sandbox() {
     let platform = TestPlatform::start().await;
     let id = platform.create("").await;
     let reply = by_host(&platform, &format!("8080-{id}.x"), "/").await;

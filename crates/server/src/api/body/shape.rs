@@ -1,6 +1,6 @@
 //! Bodies, declared once: how a key is read and how it is described come from the same line.
 //!
-//! [`body!`](super::body) makes a struct of a declaration. A field's type says what its value may be ([`Shape`]), and
+//! [`body!`](super::body) makes a struct of a declaration. A field's type says what its value may be ([`BodyValue`]), and
 //! around that whether the key may be left out or be `null` ([`Field`]). Keys are read in the order of their lines, and
 //! only the first fault is told. A key that is `hidden` is read and not described: this platform does not do what it
 //! asks for, and refuses it by name.
@@ -18,12 +18,12 @@ pub(crate) type Components = Vec<(String, RefOr<Schema>)>;
 
 /// Where in a body a value is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
-    above: Option<&'a Place<'a>>,
+pub(crate) struct FieldPath<'a> {
+    above: Option<&'a FieldPath<'a>>,
     key: &'a str,
 }
 
-impl<'a> Place<'a> {
+impl<'a> FieldPath<'a> {
     /// The body itself.
     pub(crate) const BODY: Self = Self { above: None, key: "" };
 
@@ -32,12 +32,12 @@ impl<'a> Place<'a> {
     }
 
     /// What is wrong there.
-    pub(crate) fn fault(&self, why: impl fmt::Display) -> ApiError {
+    pub(crate) fn error(&self, why: impl fmt::Display) -> ApiError {
         ApiError::schema(format_args!("{self}: {why}"))
     }
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for FieldPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.above {
             None => Ok(()),
@@ -47,9 +47,9 @@ impl fmt::Display for Place<'_> {
 }
 
 /// What a value may be.
-pub(crate) trait Shape: Sized {
+pub(crate) trait BodyValue: Sized {
     /// Reads a value that is not `null`.
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError>;
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError>;
 
     /// Describes it.
     fn schema() -> RefOr<Schema>;
@@ -61,7 +61,7 @@ pub(crate) trait Shape: Sized {
 /// An object whose keys are declared.
 pub(crate) trait Body: Sized {
     /// Reads the keys.
-    fn read(map: &Map<String, Value>, at: &Place<'_>) -> Result<Self, ApiError>;
+    fn read(map: &Map<String, Value>, at: &FieldPath<'_>) -> Result<Self, ApiError>;
 
     /// Describes the keys.
     fn describe(object: &mut Object);
@@ -70,7 +70,7 @@ pub(crate) trait Body: Sized {
     fn components(components: &mut Components);
 }
 
-/// A key: what its value may be, and whether it must have one. A plain [`Shape`] must be there, an `Option` may be left
+/// A key: what its value may be, and whether it must have one. A plain [`BodyValue`] must be there, an `Option` may be left
 /// out.
 pub(crate) trait Field: Sized {
     /// What it is where the declaration has a default.
@@ -79,7 +79,7 @@ pub(crate) trait Field: Sized {
     const IS_REQUIRED: bool;
 
     /// Reads the key of an object at `at`.
-    fn take(map: &Map<String, Value>, key: &str, at: &Place<'_>) -> Result<Self, ApiError>;
+    fn take(map: &Map<String, Value>, key: &str, at: &FieldPath<'_>) -> Result<Self, ApiError>;
 
     /// Its value, or else the default.
     fn or(self, default: Self::Value) -> Self::Value;
@@ -91,12 +91,12 @@ pub(crate) trait Field: Sized {
     fn components(components: &mut Components);
 }
 
-impl<T: Shape> Field for T {
+impl<T: BodyValue> Field for T {
     type Value = T;
     const IS_REQUIRED: bool = true;
 
-    fn take(map: &Map<String, Value>, key: &str, at: &Place<'_>) -> Result<Self, ApiError> {
-        let missing = || at.key(key).fault(format_args!("property \"{key}\" is missing"));
+    fn take(map: &Map<String, Value>, key: &str, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let missing = || at.key(key).error(format_args!("property \"{key}\" is missing"));
         <Option<T> as Field>::take(map, key, at)?.ok_or_else(missing)
     }
 
@@ -105,23 +105,23 @@ impl<T: Shape> Field for T {
     }
 
     fn schema() -> RefOr<Schema> {
-        <T as Shape>::schema()
+        <T as BodyValue>::schema()
     }
 
     fn components(components: &mut Components) {
-        <T as Shape>::components(components);
+        <T as BodyValue>::components(components);
     }
 }
 
-impl<T: Shape> Field for Option<T> {
+impl<T: BodyValue> Field for Option<T> {
     type Value = T;
     const IS_REQUIRED: bool = false;
 
-    fn take(map: &Map<String, Value>, key: &str, at: &Place<'_>) -> Result<Self, ApiError> {
+    fn take(map: &Map<String, Value>, key: &str, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         let at = at.key(key);
         match map.get(key) {
             None => Ok(None),
-            Some(Value::Null) => Err(at.fault("value is not nullable")),
+            Some(Value::Null) => Err(at.error("value is not nullable")),
             Some(value) => T::read(value, &at).map(Some),
         }
     }
@@ -143,11 +143,11 @@ impl<T: Shape> Field for Option<T> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Nullable<T>(pub(crate) Option<T>);
 
-impl<T: Shape> Field for Nullable<T> {
+impl<T: BodyValue> Field for Nullable<T> {
     type Value = T;
     const IS_REQUIRED: bool = false;
 
-    fn take(map: &Map<String, Value>, key: &str, at: &Place<'_>) -> Result<Self, ApiError> {
+    fn take(map: &Map<String, Value>, key: &str, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         let value = map.get(key).filter(|value| !value.is_null());
         value.map(|value| T::read(value, &at.key(key))).transpose().map(Self)
     }
@@ -173,13 +173,13 @@ impl<T: Shape> Field for Nullable<T> {
 
 /// A key that means nothing where it is; what it holds is looked at and never a fault.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Meaningless<T>(pub(crate) Option<T>);
+pub(crate) struct Lenient<T>(pub(crate) Option<T>);
 
-impl<T: Shape> Field for Meaningless<T> {
+impl<T: BodyValue> Field for Lenient<T> {
     type Value = T;
     const IS_REQUIRED: bool = false;
 
-    fn take(map: &Map<String, Value>, key: &str, at: &Place<'_>) -> Result<Self, ApiError> {
+    fn take(map: &Map<String, Value>, key: &str, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         Ok(Self(map.get(key).and_then(|value| T::read(value, &at.key(key)).ok())))
     }
 
@@ -244,7 +244,7 @@ macro_rules! body {
         impl $crate::api::body::shape::Body for $name {
             fn read(
                 map: &serde_json::Map<String, serde_json::Value>,
-                at: &$crate::api::body::shape::Place<'_>,
+                at: &$crate::api::body::shape::FieldPath<'_>,
             ) -> Result<Self, $crate::api::error::ApiError> {
                 $($(<$ignored_type as $crate::api::body::shape::Field>::take(map, $ignored, at)?;)*)?
                 Ok(Self {
@@ -272,14 +272,14 @@ macro_rules! body {
             }
         }
 
-        impl $crate::api::body::shape::Shape for $name {
+        impl $crate::api::body::shape::BodyValue for $name {
             fn read(
                 value: &serde_json::Value,
-                at: &$crate::api::body::shape::Place<'_>,
+                at: &$crate::api::body::shape::FieldPath<'_>,
             ) -> Result<Self, $crate::api::error::ApiError> {
                 match value {
                     serde_json::Value::Object(map) => <Self as $crate::api::body::shape::Body>::read(map, at),
-                    _ => Err(at.fault("value must be an object")),
+                    _ => Err(at.error("value must be an object")),
                 }
             }
 
@@ -372,11 +372,11 @@ mod tests {
 
     fn read(body: &Value) -> Result<Sample, String> {
         let map = body.as_object().expect("an object");
-        <Sample as Body>::read(map, &Place::BODY).map_err(|fault| fault.message().to_owned())
+        <Sample as Body>::read(map, &FieldPath::BODY).map_err(|fault| fault.message().to_owned())
     }
 
     #[test]
-    fn what_is_declared_is_read() {
+    fn declared_keys_are_read() {
         let least = read(&json!({"text": "a", "more": 1})).expect("a body");
         assert_eq!((least.text.as_str(), least.count.0), ("a", 3));
         assert!(least.inner.is_none() && least.secret.is_none());
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_names_its_place() {
+    fn errors_name_the_path_of_the_value() {
         for (body, fault) in [
             (json!({}), "/text: property \"text\" is missing"),
             (json!({"text": null}), "/text: value is not nullable"),
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_is_described() {
+    fn declared_keys_are_described() {
         let schema = serde_json::to_value(<Sample as utoipa::PartialSchema>::schema()).expect("JSON");
         let want = json!({
             "type": "object",

@@ -8,7 +8,7 @@ use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, KnownFormat, SchemaFormat};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 
-use super::shape::{Field, Place, Shape};
+use super::shape::{BodyValue, Field, FieldPath};
 use crate::api::error::ApiError;
 
 /// Marks a timeout in a schema whose greatest value the operator sets.
@@ -19,9 +19,9 @@ fn schema_of(kind: Type) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(kind)
 }
 
-impl Shape for bool {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
-        value.as_bool().ok_or_else(|| at.fault("value must be a boolean"))
+impl BodyValue for bool {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        value.as_bool().ok_or_else(|| at.error("value must be a boolean"))
     }
 
     fn schema() -> RefOr<Schema> {
@@ -29,9 +29,9 @@ impl Shape for bool {
     }
 }
 
-impl Shape for String {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
-        let text = value.as_str().ok_or_else(|| at.fault("value must be a string"))?;
+impl BodyValue for String {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let text = value.as_str().ok_or_else(|| at.error("value must be a string"))?;
         Ok(text.to_owned())
     }
 
@@ -43,13 +43,13 @@ impl Shape for String {
 /// The name of a team, a key or a token.
 pub(crate) struct Name(pub(crate) String);
 
-impl Shape for Name {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+impl BodyValue for Name {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         let name = String::read(value, at)?;
         if is_name(&name) {
             return Ok(Self(name));
         }
-        Err(at.fault(format_args!(
+        Err(at.error(format_args!(
             "value must have 1 to {NAME_MAX} characters, none of them a control character or outer space"
         )))
     }
@@ -67,8 +67,8 @@ impl Shape for Name {
 /// A template as clients name it. Whether it is one is asked later, when it is looked for.
 pub(crate) struct TemplateReference(pub(crate) String);
 
-impl Shape for TemplateReference {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+impl BodyValue for TemplateReference {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         String::read(value, at).map(Self)
     }
 
@@ -85,9 +85,9 @@ impl Shape for TemplateReference {
 }
 
 /// Reads an integer of 32 bits that is not negative. It may be written `1.0`.
-fn read_whole(value: &Value, at: &Place<'_>) -> Result<u32, ApiError> {
+fn read_whole(value: &Value, at: &FieldPath<'_>) -> Result<u32, ApiError> {
     let Value::Number(number) = value else {
-        return Err(at.fault("value must be an integer"));
+        return Err(at.error("value must be an integer"));
     };
     let whole = match (number.as_i64(), number.as_f64()) {
         (Some(whole), _) => whole,
@@ -97,15 +97,15 @@ fn read_whole(value: &Value, at: &Place<'_>) -> Result<u32, ApiError> {
             reason = "checked to be whole and small just before"
         )]
         (None, Some(float)) if float.fract() == 0.0 && float.abs() < 9e15 => float as i64,
-        (None, Some(float)) if float.fract() != 0.0 => return Err(at.fault("value must be an integer")),
-        (None, _) => return Err(at.fault("number must be an int32")),
+        (None, Some(float)) if float.fract() != 0.0 => return Err(at.error("value must be an integer")),
+        (None, _) => return Err(at.error("number must be an int32")),
     };
     if whole < 0 {
-        return Err(at.fault("number must be at least 0"));
+        return Err(at.error("number must be at least 0"));
     }
     match i32::try_from(whole) {
         Ok(whole) => Ok(whole.unsigned_abs()),
-        Err(_) => Err(at.fault("number must be an int32")),
+        Err(_) => Err(at.error("number must be an int32")),
     }
 }
 
@@ -126,11 +126,11 @@ impl<const MAX: u32> From<u32> for Count<MAX> {
     }
 }
 
-impl<const MAX: u32> Shape for Count<MAX> {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+impl<const MAX: u32> BodyValue for Count<MAX> {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         let count = read_whole(value, at)?;
         if count > MAX {
-            return Err(at.fault(format_args!("number must be at most {MAX}")));
+            return Err(at.error(format_args!("number must be at most {MAX}")));
         }
         Ok(Self(count))
     }
@@ -169,8 +169,8 @@ impl<const MIN: u32> From<u32> for Lifetime<MIN> {
     }
 }
 
-impl<const MIN: u32> Shape for Lifetime<MIN> {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+impl<const MIN: u32> BodyValue for Lifetime<MIN> {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         read_whole(value, at).map(Self)
     }
 
@@ -183,10 +183,10 @@ impl<const MIN: u32> Shape for Lifetime<MIN> {
 /// An object of strings.
 pub(crate) type Texts = BTreeMap<String, String>;
 
-impl Shape for Texts {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+impl BodyValue for Texts {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         let Value::Object(map) = value else {
-            return Err(at.fault("value must be an object"));
+            return Err(at.error("value must be an object"));
         };
         map.keys()
             .map(|key| Ok((key.clone(), <String as Field>::take(map, key, at)?)))
@@ -209,8 +209,8 @@ fn texts(names: ObjectBuilder, values: ObjectBuilder) -> RefOr<Schema> {
 /// Environment variables. Whether each can be one is asked later, after the template is found.
 pub(crate) struct Variables(pub(crate) Texts);
 
-impl Shape for Variables {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
+impl BodyValue for Variables {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         Texts::read(value, at).map(Self)
     }
 
@@ -229,9 +229,9 @@ pub(crate) struct AnyObject {
     pub(crate) is_empty: bool,
 }
 
-impl Shape for AnyObject {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
-        let object = value.as_object().ok_or_else(|| at.fault("value must be an object"))?;
+impl BodyValue for AnyObject {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let object = value.as_object().ok_or_else(|| at.error("value must be an object"))?;
         Ok(Self {
             is_empty: object.is_empty(),
         })
@@ -249,11 +249,11 @@ pub(crate) struct AnyArray<const MAX: usize> {
     pub(crate) is_empty: bool,
 }
 
-impl<const MAX: usize> Shape for AnyArray<MAX> {
-    fn read(value: &Value, at: &Place<'_>) -> Result<Self, ApiError> {
-        let items = value.as_array().ok_or_else(|| at.fault("value must be an array"))?;
+impl<const MAX: usize> BodyValue for AnyArray<MAX> {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let items = value.as_array().ok_or_else(|| at.error("value must be an array"))?;
         if items.len() > MAX {
-            return Err(at.fault(format_args!("maximum number of items is {MAX}")));
+            return Err(at.error(format_args!("maximum number of items is {MAX}")));
         }
         Ok(Self {
             is_empty: items.is_empty(),

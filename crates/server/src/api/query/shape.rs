@@ -167,11 +167,11 @@ impl Parameter for MetadataFilter {
 }
 
 /// One of some words.
-pub(crate) trait Words: Sized + Copy + 'static {
+pub(crate) trait EnumParameter: Sized + Copy + 'static {
     /// The words and what they mean, as they are described.
-    const WORDS: &'static [(&'static str, Self)];
+    const VALUES: &'static [(&'static str, Self)];
     /// What they are about.
-    const ABOUT: &'static str;
+    const DESCRIPTION: &'static str;
     /// The word that stands for none.
     const DEFAULT: Option<&'static str> = None;
 }
@@ -179,25 +179,25 @@ pub(crate) trait Words: Sized + Copy + 'static {
 /// A parameter that is one of some words.
 pub(crate) struct OneOf<T>(std::marker::PhantomData<T>);
 
-impl<T: Words> Parameter for OneOf<T> {
+impl<T: EnumParameter> Parameter for OneOf<T> {
     type Value = T;
 
     fn take(query: &Query, name: &str) -> Result<Option<T>, ApiError> {
-        query.single(name)?.map(|word| read_word(word, name)).transpose()
+        query.single(name)?.map(|word| parse_value(word, name)).transpose()
     }
 
     fn schema() -> RefOr<Schema> {
-        let mut words: Object = words::<T>().description(Some(T::ABOUT)).build();
+        let mut words: Object = enum_schema::<T>().description(Some(T::DESCRIPTION)).build();
         words.default = T::DEFAULT.map(Into::into);
         words.into()
     }
 }
 
 /// What a word means.
-pub(crate) fn read_word<T: Words>(word: &str, name: &str) -> Result<T, ApiError> {
-    let found = T::WORDS.iter().find(|(known, _)| *known == word);
+pub(crate) fn parse_value<T: EnumParameter>(word: &str, name: &str) -> Result<T, ApiError> {
+    let found = T::VALUES.iter().find(|(known, _)| *known == word);
     found.map(|(_, meaning)| *meaning).ok_or_else(|| {
-        let allowed: Vec<String> = T::WORDS.iter().map(|(word, _)| format!("{word:?}")).collect();
+        let allowed: Vec<String> = T::VALUES.iter().map(|(word, _)| format!("{word:?}")).collect();
         ApiError::schema(format_args!(
             "parameter \"{name}\": value is not one of the allowed values [{}]",
             allowed.join(",")
@@ -205,10 +205,10 @@ pub(crate) fn read_word<T: Words>(word: &str, name: &str) -> Result<T, ApiError>
     })
 }
 
-fn words<T: Words>() -> ObjectBuilder {
+fn enum_schema<T: EnumParameter>() -> ObjectBuilder {
     ObjectBuilder::new()
         .schema_type(Type::String)
-        .enum_values(Some(T::WORDS.iter().map(|(word, _)| *word)))
+        .enum_values(Some(T::VALUES.iter().map(|(word, _)| *word)))
 }
 
 /// The parameter of a declaration.

@@ -17,17 +17,17 @@ use protocol::node::Stage;
 use store::templates::{BuildRow, TemplateRow};
 
 use super::ConnectionInfo;
-use crate::admission::quota::Used;
+use crate::admission::quota::ResourceUse;
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
-use crate::api::body::shape::{Body, Meaningless, Nullable, body};
+use crate::api::body::shape::{Body, Lenient, Nullable, body};
 use crate::api::body::values::{AnyArray, AnyObject, Lifetime, TemplateReference, Texts, Variables};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
 use crate::api::state::ApiState;
 use crate::outcome::CreateOutcome;
 use crate::sandboxes::create::CreateRequest;
-use crate::sandboxes::idempotency::{Claimed, IdempotencyKey, KeptSandbox, KeyedRequest};
+use crate::sandboxes::idempotency::{Claimed, IdempotencyKey, KeyedRequest, StoredSandbox};
 use crate::templates::TemplateName;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -35,12 +35,12 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Which of the two paths a create came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
+enum ApiVersion {
     V1,
     V2,
 }
 
-impl Version {
+impl ApiVersion {
     /// What a key of one path is not good for on the other: the same body means something else there.
     fn operation(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Version {
     }
 
     /// The status for a key that was used with another request (API contract).
-    fn mismatch(self) -> StatusCode {
+    fn mismatch_status(self) -> StatusCode {
         match self {
             Self::V1 => StatusCode::CONFLICT,
             Self::V2 => StatusCode::UNPROCESSABLE_ENTITY,
@@ -102,7 +102,7 @@ body! {
         flatten common: NewSandboxFields;
         /// Seconds from the moment it runs until it is ended.
         "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V2_S;
-        "secure" secure: Meaningless<bool> => hidden;
+        "secure" secure: Lenient<bool> => hidden;
     }
 }
 
@@ -182,10 +182,10 @@ body! {
 pub(crate) async fn create_sandbox_v1(
     State(state): State<ApiState>,
     caller: Caller,
-    key: Keyed,
+    key: IdempotencyHeader,
     body: RequiredBody<NewSandboxV1>,
 ) -> Result<Response, ApiError> {
-    create(&state, &caller, (key, &body), Version::V1).await
+    create(&state, &caller, (key, &body), ApiVersion::V1).await
 }
 
 /// Creates a sandbox.
@@ -238,25 +238,25 @@ pub(crate) async fn create_sandbox_v1(
 pub(crate) async fn create_sandbox(
     State(state): State<ApiState>,
     caller: Caller,
-    key: Keyed,
+    key: IdempotencyHeader,
     body: RequiredBody<NewSandbox>,
 ) -> Result<Response, ApiError> {
-    create(&state, &caller, (key, &body), Version::V2).await
+    create(&state, &caller, (key, &body), ApiVersion::V2).await
 }
 
-async fn create<T: Body + Into<Asked>>(
+async fn create<T: Body + Into<CreateParameters>>(
     state: &ApiState,
     caller: &Caller,
-    request: (Keyed, &RequiredBody<T>),
-    version: Version,
+    request: (IdempotencyHeader, &RequiredBody<T>),
+    version: ApiVersion,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
     // What the platform makes of it from there on, it counts itself: the client may be gone by then.
     let create = match accept(state, caller, request, version).await {
         Ok(Accepted::New(create)) => *create,
-        Ok(Accepted::Before(kept)) => {
+        Ok(Accepted::Repeated(stored)) => {
             state.metrics.create(CreateOutcome::Repeated);
-            return json(StatusCode::CREATED, &ConnectionInfo::again(kept, &state.access));
+            return json(StatusCode::CREATED, &ConnectionInfo::from_stored(stored, &state.access));
         }
         Err(error) => {
             state.metrics.create(error.create_outcome());
@@ -285,21 +285,21 @@ async fn create<T: Body + Into<Asked>>(
 enum Accepted {
     New(Box<CreateRequest>),
     /// It was answered before.
-    Before(KeptSandbox),
+    Repeated(StoredSandbox),
 }
 
 /// Reads a request and refuses it, or takes everything that a sandbox for it needs.
-async fn accept<T: Body + Into<Asked>>(
+async fn accept<T: Body + Into<CreateParameters>>(
     state: &ApiState,
     caller: &Caller,
-    (Keyed(key), body): (Keyed, &RequiredBody<T>),
-    version: Version,
+    (IdempotencyHeader(key), body): (IdempotencyHeader, &RequiredBody<T>),
+    version: ApiVersion,
 ) -> Result<Accepted, ApiError> {
-    let asked: Asked = body.read()?.into();
-    let name = TemplateName::parse(&asked.common.template.0)?;
+    let parameters: CreateParameters = body.read()?.into();
+    let name = TemplateName::parse(&parameters.common.template.0)?;
     let id = random_id()?;
     let Some(key) = key else {
-        return prepare(state, caller, asked, &name, id).await.map(Accepted::New);
+        return prepare(state, caller, parameters, &name, id).await.map(Accepted::New);
     };
     let request = KeyedRequest {
         team: caller.team.clone(),
@@ -309,10 +309,10 @@ async fn accept<T: Body + Into<Asked>>(
     };
     let claim = match state.claims.claim(request).await {
         Ok(Claimed::First(claim)) => claim,
-        Ok(Claimed::Before(kept)) => return Ok(Accepted::Before(kept)),
-        Err(error) => return Err(ApiError::not_claimed(error, version.mismatch())),
+        Ok(Claimed::Repeated(stored)) => return Ok(Accepted::Repeated(stored)),
+        Err(error) => return Err(ApiError::idempotency(error, version.mismatch_status())),
     };
-    match prepare(state, caller, asked, &name, id).await {
+    match prepare(state, caller, parameters, &name, id).await {
         Ok(mut create) => {
             create.claim = Some(claim);
             Ok(Accepted::New(create))
@@ -329,14 +329,14 @@ async fn accept<T: Body + Into<Asked>>(
 async fn prepare(
     state: &ApiState,
     caller: &Caller,
-    asked: Asked,
+    parameters: CreateParameters,
     name: &TemplateName,
     id: SandboxId,
 ) -> Result<Box<CreateRequest>, ApiError> {
     let (template, build) = name.find_build(&state.store, &caller.team).await?;
-    let spec = asked.spec(caller, (template, build), &name.name)?;
+    let spec = parameters.spec(caller, (template, build), &name.name)?;
     caller.count_create(state.clock.now_us())?;
-    let share = Used::by_one(spec.cpu_count, spec.memory_mb);
+    let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
     let admission = state.admission.admit(&caller.quota, share).await?;
     Ok(Box::new(CreateRequest {
         id,
@@ -349,9 +349,9 @@ async fn prepare(
 }
 
 /// The `Idempotency-Key` of a request, if it has one.
-pub(crate) struct Keyed(Option<IdempotencyKey>);
+pub(crate) struct IdempotencyHeader(Option<IdempotencyKey>);
 
-impl<S: Send + Sync> FromRequestParts<S> for Keyed {
+impl<S: Send + Sync> FromRequestParts<S> for IdempotencyHeader {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut request::Parts, _: &S) -> Result<Self, ApiError> {
@@ -385,39 +385,39 @@ fn server_timing(stages: &[Stage]) -> String {
 }
 
 /// What a client asks for, by whichever path.
-struct Asked {
+struct CreateParameters {
     common: NewSandboxFields,
     timeout: Lifetime<1>,
     /// Whether its agent is to answer only those who have its token, if the client said so or the path does.
     secure: Option<bool>,
     /// Whether the client said that the agent is to answer everybody, also on the newer path, where that has no other
     /// meaning.
-    wants_open: bool,
+    wants_open_agent: bool,
 }
 
-impl From<NewSandboxV1> for Asked {
+impl From<NewSandboxV1> for CreateParameters {
     fn from(body: NewSandboxV1) -> Self {
         Self {
             common: body.common,
             timeout: body.timeout,
             secure: body.secure,
-            wants_open: body.secure == Some(false),
+            wants_open_agent: body.secure == Some(false),
         }
     }
 }
 
-impl From<NewSandbox> for Asked {
+impl From<NewSandbox> for CreateParameters {
     fn from(body: NewSandbox) -> Self {
         Self {
             common: body.common,
             timeout: body.timeout,
             secure: Some(true),
-            wants_open: body.secure.0 == Some(false),
+            wants_open_agent: body.secure.0 == Some(false),
         }
     }
 }
 
-impl Asked {
+impl CreateParameters {
     /// Whether the agent is to ask for its token. Where nothing was said, a sandbox that keeps strangers from its ports
     /// keeps them from its agent too.
     fn is_secure(&self) -> bool {
@@ -476,7 +476,7 @@ impl Asked {
     /// Why what was asked for cannot be done: the first reason, if there is one.
     fn refusal(&self) -> Option<String> {
         let common = &self.common;
-        if self.wants_open && self.is_private() {
+        if self.wants_open_agent && self.is_private() {
             return Some(
                 "secure: false and network.allowPublicTraffic: false contradict each other: whoever may call the agent \
                  reaches every port through it; leave secure out or set it to true"
@@ -518,7 +518,7 @@ impl NewSandboxFields {
             ("resources", self.resources.is_some_and(|resources| !resources.is_empty)),
         ]
         .into_iter()
-        .find_map(|(key, is_asked)| is_asked.then_some(key))
+        .find_map(|(key, is_requested)| is_requested.then_some(key))
     }
 }
 
@@ -539,14 +539,14 @@ impl NewSandboxNetwork {
             ),
         ]
         .into_iter()
-        .find_map(|(key, is_asked)| is_asked.then_some(key))
+        .find_map(|(key, is_requested)| is_requested.then_some(key))
     }
 }
 
 /// The alias to show: the one that was asked by, else the first.
-fn shown_alias(aliases: Vec<String>, asked: &str) -> Option<String> {
-    if aliases.iter().any(|alias| alias == asked) {
-        return Some(asked.to_owned());
+fn shown_alias(aliases: Vec<String>, requested: &str) -> Option<String> {
+    if aliases.iter().any(|alias| alias == requested) {
+        return Some(requested.to_owned());
     }
     aliases.into_iter().next()
 }
@@ -558,7 +558,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_are_told_in_milliseconds() {
+    fn server_timing_is_in_milliseconds() {
         let stages = [
             Stage::new("auth", Duration::from_micros(250)),
             Stage::new("total", Duration::from_micros(12_345)),

@@ -18,7 +18,7 @@ use crate::api::json::json;
 use crate::api::page::{parse_token, with_next};
 use crate::api::query::Query;
 use crate::api::query::shape::{
-    MetadataFilter, OneOf, PageLimit, Parameter, Params, Text, Time, Words, query, read_word,
+    EnumParameter, MetadataFilter, OneOf, PageLimit, Parameter, Params, Text, Time, parse_value, query,
 };
 use crate::templates::TemplateName;
 
@@ -44,15 +44,15 @@ query! {
     }
 }
 
-impl Words for Order {
-    const WORDS: &'static [(&'static str, Self)] = &[("asc", Self::Asc), ("desc", Self::Desc)];
-    const ABOUT: &'static str = "By time of start: the latest first, or the earliest.";
+impl EnumParameter for Order {
+    const VALUES: &'static [(&'static str, Self)] = &[("asc", Self::Asc), ("desc", Self::Desc)];
+    const DESCRIPTION: &'static str = "By time of start: the latest first, or the earliest.";
     const DEFAULT: Option<&'static str> = Some("desc");
 }
 
-impl Words for SandboxState {
-    const WORDS: &'static [(&'static str, Self)] = &[("running", Self::Running), ("paused", Self::Paused)];
-    const ABOUT: &'static str = "Where a sandbox is in its life.";
+impl EnumParameter for SandboxState {
+    const VALUES: &'static [(&'static str, Self)] = &[("running", Self::Running), ("paused", Self::Paused)];
+    const DESCRIPTION: &'static str = "Where a sandbox is in its life.";
 }
 
 /// States joined by commas (SDKs), repeated, or with the brackets that some HTTP libraries add.
@@ -68,7 +68,7 @@ impl Parameter for States {
         if words.is_empty() {
             return Ok(None);
         }
-        let states: Result<_, _> = words.into_iter().map(|word| read_word(word, name)).collect();
+        let states: Result<_, _> = words.into_iter().map(|word| parse_value(word, name)).collect();
         states.map(Some)
     }
 
@@ -121,10 +121,10 @@ impl Parameter for TemplateFilter {
 pub(crate) async fn list_sandboxes(
     State(store): State<Store>,
     caller: Caller,
-    Params(asked): Params<ListParameters>,
+    Params(parameters): Params<ListParameters>,
 ) -> Result<Response, ApiError> {
-    let limit = asked.limit.unwrap_or(*LIST_LIMIT.end());
-    list(&store, &caller, asked, limit).await
+    let limit = parameters.limit.unwrap_or(*LIST_LIMIT.end());
+    list(&store, &caller, parameters, limit).await
 }
 
 /// The older path: everything that runs, unless it is asked for pages.
@@ -146,21 +146,24 @@ pub(crate) async fn list_sandboxes(
 pub(crate) async fn list_sandboxes_v1(
     State(store): State<Store>,
     caller: Caller,
-    Params(asked): Params<ListParameters>,
+    Params(parameters): Params<ListParameters>,
 ) -> Result<Response, ApiError> {
-    let is_paged = asked.next_token.is_some() || asked.states.is_some();
+    let is_paged = parameters.next_token.is_some() || parameters.states.is_some();
     let default = if is_paged { *LIST_LIMIT.end() } else { u32::MAX };
-    let limit = asked.limit.unwrap_or(default);
-    list(&store, &caller, asked, limit).await
+    let limit = parameters.limit.unwrap_or(default);
+    list(&store, &caller, parameters, limit).await
 }
 
-async fn list(store: &Store, caller: &Caller, asked: ListParameters, limit: u32) -> Result<Response, ApiError> {
-    let states = asked.states.as_deref();
+async fn list(store: &Store, caller: &Caller, parameters: ListParameters, limit: u32) -> Result<Response, ApiError> {
+    let states = parameters.states.as_deref();
     let wants_running = states.is_none_or(|states| states.contains(&SandboxState::Running));
-    let order = asked.order.unwrap_or(Order::Desc);
-    let after = asked.next_token.map(|token| parse_token(&token, order)).transpose()?;
+    let order = parameters.order.unwrap_or(Order::Desc);
+    let after = parameters
+        .next_token
+        .map(|token| parse_token(&token, order))
+        .transpose()?;
     let after = after.map(|(started_us, id)| SandboxCursor { started_us, id });
-    let template = match asked.template {
+    let template = match parameters.template {
         None => None,
         Some(text) => {
             let name = TemplateName::parse(&text)?;
@@ -175,9 +178,9 @@ async fn list(store: &Store, caller: &Caller, asked: ListParameters, limit: u32)
     };
     let filter = SandboxFilter {
         states: vec![lifecycle::State::Running],
-        metadata: asked.metadata.unwrap_or_default(),
+        metadata: parameters.metadata.unwrap_or_default(),
         template,
-        started_from_us: asked.started_from_us,
+        started_from_us: parameters.started_from_us,
     };
     // Nothing is ever paused, so a list of what is paused is empty.
     if !wants_running {

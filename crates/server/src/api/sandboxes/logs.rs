@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::error::ApiError;
 use crate::api::json::json;
-use crate::api::query::shape::{Number, OneOf, Params, ShortText, Words, query};
+use crate::api::query::shape::{EnumParameter, Number, OneOf, Params, ShortText, query};
 use crate::clock::rfc3339;
 use crate::records::Records;
 
@@ -61,19 +61,19 @@ query! {
     }
 }
 
-impl Words for LogOrder {
-    const WORDS: &'static [(&'static str, Self)] = &[("forward", Self::Forward), ("backward", Self::Backward)];
-    const ABOUT: &'static str = "In which order of time a log is read.";
+impl EnumParameter for LogOrder {
+    const VALUES: &'static [(&'static str, Self)] = &[("forward", Self::Forward), ("backward", Self::Backward)];
+    const DESCRIPTION: &'static str = "In which order of time a log is read.";
 }
 
-impl Words for Level {
-    const WORDS: &'static [(&'static str, Self)] = &[
+impl EnumParameter for Level {
+    const VALUES: &'static [(&'static str, Self)] = &[
         ("debug", Self::Debug),
         ("info", Self::Info),
         ("warn", Self::Warn),
         ("error", Self::Error),
     ];
-    const ABOUT: &'static str = "How much an entry matters.";
+    const DESCRIPTION: &'static str = "How much an entry matters.";
 }
 
 /// How much an entry matters.
@@ -185,17 +185,17 @@ pub(crate) async fn get_sandbox_logs_v1(
     State(records): State<Arc<Records>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
-    Params(asked): Params<LogParametersV1>,
+    Params(parameters): Params<LogParametersV1>,
 ) -> Result<Response, ApiError> {
-    let wanted = LogQuery {
-        from_us: asked.start_ms.unwrap_or(0).saturating_mul(MILLISECOND_US),
+    let query = LogQuery {
+        from_us: parameters.start_ms.unwrap_or(0).saturating_mul(MILLISECOND_US),
         to_us: i64::MAX,
         level: Level::Debug,
         search: String::new(),
         order: LogOrder::Forward,
-        limit: count(asked.limit.min(LIMIT_V1_MAX)),
+        limit: count(parameters.limit.min(LIMIT_V1_MAX)),
     };
-    let rows = records.log(&caller.team, &id, &wanted).await?;
+    let rows = records.log(&caller.team, &id, &query).await?;
     let (sandbox, team) = (id.as_str(), caller.team.as_str());
     let logs = rows.iter().map(|row| SandboxLogLine::new(row, sandbox, team)).collect();
     let log_entries = rows.into_iter().map(SandboxLogEntry::new).collect();
@@ -215,28 +215,28 @@ pub(crate) async fn get_sandbox_logs(
     State(records): State<Arc<Records>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
-    Params(asked): Params<LogParameters>,
+    Params(parameters): Params<LogParameters>,
 ) -> Result<Response, ApiError> {
-    let wanted = wanted(asked);
-    let rows = records.log(&caller.team, &id, &wanted).await?;
+    let query = log_query(parameters);
+    let rows = records.log(&caller.team, &id, &query).await?;
     let logs = rows.into_iter().map(SandboxLogEntry::new).collect();
     json(StatusCode::OK, &SandboxLogs { logs })
 }
 
-fn wanted(asked: LogParameters) -> LogQuery {
-    let order = asked.direction.unwrap_or(LogOrder::Backward);
+fn log_query(parameters: LogParameters) -> LogQuery {
+    let order = parameters.direction.unwrap_or(LogOrder::Backward);
     // A cursor is a millisecond, and what happened within it is on its near side either way.
-    let from_us = asked.cursor_ms.unwrap_or(0).saturating_mul(MILLISECOND_US);
-    let to_us = asked.cursor_ms.map_or(i64::MAX, |ms| {
+    let from_us = parameters.cursor_ms.unwrap_or(0).saturating_mul(MILLISECOND_US);
+    let to_us = parameters.cursor_ms.map_or(i64::MAX, |ms| {
         ms.saturating_mul(MILLISECOND_US).saturating_add(MILLISECOND_US - 1)
     });
     LogQuery {
         from_us: if order == LogOrder::Forward { from_us } else { 0 },
         to_us: if order == LogOrder::Backward { to_us } else { i64::MAX },
-        level: asked.level.unwrap_or(Level::Debug),
-        search: asked.search.unwrap_or_default(),
+        level: parameters.level.unwrap_or(Level::Debug),
+        search: parameters.search.unwrap_or_default(),
         order,
-        limit: count(asked.limit),
+        limit: count(parameters.limit),
     }
 }
 

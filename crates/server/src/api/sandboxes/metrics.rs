@@ -22,7 +22,7 @@ use crate::api::json::json;
 use crate::api::query::Query;
 use crate::api::query::shape::{Number, Parameter, Params, query};
 use crate::clock::{SECOND_US, rfc3339};
-use crate::records::buckets::thin;
+use crate::records::buckets::downsample;
 use crate::records::{Records, Sample};
 
 /// Most sandboxes of one request (API contract).
@@ -154,9 +154,9 @@ pub(crate) async fn get_sandbox_metrics(
     State(records): State<Arc<Records>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
-    Params(asked): Params<MetricParameters>,
+    Params(parameters): Params<MetricParameters>,
 ) -> Result<Response, ApiError> {
-    let MetricParameters { start_s, end_s } = asked;
+    let MetricParameters { start_s, end_s } = parameters;
     if let (Some(start_s), Some(end_s)) = (start_s, end_s)
         && start_s > end_s
     {
@@ -175,7 +175,7 @@ pub(crate) async fn get_sandbox_metrics(
     };
     let begun_s = start_s.unwrap_or(first.at_us.div_euclid(SECOND_US));
     let ended_s = end_s.unwrap_or(last.at_us.div_euclid(SECOND_US));
-    let metrics: Vec<SandboxMetric> = thin(&samples, ended_s - begun_s)
+    let metrics: Vec<SandboxMetric> = downsample(&samples, ended_s - begun_s)
         .iter()
         .map(SandboxMetric::new)
         .collect();
@@ -193,10 +193,10 @@ pub(crate) async fn get_sandbox_metrics(
 pub(crate) async fn list_sandboxes_metrics(
     State(records): State<Arc<Records>>,
     caller: Caller,
-    Params(asked): Params<BatchParameters>,
+    Params(parameters): Params<BatchParameters>,
 ) -> Result<Response, ApiError> {
     let mut sandboxes = BTreeMap::new();
-    for id in asked.ids {
+    for id in parameters.ids {
         if let Some(sample) = records.latest(&caller.team, &id).await? {
             sandboxes.insert(id.into(), SandboxMetric::new(&sample));
         }

@@ -1,7 +1,7 @@
 //! The host's end of an agent's control channel.
 //!
-//! Every byte from an agent is treated as hostile: answers are bounded in size and time, and all that is taken from
-//! them is a status, a version and, with more care in `events`, what goes into the sandbox's log.
+//! Every byte from an agent is untrusted: responses are bounded in size and time, and only a status, a version and the
+//! event stream (see `events`) are taken from them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,8 +18,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::AGENT_TIMEOUT;
 
-/// Largest answer of an agent that is read, in bytes.
-const ANSWER_MAX: usize = 4096;
+/// Maximum size of an agent's response, in bytes.
+const RESPONSE_MAX: usize = 4096;
 
 /// An open control connection.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Speaks HTTP/1.1 on a connected stream socket.
+    /// Starts HTTP/1.1 on a connected stream socket.
     pub(crate) async fn open(socket: OwnedFd) -> io::Result<Self> {
         let socket = std::os::unix::net::UnixStream::from(socket);
         socket.set_nonblocking(true)?;
@@ -39,8 +39,8 @@ impl Control {
             .handshake(io)
             .await
             .map_err(io::Error::other)?;
-        // Owned by this value: dropped with it.
-        #[expect(clippy::disallowed_methods, reason = "the handle ends it")]
+        // The handle is part of the returned value and aborts the task when it is dropped.
+        #[expect(clippy::disallowed_methods, reason = "aborted by its handle")]
         let connection = tokio::task::spawn(async move {
             let _ = connection.await;
         });
@@ -62,10 +62,10 @@ impl Control {
         self.requests.send_request(request).await.map_err(io::Error::other)
     }
 
-    /// Sends a request and reads all of the answer.
-    async fn ask(&mut self, method: Method, path: &str, body: Vec<u8>) -> io::Result<hyper::Response<Bytes>> {
+    /// Sends a request and reads the whole response.
+    async fn request(&mut self, method: Method, path: &str, body: Vec<u8>) -> io::Result<hyper::Response<Bytes>> {
         let (head, body) = self.send(method, path, body).await?.into_parts();
-        let body = Limited::new(body, ANSWER_MAX)
+        let body = Limited::new(body, RESPONSE_MAX)
             .collect()
             .await
             .map_err(io::Error::other)?
@@ -73,37 +73,37 @@ impl Control {
         Ok(hyper::Response::from_parts(head, body))
     }
 
-    /// Hands the sandbox's identity to its agent and returns the level of the agent protocol that it reports.
+    /// Gives the agent its identity and returns the level of the agent protocol that it reports.
     pub(crate) async fn init(&mut self, init: &Init) -> io::Result<String> {
         let body = serde_json::to_vec(init)?;
-        let answer = tokio::time::timeout(AGENT_TIMEOUT, self.ask(Method::POST, INIT_PATH, body)).await??;
-        if answer.status() != StatusCode::NO_CONTENT {
+        let response = tokio::time::timeout(AGENT_TIMEOUT, self.request(Method::POST, INIT_PATH, body)).await??;
+        if response.status() != StatusCode::NO_CONTENT {
             return Err(io::Error::other(format!(
-                "the agent answered {} to {INIT_PATH}",
-                answer.status()
+                "the agent responded {} to {INIT_PATH}",
+                response.status()
             )));
         }
-        let version = answer
+        let version = response
             .headers()
             .get(VERSION_HEADER)
             .and_then(|value| value.to_str().ok());
         match version {
             Some(version) if is_version(version) => Ok(version.to_owned()),
-            _ => Err(io::Error::other("the agent reported no version")),
+            _ => Err(io::Error::other("the agent reported no valid version")),
         }
     }
 
-    /// What happens in the sandbox, line by line, from what was not told yet on. The connection is of no other use until
-    /// that has ended.
+    /// Opens the stream of agent events, one JSON object per line, starting with the first that has not been read yet.
+    /// The connection cannot be used for anything else until the stream has ended.
     pub(crate) async fn events(&mut self) -> io::Result<Incoming> {
-        let asked = self.send(Method::GET, EVENTS_PATH, Vec::new());
-        let answer = tokio::time::timeout(AGENT_TIMEOUT, asked).await??;
-        if answer.status() == StatusCode::OK {
-            Ok(answer.into_body())
+        let request = self.send(Method::GET, EVENTS_PATH, Vec::new());
+        let response = tokio::time::timeout(AGENT_TIMEOUT, request).await??;
+        if response.status() == StatusCode::OK {
+            Ok(response.into_body())
         } else {
             Err(io::Error::other(format!(
-                "the agent answered {} to {EVENTS_PATH}",
-                answer.status()
+                "the agent responded {} to {EVENTS_PATH}",
+                response.status()
             )))
         }
     }

@@ -1,8 +1,9 @@
-//! What the agent of a sandbox tells, on its way into the sandbox's log.
+//! Writes the events of an agent into the log of its sandbox.
 //!
-//! Every byte of it is hostile. A line is bounded, so is what is taken of its values, and control characters, which a
-//! terminal would obey, are replaced. The time is the host's. A sandbox gets so many entries a second and no more;
-//! the rest is counted, told in one entry, and read slowly, so that a flood costs its sandbox's log and not the host.
+//! Every byte from the agent is untrusted. The length of a line and of each value is bounded, and control characters,
+//! which a terminal would obey, are replaced. Timestamps are the host's. The rate of entries is limited per sandbox:
+//! events beyond it are counted, reported in one entry, and read slowly, so that a flood costs the sandbox its log and
+//! not the host.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -17,63 +18,66 @@ use protocol::agent::AgentEvent;
 use protocol::node::Logger;
 use tokio::time::Instant;
 
-use crate::journal::{self, Journal};
+use crate::log_writer::{self, LogWriter};
 
-/// Longest line that is read, in bytes. The agent's own have at most about 500.
+/// Maximum length of a line, in bytes. The agent's own lines have at most about 500.
 const LINE_MAX: usize = 4096;
-/// Longest value that is kept, in characters.
+/// Maximum length of a stored value, in characters.
 const VALUE_MAX: usize = 256;
-/// Entries that a sandbox may write at once, and per second in the long run. A start and an end are two.
+/// Entries that a sandbox may write in one burst, and per second in the long run. The start and the end of a process
+/// are one entry each.
 const BURST: u32 = 1000;
 const PER_SECOND: u32 = 50;
-/// How long to wait before the next piece of a flood is read. With what the connection reads at once this is 3 MB/s.
+/// Pause before the next chunk of a flood is read. With the size of one read this is 3 MB/s.
 const FLOOD_PAUSE: Duration = Duration::from_millis(5);
 
-/// Writes what the agent tells into the log until there is no spawner. `failed_ends` is called after entries about
-/// processes that did not end well.
+/// Writes agent events into the log until the agent reports that its spawner has ended. `failed_ends` is called after
+/// entries about processes that ended with a nonzero exit code.
 pub(crate) async fn follow(
     mut body: impl Body<Data = Bytes, Error: Error + Send + Sync + 'static> + Unpin,
-    journal: &Journal,
+    log: &LogWriter,
     budget: &mut Budget,
     failed_ends: impl Fn(),
 ) -> io::Result<()> {
     let mut lines = Lines::default();
     loop {
-        let frame = match budget.owed(Instant::now()) {
+        let frame = match budget.until_report(Instant::now()) {
             None => body.frame().await,
-            // Somebody may wait for the end of a flood that has no next entry to come before.
+            // The dropped entries must also be reported when no further event follows the flood.
             Some(wait) => match tokio::time::timeout(wait, body.frame()).await {
                 Ok(frame) => frame,
                 Err(_) => {
-                    budget.settle(Instant::now(), journal);
+                    budget.report_dropped(Instant::now(), log);
                     continue;
                 }
             },
         };
         let frame = frame.ok_or(io::ErrorKind::UnexpectedEof)?.map_err(io::Error::other)?;
         let Ok(data) = frame.into_data() else { continue };
-        let mut failed = false;
-        let mut gone = false;
+        let mut has_failed_end = false;
+        let mut spawner_gone = false;
         let now = Instant::now();
         lines.take(&data, |line| match line.map(serde_json::from_slice::<AgentEvent>) {
-            Some(Ok(AgentEvent::SpawnerGone)) => gone = true,
+            Some(Ok(AgentEvent::SpawnerGone)) => spawner_gone = true,
             Some(Ok(AgentEvent::Heartbeat | AgentEvent::Unknown)) => {}
-            Some(Ok(AgentEvent::Dropped { count })) => budget.lose(u64::from(u32::try_from(count).unwrap_or(u32::MAX))),
+            Some(Ok(AgentEvent::Dropped { count })) => {
+                budget.count_dropped(u64::from(u32::try_from(count).unwrap_or(u32::MAX)))
+            }
             Some(Ok(event)) => {
-                failed |= matches!(&event, AgentEvent::ProcessEnd { exit_code, .. } if *exit_code != 0);
-                if budget.settle(now, journal) && budget.spend(now) {
-                    let entry = entry(event);
-                    journal.write(entry.level, entry.logger, entry.message, entry.fields);
+                has_failed_end |= matches!(&event, AgentEvent::ProcessEnd { exit_code, .. } if *exit_code != 0);
+                if budget.report_dropped(now, log) && budget.spend(now) {
+                    let entry = log_entry(event);
+                    log.write(entry.level, entry.logger, entry.message, entry.fields);
                 } else {
-                    budget.lose(1);
+                    budget.count_dropped(1);
                 }
             }
-            Some(Err(_)) | None => budget.lose(1),
+            Some(Err(_)) | None => budget.count_dropped(1),
         });
-        if failed {
+        if has_failed_end {
             failed_ends();
         }
-        if gone {
+        if spawner_gone {
             return Ok(());
         }
         if budget.is_spent(now) {
@@ -82,16 +86,16 @@ pub(crate) async fn follow(
     }
 }
 
-struct Entry {
+struct LogEntry {
     level: Level,
     logger: Logger,
     message: String,
     fields: BTreeMap<String, String>,
 }
 
-fn entry(event: AgentEvent) -> Entry {
+fn log_entry(event: AgentEvent) -> LogEntry {
     let mut fields = BTreeMap::new();
-    let mut field = |key: &str, value: &str| drop(fields.insert(key.to_owned(), presentable(value)));
+    let mut field = |key: &str, value: &str| drop(fields.insert(key.to_owned(), sanitized(value)));
     let (level, message) = match event {
         AgentEvent::ProcessStart {
             pid,
@@ -135,7 +139,7 @@ fn entry(event: AgentEvent) -> Entry {
             field("event_type", "process_start_failed");
             field("command", &command);
             field("reason", &reason);
-            (Level::Warn, format!("a process could not be started: {reason}"))
+            (Level::Warn, format!("process could not be started: {reason}"))
         }
         AgentEvent::SocketMemory { bytes } => {
             field("event_type", "socket_memory");
@@ -143,24 +147,24 @@ fn entry(event: AgentEvent) -> Entry {
             let mib = bytes >> 20;
             (
                 Level::Error,
-                format!("every process was killed: sockets held {mib} MiB beyond the sandbox's limit"),
+                format!("all processes were killed: sockets held {mib} MiB beyond the sandbox's limit"),
             )
         }
         AgentEvent::Dropped { .. } | AgentEvent::Heartbeat | AgentEvent::SpawnerGone | AgentEvent::Unknown => {
             field("event_type", "unknown");
-            (Level::Debug, "something else happened".to_owned())
+            (Level::Debug, "unknown agent event".to_owned())
         }
     };
-    Entry {
+    LogEntry {
         level,
         logger: Logger::Process,
-        message: presentable(&message),
+        message: sanitized(&message),
         fields,
     }
 }
 
-/// A text of the agent as it may be shown: short, and without what a terminal would obey.
-fn presentable(text: &str) -> String {
+/// A text from the agent that is safe to display: at most [`VALUE_MAX`] characters, control characters replaced.
+fn sanitized(text: &str) -> String {
     let replace = |character: char| {
         if character.is_control() {
             char::REPLACEMENT_CHARACTER
@@ -171,16 +175,16 @@ fn presentable(text: &str) -> String {
     text.chars().take(VALUE_MAX).map(replace).collect()
 }
 
-/// Splits what comes into lines of at most [`LINE_MAX`] bytes.
+/// Splits a byte stream into lines of at most [`LINE_MAX`] bytes.
 #[derive(Debug, Default)]
 struct Lines {
     partial: Vec<u8>,
-    /// The line that is being read is too long and was told already.
+    /// The current line is too long and has been reported as such.
     too_long: bool,
 }
 
 impl Lines {
-    /// Calls `each` for every line that ends in `data`, and with `None` for one that is too long.
+    /// Calls `each` for every line that ends in `data`, and with `None` for a line that is too long.
     fn take(&mut self, data: &Bytes, mut each: impl FnMut(Option<&[u8]>)) {
         let mut pieces = data.split(|byte| *byte == b'\n').peekable();
         while let Some(piece) = pieces.next() {
@@ -193,36 +197,39 @@ impl Lines {
                 self.partial.extend_from_slice(piece);
             }
             if pieces.peek().is_none() {
-                // What follows belongs to it.
+                // The last piece has no line end yet.
                 return;
             }
             if !self.too_long {
                 each(Some(&self.partial));
             }
             self.too_long = false;
-            // Nearly always, nothing is left, and then nothing is kept.
+            // Usually nothing remains after a line, so no allocation is kept.
             self.partial = Vec::new();
         }
     }
 }
 
-/// How many entries a sandbox may still write.
+/// Rate limit for the log entries of one sandbox.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// When all of the budget is there again. Ahead of now by the time that what was spent takes to come back.
+    /// When the whole budget is available again: later than now by the time in which the spent entries are replenished.
     full_at: Instant,
-    /// Entries that were not written, and not told of yet.
-    lost: u64,
+    /// Entries that were dropped and have not been reported yet.
+    dropped: u64,
 }
 
 impl Budget {
     const STEP: Duration = Duration::from_millis(1000 / PER_SECOND as u64);
 
     pub(crate) fn new(now: Instant) -> Self {
-        Self { full_at: now, lost: 0 }
+        Self {
+            full_at: now,
+            dropped: 0,
+        }
     }
 
-    /// How long until so many entries may be written at once.
+    /// Time until this number of entries may be written in one burst.
     fn wait_for(&self, entries: u32, now: Instant) -> Duration {
         (self.full_at.max(now) + Self::STEP * entries).saturating_duration_since(now + Self::STEP * BURST)
     }
@@ -231,37 +238,37 @@ impl Budget {
         !self.wait_for(1, now).is_zero()
     }
 
-    /// Takes one entry's share, if there is one.
+    /// Takes the budget of one entry, if available.
     fn spend(&mut self, now: Instant) -> bool {
-        let may = !self.is_spent(now);
-        if may {
+        let is_allowed = !self.is_spent(now);
+        if is_allowed {
             self.full_at = self.full_at.max(now) + Self::STEP;
         }
-        may
+        is_allowed
     }
 
-    fn lose(&mut self, count: u64) {
-        self.lost = self.lost.saturating_add(count);
+    fn count_dropped(&mut self, count: u64) {
+        self.dropped = self.dropped.saturating_add(count);
     }
 
-    /// How long until what was lost may be told; `None` when nothing was. A second's worth of entries has to be there,
-    /// so that a flood does not leave a log that tells of nothing but losses.
-    fn owed(&self, now: Instant) -> Option<Duration> {
-        (self.lost > 0).then(|| self.wait_for(PER_SECOND, now))
+    /// Time until dropped entries may be reported; `None` when there are none. The budget of one second must be
+    /// available, so that a flood does not produce a log of reports about dropped entries only.
+    fn until_report(&self, now: Instant) -> Option<Duration> {
+        (self.dropped > 0).then(|| self.wait_for(PER_SECOND, now))
     }
 
-    /// Tells what was lost, if something was and the time has come. Whether nothing is left to tell.
-    fn settle(&mut self, now: Instant, journal: &Journal) -> bool {
-        match self.owed(now) {
+    /// Reports dropped entries if there are any and the budget allows it. Returns whether none are left to report.
+    fn report_dropped(&mut self, now: Instant, log: &LogWriter) -> bool {
+        match self.until_report(now) {
             None => true,
             Some(Duration::ZERO) => {
                 self.spend(now);
-                let lost = std::mem::take(&mut self.lost);
-                journal.write(
+                let dropped = std::mem::take(&mut self.dropped);
+                log.write(
                     Level::Warn,
                     Logger::Sandbox,
-                    journal::dropped(lost),
-                    journal::dropped_fields(lost),
+                    log_writer::dropped_message(dropped),
+                    log_writer::dropped_fields(dropped),
                 );
                 true
             }
@@ -279,12 +286,12 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::reports::{Entries, Reports};
+    use crate::journal::{Journal, LogEntries};
 
-    fn journal() -> (Journal, Entries) {
-        let reports = Reports::new();
-        let entries = Entries::of(&reports);
-        (Journal::new("iabc".parse().unwrap(), reports), entries)
+    fn log() -> (LogWriter, LogEntries) {
+        let journal = Journal::new();
+        let entries = LogEntries::of(&journal);
+        (LogWriter::new("iabc".parse().unwrap(), journal), entries)
     }
 
     fn start(pid: u32, command: &str) -> Vec<u8> {
@@ -300,7 +307,7 @@ mod tests {
     const GONE: &[u8] = b"{\"event\":\"spawner_gone\"}\n";
 
     #[test]
-    fn lines_are_whole_and_bounded() {
+    fn lines_are_reassembled_and_bounded() {
         let mut lines = Lines::default();
         let mut seen = Vec::new();
         let longest = "l".repeat(LINE_MAX);
@@ -338,8 +345,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_agent_tells_is_written_in_the_words_of_the_log() {
-        let (journal, mut entries) = journal();
+    async fn agent_events_become_log_entries() {
+        let (log, mut entries) = log();
         let end = r#"{"event":"process_end","pid":7,"command":"a\u001b[2J","exitCode":-1,"status":"signal: killed",
             "stdoutBytes":1,"stderrBytes":2,"ptyBytes":3,"durationMs":4}"#;
         let end = end.replace("\n", "");
@@ -348,7 +355,7 @@ mod tests {
         let failed = std::cell::Cell::new(0);
         let mut budget = Budget::new(Instant::now());
         let count = || failed.set(failed.get() + 1);
-        follow(Full::new(Bytes::from(all)), &journal, &mut budget, count)
+        follow(Full::new(Bytes::from(all)), &log, &mut budget, count)
             .await
             .unwrap();
         assert_eq!(failed.get(), 1);
@@ -387,17 +394,17 @@ mod tests {
         }
         assert_eq!(entries.try_next(), None);
 
-        // An agent that is cut off is no agent without a spawner.
+        // A stream that is cut off is an error, not the end of the spawner.
         let cut = Full::new(Bytes::from(start(7, "ls")));
-        assert!(follow(cut, &journal, &mut budget, || {}).await.is_err());
+        assert!(follow(cut, &log, &mut budget, || {}).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_is_cut_down_and_counted() {
-        let (journal, mut entries) = journal();
-        let lots = BURST * 3;
+    async fn a_flood_of_events_is_limited_and_counted() {
+        let (log, mut entries) = log();
+        let events = BURST * 3;
         let (sender, receiver) = mpsc::channel::<Bytes>(8192);
-        for pid in 0..lots {
+        for pid in 0..events {
             sender.try_send(start(pid, "x").into()).unwrap();
         }
         let long = "x".repeat(LINE_MAX + 1);
@@ -406,15 +413,15 @@ mod tests {
             .try_send(br#"{"event":"dropped","count":18446744073709551615}"#.to_vec().into())
             .unwrap();
         sender.try_send(Bytes::from_static(b"\n")).unwrap();
-        let frames = futures(receiver);
+        let frames = body_of(receiver);
         let task = tokio::task::spawn(async move {
             let mut budget = Budget::new(Instant::now());
-            follow(frames, &journal, &mut budget, || {}).await
+            follow(frames, &log, &mut budget, || {}).await
         });
         let mut written = 0;
         let mut lost = 0;
         let begin = Instant::now();
-        while written + lost < u64::from(lots) + 3 + u64::from(u32::MAX) {
+        while written + lost < u64::from(events) + 3 + u64::from(u32::MAX) {
             let entry = entries.next().await;
             match entry.fields.get("dropped") {
                 Some(count) => lost += count.parse::<u64>().unwrap(),
@@ -427,12 +434,12 @@ mod tests {
             written <= u64::from(BURST) + u64::from(PER_SECOND) * seconds,
             "{written} in {seconds} s"
         );
-        // It comes to an end all the same.
+        // The end of the spawner is seen after the flood.
         sender.try_send(GONE.into()).unwrap();
         task.await.unwrap().unwrap();
     }
 
-    fn futures(
+    fn body_of(
         mut receiver: mpsc::Receiver<Bytes>,
     ) -> impl Body<Data = Bytes, Error = Infallible> + Unpin + Send + 'static {
         let stream = futures_util::stream::poll_fn(move |ctx| {
@@ -444,12 +451,12 @@ mod tests {
     }
 
     #[test]
-    fn values_are_short_and_harmless() {
+    fn values_are_truncated_and_control_characters_replaced() {
         assert_eq!(
-            presentable("a\tb\r\n\u{7f}\u{9b}é"),
+            sanitized("a\tb\r\n\u{7f}\u{9b}é"),
             "a\u{fffd}b\u{fffd}\u{fffd}\u{fffd}\u{fffd}é"
         );
-        assert_eq!(presentable(&"é".repeat(VALUE_MAX)).chars().count(), VALUE_MAX);
-        assert_eq!(presentable(&"é".repeat(VALUE_MAX + 1)).chars().count(), VALUE_MAX);
+        assert_eq!(sanitized(&"é".repeat(VALUE_MAX)).chars().count(), VALUE_MAX);
+        assert_eq!(sanitized(&"é".repeat(VALUE_MAX + 1)).chars().count(), VALUE_MAX);
     }
 }

@@ -1,118 +1,270 @@
-//! Entries for sandboxes' logs, on their way from the tasks that see something to the server that keeps them.
+//! The journal: node events that are kept until the server has received them.
 //!
-//! One bounded queue takes the entries of all sandboxes, and nobody ever waits to write: an entry that finds no room
-//! there is dropped and counted, and the next entry of that sandbox that gets through is preceded by one that
-//! says how many were lost.
+//! One queue for all sandboxes, which outlives a subscription. Adding an event never waits. A log entry that finds the
+//! queue full is dropped and counted by its [`crate::log_writer::LogWriter`]. The end of a sandbox that finds it full
+//! ends the subscription: the next one begins with a snapshot, so the server learns of the loss.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::task::{Context, Poll, Waker};
 
-use model::id::SandboxId;
-use model::log::Level;
-use protocol::node::{Logger, SandboxLog};
+use parking_lot::Mutex;
+use protocol::node::{DiskStops, NodeEvent, NodeEvents, SandboxLog, Snapshot};
 
-use crate::reports::Reports;
+/// Maximum number of queued log entries. With entries of the largest size this is about 16 MiB.
+const LOGS: usize = 4096;
+/// Maximum number of queued events about ends of sandboxes.
+const ENDS: usize = 1024;
 
-/// The host's clock, in microseconds since 1970.
-#[expect(clippy::disallowed_methods, reason = "entries tell when the host saw something")]
-pub(crate) fn now_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-}
-
-/// Where the entries of one sandbox are written.
+/// The node events of all sandboxes, read by the last subscription.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    id: SandboxId,
-    reports: Arc<Reports>,
-    /// Entries that found no room since one got through.
-    lost: AtomicU64,
+    logs_max: usize,
+    ends_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<NodeEvent>,
+    /// Number of log entries in the queue.
+    logs: usize,
+    disk_stops: DiskStops,
+    /// Whether `disk_stops` has not been sent to the subscriber yet.
+    has_new_disk_stops: bool,
+    /// The number of the last subscription.
+    subscription: u64,
+    /// An end was lost since the last subscription.
+    has_lost_end: bool,
+    waker: Option<Waker>,
 }
 
 impl Journal {
-    pub(crate) fn new(id: SandboxId, reports: Arc<Reports>) -> Self {
-        Self {
-            id,
-            reports,
-            lost: AtomicU64::new(0),
+    pub(crate) fn new() -> Arc<Self> {
+        Self::bounded(LOGS, ENDS)
+    }
+
+    pub(crate) fn bounded(logs_max: usize, ends_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            logs_max,
+            ends_max,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Adds a log entry. `false` when the queue is full.
+    pub(crate) fn log(&self, entry: SandboxLog) -> bool {
+        let mut state = self.state.lock();
+        if state.logs >= self.logs_max {
+            return false;
+        }
+        state.logs += 1;
+        state.queue.push_back(NodeEvent::Log(entry));
+        state.wake();
+        true
+    }
+
+    /// Adds the event that a sandbox is ending or has ended. A sandbox that has ended must no longer be part of a
+    /// snapshot.
+    pub(crate) fn end(&self, event: NodeEvent) {
+        let mut state = self.state.lock();
+        if state.queue.len() - state.logs >= self.ends_max {
+            state.has_lost_end = true;
+        } else {
+            state.queue.push_back(event);
+        }
+        state.wake();
+    }
+
+    /// Records the state of the disk guard. The subscriber gets the latest state, if it changed.
+    pub(crate) fn disk_stops(&self, disk_stops: DiskStops) {
+        let mut state = self.state.lock();
+        if state.disk_stops != disk_stops {
+            state.disk_stops = disk_stops;
+            state.has_new_disk_stops = true;
+            state.wake();
         }
     }
 
-    /// Writes what the host itself has seen.
-    pub(crate) fn host<const N: usize>(&self, level: Level, message: &str, fields: [(&str, String); N]) {
-        let fields = fields.map(|(key, value)| (key.to_owned(), value));
-        self.write(level, Logger::Sandbox, message.to_owned(), fields.into());
-    }
-
-    /// Writes an entry with the present time. Never waits.
-    pub(crate) fn write(&self, level: Level, logger: Logger, message: String, fields: BTreeMap<String, String>) {
-        let lost = self.lost.swap(0, Ordering::Relaxed);
-        if lost > 0 && !self.send(Level::Warn, Logger::Sandbox, dropped(lost), dropped_fields(lost)) {
-            self.lost.fetch_add(lost + 1, Ordering::Relaxed);
-            return;
-        }
-        if !self.send(level, logger, message, fields) {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn send(&self, level: Level, logger: Logger, message: String, fields: BTreeMap<String, String>) -> bool {
-        let entry = SandboxLog {
-            id: self.id.clone(),
-            at_us: now_us(),
-            level,
-            logger,
-            message,
-            fields,
+    /// Starts a subscription and ends the previous one. `look` takes the snapshot; an end that is lost from here on
+    /// ends the new subscription.
+    pub(crate) fn subscribe(self: &Arc<Self>, look: impl FnOnce() -> Snapshot) -> NodeEvents {
+        let number = {
+            let mut state = self.state.lock();
+            state.subscription += 1;
+            state.has_lost_end = false;
+            state.wake();
+            state.subscription
         };
-        self.reports.log(entry)
+        let mut snapshot = Some(look());
+        let journal = Arc::clone(self);
+        NodeEvents::from_poll(move |cx| match snapshot.take() {
+            Some(snapshot) => Poll::Ready(Some(NodeEvent::Snapshot(snapshot))),
+            None => journal.poll_next(number, cx),
+        })
+    }
+
+    fn poll_next(&self, number: u64, cx: &mut Context<'_>) -> Poll<Option<NodeEvent>> {
+        let mut state = self.state.lock();
+        if state.subscription != number {
+            return Poll::Ready(None);
+        }
+        if std::mem::take(&mut state.has_new_disk_stops) {
+            return Poll::Ready(Some(NodeEvent::DiskStops(state.disk_stops)));
+        }
+        if let Some(event) = state.queue.pop_front() {
+            state.logs -= usize::from(matches!(event, NodeEvent::Log(_)));
+            return Poll::Ready(Some(event));
+        }
+        if state.has_lost_end {
+            return Poll::Ready(None);
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
     }
 }
 
-/// What an entry about entries that are not there says.
-pub(crate) fn dropped(count: u64) -> String {
-    format!("{count} entries of this log were dropped: there were too many at once")
+impl State {
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
 }
 
-/// The same for programs.
-pub(crate) fn dropped_fields(count: u64) -> BTreeMap<String, String> {
-    let field = |key: &str, value: String| (key.to_owned(), value);
-    [
-        field("event_type", "entries_dropped".to_owned()),
-        field("dropped", count.to_string()),
-    ]
-    .into()
+/// The log entries of a journal, for tests.
+#[cfg(test)]
+pub(crate) struct LogEntries(NodeEvents);
+
+#[cfg(test)]
+impl LogEntries {
+    pub(crate) fn of(journal: &Arc<Journal>) -> Self {
+        Self(journal.subscribe(Snapshot::default))
+    }
+
+    pub(crate) fn try_next(&mut self) -> Option<SandboxLog> {
+        loop {
+            if let NodeEvent::Log(entry) = self.0.try_next()? {
+                return Some(entry);
+            }
+        }
+    }
+
+    pub(crate) async fn next(&mut self) -> SandboxLog {
+        loop {
+            if let NodeEvent::Log(entry) = self.0.next().await.unwrap() {
+                return entry;
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::reports::Entries;
+    use std::collections::BTreeMap;
 
-    #[test]
-    fn what_is_lost_is_counted() {
-        let reports = Reports::bounded(2, 1);
-        let mut entries = Entries::of(&reports);
-        let journal = Journal::new("iabc".parse().unwrap(), Arc::clone(&reports));
-        let other = Journal::new("iother".parse().unwrap(), reports);
-        for message in ["one", "two", "three", "four"] {
-            journal.host(Level::Info, message, [("event_type", "test".to_owned())]);
+    use model::id::SandboxId;
+    use model::log::Level;
+    use protocol::node::{LiveSandbox, Logger};
+
+    use super::*;
+
+    fn id(name: &str) -> SandboxId {
+        name.parse().unwrap()
+    }
+
+    fn entry(name: &str) -> SandboxLog {
+        SandboxLog {
+            id: id(name),
+            at_us: 0,
+            level: Level::Info,
+            logger: Logger::Sandbox,
+            message: String::new(),
+            fields: BTreeMap::new(),
         }
-        let mut messages = || entries.try_next().map(|entry| entry.message);
-        assert_eq!(messages(), Some("one".to_owned()));
-        assert_eq!(messages(), Some("two".to_owned()));
-        assert_eq!(messages(), None);
-        other.host(Level::Info, "has lost nothing", []);
-        // There is room for the note, and then none for the entry.
-        journal.host(Level::Info, "five", []);
-        assert_eq!(messages(), Some("has lost nothing".to_owned()));
-        assert_eq!(messages(), Some(dropped(2)));
-        journal.host(Level::Info, "six", []);
-        let entry = entries.try_next().unwrap();
-        assert_eq!(entry.fields["dropped"], "1");
-        assert_eq!(entry.level, Level::Warn);
-        assert_eq!(entries.try_next().unwrap().message, "six");
+    }
+
+    fn alive(names: &[&str]) -> Snapshot {
+        let live = |name: &&str| LiveSandbox {
+            id: id(name),
+            is_ending: false,
+        };
+        Snapshot {
+            sandboxes: names.iter().map(live).collect(),
+            ..Snapshot::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_subscription_begins_with_a_snapshot_and_takes_over_queued_events() {
+        let journal = Journal::bounded(2, 2);
+        assert!(journal.log(entry("ione")));
+        let mut first = journal.subscribe(|| alive(&["ione"]));
+        assert_eq!(first.next().await, Some(NodeEvent::Snapshot(alive(&["ione"]))));
+        let mut second = journal.subscribe(|| alive(&[]));
+        assert_eq!(first.next().await, None, "replaced by the second subscription");
+        assert_eq!(second.next().await, Some(NodeEvent::Snapshot(alive(&[]))));
+        assert_eq!(second.next().await, Some(NodeEvent::Log(entry("ione"))));
+        assert_eq!(second.try_next(), None);
+        journal.end(NodeEvent::Exited(id("ione")));
+        assert_eq!(second.try_next(), Some(NodeEvent::Exited(id("ione"))));
+    }
+
+    #[tokio::test]
+    async fn a_waiting_subscriber_is_woken() {
+        let journal = Journal::new();
+        let mut events = journal.subscribe(Snapshot::default);
+        let received = tokio::task::spawn(async move {
+            let mut received = Vec::new();
+            while let Some(event) = events.next().await {
+                received.push(event);
+            }
+            received
+        });
+        tokio::task::yield_now().await;
+        journal.end(NodeEvent::Ending(id("ione")));
+        tokio::task::yield_now().await;
+        let _replacement = journal.subscribe(Snapshot::default);
+        let received = received.await.unwrap();
+        assert_eq!(
+            received,
+            [NodeEvent::Snapshot(Snapshot::default()), NodeEvent::Ending(id("ione"))]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_lost_end_ends_the_subscription_and_a_lost_log_entry_does_not() {
+        let journal = Journal::bounded(1, 1);
+        let mut events = journal.subscribe(Snapshot::default);
+        assert!(journal.log(entry("ione")));
+        assert!(!journal.log(entry("ione")), "full");
+        journal.end(NodeEvent::Exited(id("ione")));
+        events.next().await.unwrap();
+        assert!(matches!(events.next().await, Some(NodeEvent::Log(_))));
+        assert!(journal.log(entry("ione")), "the queue has space again");
+        journal.end(NodeEvent::Exited(id("itwo")));
+        assert_eq!(events.next().await, Some(NodeEvent::Exited(id("ione"))));
+        assert!(matches!(events.next().await, Some(NodeEvent::Log(_))));
+        assert_eq!(events.next().await, None);
+        let mut events = journal.subscribe(Snapshot::default);
+        assert!(matches!(events.next().await, Some(NodeEvent::Snapshot(_))));
+        assert_eq!(events.try_next(), None);
+    }
+
+    #[tokio::test]
+    async fn only_the_latest_disk_stops_are_sent() {
+        let journal = Journal::new();
+        let mut events = journal.subscribe(Snapshot::default);
+        events.next().await.unwrap();
+        let stops = |stops| DiskStops {
+            stops,
+            ..DiskStops::default()
+        };
+        journal.disk_stops(stops(0));
+        assert_eq!(events.try_next(), None, "nothing changed");
+        journal.disk_stops(stops(1));
+        journal.disk_stops(stops(2));
+        assert_eq!(events.try_next(), Some(NodeEvent::DiskStops(stops(2))));
+        assert_eq!(events.try_next(), None);
     }
 }

@@ -1,21 +1,22 @@
-//! One host: what should run on it against what does.
+//! The node: runs the sandboxes of one host.
 //!
-//! The server says what should exist; this crate makes it so through a [`runtime::driver::Driver`]. Each sandbox has
-//! one task that owns it from the moment its agent has answered until nothing of it is left; calls only look it up
-//! and ask. It knows no team, no key, no row.
+//! The server decides which sandboxes should exist; this crate starts and ends them through a
+//! [`runtime::driver::Driver`]. Each sandbox has one task that supervises it from its agent's first response until
+//! nothing of it is left; API calls look up its handle and send requests to that task. The node knows no teams, keys or
+//! database rows.
 //!
-//! Crash-only: there is nothing to save at the end and nothing to repair at the start. [`Node::reconcile`] looks at
-//! what the kernel says is there and makes it match.
+//! Crash-only: nothing is saved at shutdown and nothing repaired at startup. [`Node::reconcile`] reads what the kernel
+//! has and makes it match the desired state.
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
 mod control;
 mod events;
 mod guard;
-mod hogs;
 mod journal;
-mod owner;
-mod reports;
+mod log_writer;
+mod socket_memory;
+mod supervisor;
 
 use std::collections::HashMap;
 use std::io;
@@ -37,34 +38,34 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::guard::Guard;
-use crate::journal::{Journal, now_us};
-use crate::owner::Owned;
-use crate::reports::Reports;
+use crate::journal::Journal;
+use crate::log_writer::{LogWriter, now_us};
+use crate::supervisor::SandboxHandle;
 
-/// How long a start may wait for the ends of unwanted sandboxes. They take milliseconds together; what takes
-/// longer goes on beside the platform.
+/// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
+/// background.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How the node of a data directory is set up.
+/// Settings of a node.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
-    /// Where images, skeletons and records lie.
+    /// Data directory: disk images, versions of `base`, records.
     pub data_dir: PathBuf,
-    /// Processes that make sandboxes side by side.
+    /// Number of launcher processes, which start sandboxes in parallel.
     pub launchers: usize,
     /// Run without limits when the host has no usable cgroups.
     pub unlimited: bool,
-    /// Disk sizes, in MiB, that are made ready at the start.
+    /// Disk sizes, in MiB, whose templates are created at startup.
     pub disks_mb: Vec<u32>,
-    /// Take the whole disk of a sandbox from the host when it starts, instead of block by block.
+    /// Allocate the whole disk of a sandbox on the host when it starts, instead of block by block.
     pub reserve_disks: bool,
-    /// Make the template `base`. Without it no sandbox can be started, only ended.
+    /// Prepare the template `base`. Without it sandboxes can only be ended, not started.
     pub base: bool,
-    /// Space on the file system of the data directory that sandboxes leave free, in MiB.
+    /// Free space on the file system of the data directory that is reserved, in MiB.
     pub disk_floor_mb: u32,
 }
 
-/// A host.
+/// The node of one host and data directory.
 #[derive(Debug)]
 pub struct Node {
     shared: Arc<Shared>,
@@ -76,9 +77,9 @@ pub struct Node {
 /// What happens to a sandbox once its processes have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AfterEnd {
-    /// Everything of it is removed.
+    /// Everything that belongs to it is removed.
     Clean,
-    /// Its disk is kept, and the record of which one that is.
+    /// Its disk is kept, and the record of which disk it has.
     KeepDisk,
 }
 
@@ -86,21 +87,21 @@ enum AfterEnd {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) driver: Arc<dyn Driver>,
-    pub(crate) sandboxes: Mutex<HashMap<SandboxId, Arc<Owned>>>,
-    pub(crate) reports: Arc<Reports>,
-    /// A permit for each start that the driver makes side by side.
+    pub(crate) sandboxes: Mutex<HashMap<SandboxId, Arc<SandboxHandle>>>,
+    pub(crate) journal: Arc<Journal>,
+    /// One permit for each start that the driver can run in parallel.
     pub(crate) starts: Semaphore,
     pub(crate) respawns: Semaphore,
     pub(crate) stop: CancellationToken,
-    pub(crate) disk: guard::Counts,
+    pub(crate) disk: guard::GuardCounters,
 }
 
 impl Node {
-    /// Prepares the host for sandboxes in containers. Those of an earlier run are not touched before
+    /// Prepares the host for sandboxes in containers. Sandboxes of an earlier run are left alone until
     /// [`NodeApi::reconcile`].
     ///
     /// # Errors
-    /// With what the host lacks.
+    /// When the host lacks something that sandboxes require.
     pub async fn start(settings: NodeSettings) -> io::Result<Arc<Self>> {
         let disk_floor_mb = settings.disk_floor_mb;
         let settings = container::DriverSettings {
@@ -115,11 +116,11 @@ impl Node {
         Self::with_driver(container, disk_floor_mb)
     }
 
-    /// A node whose sandboxes are this driver's, which leave `disk_floor_mb` MiB free on the host. To be called within
-    /// a tokio runtime.
+    /// Creates a node with this driver that keeps `disk_floor_mb` MiB free on the host. Must be called within a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// When no thread can be made.
+    /// When no thread can be created.
     pub fn with_driver(driver: Arc<dyn Driver>, disk_floor_mb: u32) -> io::Result<Arc<Self>> {
         let capabilities = driver.capabilities();
         tracing::debug!(?capabilities, "the driver is ready");
@@ -127,18 +128,18 @@ impl Node {
         let shared = Arc::new(Shared {
             driver,
             sandboxes: Mutex::default(),
-            reports: Reports::new(),
+            journal: Journal::new(),
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
-            respawns: Semaphore::new(owner::RESPAWNS),
+            respawns: Semaphore::new(supervisor::RESPAWNS),
             stop: stop.clone(),
-            disk: guard::Counts::default(),
+            disk: guard::GuardCounters::default(),
         });
         let guard = match capabilities.disk_limits {
             true => Some(Guard::start(Arc::clone(&shared), u64::from(disk_floor_mb) << 20)?),
             false => None,
         };
         if capabilities.uncharged_memory {
-            hogs::watch(&shared)?;
+            socket_memory::watch(&shared)?;
         }
         Ok(Arc::new(Self {
             shared,
@@ -148,26 +149,26 @@ impl Node {
         }))
     }
 
-    /// Whether the host holds the limits of sandboxes.
+    /// Whether the limits of sandboxes are enforced on this host.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.shared.driver.capabilities().limits
     }
 
-    /// Lets go of every sandbox without touching it, so that the next start can adopt it.
+    /// Stops supervising all sandboxes and leaves them running, so that the next start can adopt them.
     pub async fn release(&self) {
         let guard = self.guard.lock().take();
-        // It ends within a look, and a panic in it is no reason not to go on.
+        // The guard ends within one round; a panic in it must not stop the release.
         let _ = blocking(move || drop(guard)).await;
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Ends every sandbox of this data directory and removes what they and the platform left on the host.
+    /// Ends every sandbox of this data directory and removes everything that they and the platform left on the host.
     ///
     /// # Errors
-    /// When something cannot be found or removed.
+    /// When sandboxes cannot be listed, or something cannot be removed.
     pub async fn remove_everything(&self) -> Result<(), NodeError> {
         self.reconcile(Vec::new()).await?;
         self.release().await;
@@ -185,8 +186,8 @@ impl Node {
         }
         let names: Vec<String> = left.iter().map(|found| found.id.to_string()).collect();
         Err(NodeError::failed(format!(
-            "processes of {} were killed and do not end; the kernel waits for something, a disk most likely: run this \
-             again when it is over",
+            "processes of sandboxes {} were killed but have not exited, most likely blocked on disk I/O; run this \
+             command again once they have exited",
             names.join(", ")
         )))
     }
@@ -198,11 +199,11 @@ impl Node {
         }
         let stop = self.stop.clone();
         let tasks = self.tasks.clone();
-        // A task of its own: a caller that goes away must not leave half a sandbox.
+        // A task of its own, so that a caller that is dropped does not leave a half-started sandbox.
         let start = self.tasks.spawn(async move {
-            let (owned, control, started) = owner::start(&shared, &tasks, &request).await?;
-            shared.sandboxes.lock().insert(request.id, Arc::clone(&owned));
-            tasks.spawn(owner::supervise(Arc::clone(&shared), owned, Some(control), stop));
+            let (handle, control, started) = supervisor::start(&shared, &tasks, &request).await?;
+            shared.sandboxes.lock().insert(request.id, Arc::clone(&handle));
+            tasks.spawn(supervisor::supervise(Arc::clone(&shared), handle, Some(control), stop));
             Ok(started)
         });
         start.await.map_err(failed)?
@@ -234,23 +235,28 @@ impl Node {
         self.end_all(remove, AfterEnd::Clean).await;
         for Found { id, disk, alive } in keep {
             let Some(sandbox) = alive else { continue };
-            let journal = Journal::new(id.clone(), Arc::clone(&self.shared.reports));
+            let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
             let event = ("event_type", "sandbox_adopted".to_owned());
-            journal.host(Level::Info, "the platform was restarted; the sandbox went on", [event]);
-            let owned = Arc::new(Owned::adopted(id.clone(), disk, sandbox, journal));
-            self.shared.sandboxes.lock().insert(id, Arc::clone(&owned));
-            self.tasks.spawn(owner::supervise(
+            log.host(
+                Level::Info,
+                "the platform was restarted; the sandbox kept running",
+                [event],
+            );
+            let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, log));
+            self.shared.sandboxes.lock().insert(id, Arc::clone(&handle));
+            self.tasks.spawn(supervisor::supervise(
                 Arc::clone(&self.shared),
-                owned,
+                handle,
                 None,
                 self.stop.clone(),
             ));
         }
         if !wanted.is_empty() {
-            // What the driver finds says which disk a sandbox has, so any may be that of a paused one which it does not.
+            // The record of a sandbox names its disk. For these sandboxes there is no record, so any disk may be
+            // theirs.
             tracing::warn!(
                 sandboxes = wanted.len(),
-                "disks of paused sandboxes are not known: no disk is removed"
+                "paused sandboxes without a record of their disk: no disks are removed"
             );
             return Ok(adopted);
         }
@@ -262,7 +268,7 @@ impl Node {
         Ok(adopted)
     }
 
-    /// Ends sandboxes side by side, and waits for that, but not for ever.
+    /// Ends sandboxes in parallel and waits for that, for [`REMOVAL_TIMEOUT`] at most.
     async fn end_all(&self, sandboxes: Vec<Found>, after: AfterEnd) {
         let removals: Vec<_> = sandboxes
             .into_iter()
@@ -270,16 +276,16 @@ impl Node {
                 match after {
                     AfterEnd::Clean => tracing::info!(sandbox.id = %id, "removing an unwanted sandbox"),
                     AfterEnd::KeepDisk => {
-                        tracing::info!(sandbox.id = %id, "ending what is left of a paused sandbox")
+                        tracing::info!(sandbox.id = %id, "ending leftover processes of a paused sandbox")
                     }
                 }
                 let shared = Arc::clone(&self.shared);
                 self.tasks.spawn(async move {
                     if let Some(sandbox) = alive {
-                        owner::end(&id, &sandbox).await;
+                        supervisor::end(&id, &sandbox).await;
                     }
                     if after == AfterEnd::Clean {
-                        owner::clean(&shared, &id, &disk).await;
+                        supervisor::clean(&shared, &id, &disk).await;
                     }
                 })
             })
@@ -292,28 +298,31 @@ impl Node {
             }
         };
         if tokio::time::timeout(REMOVAL_TIMEOUT, all).await.is_err() {
-            tracing::error!("some unwanted sandboxes do not end; that goes on in the background");
+            tracing::error!("some unwanted sandboxes have not ended; their removal continues in the background");
         }
     }
 
     async fn measure(&self) -> Result<Vec<SandboxSample>, NodeError> {
-        let owned: Vec<Arc<Owned>> = self.shared.sandboxes.lock().values().cloned().collect();
+        let handles: Vec<Arc<SandboxHandle>> = self.shared.sandboxes.lock().values().cloned().collect();
         let sweep = move || {
-            let samples = owned.iter().filter(|owned| !owned.is_ending()).filter_map(|owned| {
-                owned.note_memory_kills();
-                let at_us = now_us();
-                let usage = owned.sandbox().usage().ok()?;
-                Some(SandboxSample {
-                    id: owned.id().clone(),
-                    at_us,
-                    cpu_time_us: usage.cpu_time_us,
-                    memory_used_bytes: usage.memory_used_bytes,
-                    memory_cache_bytes: usage.memory_cache_bytes,
-                    memory_total_bytes: usage.memory_total_bytes,
-                    disk_used_bytes: usage.disk_used_bytes,
-                    disk_total_bytes: usage.disk_total_bytes,
-                })
-            });
+            let samples = handles
+                .iter()
+                .filter(|handle| !handle.is_ending())
+                .filter_map(|handle| {
+                    handle.note_memory_kills();
+                    let at_us = now_us();
+                    let usage = handle.sandbox().usage().ok()?;
+                    Some(SandboxSample {
+                        id: handle.id().clone(),
+                        at_us,
+                        cpu_time_us: usage.cpu_time_us,
+                        memory_used_bytes: usage.memory_used_bytes,
+                        memory_cache_bytes: usage.memory_cache_bytes,
+                        memory_total_bytes: usage.memory_total_bytes,
+                        disk_used_bytes: usage.disk_used_bytes,
+                        disk_total_bytes: usage.disk_total_bytes,
+                    })
+                });
             samples.collect()
         };
         blocking(sweep).await.map_err(failed)
@@ -327,12 +336,12 @@ impl Node {
             .map_err(failed)?;
         Ok(HostCapacity {
             memory_available_bytes: free.memory_available_bytes,
-            // What was promised to sandboxes is taken, although it is not written yet.
+            // Space promised to sandboxes is not available, even if it is not written yet.
             disk_available_bytes: free.disk_available_bytes.saturating_sub(self.shared.disk.owed()),
         })
     }
 
-    fn owned(&self, id: &SandboxId) -> Option<Arc<Owned>> {
+    fn handle_of(&self, id: &SandboxId) -> Option<Arc<SandboxHandle>> {
         self.shared.sandboxes.lock().get(id).cloned()
     }
 }
@@ -344,21 +353,21 @@ impl NodeApi for Node {
 
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(async move {
-            let owned = self.owned(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
-            owned.kill().await;
+            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+            handle.kill().await;
             Ok(())
         })
     }
 
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
         Box::pin(async move {
-            let owned = self
-                .owned(id)
-                .filter(|owned| !owned.is_ending())
+            let handle = self
+                .handle_of(id)
+                .filter(|handle| !handle.is_ending())
                 .ok_or(DialError::Gone)?;
-            owned.sandbox().dial(port).await.map_err(|error| {
+            handle.sandbox().dial(port).await.map_err(|error| {
                 tracing::debug!(sandbox.id = %id, port, "dial: {error}");
-                if owned.is_ending() {
+                if handle.is_ending() {
                     DialError::Gone
                 } else {
                     DialError::PortClosed
@@ -373,15 +382,15 @@ impl NodeApi for Node {
 
     fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>> {
         Box::pin(async move {
-            Ok(self.shared.reports.subscribe(|| Snapshot {
+            Ok(self.shared.journal.subscribe(|| Snapshot {
                 sandboxes: self
                     .shared
                     .sandboxes
                     .lock()
                     .values()
-                    .map(|owned| LiveSandbox {
-                        id: owned.id().clone(),
-                        is_ending: owned.is_ending(),
+                    .map(|handle| LiveSandbox {
+                        id: handle.id().clone(),
+                        is_ending: handle.is_ending(),
                     })
                     .collect(),
                 disk_stops: self.shared.disk.stops(),
@@ -398,7 +407,7 @@ impl NodeApi for Node {
     }
 }
 
-/// Runs something that blocks for milliseconds off the event loop.
+/// Runs work that blocks for milliseconds on a thread outside the event loop.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)
 }
@@ -407,6 +416,6 @@ pub(crate) fn failed(error: impl std::error::Error) -> NodeError {
     NodeError::Failed(Failure::of(&error))
 }
 
-/// How long an agent may take to answer before its sandbox counts as broken. It answers within milliseconds; the
-/// bound is for a host that is out of memory or of time.
+/// How long an agent may take to respond before its sandbox counts as broken. It takes milliseconds; the bound is for a
+/// host that is short of memory or processor time.
 pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(15);

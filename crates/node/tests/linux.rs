@@ -1,6 +1,6 @@
-//! The node with real sandboxes and the real agent, as root: what a sandbox's log is told, and what is measured. Not a
-//! libtest binary: the driver executes `/proc/self/exe` as its launcher and as the agent, so this program plays those
-//! parts too.
+//! Tests of the node with real sandboxes and the real agent, as root: log entries, measurement, adoption. Not a libtest
+//! binary: the driver executes `/proc/self/exe` as its launcher and as the agent, so this program plays those parts
+//! too.
 
 #![expect(
     clippy::disallowed_methods,
@@ -38,8 +38,8 @@ const RESOURCES: Resources = Resources {
     pids: 50,
 };
 
-/// Longest wait for anything that must happen by itself. An agent gives a stopped spawner ten seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum wait for an asynchronous event. An agent gives a stopped spawner ten seconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let parts: [Subcommand; 3] = [
@@ -53,14 +53,14 @@ fn main() -> ExitCode {
 fn run_all() -> Vec<bool> {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let passed = vec![
-        passes("a sandbox's life is told and measured", || {
-            block_on(tells_of_a_life(dir.path()));
+        passes("a sandbox is logged and measured from start to end", || {
+            block_on(logs_and_measures_a_sandbox(dir.path()));
         }),
         passes("a paused sandbox keeps its disk", || {
             block_on(keeps_the_disks_of_paused_sandboxes(dir.path()));
         }),
     ];
-    // Whatever a failure left behind.
+    // Remove what a failed test left behind.
     block_on(async { open(dir.path()).await.node.remove_everything().await.unwrap() });
     passed
 }
@@ -102,21 +102,21 @@ async fn open(data_dir: &Path) -> Host {
 impl Host {
     /// The next event.
     async fn event(&mut self) -> NodeEvent {
-        tokio::time::timeout(PATIENCE, self.events.next())
+        tokio::time::timeout(TIMEOUT, self.events.next())
             .await
             .unwrap()
             .unwrap()
     }
 
-    /// The next event, which must be an entry of a log.
+    /// The next event, which must be a log entry.
     async fn any_entry(&mut self) -> SandboxLog {
         match self.event().await {
             NodeEvent::Log(entry) => entry,
-            other => panic!("no entry: {other:?}"),
+            other => panic!("not a log entry: {other:?}"),
         }
     }
 
-    /// The next entry, whose `event_type` must be this.
+    /// The next log entry, which must have this `event_type`.
     async fn entry(&mut self, event_type: &str) -> SandboxLog {
         let entry = self.any_entry().await;
         assert_eq!(entry.fields["event_type"], event_type, "{entry:?}");
@@ -134,29 +134,29 @@ impl Host {
         samples.remove(0)
     }
 
-    /// The host's pid of the spawner that runs.
+    /// The spawner's pid on the host.
     async fn spawner(&self) -> i32 {
         let group = format!("/{}.0.", self.id);
-        let is_it = |process: &Path| {
+        let is_spawner = |process: &Path| {
             let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
             let group_of_workload = |line: &str| line.contains(&group) && line.ends_with("/work");
             read("cmdline").split('\0').nth(1) == Some("spawner") && read("cgroup").lines().any(group_of_workload)
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             for entry in fs::read_dir("/proc").unwrap().flatten() {
                 let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-                if let Some(pid) = pid.filter(|_| is_it(&entry.path())) {
+                if let Some(pid) = pid.filter(|_| is_spawner(&entry.path())) {
                     return pid;
                 }
             }
-            assert!(Instant::now() < deadline, "there is no spawner");
+            assert!(Instant::now() < deadline, "no spawner is running");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 }
 
-/// Runs a script in a sandbox and returns all that is answered.
+/// Runs a script in a sandbox and returns the whole response body.
 async fn run(node: &Node, id: &SandboxId, script: &str) -> String {
     let stream = node.dial(id, protocol::agent::PORT).await.unwrap();
     let (mut requests, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -187,7 +187,7 @@ fn signal(pid: i32, signal: Signal) {
     rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-async fn tells_of_a_life(data_dir: &Path) {
+async fn logs_and_measures_a_sandbox(data_dir: &Path) {
     let mut host = open(data_dir).await;
     host.node.start(request(&host.id)).await.unwrap();
     let entry = host.entry("sandbox_start").await;
@@ -197,24 +197,24 @@ async fn tells_of_a_life(data_dir: &Path) {
 
     is_measured(&mut host).await;
     is_killed_for_memory(&mut host).await;
-    // A spawner that is killed is replaced, and so is one that does not move.
-    gets_another_spawner(&mut host, Signal::KILL).await;
-    gets_another_spawner(&mut host, Signal::STOP).await;
-    let mut host = goes_on_under_another_platform(host, data_dir).await;
+    // A spawner that was killed is replaced, and so is one that was stopped.
+    gets_a_new_spawner(&mut host, Signal::KILL).await;
+    gets_a_new_spawner(&mut host, Signal::STOP).await;
+    let mut host = is_adopted_by_the_next_platform(host, data_dir).await;
 
     host.node.kill(&host.id).await.unwrap();
     assert_eq!(host.entry("sandbox_end").await.level, Level::Info);
     assert_eq!(host.node.samples().await.unwrap(), []);
 }
 
-/// A sandbox that is to be paused is not adopted, and its disk stays for as long as it is wanted.
+/// A sandbox whose desired state is paused is not adopted, and its disk is kept as long as the state says so.
 async fn keeps_the_disks_of_paused_sandboxes(data_dir: &Path) {
     let host = open(data_dir).await;
     host.node.start(request(&host.id)).await.unwrap();
     assert_eq!(disks(data_dir), 1);
     host.node.release().await;
     drop(host);
-    // The second time, nothing of it runs any more.
+    // The second time, none of its processes is left.
     for state in [WantedState::Paused, WantedState::RunningOrPaused] {
         let host = open(data_dir).await;
         let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
@@ -234,7 +234,7 @@ async fn keeps_the_disks_of_paused_sandboxes(data_dir: &Path) {
     host.node.release().await;
 }
 
-/// How many disks of sandboxes there are.
+/// Number of sandbox disks in the data directory.
 fn disks(data_dir: &Path) -> usize {
     let entries = fs::read_dir(data_dir.join("disks")).unwrap();
     let images = entries.filter(|entry| {
@@ -303,7 +303,7 @@ async fn is_killed_for_memory(host: &mut Host) {
     assert_eq!(host.entry("out_of_memory").await.level, Level::Warn);
 }
 
-async fn gets_another_spawner(host: &mut Host, how: Signal) {
+async fn gets_a_new_spawner(host: &mut Host, how: Signal) {
     let old = host.spawner().await;
     signal(old, how);
     if how == Signal::STOP {
@@ -312,9 +312,9 @@ async fn gets_another_spawner(host: &mut Host, how: Signal) {
         host.entry("process_start_failed").await;
     }
     assert_eq!(host.entry("spawner_replaced").await.level, Level::Warn);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Path::new(&format!("/proc/{old}")).exists() {
-        assert!(Instant::now() < deadline, "the old spawner is there still");
+        assert!(Instant::now() < deadline, "the old spawner has not exited");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let answer = host.run("true").await;
@@ -323,8 +323,8 @@ async fn gets_another_spawner(host: &mut Host, how: Signal) {
     host.entry("process_end").await;
 }
 
-/// The next platform takes over, and hears of what ended without it.
-async fn goes_on_under_another_platform(mut host: Host, data_dir: &Path) -> Host {
+/// The next platform adopts the sandbox and receives events that happened without a platform.
+async fn is_adopted_by_the_next_platform(mut host: Host, data_dir: &Path) -> Host {
     let (node, id) = (Arc::clone(&host.node), host.id.clone());
     let waiting = tokio::task::spawn(async move {
         run(&node, &id, "while [ ! -e go ]; do sleep 0.05; done; exit 7").await;
@@ -333,7 +333,7 @@ async fn goes_on_under_another_platform(mut host: Host, data_dir: &Path) -> Host
     host.node.release().await;
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    // Told to the agent while no platform listens.
+    // The agent gets this request while no platform follows its events.
     run(&host.node, &host.id, "touch go").await;
     let id = host.id.clone();
     drop(host);

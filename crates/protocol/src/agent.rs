@@ -1,4 +1,4 @@
-//! What the host and the agent inside a sandbox say to each other.
+//! The protocol between the host and the agent inside a sandbox.
 //!
 //! The agent serves clients on TCP port [`PORT`], where every route is gated by the sandbox's access token, and the
 //! host on a control channel that nothing inside the sandbox can open: the connection it inherits at its start
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 
 /// TCP port of the agent inside the sandbox; clients have it built in.
 pub const PORT: u16 = 49983;
-/// Agent level reported to clients. SDKs choose request formats by it, so it names the level of the agent protocol
+/// Agent version reported to clients. SDKs choose request formats by it, so it names the level of the agent protocol
 /// that is really implemented, not the version of this program.
 pub const VERSION: &str = "0.6.13";
 /// Header in which the agent reports its [`VERSION`] when it answers [`INIT_PATH`].
 pub const VERSION_HEADER: &str = "x-envd-version";
-/// Path on the control channel that takes an [`Init`].
+/// Path on the control channel that accepts an [`Init`].
 pub const INIT_PATH: &str = "/init";
-/// Path on the control channel that answers with the stream of [`AgentEvent`]s.
+/// Path on the control channel that returns the stream of [`AgentEvent`]s.
 pub const EVENTS_PATH: &str = "/events";
-/// Paths that only the host may ask the agent for, served by this agent or not. Neither the agent nor the ingress
-/// serves them to clients.
+/// Paths that only the host may request from the agent, implemented by this agent or not. Neither the agent nor the
+/// ingress serves them to clients.
 pub const CONTROL_PATHS: [&str; 8] = [
     INIT_PATH,
     "/freeze",
@@ -34,7 +34,7 @@ pub const CONTROL_PATHS: [&str; 8] = [
 ];
 /// Abstract unix socket (without the leading NUL byte) on which the agent listens for its host.
 pub const CONTROL_SOCKET: &str = "ringfence/control";
-/// Abstract unix socket (without the leading NUL byte) on which the agent takes a new spawner from its host.
+/// Abstract unix socket (without the leading NUL byte) on which the agent receives a new spawner from its host.
 pub const SPAWNER_SOCKET: &str = "ringfence/spawner";
 /// File descriptor of the control connection that the agent inherits.
 pub const BOOT_FD: i32 = 3;
@@ -42,10 +42,10 @@ pub const BOOT_FD: i32 = 3;
 pub const SPAWNER_FD: i32 = 4;
 
 /// Whether a reported version may be passed on to clients, whose SDKs parse it and fail on anything else: three numbers
-/// with dots between them.
+/// separated by dots.
 #[must_use]
 pub fn is_version(reported: &str) -> bool {
-    /// Digits of one number.
+    /// Allowed digits of one number.
     const DIGITS: std::ops::RangeInclusive<usize> = 1..=6;
     reported.split('.').count() == 3
         && reported
@@ -53,23 +53,24 @@ pub fn is_version(reported: &str) -> bool {
             .all(|part| DIGITS.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Body of `POST /init` on the control channel. Absent fields leave what is set, except the token: absent clears it.
+/// Body of `POST /init` on the control channel: the identity of the sandbox. Absent fields leave the current value,
+/// except the token: absent clears it.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Init {
-    /// Environment of every process; replaces the map of an earlier call as a whole.
+    /// Environment of every process; replaces the whole map of an earlier call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Option<BTreeMap<String, String>>,
-    /// Token that clients must present; none opens the agent to everyone.
+    /// Token that clients must present; without one the agent is open to everyone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<String>,
-    /// RFC 3339 time of the call; an older one than the last accepted changes nothing.
+    /// RFC 3339 time of the call; a call older than the last accepted one changes nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<String>,
-    /// User of requests that name none.
+    /// User for requests that do not name one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_user: Option<String>,
-    /// Directory that an empty path stands for.
+    /// Directory that an empty path refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_workdir: Option<String>,
     /// Id of the sandbox; becomes `E2B_SANDBOX_ID`.
@@ -78,24 +79,24 @@ pub struct Init {
     /// Id of the template; becomes `E2B_TEMPLATE_ID`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_id: Option<String>,
-    /// Whether everybody is admitted, whatever token they present: clients of a sandbox that is not secured send the
-    /// tokens of others along. Goes with the token and is set with it: absent means no.
+    /// Whether every client is admitted, whatever token it presents: clients of a sandbox that is not secured may send
+    /// tokens of other sandboxes. Set together with the token: absent means no.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open_to_anonymous: bool,
-    /// CA certificates in PEM that the sandbox is to trust, in place of those of an earlier call: the egress gateway's.
-    /// They must be valid for as long as the sandbox may live. Their private keys never go where the sandbox is.
+    /// CA certificates in PEM that the sandbox trusts, replacing those of an earlier call: the egress gateway's. They
+    /// must be valid for as long as the sandbox may live. Their private keys never leave the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<String>,
-    /// Processors that the sandbox may use; without it, metrics tell the host's.
+    /// Processors that the sandbox may use; if absent, metrics report the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_count: Option<u32>,
-    /// Memory that the sandbox may use, in MiB; without it, metrics tell the host's.
+    /// Memory that the sandbox may use, in MiB; if absent, metrics report the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<u32>,
 }
 
 impl std::fmt::Debug for Init {
-    /// Neither the token nor the values of the environment: both are secrets of the caller.
+    /// Omits the token and the environment: both are secrets of the caller.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Init")
             .field("sandbox_id", &self.sandbox_id)
@@ -106,10 +107,10 @@ impl std::fmt::Debug for Init {
     }
 }
 
-/// What happened in a sandbox: one line of JSON in the answer to `GET /events` on the control channel, which goes on
-/// until there is no spawner.
+/// An agent event: one line of JSON in the response to `GET /events` on the control channel, which ends when there is
+/// no spawner.
 ///
-/// No argument and no environment variable of a process is in here: both carry secrets.
+/// Contains no arguments and no environment variables of processes: both carry secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case", rename_all_fields = "camelCase")]
 pub enum AgentEvent {
@@ -117,7 +118,7 @@ pub enum AgentEvent {
     ProcessStart {
         /// Its pid inside the sandbox.
         pid: u32,
-        /// Name of its program. Of a script that a shell is given, the first command's.
+        /// Name of its program; for a script passed to a shell, of its first command.
         command: String,
         /// Name of the user it runs as.
         user: String,
@@ -125,7 +126,7 @@ pub enum AgentEvent {
         #[serde(default)]
         pty: bool,
     },
-    /// Such a process is over and its output was read.
+    /// A process that was started for a client has ended and its output was read.
     ProcessEnd {
         /// As at its start.
         pid: u32,
@@ -133,7 +134,7 @@ pub enum AgentEvent {
         command: String,
         /// Exit status; -1 when a signal ended it.
         exit_code: i32,
-        /// The end in words, as clients are told.
+        /// Status text, as in the response to the client.
         status: String,
         /// Bytes that it wrote to its standard output.
         stdout_bytes: u64,
@@ -151,20 +152,20 @@ pub enum AgentEvent {
         /// The reason, without anything of the request.
         reason: String,
     },
-    /// Every process of the workload was killed, because its sockets held memory of the host that no limit counts, and
-    /// no platform was there to end the sandbox.
+    /// All processes of the workload were killed because its sockets held memory of the host that no limit counts, and
+    /// no platform was running to end the sandbox.
     SocketMemory {
-        /// What they held, or less: counting ends above the limit.
+        /// Lower bound of what they held: counting stops above the limit.
         bytes: u64,
     },
-    /// So many events are missing here, because they were not read in time.
+    /// Events were dropped here because they were not read in time.
     Dropped {
-        /// How many.
+        /// Number of dropped events.
         count: u64,
     },
-    /// Nothing happened. By this the agent finds out whether the host still reads.
+    /// Sent periodically, so that the agent notices when the host no longer reads.
     Heartbeat,
-    /// There is no spawner; the last line of an answer.
+    /// There is no spawner; the last line of a response.
     SpawnerGone,
     /// An event that this version does not know.
     #[serde(other)]

@@ -26,7 +26,7 @@ pub trait Message: prost::Message + Default + Serialize + DeserializeOwned {}
 
 impl<M: prost::Message + Default + Serialize + DeserializeOwned> Message for M {}
 
-/// What went wrong, in the vocabulary that Connect shares with gRPC.
+/// Error code, in the vocabulary that Connect shares with gRPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
@@ -49,7 +49,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// HTTP status of a unary answer with this code.
+    /// HTTP status of a unary response with this code.
     #[must_use]
     pub fn http_status(self) -> u16 {
         match self {
@@ -73,7 +73,7 @@ impl Code {
 #[error("{code:?}: {message}")]
 pub struct Error {
     pub code: Code,
-    /// For the caller to read; programs go by the code.
+    /// For people; programs use the code.
     #[serde(default)]
     pub message: String,
 }
@@ -101,7 +101,7 @@ pub struct EndOfStream {
     pub error: Option<Error>,
 }
 
-/// How messages are written.
+/// Encoding of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
     Json,
@@ -190,7 +190,7 @@ impl Codec {
     fn encode_into<M: Message>(self, message: &M, out: &mut BytesMut) {
         match self {
             Self::Proto => {
-                // Growing to the exact length first is what makes the only error of `encode` impossible.
+                // Reserving the exact length makes the only error of `encode` impossible.
                 out.reserve(message.encoded_len());
                 let _ = message.encode(out);
             }
@@ -250,7 +250,7 @@ pub fn take_envelope(buffer: &mut BytesMut, limit: usize) -> Result<Option<(u8, 
 /// Whether the message in an envelope of a request is compressed. `declared`: whether the headers name a compression.
 ///
 /// # Errors
-/// `internal` for a compressed message without one, as the protocol wants it; `invalid_argument` for any other flag.
+/// `internal` for a compressed message without one, as the protocol requires; `invalid_argument` for any other flag.
 pub fn is_compressed(flags: u8, declared: bool) -> Result<bool, Error> {
     match flags {
         0 => Ok(false),
@@ -266,7 +266,7 @@ pub fn is_compressed(flags: u8, declared: bool) -> Result<bool, Error> {
     }
 }
 
-/// An envelope of these flags around a message.
+/// Wraps a message in an envelope with these flags.
 #[must_use]
 pub fn wrap(flags: u8, message: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(ENVELOPE_HEADER + message.len());
@@ -275,7 +275,7 @@ pub fn wrap(flags: u8, message: &[u8]) -> Bytes {
     finish_envelope(out, flags)
 }
 
-/// The one envelope in the body of a server-stream request: its flags and its message.
+/// Reads the only envelope in the body of a server-stream request: its flags and its message.
 ///
 /// # Errors
 /// `invalid_argument` for a cut envelope, `unimplemented` for none or several, and the error of [`take_envelope`].

@@ -1,32 +1,32 @@
-//! The files of `/proc` that the agent answers for, and as much of FUSE as that takes.
+//! The files of `/proc` that the agent serves, and the part of FUSE that this needs.
 //!
-//! What a program reads in `/proc/meminfo` must be its sandbox's, and as it is now. So these files lie on a small file
-//! system of the sandbox's own, which the host mounts and the agent serves: a read is a request to the agent, and while
-//! nobody reads there is nothing to do. The host finds the files in it before there is an agent, so it answers what
-//! comes first ([`answer`]); the agent answers what is opened and read.
+//! `/proc/meminfo` and similar files must show the current values of the sandbox. So they are on a small FUSE file
+//! system per sandbox, which the host mounts and the agent serves: a read is a request to the agent, and without
+//! readers there is nothing to do. The host looks up the files before the agent runs, so it answers the first requests
+//! ([`answer`]); the agent answers opens and reads.
 //!
-//! The layouts are those of protocol 7.31 (`linux/fuse.h`), which every kernel since 5.4 speaks.
+//! The layouts are those of protocol 7.31 (`linux/fuse.h`), which every kernel since 5.4 supports.
 
-/// File descriptor in the agent on which the kernel asks.
+/// File descriptor in the agent on which it receives the kernel's requests.
 pub const FIGURES_FD: i32 = 5;
 /// The files, by their names in `/proc`.
 pub const FILES: [&str; 5] = ["meminfo", "stat", "uptime", "loadavg", "vmstat"];
-/// The least that a read of the descriptor must have room for.
+/// Minimum buffer size for a read of the descriptor, in bytes.
 pub const REQUEST_MAX: usize = 8192;
 
-/// Number of the root directory.
+/// Node id of the root directory.
 const ROOT: u64 = 1;
-/// Number of the first of [`FILES`].
+/// Node id of the first of [`FILES`].
 const FIRST: u64 = 2;
-/// How long the kernel may keep what it was told of names and attributes, in seconds: neither ever changes.
+/// How long the kernel may cache names and attributes, in seconds: neither ever changes.
 const VALID: u64 = u32::MAX as u64;
-/// Length of what comes before each request, and before each answer.
+/// Length of the header of a request, and of a response.
 const HEADER: usize = 40;
-const ANSWER_HEADER: usize = 16;
-/// The most of a background kind that may be under way. Closing a file is of that kind; with any less than this, closes
-/// would pile up in the kernel behind the opens of whoever opens and closes in a flood.
+const RESPONSE_HEADER: usize = 16;
+/// Maximum number of background requests in progress. Closing a file is one; with a lower limit, closes would pile up
+/// in the kernel behind the opens of a program that opens and closes files in a tight loop.
 const BACKGROUND_MAX: u16 = u16::MAX;
-/// The kernel wants at least a page, though nothing is ever written.
+/// The kernel requires at least a page, although nothing is ever written.
 const WRITE_MAX: u32 = 4096;
 
 const LOOKUP: u32 = 1;
@@ -42,7 +42,7 @@ const BATCH_FORGET: u32 = 42;
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 
-/// A request of the kernel.
+/// A request from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
     operation: u32,
@@ -51,33 +51,33 @@ pub struct Request<'a> {
     body: &'a [u8],
 }
 
-/// What a request is for, as far as the agent cares.
+/// The operation of a request, as far as the agent distinguishes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// A file is opened.
     Open,
-    /// Bytes of an open file are wanted.
+    /// Bytes of an open file are read.
     Read {
         /// Which of [`FILES`], by its index.
         file: usize,
-        /// What the open was answered with.
+        /// The handle that the open returned.
         handle: u64,
-        /// Of the first byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// The most that may be answered.
+        /// Maximum number of bytes to return.
         size: usize,
     },
-    /// An open file is no longer used by anybody.
+    /// An open file was closed.
     Release {
-        /// What the open was answered with.
+        /// The handle that the open returned.
         handle: u64,
     },
-    /// Anything that [`answer`] can see to.
+    /// Any operation that [`answer`] handles.
     Other,
 }
 
 impl<'a> Request<'a> {
-    /// Reads one request.
+    /// Parses one request.
     #[must_use]
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         Some(Self {
@@ -88,7 +88,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// What it is for.
+    /// The operation of the request.
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.known().unwrap_or(Operation::Other)
@@ -114,8 +114,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The answer to an open: `handle` comes back with every read. Each read reaches the agent, nothing is kept in the
-    /// page cache, and closing needs no answer.
+    /// The response to an open: `handle` is part of every later read. Reads always reach the agent because nothing is
+    /// kept in the page cache, and closing needs no response.
     #[must_use]
     pub fn opened(&self, handle: u64) -> Vec<u8> {
         const DIRECT_IO: u32 = 1 << 0;
@@ -126,14 +126,14 @@ impl<'a> Request<'a> {
         self.reply(0, &body)
     }
 
-    /// An answer with these bytes.
+    /// A successful response with these bytes.
     #[must_use]
     pub fn data(&self, bytes: &[u8]) -> Vec<u8> {
         self.reply(0, bytes)
     }
 
     fn reply(&self, error: i32, body: &[u8]) -> Vec<u8> {
-        let length = ANSWER_HEADER + body.len();
+        let length = RESPONSE_HEADER + body.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.extend(u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend((-error).to_le_bytes());
@@ -143,8 +143,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The answer to anything but [`Operation::Open`] and [`Operation::Read`]; none where the kernel expects none. `now`, in
-/// Unix seconds, is how old the files are said to be.
+/// The response to anything but [`Operation::Open`] and [`Operation::Read`]; `None` where the kernel expects none.
+/// `now`, in Unix seconds, becomes the modification time of the files.
 #[must_use]
 pub fn answer(request: &Request<'_>, now: u64) -> Option<Vec<u8>> {
     let body = match request.operation {
@@ -171,7 +171,7 @@ pub fn answer(request: &Request<'_>, now: u64) -> Option<Vec<u8>> {
             body.extend(attributes(node.0, now));
             body
         }
-        // The kernel then sees to it by itself, or does not ask again.
+        // The kernel then handles the operation itself, or does not send it again.
         _ => return Some(request.reply(ENOSYS, &[])),
     };
     Some(request.reply(0, &body))
@@ -190,7 +190,7 @@ fn init() -> Vec<u8> {
     body
 }
 
-/// Of a file system without space, like `/proc`: `df` passes over it.
+/// Statistics of a file system without space, like `/proc`: `df` skips it.
 fn size() -> Vec<u8> {
     const BLOCK: u32 = 4096;
     const NAME_MAX: u32 = 255;
@@ -202,7 +202,7 @@ fn size() -> Vec<u8> {
     body
 }
 
-/// As in `/proc`: files without a size that everybody may read.
+/// Attributes as in `/proc`: world-readable files without a size.
 fn attributes(node: u64, now: u64) -> Vec<u8> {
     const DIRECTORY: u32 = 0o040_555;
     const FILE: u32 = 0o100_444;
@@ -215,7 +215,7 @@ fn attributes(node: u64, now: u64) -> Vec<u8> {
     body.extend(mode.to_le_bytes());
     body.extend(links.to_le_bytes());
     body.resize(88, 0);
-    // Size of a block, the last but one.
+    // Block size, the last but one field.
     body[80..84].copy_from_slice(&1024u32.to_le_bytes());
     body
 }
@@ -245,11 +245,11 @@ mod tests {
         let error = number32(answer, 4).unwrap().cast_signed();
         assert_eq!(number32(answer, 0).unwrap() as usize, answer.len());
         assert_eq!(number64(answer, 8), Some(7));
-        (answer.len() - ANSWER_HEADER, error)
+        (answer.len() - RESPONSE_HEADER, error)
     }
 
     #[test]
-    fn answers_have_the_sizes_of_the_kernels_structures() {
+    fn responses_have_the_sizes_of_the_kernel_structures() {
         let answered = |bytes: &[u8]| answer(&Request::parse(bytes).unwrap(), 5);
         let answered = |operation, node, body: &[u8]| answered(&request(operation, node, body));
         for (operation, node, body, want) in [
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_told_apart() {
+    fn requests_are_parsed() {
         let mut body = 9u64.to_le_bytes().to_vec();
         body.extend(100u64.to_le_bytes());
         body.extend(4096u32.to_le_bytes());

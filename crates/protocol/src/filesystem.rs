@@ -1,4 +1,4 @@
-//! Messages of the service `filesystem.Filesystem`: entries of the sandbox's file system, and what happens to them.
+//! Messages of the service `filesystem.Filesystem`: file system entries of the sandbox and changes to them.
 //!
 //! Field numbers and JSON names are fixed by the clients. A oneof is written as optional fields, as in
 //! [`crate::process`]. Zero values are left out of JSON.
@@ -15,22 +15,22 @@ use crate::process::Empty;
 /// Path prefix of the service's methods.
 pub const SERVICE: &str = "/filesystem.Filesystem/";
 
-/// A point in time. In JSON it is RFC 3339 text, hence only the years 1 to 9999 can be written.
+/// A point in time. In JSON it is RFC 3339 text, so only the years 1 to 9999 can be represented.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Timestamp {
     /// Seconds since 1970 in UTC.
     #[prost(int64, tag = "1")]
     pub seconds: i64,
-    /// Nanoseconds after that, below one second.
+    /// Nanoseconds within the second.
     #[prost(int32, tag = "2")]
     pub nanos: i32,
 }
 
 impl Timestamp {
-    /// That time, unless RFC 3339 cannot express it.
+    /// Creates a timestamp; `None` if RFC 3339 cannot represent it.
     #[must_use]
     pub fn new(seconds: i64, nanos: i32) -> Option<Self> {
-        // From the first second of year 1 to a day before the end of year 9999, where jiff ends.
+        // From the first second of year 1 to one day before the end of year 9999, the maximum of jiff.
         let expressible = (-62_135_596_800..253_402_207_200).contains(&seconds) && (0..1_000_000_000).contains(&nanos);
         expressible.then_some(Self { seconds, nanos })
     }
@@ -39,7 +39,7 @@ impl Timestamp {
 impl Serialize for Timestamp {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let time = jiff::Timestamp::new(self.seconds, self.nanos).map_err(serde::ser::Error::custom)?;
-        // The JSON mapping has none, three, six or nine digits.
+        // The JSON mapping uses zero, three, six or nine digits.
         let digits = match self.nanos {
             0 => 0,
             nanos if nanos % 1_000_000 == 0 => 3,
@@ -135,7 +135,7 @@ pub mod event_type {
     }
 }
 
-/// A 64-bit number, which JSON carries as text because its own numbers lose digits.
+/// A 64-bit number, encoded in JSON as text because JSON numbers lose digits.
 mod int64 {
     use serde::{Deserializer, Serializer};
 
@@ -159,22 +159,22 @@ pub struct EntryInfo {
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// One of [`file_type`]; of a link the type of what it leads to in the end.
+    /// One of [`file_type`]; for a link, the type of its final target.
     #[prost(int32, tag = "2")]
     #[serde(rename = "type", with = "file_type", skip_serializing_if = "json::is_default")]
     pub kind: i32,
     #[prost(string, tag = "3")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// In bytes; of a link the length of its text.
+    /// In bytes; for a link, the length of its text.
     #[prost(int64, tag = "4")]
     #[serde(with = "int64", skip_serializing_if = "json::is_default")]
     pub size: i64,
-    /// The nine permission bits; of a link those of what it leads to.
+    /// The nine permission bits; for a link, those of its final target.
     #[prost(uint32, tag = "5")]
     #[serde(deserialize_with = "json::number", skip_serializing_if = "json::is_default")]
     pub mode: u32,
-    /// Type and permission letters, of a link its own.
+    /// Type and permission letters; for a link, its own.
     #[prost(string, tag = "6")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub permissions: String,
@@ -187,18 +187,18 @@ pub struct EntryInfo {
     #[prost(message, optional, tag = "9")]
     #[serde(alias = "modified_time", skip_serializing_if = "Option::is_none")]
     pub modified_time: Option<Timestamp>,
-    /// Where a link leads in the end; its own path when it leads nowhere.
+    /// The final target of a link; its own path if the link is broken.
     #[prost(string, optional, tag = "10")]
     #[serde(alias = "symlink_target", skip_serializing_if = "Option::is_none")]
     pub symlink_target: Option<String>,
-    /// What clients attached to the file.
+    /// Metadata that clients attached to the file.
     #[prost(btree_map = "string, string", tag = "11")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
 }
 
 impl fmt::Debug for EntryInfo {
-    /// Not the metadata, which is the client's own.
+    /// Omits the metadata, which belongs to the client.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EntryInfo")
             .field("path", &self.path)
@@ -209,11 +209,11 @@ impl fmt::Debug for EntryInfo {
     }
 }
 
-/// Something happened to an entry of a watched directory.
+/// A change of an entry of a watched directory.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FilesystemEvent {
-    /// Path below the watched directory; `.` is that directory.
+    /// Path relative to the watched directory; `.` is that directory.
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub name: String,
@@ -221,7 +221,7 @@ pub struct FilesystemEvent {
     #[prost(int32, tag = "2")]
     #[serde(rename = "type", with = "event_type", skip_serializing_if = "json::is_default")]
     pub kind: i32,
-    /// The entry, as it was shortly after.
+    /// The entry shortly after the change.
     #[prost(message, optional, tag = "3")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry: Option<EntryInfo>,
@@ -248,7 +248,7 @@ pub struct MoveRequest {
     pub destination: String,
 }
 
-/// Answer of `Stat`, `MakeDir` and `Move`.
+/// Response of `Stat`, `MakeDir` and `Move`.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EntryResponse {
@@ -264,17 +264,17 @@ pub struct ListDirRequest {
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// How many levels; zero means one.
+    /// Number of levels; zero means one.
     #[prost(uint32, tag = "2")]
     #[serde(deserialize_with = "json::number", skip_serializing_if = "json::is_default")]
     pub depth: u32,
 }
 
-/// Answer of `ListDir`.
+/// Response of `ListDir`.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListDirResponse {
-    /// Each directory before what is in it, names in byte order.
+    /// Each directory before its contents, names in byte order.
     #[prost(message, repeated, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<EntryInfo>,
@@ -287,11 +287,11 @@ pub struct WatchRequest {
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// Everything below as well, also directories that are made later.
+    /// Includes everything below, also directories that are created later.
     #[prost(bool, tag = "2")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "json::is_default")]
     pub recursive: bool,
-    /// Whether events carry their entry.
+    /// Whether events include their entry.
     #[prost(bool, tag = "3")]
     #[serde(
         alias = "include_entry",
@@ -299,7 +299,7 @@ pub struct WatchRequest {
         skip_serializing_if = "json::is_default"
     )]
     pub include_entry: bool,
-    /// Watch a network file system too, of whose changes only this machine's are seen.
+    /// Watch a network file system, too, although only changes made on this machine are seen.
     #[prost(bool, tag = "4")]
     #[serde(
         alias = "allow_network_mounts",
@@ -324,7 +324,7 @@ pub struct WatchDirResponse {
     pub keepalive: Option<Empty>,
 }
 
-/// Names a polled watcher: answer of `CreateWatcher`, request of `GetWatcherEvents` and `RemoveWatcher`.
+/// Name of a polled watcher: response of `CreateWatcher`, request of `GetWatcherEvents` and `RemoveWatcher`.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WatcherName {
@@ -337,7 +337,7 @@ pub struct WatcherName {
     pub watcher_id: String,
 }
 
-/// Answer of `GetWatcherEvents`.
+/// Response of `GetWatcherEvents`.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WatcherEvents {

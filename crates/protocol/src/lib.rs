@@ -1,7 +1,7 @@
 //! The wire contracts: server ↔ node ([`node`]), host ↔ agent ([`agent`]), kernel ↔ agent ([`figures`]), kernel ↔ host
 //! and agent ([`sockets`]) and client ↔ agent ([`connect`], [`process`], [`filesystem`]).
 //!
-//! Invariant: data and seams only. No policy, no state, no transport of its own.
+//! Invariant: data and interfaces only. No policy, no state, no transport of its own.
 
 pub mod agent;
 pub mod connect;

@@ -1,4 +1,4 @@
-//! Messages of the service `process.Process`: starting processes in the sandbox and talking to them.
+//! Messages of the service `process.Process`: starting processes in the sandbox and interacting with them.
 //!
 //! Field numbers and JSON names are fixed by the clients. A oneof is written as optional fields, which is the same
 //! bytes on the wire; the receiver checks that one is set. Zero values are left out of JSON.
@@ -36,7 +36,7 @@ pub struct ProcessConfig {
 }
 
 impl fmt::Debug for ProcessConfig {
-    /// Neither arguments nor environment: both carry secrets of the caller.
+    /// Omits arguments and environment: both carry secrets of the caller.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProcessConfig")
             .field("cmd", &self.cmd)
@@ -81,7 +81,7 @@ pub struct ProcessInfo {
     pub tag: Option<String>,
 }
 
-/// Names a process: by pid or by tag.
+/// Selects a process by pid or by tag.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProcessSelector {
@@ -107,7 +107,7 @@ pub struct ProcessInput {
 }
 
 impl fmt::Debug for ProcessInput {
-    /// Not the bytes: people type passwords.
+    /// Omits the bytes: they may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProcessInput").finish_non_exhaustive()
     }
@@ -146,7 +146,7 @@ pub struct ConnectRequest {
 #[derive(Clone, Copy, PartialEq, Message, Serialize, Deserialize)]
 pub struct ListRequest {}
 
-/// Answer of `List`.
+/// Response of `List`.
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListResponse {
@@ -183,7 +183,7 @@ pub struct SendInputRequest {
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StreamInputRequest {
-    /// Whose input follows. May come again.
+    /// Selects the process that the following input is for. May be sent again.
     #[prost(message, optional, tag = "1")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<StreamInputStart>,
@@ -195,7 +195,7 @@ pub struct StreamInputRequest {
     pub keepalive: Option<Empty>,
 }
 
-/// Names the process that input is for.
+/// Selects the process that input is for.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StreamInputStart {
@@ -220,7 +220,7 @@ pub struct SendSignalRequest {
     #[prost(message, optional, tag = "1")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<ProcessSelector>,
-    /// A signal number; only [`signal::KILL`] and [`signal::TERM`] are served.
+    /// A signal number; only [`signal::KILL`] and [`signal::TERM`] are supported.
     #[prost(int32, tag = "2")]
     #[serde(with = "signal", skip_serializing_if = "json::is_default")]
     pub signal: i32,
@@ -274,7 +274,7 @@ pub struct CloseStdinRequest {
     pub process: Option<ProcessSelector>,
 }
 
-/// Answer of the methods that only do something, and the payload of events that only happen.
+/// Response of methods without a result, and payload of events without data.
 #[derive(Clone, Copy, PartialEq, Eq, Message, Serialize, Deserialize)]
 pub struct Empty {}
 
@@ -305,7 +305,7 @@ pub struct ProcessEvent {
     pub keepalive: Option<Empty>,
 }
 
-/// The process runs.
+/// The process was started.
 #[derive(Clone, Copy, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartEvent {
@@ -329,7 +329,7 @@ pub struct DataEvent {
     pub pty: Option<Bytes>,
 }
 
-/// The process is over and its output is complete.
+/// The process has ended and its output is complete.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndEvent {

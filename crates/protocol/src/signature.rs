@@ -3,11 +3,11 @@
 //! `v1_` and SHA-256 over `path:operation:user:token[:expiration]`, where path and user are the raw query values. The
 //! agent checks them, and the ingress finds a sandbox by them.
 //!
-//! There are two vendors' forms. In the [`Form::Absolute`] one the hash is unpadded standard base64 and the
-//! expiration is a Unix time. In the [`Form::Relative`] one the hash is lower-case hex and the expiration is a number
-//! of seconds from the making of the link, hashed as such. Nothing in such a link says when it was made, so **its
-//! expiration cannot be enforced: a link in hex form works for as long as the sandbox has its token.** The forms differ
-//! in length, so no signature is both, and an absolute time never passes for a relative one.
+//! There are two forms, from different vendors. In the [`Form::Absolute`] one the hash is unpadded standard base64 and
+//! the expiration is a Unix time. In the [`Form::Relative`] one the hash is lower-case hex and the expiration is a
+//! number of seconds from the creation of the link, hashed as such. Such a link does not contain its creation time, so
+//! **its expiration cannot be enforced: a link in hex form works for as long as the sandbox has its token.** The forms
+//! differ in length, so no signature is valid in both, and an absolute time is never taken for a relative one.
 
 use std::fmt::{self, Write as _};
 
@@ -16,14 +16,14 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// What every signature begins with.
+/// Prefix of every signature.
 const VERSION: &str = "v1_";
-/// Bytes of a hash.
+/// Length of a hash, in bytes.
 const HASH_BYTES: usize = 32;
-/// Bytes of a signature in the relative form: two digits for each byte of the hash.
+/// Length of a signature in the relative form, in bytes: two digits for each byte of the hash.
 const RELATIVE_LENGTH: usize = VERSION.len() + 2 * HASH_BYTES;
 
-/// What a signature covers.
+/// The values that a signature covers.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim<'a> {
     /// The `path` query value, as sent (empty when absent).
@@ -36,12 +36,12 @@ pub struct Claim<'a> {
     pub expiration: Option<i64>,
 }
 
-/// How a signature is written, and with it what its expiration means.
+/// Encoding of a signature, which also determines the meaning of its expiration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Base64; the expiration is a Unix time, to be enforced by whoever serves the file.
+    /// Base64; the expiration is a Unix time, to be enforced by the server of the file.
     Absolute,
-    /// Hex; the expiration is relative to a time that nobody knows, and has no effect.
+    /// Hex; the expiration is relative to an unknown time, and has no effect.
     Relative,
 }
 
@@ -56,31 +56,30 @@ impl Claim<'_> {
     #[must_use]
     pub fn form(&self, token: &str, signature: &str) -> Option<Form> {
         let search = self.search(signature)?;
-        search.is_by(token).then_some(search.form)
+        search.is_signed_with(token).then_some(search.form)
     }
 
-    /// Whether `signature` is the signature of this claim in either form. Says nothing about its expiration.
+    /// Whether `signature` is the signature of this claim in either form. Does not check its expiration.
     #[must_use]
     pub fn verify(&self, token: &str, signature: &str) -> bool {
         self.form(token, signature).is_some()
     }
 
-    /// Prepares to ask for many tokens whether `signature` is theirs; `None` when it is nobody's, because it is no
-    /// signature at all.
+    /// Prepares to check many tokens against `signature`; `None` when it is not a well-formed signature.
     #[must_use]
     pub fn search(&self, signature: &str) -> Option<Search> {
         let text = signature.strip_prefix(VERSION)?;
-        // The length of a signature is no secret.
-        let (form, sought) = if signature.len() == RELATIVE_LENGTH {
+        // The length of a signature is not secret.
+        let (form, signature_hash) = if signature.len() == RELATIVE_LENGTH {
             (Form::Relative, from_hex(text)?)
         } else {
-            // Decoding is strict, so that no two texts are the same signature.
+            // Decoding is strict, so that every signature has exactly one encoding.
             (Form::Absolute, STANDARD_NO_PAD.decode(text).ok()?.try_into().ok()?)
         };
         Some(Search {
             before_token: self.before_token(),
             after_token: self.after_token(),
-            sought,
+            signature_hash,
             form,
         })
     }
@@ -100,7 +99,7 @@ impl Claim<'_> {
         signature
     }
 
-    /// The state of the hash where the token comes.
+    /// State of the hash before the token is added.
     fn before_token(&self) -> Sha256 {
         let mut hash = Sha256::new();
         for part in [self.path, ":", self.operation, ":", self.username, ":"] {
@@ -115,18 +114,18 @@ impl Claim<'_> {
     }
 }
 
-/// A search for the token that made a signature. What is the same for all tokens has been hashed, so that asking for one
+/// A search for the token that created a signature. The input common to all tokens is already hashed, so checking one
 /// more costs a block or two of SHA-256, however long the path is.
 #[derive(Clone)]
 pub struct Search {
     before_token: Sha256,
     after_token: String,
-    sought: [u8; HASH_BYTES],
+    signature_hash: [u8; HASH_BYTES],
     form: Form,
 }
 
 impl fmt::Debug for Search {
-    /// Without the signature, which opens a file to whoever reads it.
+    /// Omits the signature, which grants access to a file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Search")
             .field("form", &self.form)
@@ -135,18 +134,18 @@ impl fmt::Debug for Search {
 }
 
 impl Search {
-    /// Whether this token made the signature, compared in constant time.
+    /// Whether the signature was created with this token, compared in constant time.
     #[must_use]
-    pub fn is_by(&self, token: &str) -> bool {
+    pub fn is_signed_with(&self, token: &str) -> bool {
         hash(self.before_token.clone(), token, &self.after_token)
-            .ct_eq(&self.sought)
+            .ct_eq(&self.signature_hash)
             .into()
     }
 
-    /// The hash that is sought, the same for the same signature.
+    /// The hash that the signature contains.
     #[must_use]
-    pub fn sought(&self) -> [u8; HASH_BYTES] {
-        self.sought
+    pub fn signature_hash(&self) -> [u8; HASH_BYTES] {
+        self.signature_hash
     }
 }
 
@@ -156,7 +155,7 @@ fn hash(mut before_token: Sha256, token: &str, after_token: &str) -> [u8; HASH_B
     before_token.finalize().into()
 }
 
-/// Lower-case hex alone, so that no two texts are the same signature.
+/// Accepts only lower-case hex, so that every signature has exactly one encoding.
 fn from_hex(text: &str) -> Option<[u8; HASH_BYTES]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -182,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_vector_of_the_public_sdks() {
+    fn matches_the_test_vector_of_the_public_sdks() {
         let claim = Claim {
             path: "hello.txt",
             operation: "read",
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hex_form() {
+    fn accepts_the_hex_form() {
         let claim = Claim {
             path: "hello.txt",
             operation: "read",

@@ -1,26 +1,26 @@
-//! The tables in which the kernel reports what sockets hold: `/proc/net/raw`, `netlink`, `tcp`, `udp` and their likes.
+//! The tables in which the kernel reports the memory of sockets: `/proc/net/raw`, `netlink`, `tcp`, `udp` and similar.
 //!
-//! Host and agent both read them. A table of many sockets is tens of megabytes long, so it is read line by line, and no
-//! further than it takes to know that the sum is too large.
+//! Host and agent both read them. A table of many sockets is tens of megabytes long, so it is read line by line, and
+//! only until the sum exceeds the limit.
 
 use std::io::{self, BufRead, BufReader, Read};
 
-/// Bytes that are read at once. The kernel hands out a page at a time.
+/// Read buffer size, in bytes. The kernel returns one page at a time.
 const BUFFER: usize = 4096;
-/// Longest line, in bytes. The kernel's have at most about 200.
+/// Maximum line length, in bytes. The kernel's lines have at most about 200.
 const LINE_MAX: u64 = 1024;
 
-/// Where a table has the bytes that a socket holds.
+/// The columns of a table that contain the bytes that a socket holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Columns {
-    /// The fifth column: what is being sent and what was received, in hexadecimal. So in all tables but that of netlink.
+    /// The fifth column: bytes being sent and received, in hexadecimal. Used by all tables except netlink.
     Queues,
-    /// The fifth and the sixth column, in decimal. So in the table of netlink sockets.
+    /// The fifth and the sixth column, in decimal. Used by the netlink table.
     Buffers,
 }
 
 impl Columns {
-    /// What the socket of a line holds; zero where the line is not a socket's.
+    /// Bytes held by the socket of a line; zero if the line does not describe a socket.
     fn bytes(self, line: &str) -> u64 {
         let mut words = line.split_ascii_whitespace().skip(4);
         match self {
@@ -37,10 +37,10 @@ impl Columns {
     }
 }
 
-/// The sum over a table, or any number above `enough` once the sum has come above it.
+/// The sum over a table. Stops reading once it exceeds `enough`, and then returns a number above that.
 ///
 /// # Errors
-/// Those of reading.
+/// When the table cannot be read.
 pub fn held(table: impl Read, columns: Columns, enough: u64) -> io::Result<u64> {
     let mut table = BufReader::with_capacity(BUFFER, table);
     let mut line = Vec::new();
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(all(netlink, Columns::Buffers), 4096 + 32 + 8 + 1);
     }
 
-    /// A table without an end, as long as it is read.
+    /// An endless table that counts the bytes read.
     struct Endless {
         read: usize,
     }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_ends_as_soon_as_there_is_enough() {
+    fn reading_stops_once_the_sum_exceeds_enough() {
         let mut table = Endless { read: 0 };
         let sum = held(&mut table, Columns::Queues, 1 << 20).unwrap();
         assert_eq!(sum, (1 << 20) + 1024);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_an_end_takes_no_memory() {
+    fn an_endless_line_takes_no_memory() {
         let zeros = io::repeat(b'0').take(10 << 20);
         assert_eq!(held(zeros, Columns::Queues, 0).unwrap(), 0);
     }

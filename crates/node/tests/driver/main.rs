@@ -1,5 +1,5 @@
-//! The node over a driver whose sandboxes are plain child processes: nothing in the node may assume namespaces, control
-//! groups, disks or sockets of TCP. Not a libtest binary: the driver executes `/proc/self/exe` as the agent, so this
+//! Tests the node with a driver whose sandboxes are plain child processes: the node must not assume namespaces, control
+//! groups, disks or TCP sockets. Not a libtest binary: the driver executes `/proc/self/exe` as the agent, so this
 //! program plays that part too.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test program of its own")]
@@ -21,11 +21,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::process::{BROKEN, Processes, SANDBOXES_MAX};
 
-/// Longest wait for anything that must happen by itself.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Maximum wait for an asynchronous event.
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// The port on which the stub listens.
 const PORT: u16 = 8080;
-/// What is reported of a sandbox that was started: the stub's first spawner is gone, and its second refuses a process.
+/// Event types after a start: the stub's first spawner ends, and its second refuses to start a process.
 const STARTED: [&str; 3] = ["sandbox_start", "spawner_replaced", "process_start_failed"];
 
 fn main() -> ExitCode {
@@ -38,19 +38,19 @@ fn main() -> ExitCode {
         .enable_all()
         .build()
         .unwrap();
-    runtime.block_on(lives_by_the_driver_alone(dir.path()));
-    println!("test sandboxes without any isolation live and end like others ... ok");
+    runtime.block_on(node_needs_only_the_driver_traits(dir.path()));
+    println!("test the node runs sandboxes of a driver without isolation ... ok");
     ExitCode::SUCCESS
 }
 
-struct Platform {
+struct TestPlatform {
     driver: Arc<Processes>,
     node: Arc<Node>,
     events: NodeEvents,
 }
 
-impl Platform {
-    /// The next one on this directory, and what it adopts.
+impl TestPlatform {
+    /// Opens the next platform on this directory and returns the sandboxes that it adopts.
     async fn open(dir: &Path, wanted: &[&SandboxId]) -> (Self, Vec<SandboxId>) {
         let driver = Processes::open(dir);
         let node = Node::with_driver(driver.clone(), 0).unwrap();
@@ -78,11 +78,11 @@ impl Platform {
         Ok(())
     }
 
-    /// The next events, all of this sandbox: those in its log by their types.
-    async fn reported(&mut self, id: &SandboxId, count: usize) -> Vec<String> {
+    /// The next events, which must all be of this sandbox: log entries by their event types.
+    async fn events_of(&mut self, id: &SandboxId, count: usize) -> Vec<String> {
         let mut events = Vec::new();
         while events.len() < count {
-            let event = tokio::time::timeout(PATIENCE, self.events.next()).await.unwrap();
+            let event = tokio::time::timeout(TIMEOUT, self.events.next()).await.unwrap();
             let (of, event) = match event.unwrap() {
                 NodeEvent::Log(entry) => (entry.id, entry.fields["event_type"].clone()),
                 NodeEvent::Ending(id) => (id, "ending".to_owned()),
@@ -95,8 +95,8 @@ impl Platform {
         events
     }
 
-    /// Sends a line to the stub, and what it answers.
-    async fn say(&self, id: &SandboxId, line: &str) -> String {
+    /// Sends a line to the stub and returns the reply.
+    async fn send_line(&self, id: &SandboxId, line: &str) -> String {
         let mut stream = self.node.dial(id, PORT).await.unwrap();
         stream.write_all(line.as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -104,9 +104,9 @@ impl Platform {
         answer
     }
 
-    async fn until_left(&self, sandboxes: &[&SandboxId]) {
+    async fn wait_until_left(&self, sandboxes: &[&SandboxId]) {
         let ids: Vec<&str> = sandboxes.iter().map(|id| id.as_str()).collect();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.driver.entries("sandboxes") != ids || self.driver.entries("disks").len() != ids.len() {
             assert!(Instant::now() < deadline, "{:?}", self.driver);
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -114,57 +114,57 @@ impl Platform {
     }
 }
 
-async fn lives_by_the_driver_alone(dir: &Path) {
+async fn node_needs_only_the_driver_traits(dir: &Path) {
     let [one, two, three] = &["ione", "itwo", "ithree"].map(|id| id.parse::<SandboxId>().unwrap());
-    let (mut first, adopted) = Platform::open(dir, &[]).await;
+    let (mut first, adopted) = TestPlatform::open(dir, &[]).await;
     assert_eq!(adopted, []);
     assert!(!first.node.is_limited());
 
-    // Started, and given another spawner over a control channel that is not the first.
+    // Started, and given a new spawner over a second control connection.
     first.start(one).await.unwrap();
-    assert_eq!(first.reported(one, 3).await, STARTED);
-    assert_eq!(first.say(one, "ping\n").await, "ping\n");
+    assert_eq!(first.events_of(one, 3).await, STARTED);
+    assert_eq!(first.send_line(one, "ping\n").await, "ping\n");
     assert_eq!(first.node.dial(one, 1).await.unwrap_err(), DialError::PortClosed);
     assert_eq!(first.node.dial(two, PORT).await.unwrap_err(), DialError::Gone);
     assert_eq!(first.node.samples().await.unwrap(), []);
     assert_eq!(first.node.capacity().await.unwrap().disk_available_bytes, 2);
 
-    // What was not begun leaves alone what is there, and what failed leaves nothing.
+    // A rejected start does not affect existing sandboxes, and a failed one leaves nothing.
     let broken = BROKEN.parse().unwrap();
     assert!(first.start(&broken).await.is_err());
     assert!(first.start(one).await.is_err());
-    first.until_left(&[one]).await;
+    first.wait_until_left(&[one]).await;
     first.start(two).await.unwrap();
     assert_eq!(SANDBOXES_MAX, 2);
     assert!(matches!(first.start(three).await, Err(NodeError::Capacity(_))));
-    first.until_left(&[one, two]).await;
-    assert_eq!(first.reported(two, 3).await, STARTED);
+    first.wait_until_left(&[one, two]).await;
+    assert_eq!(first.events_of(two, 3).await, STARTED);
 
-    // One that ends by itself is told of, and one that is killed is not.
-    assert_eq!(first.say(two, "exit\n").await, "");
-    let mut end = first.reported(two, 3).await;
+    // A sandbox that ends by itself is reported, and one that is killed is not.
+    assert_eq!(first.send_line(two, "exit\n").await, "");
+    let mut end = first.events_of(two, 3).await;
     end.sort();
     assert_eq!(end, ["ending", "exited", "sandbox_end"]);
-    first.until_left(&[one]).await;
+    first.wait_until_left(&[one]).await;
     first.start(three).await.unwrap();
-    assert_eq!(first.reported(three, 3).await, STARTED);
+    assert_eq!(first.events_of(three, 3).await, STARTED);
     first.node.kill(three).await.unwrap();
-    assert_eq!(first.reported(three, 1).await, ["sandbox_end"]);
+    assert_eq!(first.events_of(three, 1).await, ["sandbox_end"]);
     assert_eq!(first.node.dial(three, PORT).await.unwrap_err(), DialError::Gone);
     assert!(matches!(first.node.kill(three).await, Err(NodeError::NotFound(_))));
-    first.until_left(&[one]).await;
+    first.wait_until_left(&[one]).await;
 
-    // The next platform finds what is there, and removes what it does not want.
+    // The next platform finds existing sandboxes and removes the unwanted ones.
     first.start(two).await.unwrap();
     first.node.release().await;
-    let (mut second, adopted) = Platform::open(dir, &[one, three]).await;
+    let (mut second, adopted) = TestPlatform::open(dir, &[one, three]).await;
     assert_eq!(adopted, std::slice::from_ref(one));
-    second.until_left(&[one]).await;
+    second.wait_until_left(&[one]).await;
     assert_eq!(
-        second.reported(one, 2).await,
+        second.events_of(one, 2).await,
         ["sandbox_adopted", "process_start_failed"]
     );
-    assert_eq!(second.say(one, "ping\n").await, "ping\n");
+    assert_eq!(second.send_line(one, "ping\n").await, "ping\n");
     second.node.remove_everything().await.unwrap();
     assert!(!dir.join("sandboxes").exists());
 }

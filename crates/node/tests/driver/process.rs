@@ -28,9 +28,9 @@ use runtime::identity::ProcessIdentity;
 use runtime::usage::{Capacity, Usage};
 use rustix::process::Signal;
 
-/// Sandboxes that there may be at once.
+/// Maximum number of sandboxes.
 pub(crate) const SANDBOXES_MAX: usize = 2;
-/// The sandbox whose start fails half way.
+/// Id of a sandbox whose start fails halfway.
 pub(crate) const BROKEN: &str = "ibroken";
 
 /// The driver of a directory.
@@ -55,7 +55,7 @@ impl Processes {
         self.dir.join("disks").join(disk.as_str())
     }
 
-    /// Names of what is in one of the two directories.
+    /// Sorted entries of one of the two directories.
     pub(crate) fn entries(&self, part: &str) -> Vec<String> {
         let entries = fs::read_dir(self.dir.join(part)).unwrap();
         let mut names: Vec<String> = entries
@@ -91,7 +91,7 @@ impl Driver for Processes {
         fs::write(home.join("disk"), request.disk.as_str())?;
         fs::write(self.disk(&request.disk), "")?;
         if request.id.as_str() == BROKEN {
-            return Err(io::Error::other("it is broken").into());
+            return Err(io::Error::other("broken sandbox").into());
         }
         let (boot, theirs) = UnixStream::pair()?;
         let mut child = Command::new("/proc/self/exe")
@@ -103,7 +103,7 @@ impl Driver for Processes {
         fs::write(home.join("process"), process.to_string())?;
         let pidfd = process
             .open()
-            .ok_or_else(|| io::Error::other("the agent ended at once"))?;
+            .ok_or_else(|| io::Error::other("the agent exited immediately"))?;
         std::thread::spawn(move || child.wait());
         Ok(Started {
             sandbox: Arc::new(Process { home, pidfd }),
@@ -202,7 +202,7 @@ impl Sandbox for Process {
     }
 
     fn respawn(&self) -> io::Result<()> {
-        // What the stub looks for before it says again that there is no spawner.
+        // The stub checks for this file before it reports again that there is no spawner.
         fs::write(self.home.join("spawner"), "")
     }
 

@@ -1,4 +1,4 @@
-//! A stub of the agent: the host's side of the control channel, and a port that echoes.
+//! A stub of the agent: the control channel, and a port that echoes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Runs it in its directory, until it is killed or asked to exit.
+/// Runs the stub in its directory until it is killed or receives the line `exit`.
 pub(crate) fn run(home: &Path) -> ExitCode {
     let boot = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let control = UnixListener::bind(home.join("control")).unwrap();
@@ -34,7 +34,7 @@ pub(crate) fn run(home: &Path) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Answers one request after the other.
+/// Answers requests one after the other.
 fn serve_host(connection: UnixStream, home: &Path) {
     let mut answers = connection.try_clone().unwrap();
     let mut requests = BufReader::new(connection);
@@ -63,7 +63,7 @@ fn serve_host(connection: UnixStream, home: &Path) {
                 let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
                 let event = |text: &str| format!("{:x}\r\n{text}\n\r\n", text.len() + 1);
                 let failed = event(r#"{"event":"process_failed","command":"stub","reason":"none"}"#);
-                // The first spawner is gone as soon as somebody listens; the next one stays.
+                // The first spawner is reported as ended as soon as the host follows the events; the next one stays.
                 match home.join("spawner").exists() {
                     true => format!("{head}{failed}"),
                     false => format!("{head}{}0\r\n\r\n", event(r#"{"event":"spawner_gone"}"#)),

@@ -1,4 +1,4 @@
-//! Framing and messages under random input. `PROPTEST_CASES` says how much of it.
+//! Framing and messages with random input. `PROPTEST_CASES` sets the number of cases.
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use crate::process::{Empty, ProcessInput, SendInputRequest, StartRequest, Stream
 
 const LIMIT: usize = 64;
 
-/// What is in a stream of envelopes, read at once and by hand.
+/// Reference implementation: parses a whole stream of envelopes.
 #[derive(Debug, PartialEq, Eq)]
 enum Tail {
     Nothing,
@@ -39,7 +39,7 @@ fn reference(mut bytes: &[u8]) -> (Vec<(u8, Vec<u8>)>, Tail) {
     }
 }
 
-/// The same, as a connection brings it.
+/// Parses the same stream in pieces, as a connection delivers it.
 fn piecewise(bytes: &[u8], pieces: &[usize]) -> (Vec<(u8, Vec<u8>)>, Tail) {
     let mut buffer = BytesMut::new();
     let mut found = Vec::new();
@@ -68,7 +68,7 @@ fn piecewise(bytes: &[u8], pieces: &[usize]) -> (Vec<(u8, Vec<u8>)>, Tail) {
     (found, tail)
 }
 
-/// Whole envelopes, with some of their bytes changed, cut or added.
+/// Complete envelopes, with some bytes changed, removed or added.
 fn stream() -> impl Strategy<Value = Vec<u8>> {
     let envelope = (any::<u8>(), prop::collection::vec(any::<u8>(), 0..=LIMIT + 2))
         .prop_map(|(flags, message)| wrap(flags, &message).to_vec());
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in prop_oneof![
+    fn arbitrary_bytes_decode_or_fail_cleanly(bytes in prop_oneof![
         prop::collection::vec(any::<u8>(), 0..60),
         "\\{(\"(process|input|stdin|pid|tag|pty|start|data|event|cmd|envs|cols|size)\":(\\{|\\}|null|-?[0-9]{1,20}|1e[0-9]{1,3}|\"[A-Za-z0-9+/=_-]{0,9}\"|\\[|\\]|true),?){0,5}\\}{0,5}"
             .prop_map(String::into_bytes),
@@ -119,7 +119,7 @@ proptest! {
             macro_rules! check {
                 ($($message:ty),*) => {$(
                     if let Ok(message) = codec.decode::<$message>(&bytes) {
-                        // What was understood can be said again, and means the same.
+                        // A decoded message encodes and decodes to the same message.
                         prop_assert_eq!(&codec.decode::<$message>(&codec.encode(&message)).unwrap(), &message);
                     }
                 )*};
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn messages_survive_both_codecs(
+    fn messages_round_trip_through_both_codecs(
         cmd in text(),
         args in prop::collection::vec(text(), 0..4),
         envs in prop::collection::btree_map(text(), text(), 0..4),
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn deadlines_are_digits(header in prop_oneof!["[0-9]{0,12}", ".{0,12}"]) {
+    fn only_digits_are_a_timeout(header in prop_oneof!["[0-9]{0,12}", ".{0,12}"]) {
         let digits = (1..=10).contains(&header.len()) && header.bytes().all(|byte| byte.is_ascii_digit());
         match timeout(Some(&header)) {
             Ok(found) => {

@@ -1,8 +1,8 @@
 //! The JSON mapping of protocol buffers, as far as the messages here need it: the parts where serde's own reading
 //! and writing differ.
 //!
-//! Input is lenient where the mapping is: null stands for the default, 32-bit numbers may be quoted or written as an
-//! integral fraction, bytes may use either base64 alphabet with or without padding, enums come as names or numbers.
+//! Input is lenient where the mapping is: null means the default, 32-bit numbers may be quoted or written as an
+//! integral fraction, bytes may use either base64 alphabet with or without padding, enums may be names or numbers.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -32,7 +32,7 @@ pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A number that may come quoted.
+/// A number that may be quoted.
 struct Lenient<T>(T);
 
 struct NumberVisitor<T>(PhantomData<T>);
@@ -53,7 +53,7 @@ impl<T: TryFrom<i128>> Visitor<'_> for NumberVisitor<T> {
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
-        // 2^53: above it a fraction cannot name every integer.
+        // 2^53: above it a floating-point number cannot represent every integer.
         if value.fract() != 0.0 || value.abs() > 9_007_199_254_740_992.0 {
             return Err(E::custom("not an integer"));
         }

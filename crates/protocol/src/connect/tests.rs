@@ -16,7 +16,7 @@ fn content_types() {
 }
 
 #[test]
-fn one_envelope_and_nothing_else() {
+fn a_request_body_has_exactly_one_envelope() {
     let selector = ProcessSelector {
         pid: Some(7),
         tag: None,
@@ -61,7 +61,7 @@ fn flags_of_requests() {
 }
 
 #[test]
-fn the_end_is_json_in_every_codec() {
+fn the_last_envelope_is_json_in_both_codecs() {
     let mut clean = BytesMut::from(end_of_stream(None));
     assert_eq!(
         take_envelope(&mut clean, 100).unwrap(),

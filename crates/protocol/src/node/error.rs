@@ -1,4 +1,4 @@
-//! Why a node could not do what it was asked: a stable kind for programs and texts for the operator's log.
+//! Errors of a node: a stable kind for programs, and texts for the operator's log.
 
 use std::error::Error;
 use std::fmt;
@@ -6,34 +6,34 @@ use std::fmt;
 use model::id::SandboxId;
 use serde::{Deserialize, Serialize};
 
-/// Why the node could not do what it was asked. The variant is what a caller may act on; the texts are for the
-/// operator's log, never for a client.
+/// Why a request to the node failed. Callers act on the variant; the texts are for the operator's log, never for a
+/// client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "detail", rename_all = "snake_case")]
 pub enum NodeError {
     /// No such sandbox on this node.
     #[error("sandbox {0} is not on this node")]
     NotFound(SandboxId),
-    /// The host has no room; another try later may work.
+    /// The host has no capacity left; a later attempt may succeed.
     #[error("the host has no capacity: {0}")]
     Capacity(String),
-    /// The host refused or failed.
+    /// The request failed on the host.
     #[error(transparent)]
     Failed(Failure),
-    /// The node did not answer: whether it did what it was asked is unknown.
+    /// The node did not answer: whether the request was carried out is unknown.
     #[error("the node did not answer")]
     Unreachable(#[source] Failure),
 }
 
 impl NodeError {
-    /// A failure that has no other cause.
+    /// A failure without a cause.
     #[must_use]
     pub fn failed(message: impl Into<String>) -> Self {
         Self::Failed(Failure::new(message))
     }
 }
 
-/// An error as texts: what it says, and what each of its causes says.
+/// An error as text: its message, and those of its causes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     message: String,
@@ -51,7 +51,7 @@ impl Failure {
         }
     }
 
-    /// The texts of an error and of all that caused it.
+    /// The messages of an error and of its causes.
     #[must_use]
     pub fn of(error: &dyn Error) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Failure {
         }
     }
 
-    /// What was being done when `cause` came in the way.
+    /// The step that failed because of `cause`.
     #[must_use]
     pub fn during(step: impl Into<String>, cause: &dyn Error) -> Self {
         Self {
@@ -90,7 +90,7 @@ pub enum DialError {
     /// The sandbox is unknown, ended or ending.
     #[error("the sandbox was not found")]
     Gone,
-    /// It runs, and nothing accepts connections on the port.
+    /// The sandbox runs, and nothing accepts connections on the port.
     #[error("the port is not open")]
     PortClosed,
     /// The node did not answer.

@@ -8,19 +8,19 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Bytes both ways, whatever carries them.
+/// A bidirectional byte stream over any transport.
 pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Debug + Send + Unpin> ByteStream for T {}
 
-/// A byte stream to a port inside a sandbox. Whoever opens it has made sure that small writes leave at once.
+/// A byte stream to a port inside a sandbox. The opener has made sure that small writes are sent immediately.
 ///
-/// The socket of a sandbox on this host is kept as what it is, so that a relay costs no more than one between sockets.
+/// A socket on this host is kept as such, so that relaying costs no more than between two sockets.
 #[derive(Debug)]
 pub enum SandboxStream {
     /// A socket of this host.
     Local(TcpStream),
-    /// Anything else.
+    /// Any other transport.
     Remote(Box<dyn ByteStream>),
 }
 
@@ -31,7 +31,7 @@ impl From<TcpStream> for SandboxStream {
 }
 
 impl SandboxStream {
-    /// A stream that is no socket of this host.
+    /// A stream that is not a socket of this host.
     pub fn remote(stream: impl ByteStream + 'static) -> Self {
         Self::Remote(Box::new(stream))
     }

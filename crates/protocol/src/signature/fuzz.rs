@@ -1,10 +1,10 @@
-//! Signatures under random claims. `PROPTEST_CASES` says how many.
+//! Signatures of random claims. `PROPTEST_CASES` sets the number of cases.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// One claim and its token, out of few enough texts that two of them often agree.
+/// A claim and its token, from a small alphabet so that two of them often agree.
 fn claim() -> impl Strategy<Value = (String, &'static str, String, Option<i64>, String)> {
     (
         "[a:0-9/]{0,3}",
@@ -18,9 +18,9 @@ fn claim() -> impl Strategy<Value = (String, &'static str, String, Option<i64>, 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A signature holds for what was signed, and for what is written the same way, and for nothing else.
+    /// A signature is valid for claims with the same signed text, and for no others.
     #[test]
-    fn what_was_signed_and_nothing_else_is_accepted(one in claim(), other in claim(), change in any::<prop::sample::Index>(), to in any::<char>()) {
+    fn only_the_signed_claim_is_accepted(one in claim(), other in claim(), change in any::<prop::sample::Index>(), to in any::<char>()) {
         let signed = Claim { path: &one.0, operation: one.1, username: &one.2, expiration: one.3 };
         let asked = Claim { path: &other.0, operation: other.1, username: &other.2, expiration: other.3 };
         let preimage = |claim: &Claim<'_>, token: &str| {
@@ -43,7 +43,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_a_signature_or_not(text in ".{0,80}") {
+    fn arbitrary_text_is_rejected(text in ".{0,80}") {
         let claim = Claim { path: "p", operation: "read", username: "", expiration: None };
         prop_assert!(!claim.verify("token", &text));
     }

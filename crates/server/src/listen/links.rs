@@ -86,7 +86,7 @@ impl SignedLinks {
             Some(Ok(permit)) => Some(permit),
             Some(Err(wait)) => return Err(rate_limited(wait)),
         };
-        let sought = search.sought();
+        let sought = search.signature_hash();
         let id = self.search(registry, search).await?;
         if let Some(permit) = permit {
             self.misses.0.give_back(&permit);
@@ -97,9 +97,9 @@ impl SignedLinks {
 
     /// The sandbox that an earlier search found, if it is still the one: the same signature may come with another path.
     fn cached(&self, registry: &Registry, search: &Search) -> Option<SandboxId> {
-        let id = self.known.lock().get(&search.sought()).cloned()?;
+        let id = self.known.lock().get(&search.signature_hash()).cloned()?;
         let sandbox = registry.running(&id)?;
-        search.is_by(sandbox.access_token.expose_secret()).then_some(id)
+        search.is_signed_with(sandbox.access_token.expose_secret()).then_some(id)
     }
 
     fn cache(&self, sought: [u8; 32], id: SandboxId) {
@@ -125,7 +125,7 @@ impl SignedLinks {
             let begun = Instant::now();
             let found = sandboxes
                 .iter()
-                .find(|sandbox| search.is_by(sandbox.access_token.expose_secret()))
+                .find(|sandbox| search.is_signed_with(sandbox.access_token.expose_secret()))
                 .map(|sandbox| sandbox.id.clone());
             let now = Instant::now();
             *turn = Some(now + REST * (now - begun));

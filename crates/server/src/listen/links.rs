@@ -99,7 +99,9 @@ impl SignedLinks {
     fn cached(&self, registry: &Registry, search: &Search) -> Option<SandboxId> {
         let id = self.known.lock().get(&search.signature_hash()).cloned()?;
         let sandbox = registry.running(&id)?;
-        search.is_signed_with(sandbox.access_token.expose_secret()).then_some(id)
+        search
+            .is_signed_with(sandbox.access_token.expose_secret())
+            .then_some(id)
     }
 
     fn cache(&self, sought: [u8; 32], id: SandboxId) {

@@ -1,4 +1,4 @@
-//! Opening the connections of a database, with what each engine needs for that.
+//! Opens the connections of a database, with the options of each engine.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,7 +12,7 @@ use sqlx::{AnyPool, ConnectOptions, Executor};
 
 use crate::db::{Db, WriteAheadLog};
 use crate::dialect::Engine;
-use crate::error::{StoreError, sort};
+use crate::error::{StoreError, classify};
 
 /// Readers of one SQLite file. Reads take tens of microseconds, so a few serve thousands of requests per second.
 const SQLITE_READERS: u32 = 4;
@@ -22,18 +22,18 @@ const POSTGRES_CONNECTIONS: u32 = 16;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const CREATE_FILE: &str = "create the SQLite file";
 
-/// The writer of a SQLite file. WAL lets readers go on beside it; `synchronous=NORMAL` with WAL survives a kill of the
-/// process without loss, and a power cut with a consistent file that may lack the last moments. `FULL` would make every
-/// commit wait for the disk (milliseconds instead of a hundredth of one), also those of sandboxes, which do not survive
-/// a reboot themselves; what must survive asks for it, see [`Db::sync`]. Other processes (`ringfence key create` beside
-/// a running platform) may write too, so it waits for them.
+/// The writer of a SQLite file. WAL lets readers continue during writes. `synchronous=NORMAL` with WAL loses nothing
+/// when the process is killed; after a power failure the file is consistent but may lack the most recent commits.
+/// `FULL` would make every commit wait for the disk (milliseconds instead of a hundredth of one), also those of
+/// sandboxes, which do not survive a reboot themselves; what must be durable calls [`Db::sync`]. Other processes
+/// (`ringfence key create` beside a running platform) may write too, so it waits for them.
 const SQLITE_WRITER: &str = "PRAGMA busy_timeout = 10000; PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; \
      PRAGMA synchronous = NORMAL;";
 /// A reader of a SQLite file. A write through it is an error, not a lock held against the writer.
 const SQLITE_READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON;";
 
-/// Opens of SQLite files go one at a time within a process. The file is created by us, with the right mode, before
-/// SQLite opens it; closing our descriptor drops every lock this process holds on that file, so nobody may hold one.
+/// Serialises opening SQLite files within a process. The file is created here, with the right mode, before SQLite opens
+/// it; closing that descriptor releases every lock of this process on the file, so there must be none.
 static SQLITE_OPENING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Connects to the database that `url` names.
@@ -46,7 +46,7 @@ pub(crate) async fn connect(url: &str) -> Result<Db, StoreError> {
         return connect_postgres(url).await;
     }
     Err(StoreError::Address {
-        why: "it must begin with sqlite: or postgres://",
+        why: "must begin with sqlite: or postgres://",
     })
 }
 
@@ -56,7 +56,7 @@ async fn connect_postgres(url: &str) -> Result<Db, StoreError> {
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(options(url)?)
         .await
-        .map_err(|error| sort(&error, "database", "connect to PostgreSQL"))?;
+        .map_err(|error| classify(&error, "database", "connect to PostgreSQL"))?;
     Ok(Db {
         engine: Engine::Postgres,
         read: pool.clone(),
@@ -72,9 +72,9 @@ async fn connect_sqlite(path: &str) -> Result<Db, StoreError> {
         });
     }
     let _opening = SQLITE_OPENING.lock().await;
-    let path = sqlite_file(Path::new(path)).map_err(|error| sort(&sqlx::Error::Io(error), "file", CREATE_FILE))?;
+    let path = sqlite_file(Path::new(path)).map_err(|error| classify(&sqlx::Error::Io(error), "file", CREATE_FILE))?;
     let url = sqlite_url(&path)?;
-    // The writer first: it is the one that turns a new file into one with a write-ahead log.
+    // The writer first: it switches a new file to write-ahead logging.
     let write = sqlite_pool(&url, 1, SQLITE_WRITER).await?;
     let read = sqlite_pool(&url, SQLITE_READERS, SQLITE_READER).await?;
     Ok(Db {
@@ -89,7 +89,7 @@ async fn sqlite_pool(url: &str, connections: u32, pragmas: &'static str) -> Resu
     AnyPoolOptions::new()
         .max_connections(connections)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        // The connection is a thread of this process: it does not go away, and asking it first would double the cost.
+        // The connection is a thread of this process: it cannot be lost, and a test query would double the cost.
         .test_before_acquire(false)
         .idle_timeout(None)
         .max_lifetime(None)
@@ -101,18 +101,16 @@ async fn sqlite_pool(url: &str, connections: u32, pragmas: &'static str) -> Resu
         })
         .connect_with(options(url)?)
         .await
-        .map_err(|error| sort(&error, "database", "open the SQLite file"))
+        .map_err(|error| classify(&error, "database", "open the SQLite file"))
 }
 
 fn options(url: &str) -> Result<AnyConnectOptions, StoreError> {
-    let options: AnyConnectOptions = url
-        .parse()
-        .map_err(|_| StoreError::Address { why: "it is not a URL" })?;
-    // Statements are told from each other in our own logs; formatting each one again would cost time on every create.
+    let options: AnyConnectOptions = url.parse().map_err(|_| StoreError::Address { why: "not a URL" })?;
+    // Our own logs name the operation; formatting each statement as well would cost time in every create request.
     Ok(options.disable_statement_logging())
 }
 
-/// Makes the file if it does not exist, readable by its owner only, and returns its one true path.
+/// Creates the file if it does not exist, readable by its owner only, and returns its canonical path.
 fn sqlite_file(path: &Path) -> io::Result<PathBuf> {
     let created: io::Result<File> = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     match created {
@@ -123,7 +121,7 @@ fn sqlite_file(path: &Path) -> io::Result<PathBuf> {
     path.canonicalize()
 }
 
-/// The address of a file for the driver, which takes `?` and `#` for its own and undoes percent escapes.
+/// The URL of a file for the driver, which interprets `?` and `#` and decodes percent escapes.
 fn sqlite_url(path: &Path) -> Result<String, StoreError> {
     let path = path.to_str().ok_or(StoreError::Address {
         why: "the path of the file is not UTF-8",

@@ -1,8 +1,8 @@
-//! Connections, and the few ways in which statements are run on them.
+//! Connections, and the functions that run statements on them.
 //!
-//! SQLite allows one writer at a time, so there it is one connection, and waiting writers queue in its pool, in order
-//! and without ever meeting a busy error of each other. Readers have connections of their own and, thanks to the
-//! write-ahead log, never wait for the writer. PostgreSQL needs no such care: both names mean one pool.
+//! SQLite allows one writer at a time, so its write pool has one connection: writers queue for it in order and never
+//! get a busy error because of each other. Readers have their own connections and, thanks to the write-ahead log, never
+//! wait for the writer. PostgreSQL needs no separation: `read` and `write` are the same pool.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -14,17 +14,17 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyConnection, AnyPool, Executor};
 
 use crate::dialect::Engine;
-use crate::error::{StoreError, sort};
-use crate::reserve::{Reserve, beside};
+use crate::error::{StoreError, classify};
+use crate::reserve::{Reserve, sibling_path};
 use crate::row::{Columns, FromColumns};
 
 /// A statement with its arguments.
 pub(crate) type Query = sqlx::query::Query<'static, Any, AnyArguments>;
 
-/// A transaction that may write. Its connection goes back to the pool after a commit that worked, and is closed in
-/// every other case, which rolls back whatever there was: after an error only the engine knows what is left of a
-/// transaction. SQLite takes some transactions back by itself (a full disk, an I/O error) and refuses the `ROLLBACK`
-/// that follows, upon which a count of open transactions is wrong for good; so there is none, and the driver's own
+/// A transaction that may write. Its connection returns to the pool after a successful commit, and is closed in every
+/// other case, which rolls the transaction back: after an error only the engine knows the state of a transaction.
+/// SQLite rolls some transactions back by itself (a full disk, an I/O error) and refuses the `ROLLBACK` that follows,
+/// after which a counter of open transactions would stay wrong. So there is no counter, and the driver's own
 /// transactions are not used.
 #[derive(Debug)]
 pub(crate) struct Transaction {
@@ -76,7 +76,7 @@ pub(crate) struct Db {
 #[derive(Debug)]
 pub(crate) struct WriteAheadLog {
     path: PathBuf,
-    /// The database.
+    /// The database file.
     file: PathBuf,
     reserve: OnceLock<Reserve>,
 }
@@ -84,7 +84,7 @@ pub(crate) struct WriteAheadLog {
 impl WriteAheadLog {
     pub(crate) fn of(file: &Path) -> Self {
         Self {
-            path: beside(file, "-wal"),
+            path: sibling_path(file, "-wal"),
             file: file.to_owned(),
             reserve: OnceLock::new(),
         }
@@ -92,17 +92,17 @@ impl WriteAheadLog {
 
     fn reserve_space(&self) -> std::io::Result<()> {
         if let Some(reserve) = self.reserve.get() {
-            return reserve.hold();
+            return reserve.allocate();
         }
         let reserve = Reserve::of(&self.file)?;
-        self.reserve.get_or_init(|| reserve).hold()
+        self.reserve.get_or_init(|| reserve).allocate()
     }
 
-    /// Makes every commit so far survive a power cut. What a checkpoint moved into the file in the meantime was synced
-    /// by the checkpoint. No lock lies on this file, so closing a descriptor of it drops none.
+    /// Makes every commit so far survive a power failure. What a checkpoint has moved into the database file was synced
+    /// by the checkpoint. SQLite has no lock on the log file, so closing a descriptor of it releases none.
     fn sync(&self) -> std::io::Result<()> {
         File::open(&self.path)?.sync_data()?;
-        // The log is a new file after each opening of the database, and a file is no more durable than its name.
+        // The log is a new file after each opening of the database, so its directory entry must be durable as well.
         match self.path.parent() {
             Some(dir) => File::open(dir)?.sync_all(),
             None => Ok(()),
@@ -112,17 +112,17 @@ impl WriteAheadLog {
 
 impl Db {
     pub(crate) async fn close(&self) {
-        // The writer goes last: the last connection to close is the one that folds SQLite's log into the file.
+        // The writer is closed last: the last connection to close moves SQLite's log into the database file.
         self.read.close().await;
         self.write.close().await;
     }
 
     pub(crate) async fn ping(&self) -> Result<(), StoreError> {
-        const WHAT: &str = "answer";
+        const WHAT: &str = "ping";
         sqlx::query("SELECT 1")
             .fetch_all(&self.read)
             .await
-            .map_err(|error| sort(&error, "row", WHAT))?;
+            .map_err(|error| classify(&error, "row", WHAT))?;
         Ok(())
     }
 
@@ -134,7 +134,7 @@ impl Db {
         let rows = query
             .fetch_all(&self.read)
             .await
-            .map_err(|error| sort(&error, T::TABLE, what))?;
+            .map_err(|error| classify(&error, T::TABLE, what))?;
         rows.iter().map(Columns::decode).collect()
     }
 
@@ -146,23 +146,23 @@ impl Db {
         let row = query
             .fetch_optional(&self.read)
             .await
-            .map_err(|error| sort(&error, T::TABLE, what))?;
+            .map_err(|error| classify(&error, T::TABLE, what))?;
         row.as_ref().map(Columns::decode).transpose()
     }
 
-    /// Runs a statement that changes rows and returns nothing. `row` names what a unique key protects.
+    /// Runs a statement that changes rows, and returns how many. `row` is the kind of row, for errors.
     pub(crate) async fn write(&self, row: &'static str, what: &'static str, query: Query) -> Result<u64, StoreError> {
         let result = query
             .execute(&self.write)
             .await
-            .map_err(|error| sort(&error, row, what))?;
+            .map_err(|error| classify(&error, row, what))?;
         Ok(result.rows_affected())
     }
 
     /// Runs a statement that changes at most one row and returns it.
     ///
-    /// All rows are fetched although one is wanted: SQLite commits when a statement has been stepped to its end, and a
-    /// fetch that stops at the first row would hide an error of that commit.
+    /// All rows are fetched although only one is expected: SQLite commits when a statement has been stepped to its end,
+    /// and a fetch that stops at the first row would hide an error of that commit.
     pub(crate) async fn write_returning<T: FromColumns>(
         &self,
         what: &'static str,
@@ -171,37 +171,38 @@ impl Db {
         let rows: Vec<AnyRow> = query
             .fetch_all(&self.write)
             .await
-            .map_err(|error| sort(&error, T::TABLE, what))?;
+            .map_err(|error| classify(&error, T::TABLE, what))?;
         rows.first().map(Columns::decode).transpose()
     }
 
-    /// Waits until everything that was committed survives a power cut. Whoever does without it may lose the last
-    /// moments to one, on SQLite: right for what is worth nothing after a reboot, as a sandbox is. It costs a wait for
-    /// the disk, and is done beside the writer, so that a create never waits for a key.
+    /// Waits until every commit so far survives a power failure. Without it, SQLite may lose the most recent commits:
+    /// acceptable for what a reboot ends anyway, such as a sandbox. It waits for the disk, without holding the writer,
+    /// so that a create request never waits for the sync of a key.
     pub(crate) async fn sync(&self, what: &'static str) -> Result<(), StoreError> {
         let Some(log) = self.log.clone() else { return Ok(()) };
         let synced = tokio::task::spawn_blocking(move || log.sync()).await;
         synced
             .unwrap_or_else(|error| Err(std::io::Error::other(error)))
-            .map_err(|error| sort(&sqlx::Error::Io(error), "row", what))
+            .map_err(|error| classify(&sqlx::Error::Io(error), "row", what))
     }
 
-    /// See [`crate::Store::reserve_space`].
+    /// Implements [`crate::Store::reserve_space`].
     pub(crate) async fn reserve_space(&self) -> Result<(), StoreError> {
-        const WHAT: &str = "hold disk space for the database";
+        const WHAT: &str = "reserve disk space for the database";
         let Some(log) = self.log.clone() else { return Ok(()) };
-        let held = tokio::task::spawn_blocking(move || log.reserve_space()).await;
-        held.unwrap_or_else(|error| Err(std::io::Error::other(error)))
-            .map_err(|error| sort(&sqlx::Error::Io(error), "row", WHAT))
+        let reserved = tokio::task::spawn_blocking(move || log.reserve_space()).await;
+        reserved
+            .unwrap_or_else(|error| Err(std::io::Error::other(error)))
+            .map_err(|error| classify(&sqlx::Error::Io(error), "row", WHAT))
     }
 
-    /// Whether only what must be written may be, because hardly any space is left that this database holds.
+    /// Whether the reserve is so low that only keys and the lifecycle of sandboxes may be written.
     pub(crate) fn is_low_on_space(&self) -> bool {
         let reserve = self.log.as_ref().and_then(|log| log.reserve.get());
         reserve.is_some_and(Reserve::is_low)
     }
 
-    /// Like [`Self::write`], and durable when it returns: see [`Self::sync`].
+    /// Like [`Self::write`], and durable on return (see [`Self::sync`]).
     pub(crate) async fn write_durably(
         &self,
         row: &'static str,
@@ -209,12 +210,12 @@ impl Db {
         query: Query,
     ) -> Result<u64, StoreError> {
         let rows = self.write(row, what, query).await?;
-        // Also when nothing changed: the change may be there because an earlier call ended before this point.
+        // Also when nothing changed: an earlier call may have made the change and been cancelled before its sync.
         self.sync(what).await?;
         Ok(rows)
     }
 
-    /// Like [`Self::write_returning`], and durable when it returns: see [`Self::sync`].
+    /// Like [`Self::write_returning`], and durable on return (see [`Self::sync`]).
     pub(crate) async fn write_returning_durably<T: FromColumns>(
         &self,
         what: &'static str,
@@ -227,7 +228,7 @@ impl Db {
 
     pub(crate) async fn begin(&self, what: &'static str) -> Result<Transaction, StoreError> {
         let begun = async {
-            // Open from before the statement is sent: a caller that goes away while it runs leaves a transaction, too.
+            // Marked open before the statement is sent: a caller cancelled while it runs leaves a transaction as well.
             let mut tx = Transaction {
                 connection: self.write.acquire().await?,
                 is_open: true,
@@ -235,7 +236,7 @@ impl Db {
             tx.execute(self.engine.begin()).await?;
             Ok(tx)
         };
-        begun.await.map_err(|error: sqlx::Error| sort(&error, "row", what))
+        begun.await.map_err(|error: sqlx::Error| classify(&error, "row", what))
     }
 }
 

@@ -1,6 +1,6 @@
-//! Everything in which SQLite and PostgreSQL differ.
+//! The differences between SQLite and PostgreSQL, except how connections are opened.
 
-/// The advisory lock that migrations hold on PostgreSQL: "ringfenc" as a number, so that it meets nobody else's.
+/// The advisory lock of migrations on PostgreSQL: "ringfenc" as a number, unlikely to be used by another program.
 const MIGRATION_LOCK: i64 = i64::from_be_bytes(*b"ringfenc");
 
 /// A database engine.
@@ -11,8 +11,8 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// Starts a transaction that will write. On SQLite it takes the write lock at once: taking it later, after reads,
-    /// is refused when another process wrote in between.
+    /// Begins a transaction that writes. On SQLite it takes the write lock immediately: taking it later, after reads,
+    /// is refused when another process has written in between.
     pub(crate) fn begin(self) -> &'static str {
         match self {
             Self::Sqlite => "BEGIN IMMEDIATE",
@@ -30,17 +30,17 @@ impl Engine {
     }
 }
 
-/// Whether an error code says that the disk of the database is full: PostgreSQL's `disk_full`, SQLite's full (13), and
-/// its failure to make room for its shared index, which has no other cause.
+/// Whether an error code means that the disk of the database is full: PostgreSQL's `disk_full`, SQLite's full (13), and
+/// its failure to grow its shared index, which has no other cause.
 pub(crate) fn is_full_code(code: &str) -> bool {
     const IOERR_SHMSIZE: &str = "4874";
     code == "53100" || code == IOERR_SHMSIZE || (code.len() < 5 && code.parse() == Ok(13_u32))
 }
 
-/// Whether an error code is about the moment. PostgreSQL's have five characters: lost connections (08), rollback by
+/// Whether an error code is transient. PostgreSQL's have five characters: lost connections (08), rollback by
 /// concurrency (40), lack of resources (53), an administrator's intervention (57). SQLite's are shorter numbers whose
 /// upper bits are details: busy (5), locked (6), I/O (10).
-pub(crate) fn is_passing_code(code: &str) -> bool {
+pub(crate) fn is_transient_code(code: &str) -> bool {
     if code.len() == 5 {
         return ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class));
     }

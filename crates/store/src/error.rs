@@ -1,66 +1,67 @@
-//! What can go wrong, told without a value that was stored.
+//! Errors of the store, without any stored value.
 //!
-//! Engines like to quote the offending row in an error's detail, and rows hold hashes and sealed secrets. So an error
-//! of the driver never leaves this crate: only its code and its one-line message do, which name columns, not values.
+//! Engines often quote the offending row in the detail of an error, and rows hold hashes and sealed secrets. So an
+//! error of the driver never leaves this crate: only its code and its one-line message do, which name columns, not
+//! values.
 
 use std::fmt;
 
-/// An operation that did not succeed.
+/// Why an operation of the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A row with this key exists already. Nothing was changed.
-    #[error("{what} exists already")]
+    /// A row with this key already exists. Nothing was changed.
+    #[error("{what} already exists")]
     Conflict {
         /// The kind of row, e.g. `team`.
         what: &'static str,
     },
-    /// A row that the new one refers to (its team, user, template…) does not exist. Nothing was changed.
-    #[error("{what} refers to something that does not exist")]
+    /// A row that the new one references (its team, user, template…) does not exist. Nothing was changed.
+    #[error("{what} references a row that does not exist")]
     Dangling {
-        /// The kind of row that was to be stored.
+        /// The kind of the new row.
         what: &'static str,
     },
-    /// The value cannot be stored by every engine (a NUL character, or a line break in an alias).
-    #[error("{what} holds a character that cannot be stored")]
+    /// The value contains a character that not every engine can store (NUL, or a line break in an alias).
+    #[error("{what} contains an unsupported character (NUL or line break)")]
     UnsupportedCharacter {
         /// The field, e.g. `team name`.
         what: &'static str,
     },
-    /// The address of the database is of no known form.
-    #[error("database address: {why}")]
+    /// The address of the database is invalid.
+    #[error("invalid database address: {why}")]
     Address {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The database cannot be reached, or refuses work for now. Trying again later may succeed.
-    #[error("database unavailable while it was to {what}")]
+    /// The database cannot be reached, or temporarily refuses work. A later attempt may succeed.
+    #[error("database unavailable: {what}")]
     Unavailable {
-        /// What was being done, e.g. `insert a sandbox`.
+        /// The operation, e.g. `insert a sandbox`.
         what: &'static str,
-        /// What the driver said.
+        /// The error of the driver.
         #[source]
         source: Failure,
     },
-    /// The disk that the database lies on is full. Nothing was changed, and trying again succeeds once there is room.
-    #[error("no disk space left to {what}")]
+    /// The disk of the database is full. Nothing was changed, and a later attempt succeeds once there is free space.
+    #[error("disk of the database is full: {what}")]
     Full {
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// What the driver said.
+        /// The error of the driver.
         #[source]
         source: Failure,
     },
-    /// The database refused the statement. Trying again is of no use.
-    #[error("database refused to {what}")]
+    /// The database rejected the statement. Another attempt would fail as well.
+    #[error("database error: {what}")]
     Database {
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// What the driver said.
+        /// The error of the driver.
         #[source]
         source: Failure,
     },
     /// A stored value is not one that this program writes.
-    #[error("column {column} of {table} holds what it must not")]
+    #[error("invalid value in column {column} of {table}")]
     Corrupt {
         /// The table.
         table: &'static str,
@@ -77,15 +78,15 @@ pub enum StoreError {
     },
 }
 
-/// What a driver said: its error code and one line, without the values of the statement.
+/// An error of the driver: its code and one line, without the values of the statement.
 pub struct Failure {
     code: Option<String>,
     message: String,
 }
 
 impl Failure {
-    /// A reason of our own.
-    pub(crate) fn told(message: &str) -> Self {
+    /// A reason that does not come from the driver.
+    pub(crate) fn new(message: &str) -> Self {
         Self {
             code: None,
             message: message.to_owned(),
@@ -110,8 +111,8 @@ impl fmt::Debug for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Sorts an error of the driver. `row` names the kind of row concerned and `what` the attempt.
-pub(crate) fn sort(error: &sqlx::Error, row: &'static str, what: &'static str) -> StoreError {
+/// Classifies an error of the driver. `row` is the kind of row and `what` the operation.
+pub(crate) fn classify(error: &sqlx::Error, row: &'static str, what: &'static str) -> StoreError {
     if let sqlx::Error::Database(database) = error {
         if database.is_unique_violation() {
             return StoreError::Conflict { what: row };
@@ -127,7 +128,7 @@ pub(crate) fn sort(error: &sqlx::Error, row: &'static str, what: &'static str) -
     };
     if is_full {
         StoreError::Full { what, source }
-    } else if is_passing(error, source.code.as_deref()) {
+    } else if is_transient(error, source.code.as_deref()) {
         StoreError::Unavailable { what, source }
     } else {
         StoreError::Database { what, source }
@@ -147,11 +148,11 @@ fn failure(error: &sqlx::Error) -> Failure {
     }
 }
 
-/// Whether the error is about the moment and not about the statement.
-fn is_passing(error: &sqlx::Error, code: Option<&str>) -> bool {
+/// Whether the same statement may succeed later.
+fn is_transient(error: &sqlx::Error, code: Option<&str>) -> bool {
     match error {
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
-        sqlx::Error::Database(_) => code.is_some_and(crate::dialect::is_passing_code),
+        sqlx::Error::Database(_) => code.is_some_and(crate::dialect::is_transient_code),
         _ => false,
     }
 }

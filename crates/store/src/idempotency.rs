@@ -1,11 +1,11 @@
-//! Idempotency keys: which request with a key came first, and what it was answered.
+//! Idempotency keys: which request with a key came first, and its response.
 //!
-//! A key belongs to a team and is claimed before anything is made, together with the id of the sandbox that the request
-//! will make. So whatever a crash interrupts can be told afterwards: the sandbox runs, or it does not. What is kept of
-//! an answer holds no secret; the tokens in it are derived from the sandbox's id again.
+//! A key belongs to a team and is claimed before anything is created, together with the id of the sandbox that the
+//! request will create. So the outcome is known even after a crash: the sandbox runs, or it does not. A stored response
+//! contains no secrets; its tokens are derived from the sandbox's id again.
 //!
-//! A claim that ended (done, abandoned, expired and taken by another) cannot be changed by its late owner, because
-//! every change names the sandbox of the claim.
+//! The former owner of a claim that ended (completed, abandoned, or expired and acquired by another request) cannot
+//! change it any more, because every change names the sandbox of the claim.
 
 use model::id::{NodeId, SandboxId, TeamId};
 
@@ -14,24 +14,24 @@ use crate::error::StoreError;
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
 
-/// What a key is claimed with.
+/// A claim of a key by a new request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewIdempotencyKey {
     /// The team of the request.
     pub team_id: TeamId,
     /// The key that the client chose.
     pub key: String,
-    /// A digest of the request. The caller makes it with a secret, because requests hold secrets.
+    /// A digest of the request. The caller computes it with a secret, because requests contain secrets.
     pub body_hash: String,
-    /// The sandbox that the request is going to make.
+    /// The sandbox that the request will create.
     pub sandbox_id: SandboxId,
-    /// When the request came, in microseconds since the Unix epoch.
+    /// When the request arrived, in microseconds since the Unix epoch.
     pub created_us: i64,
-    /// Until when the key counts, in microseconds since the Unix epoch.
+    /// When the key expires, in microseconds since the Unix epoch.
     pub expires_us: i64,
 }
 
-/// A key that was claimed.
+/// A claimed key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdempotencyRow {
     /// The team of the request.
@@ -40,34 +40,34 @@ pub struct IdempotencyRow {
     pub key: String,
     /// The digest of the request that claimed it.
     pub body_hash: String,
-    /// The sandbox that the request makes or made.
+    /// The sandbox of the request.
     pub sandbox_id: SandboxId,
-    /// The node whose server works on the request; none in a row of a version that did not know nodes.
+    /// The node whose server handles the request; none in a row of a version that did not know nodes.
     pub node_id: Option<NodeId>,
-    /// What the request was answered; none while it runs.
+    /// The response; none while the request is in progress.
     pub response: Option<StoredResponse>,
-    /// When the request came, in microseconds since the Unix epoch.
+    /// When the request arrived, in microseconds since the Unix epoch.
     pub created_us: i64,
-    /// Until when the key counts, in microseconds since the Unix epoch.
+    /// When the key expires, in microseconds since the Unix epoch.
     pub expires_us: i64,
 }
 
-/// What is kept of an answer.
+/// The stored part of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredResponse {
     /// The HTTP status.
     pub status: u32,
-    /// What the body is made from again, in a form that is the caller's own. No secrets.
+    /// The content from which the body is built again, in a format of the caller. No secrets.
     pub json: String,
 }
 
-/// Whose a key is.
+/// The outcome of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Claim {
-    /// The caller's. It completes or abandons it.
+    /// The caller has the key, and must complete or abandon it.
     Acquired,
-    /// An earlier request's, as it is now.
+    /// An earlier request has the key; this is its row as it is now.
     Existing(IdempotencyRow),
 }
 
@@ -106,8 +106,8 @@ impl FromColumns for IdempotencyRow {
 }
 
 impl NodeRows {
-    /// Claims a key for this node, or returns the claim that is there. Of many that ask at once exactly one gets it. One
-    /// that has expired by `new.created_us` counts as not there.
+    /// Claims a key for this node, or returns the existing claim. Of several concurrent claims exactly one succeeds. A
+    /// claim that has expired by `new.created_us` counts as absent.
     ///
     /// # Errors
     /// [`StoreError::Dangling`] when there is no such team.
@@ -136,15 +136,15 @@ impl NodeRows {
             if self.store.db.write("idempotency key", WHAT, claim).await? > 0 {
                 return Ok(Claim::Acquired);
             }
-            // None when its owner gave it up in between; then it is free again.
+            // The owner may have abandoned it in between; then it is free again.
             if let Some(row) = self.store.idempotency_by_key(&new.team_id, &new.key).await? {
                 return Ok(Claim::Existing(row));
             }
         }
     }
 
-    /// Every claim of this node in progress, for the start of the platform: their requests ended with the platform
-    /// before it.
+    /// The claims of this node that are in progress, for the start of the platform: their requests ended with its last
+    /// run.
     ///
     /// # Errors
     /// When the database fails.
@@ -175,7 +175,7 @@ impl Store {
         self.db.read_optional("find an idempotency key", query).await
     }
 
-    /// Keeps the answer of the request that claimed a key for `sandbox`. `false` when that claim is not in progress.
+    /// Stores the response of the request that claimed a key for `sandbox`. `false` when that claim is not in progress.
     ///
     /// # Errors
     /// When the database fails.
@@ -201,7 +201,7 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// Gives up the claim of a key for `sandbox`, which made nothing. `false` when that claim is not in progress.
+    /// Abandons the claim of a key for `sandbox`, which created nothing. `false` when that claim is not in progress.
     ///
     /// # Errors
     /// When the database fails.
@@ -220,12 +220,12 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// Removes at most `limit` claims that expired by `now_us`, oldest first, and says how many.
+    /// Removes at most `limit` claims that expired by `now_us`, oldest first, and returns how many.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn idempotency_purge(&self, now_us: i64, limit: u32) -> Result<u64, StoreError> {
-        // The time is asked again outside, because a claim may have been taken anew in between.
+        // The outer condition repeats the time, because a claim may have been acquired again in between.
         let query = sqlx::query(
             "DELETE FROM idempotency_keys WHERE expires_us <= $1 AND (team_id, key) IN \
              (SELECT team_id, key FROM idempotency_keys WHERE expires_us <= $1 ORDER BY expires_us LIMIT $2)",

@@ -1,8 +1,8 @@
-//! API keys and access keys, and what keys and access tokens have in common.
+//! API keys and access keys, and the types that they share with access tokens.
 //!
-//! What is stored of an API key cannot be used to act for its owner: only the SHA-256 of the key, computed by the
-//! caller. The secret of an access key signs requests and must be recoverable, so the caller seals it first. Neither
-//! appears in an error or in debug output.
+//! Of an API key only the SHA-256 is stored, computed by the caller: it cannot be used to act for the owner. The secret
+//! of an access key signs requests and must be recoverable, so the caller seals it first. Neither appears in an error
+//! or in debug output.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::Store;
 use crate::error::StoreError;
 use crate::row::{Columns, FromColumns, storable};
 
-/// The SHA-256 of an API key, as text (hexadecimal by convention of the caller).
+/// The SHA-256 of an API key or access token, as text (hexadecimal by convention of the caller).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct KeyHash(String);
 
@@ -23,7 +23,7 @@ impl KeyHash {
         Self(text)
     }
 
-    /// The text, for a statement.
+    /// The text of the hash.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
@@ -35,22 +35,22 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// What people recognise a key or token by: too little to guess the rest. It prints as `e2b_53...dd90`.
+/// The part of a key or token that people recognise it by, too short to guess the rest. Displayed as `e2b_53...dd90`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyMask {
-    /// What every key of its kind begins with, e.g. `e2b_`.
+    /// The common prefix of all keys of its kind, e.g. `e2b_`.
     pub prefix: String,
-    /// How many characters follow the prefix.
+    /// The number of characters after the prefix.
     pub value_length: u32,
-    /// The first two of them; empty where the key is too short to show any.
+    /// The first two of them; empty when the key is too short to show any.
     pub first: String,
-    /// The last four of them; empty where the key is too short to show any.
+    /// The last four of them; empty when the key is too short to show any.
     pub last: String,
 }
 
-/// Stands between the shown ends of a key.
+/// Replaces the hidden middle of a key.
 const HIDDEN: &str = "...";
-/// Shortest value of which something is shown.
+/// Length of the shortest value of which a part is shown.
 const SHOWN_FROM: usize = 8;
 
 impl KeyMask {
@@ -63,7 +63,7 @@ impl KeyMask {
         let shown = value.len() >= SHOWN_FROM && value.is_ascii();
         Self {
             prefix: prefix.to_owned(),
-            value_length: u32::try_from(value.len()).expect("keys are short"),
+            value_length: u32::try_from(value.len()).expect("keys are shorter than 4 GiB"),
             first: if shown { value[..2].to_owned() } else { String::new() },
             last: if shown {
                 value[value.len() - 4..].to_owned()
@@ -73,7 +73,7 @@ impl KeyMask {
         }
     }
 
-    /// Reads the columns `mask` and `value_length`.
+    /// Decodes the columns `mask` and `value_length`.
     pub(crate) fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         let text = columns.text("mask")?;
         let (shown, last) = text.split_once(HIDDEN).ok_or_else(|| columns.corrupt("mask"))?;
@@ -93,12 +93,12 @@ impl fmt::Display for KeyMask {
     }
 }
 
-/// A secret that the caller encrypted; opaque here.
+/// A secret encrypted by the caller, opaque to the store.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealedSecret(String);
 
 impl SealedSecret {
-    /// Wraps ciphertext, as text.
+    /// Wraps ciphertext in text form.
     #[must_use]
     pub fn new(text: String) -> Self {
         Self(text)
@@ -126,22 +126,22 @@ pub struct ApiKeyRow {
     pub team_id: TeamId,
     /// The user it belongs to.
     pub user_id: UserId,
-    /// What its owner calls it.
+    /// The name that its owner gave it.
     pub name: String,
     /// The recognisable part of the key.
     pub mask: KeyMask,
-    /// When it was made, in microseconds since the Unix epoch.
+    /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
-    /// When it stopped to count, if it did, in microseconds since the Unix epoch.
+    /// When it was revoked, in microseconds since the Unix epoch; none while it is valid.
     pub revoked_us: Option<i64>,
-    /// When it last let somebody in, as far as that was noted, in microseconds since the Unix epoch.
+    /// The last recorded use, in microseconds since the Unix epoch; none when no use was recorded.
     pub last_used_us: Option<i64>,
 }
 
-/// Who a presented API key speaks for.
+/// The owner of an API key that a request presented.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiKeyOwner {
-    /// The key's id.
+    /// The id of the key.
     pub key_id: String,
     /// The team it acts for.
     pub team_id: TeamId,
@@ -149,22 +149,22 @@ pub struct ApiKeyOwner {
     pub user_id: UserId,
 }
 
-/// A key pair that signs requests.
+/// A pair of access key and secret key, which signs requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessKeyRow {
-    /// The public half, which a request names.
+    /// The access key, which a request names.
     pub id: String,
     /// The team it acts for.
     pub team_id: TeamId,
     /// The user it belongs to.
     pub user_id: UserId,
-    /// What its owner calls it.
+    /// The name that its owner gave it.
     pub name: String,
-    /// The secret half, sealed by the caller.
+    /// The secret key, sealed by the caller.
     pub secret_sealed: SealedSecret,
-    /// When it was made, in microseconds since the Unix epoch.
+    /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
-    /// When it stopped to count, if it did, in microseconds since the Unix epoch.
+    /// When it was revoked, in microseconds since the Unix epoch; none while it is valid.
     pub revoked_us: Option<i64>,
 }
 
@@ -261,7 +261,7 @@ impl Store {
         self.db.read_all("list API keys", query).await
     }
 
-    /// Ends an API key and returns it; none if there is no such key. A key that was revoked before keeps its time.
+    /// Revokes an API key and returns it; none if there is no such key. A key that was revoked before keeps its time.
     ///
     /// # Errors
     /// When the database fails.
@@ -276,8 +276,8 @@ impl Store {
         self.db.write_returning_durably("revoke an API key", query).await
     }
 
-    /// Ends an API key of that team. `false` when the team has no such key, or it was revoked before. The row stays, so
-    /// that the same key cannot come back.
+    /// Revokes an API key of a team. `false` when the team has no such key, or it was revoked before. The row stays, so
+    /// that the same key cannot be created again.
     ///
     /// # Errors
     /// When the database fails.
@@ -292,7 +292,7 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// Renames an API key of that team and returns it; none when the team has no such key, or it was revoked.
+    /// Renames an API key of a team and returns it; none when the team has no such key, or it was revoked.
     ///
     /// # Errors
     /// When the database fails.
@@ -309,8 +309,8 @@ impl Store {
         self.db.write_returning_durably("rename an API key", query).await
     }
 
-    /// Notes when an API key let somebody in, unless a later time is noted. It is a write, so callers note a use at
-    /// most every so often.
+    /// Records a use of an API key, unless a later one is recorded. This is a write, so callers should limit how often
+    /// they record a use.
     ///
     /// # Errors
     /// When the database fails.
@@ -319,11 +319,11 @@ impl Store {
             sqlx::query("UPDATE api_keys SET last_used_us = $2 WHERE id = $1 AND COALESCE(last_used_us, $2 - 1) < $2")
                 .bind(id)
                 .bind(at_us);
-        self.db.write("API key", "note the use of a key", query).await?;
+        self.db.write("API key", "record the use of a key", query).await?;
         Ok(())
     }
 
-    /// Who the key with this hash speaks for; none if there is no such key or it was revoked.
+    /// The owner of the key with this hash; none if there is no such key or it was revoked.
     ///
     /// # Errors
     /// When the database fails.
@@ -369,8 +369,8 @@ impl Store {
         self.db.read_all("list access keys", query).await
     }
 
-    /// The access key that a request names; none if there is no such key or it was revoked, so that a caller cannot
-    /// forget to ask.
+    /// The access key with that id; none if there is no such key or it was revoked, so that a caller cannot forget to
+    /// check.
     ///
     /// # Errors
     /// When the database fails.
@@ -384,7 +384,8 @@ impl Store {
         self.db.read_optional("find an access key", query).await
     }
 
-    /// Ends an access key and returns it; none if there is no such key. A key that was revoked before keeps its time.
+    /// Revokes an access key and returns it; none if there is no such key. A key that was revoked before keeps its
+    /// time.
     ///
     /// # Errors
     /// When the database fails.

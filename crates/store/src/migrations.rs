@@ -1,15 +1,15 @@
 //! The schema, as numbered steps that are never edited once released.
 //!
-//! All missing steps run in one transaction under a lock, so that of several programs that start together one migrates
-//! and the others find the work done, and so that a crash leaves the old schema or the new one.
+//! All missing steps run in one transaction under a lock: of several programs that start at the same time one migrates
+//! and the others find nothing to do, and a crash leaves either the old schema or the new one.
 
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use crate::db::{Db, Transaction};
-use crate::error::{StoreError, sort};
+use crate::error::{StoreError, classify};
 
-/// The steps, oldest first; a step's version is its place, counted from 1.
+/// The steps, oldest first; the version of a step is its position, counted from 1.
 const STEPS: &[&str] = &[
     include_str!("migrations/0001_first.sql"),
     include_str!("migrations/0002_rest.sql"),
@@ -44,18 +44,18 @@ pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
         sqlx::raw_sql(*step)
             .execute(&mut *tx)
             .await
-            .map_err(|error| sort(&error, ROW, WHAT))?;
+            .map_err(|error| classify(&error, ROW, WHAT))?;
         let insert = sqlx::query("INSERT INTO schema_versions (version) VALUES ($1)").bind(version);
         execute(&mut tx, insert).await?;
     }
-    tx.commit().await.map_err(|error| sort(&error, ROW, WHAT))
+    tx.commit().await.map_err(|error| classify(&error, ROW, WHAT))
 }
 
 async fn execute(tx: &mut Transaction, query: crate::db::Query) -> Result<(), StoreError> {
     query
         .execute(&mut **tx)
         .await
-        .map_err(|error| sort(&error, ROW, WHAT))?;
+        .map_err(|error| classify(&error, ROW, WHAT))?;
     Ok(())
 }
 
@@ -63,7 +63,7 @@ async fn current(tx: &mut Transaction) -> Result<i64, StoreError> {
     let row: AnyRow = sqlx::query("SELECT COALESCE(MAX(version), 0) AS version FROM schema_versions")
         .fetch_one(&mut **tx)
         .await
-        .map_err(|error| sort(&error, ROW, WHAT))?;
+        .map_err(|error| classify(&error, ROW, WHAT))?;
     row.try_get("version").map_err(|_| StoreError::Corrupt {
         table: "schema_versions",
         column: "version",

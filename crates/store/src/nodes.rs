@@ -1,17 +1,17 @@
-//! Nodes: which host a sandbox is on, and which server may change the rows of a node.
+//! Nodes: the host of each sandbox, and the lease that allows one server to change the rows of a node.
 //!
-//! Several platforms may share a database. Each is a node, and the rows of a node are for one server to change: the one
-//! that has the node's lease. It takes the lease when it starts, renews it while it runs and gives it back at its end. A
-//! lease that was not given back is over once its time has passed, and at once for the owner that took it, which its
-//! data directory proves to be the same.
+//! Several platforms may share a database. Each is a node, and only the server that has the lease of a node may change
+//! its rows. It acquires the lease when it starts, renews it while it runs and releases it when it ends. A lease that
+//! was not released expires after its time; the same owner, as recorded in its data directory, can acquire it again
+//! immediately.
 //!
-//! Invariant: whatever changes a sandbox, or lists sandboxes in order to change them, is a method of [`NodeRows`] and
-//! names the node in its SQL. Reads for clients are methods of [`Store`] and see every node.
+//! Invariant: every operation that changes a sandbox, or lists sandboxes in order to change them, is a method of
+//! [`NodeRows`] and names the node in its SQL. Reads for clients are methods of [`Store`] and see every node.
 
 use model::id::{NodeId, OwnerId};
 
 use crate::Store;
-use crate::error::{StoreError, sort};
+use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 
 /// A node.
@@ -23,45 +23,45 @@ pub struct NodeRow {
     pub name: String,
     /// When it was first seen, in microseconds since the Unix epoch.
     pub created_us: i64,
-    /// Its lease, unless that was given back.
+    /// Its lease; none after a release. It may have expired.
     pub lease: Option<Lease>,
 }
 
 /// The right to change the rows of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// Who has it.
+    /// The owner of the lease.
     pub owner: OwnerId,
-    /// Until when, in microseconds since the Unix epoch.
+    /// When it expires, in microseconds since the Unix epoch.
     pub until_us: i64,
 }
 
 /// A request for the lease of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseRequest {
-    /// The node, which is made if it is not there.
+    /// The node, which is created if it does not exist.
     pub node: NodeId,
     /// The name of its host.
     pub name: String,
-    /// Who wants the lease, and until when.
+    /// The requested lease.
     pub lease: Lease,
-    /// Now, in microseconds since the Unix epoch.
+    /// The current time, in microseconds since the Unix epoch.
     pub now_us: i64,
-    /// Leases until then or before are over, in microseconds since the Unix epoch.
+    /// Leases until this time or earlier count as expired, in microseconds since the Unix epoch.
     pub expired_us: i64,
 }
 
-/// What became of a [`LeaseRequest`].
+/// The outcome of a [`LeaseRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum LeaseOutcome {
-    /// The lease is the caller's.
+    /// The caller has the lease.
     Acquired,
-    /// Another owner has it, as it is now.
+    /// Another owner has the lease; this is the node as it is now.
     Held(NodeRow),
 }
 
-/// The rows of one node: what its server may change.
+/// The rows of one node, for the server that has its lease.
 #[derive(Debug, Clone)]
 pub struct NodeRows {
     pub(crate) store: Store,
@@ -75,7 +75,7 @@ impl NodeRows {
         &self.node
     }
 
-    /// The database, for what belongs to no node.
+    /// The database, for rows that belong to no node.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
@@ -83,7 +83,7 @@ impl NodeRows {
 }
 
 impl NodeRow {
-    /// Whether an owner has the lease at that time, in microseconds since the Unix epoch.
+    /// Whether the lease is valid at `now_us`, in microseconds since the Unix epoch.
     #[must_use]
     pub fn is_leased(&self, now_us: i64) -> bool {
         self.lease.as_ref().is_some_and(|lease| lease.until_us > now_us)
@@ -106,7 +106,7 @@ impl FromColumns for NodeRow {
 }
 
 impl Store {
-    /// The rows of a node. The caller has the node's lease.
+    /// The rows of a node. The caller must have the node's lease.
     #[must_use]
     pub fn of_node(&self, node: NodeId) -> NodeRows {
         NodeRows {
@@ -115,14 +115,14 @@ impl Store {
         }
     }
 
-    /// Takes the lease of a node if nobody has it, or the caller does already. The rows of versions that did not know
-    /// nodes become this node's in the same change.
+    /// Acquires the lease of a node unless another owner has it. Rows without a node, written by a version that did not
+    /// know nodes, become this node's in the same transaction.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn node_lease_acquire(&self, request: &LeaseRequest) -> Result<LeaseOutcome, StoreError> {
-        const WHAT: &str = "take the lease of a node";
-        storable("name of a host", &request.name)?;
+        const WHAT: &str = "acquire the lease of a node";
+        storable("host name", &request.name)?;
         loop {
             let mut tx = self.db.begin(WHAT).await?;
             let taken = sqlx::query(
@@ -139,7 +139,7 @@ impl Store {
             .bind(request.expired_us)
             .execute(&mut *tx)
             .await
-            .map_err(|error| sort(&error, "node", WHAT))?;
+            .map_err(|error| classify(&error, "node", WHAT))?;
             if taken.rows_affected() > 0 {
                 for sql in [
                     "UPDATE sandboxes SET node_id = $1 WHERE node_id IS NULL",
@@ -149,20 +149,20 @@ impl Store {
                         .bind(request.node.as_str())
                         .execute(&mut *tx)
                         .await
-                        .map_err(|error| sort(&error, "node", WHAT))?;
+                        .map_err(|error| classify(&error, "node", WHAT))?;
                 }
-                tx.commit().await.map_err(|error| sort(&error, "node", WHAT))?;
+                tx.commit().await.map_err(|error| classify(&error, "node", WHAT))?;
                 return Ok(LeaseOutcome::Acquired);
             }
-            tx.commit().await.map_err(|error| sort(&error, "node", WHAT))?;
-            // None when it was removed in between; then its lease is free.
+            tx.commit().await.map_err(|error| classify(&error, "node", WHAT))?;
+            // The node may have been removed in between; then its lease is free.
             if let Some(row) = self.node_by_id(&request.node).await? {
                 return Ok(LeaseOutcome::Held(row));
             }
         }
     }
 
-    /// Extends a lease. `false` when the owner does not have it any more.
+    /// Extends a lease. `false` when the owner no longer has it.
     ///
     /// # Errors
     /// When the database fails.
@@ -175,7 +175,7 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// Gives a lease back. `false` when the owner did not have it any more.
+    /// Releases a lease. `false` when the owner no longer had it.
     ///
     /// # Errors
     /// When the database fails.
@@ -184,11 +184,11 @@ impl Store {
             sqlx::query("UPDATE nodes SET lease_owner = NULL, lease_until_us = 0 WHERE id = $1 AND lease_owner = $2")
                 .bind(node.as_str())
                 .bind(owner.as_str());
-        let changed = self.db.write("node", "give back the lease of a node", query).await?;
+        let changed = self.db.write("node", "release the lease of a node", query).await?;
         Ok(changed > 0)
     }
 
-    /// Removes a node that has no sandboxes, for the owner of its lease. `false` when there was nothing to remove.
+    /// Removes a node that has no sandboxes, for the owner of its lease. `false` when nothing was removed.
     ///
     /// # Errors
     /// When the database fails.

@@ -1,11 +1,12 @@
-//! What is remembered of a sandbox beside its row: its log and its metrics.
+//! Records of sandboxes: logs and metrics.
 //!
-//! Both outlive the sandbox and end by age. Everything of many sandboxes is written in one transaction, because a
-//! transaction holds the one writer of SQLite, and creates wait for that writer. The caller keeps batches small for the
-//! same reason. A batch that is written twice, because its first commit was not heard of, is there once.
+//! Both outlive the sandbox and are removed by age. The records of many sandboxes are written in one transaction,
+//! because a transaction holds the only writer of SQLite, and create requests wait for that writer. The caller keeps
+//! batches small for the same reason. Writing a batch again, because the result of its first commit was lost, changes
+//! nothing.
 //!
-//! Invariant: rows are read by team and sandbox together, so one team's id never opens another team's rows. The operator,
-//! who may see all of them, asks whose a sandbox was first.
+//! Invariant: rows are read by team and sandbox together, so one team's id never opens another team's rows. The
+//! operator, who may see all of them, looks up the team of a sandbox first.
 
 mod logs;
 mod metrics;
@@ -17,17 +18,18 @@ pub use self::logs::{LogOrder, LogQuery, LogRow, LogSize, NewLogEntry};
 pub use self::metrics::MetricChunk;
 use self::transaction::{WRITE, execute};
 use crate::Store;
-use crate::error::{Failure, StoreError, sort};
+use crate::error::{Failure, StoreError, classify};
 use crate::row::{Columns, FromColumns};
 
-/// Things to remember, of any sandboxes.
+/// Records to write, of any number of sandboxes.
 #[derive(Debug, Default)]
 pub struct RecordBatch {
-    /// Entries for logs.
+    /// Log entries.
     pub entries: Vec<NewLogEntry>,
-    /// Samples.
+    /// Samples of metrics.
     pub chunks: Vec<MetricChunk>,
-    /// Sandboxes that ended, and when, in microseconds since the Unix epoch: from then on their logs age.
+    /// Sandboxes that ended, with the time in microseconds since the Unix epoch, at which the retention of their logs
+    /// begins.
     pub ended: Vec<(TeamId, SandboxId, i64)>,
 }
 
@@ -42,15 +44,15 @@ impl FromColumns for Owner {
 }
 
 impl Store {
-    /// Writes a batch, and returns the sizes of the logs that grew, so that the caller can have them cut.
+    /// Writes a batch, and returns the sizes of the logs that grew, so that the caller can trim them.
     ///
     /// # Errors
-    /// When the database fails. Nothing of the batch is there then, or all of it.
+    /// When the database fails. Then either nothing of the batch was written, or all of it.
     pub async fn records_write(&self, batch: &RecordBatch) -> Result<Vec<LogSize>, StoreError> {
         if self.db.is_low_on_space() {
             return Err(StoreError::Full {
                 what: WRITE,
-                source: Failure::told("the space that is left is for keys and for the life of sandboxes"),
+                source: Failure::new("the remaining space is reserved for keys and the lifecycle of sandboxes"),
             });
         }
         let mut tx = self.db.begin(WRITE).await?;
@@ -71,23 +73,24 @@ impl Store {
             .bind(*at_us);
             execute(&mut tx, query).await?;
         }
-        tx.commit().await.map_err(|error| sort(&error, "record", WRITE))?;
+        tx.commit().await.map_err(|error| classify(&error, "record", WRITE))?;
         Ok(sizes)
     }
 
-    /// The team whose sandbox this is or was, as long as anything is remembered of it. For the operator: requests of
-    /// teams know theirs.
+    /// The team that owns or owned a sandbox, as long as there are records of it. For the operator: requests of a team
+    /// know their team.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn record_owner(&self, sandbox: &SandboxId) -> Result<Option<TeamId>, StoreError> {
         let query =
             sqlx::query("SELECT team_id FROM sandbox_records WHERE sandbox_id = $1 LIMIT 1").bind(sandbox.as_str());
-        let owner = self.db.read_optional::<Owner>("find whose a log is", query).await?;
+        let owner = self.db.read_optional::<Owner>("find the team of a log", query).await?;
         Ok(owner.map(|owner| owner.0))
     }
 
-    /// Lets the logs of sandboxes age that have no row any more: they ended while nobody could note it. Says how many.
+    /// Begins the retention of the logs of sandboxes that no longer have a row: they ended without a record of it.
+    /// Returns how many.
     ///
     /// # Errors
     /// When the database fails.
@@ -97,6 +100,6 @@ impl Store {
              AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sandbox_records.sandbox_id)",
         )
         .bind(at_us);
-        self.db.write("record", "note the ends of sandboxes", query).await
+        self.db.write("record", "record the ends of sandboxes", query).await
     }
 }

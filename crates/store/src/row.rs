@@ -1,7 +1,6 @@
-//! From columns to types that cannot be wrong.
+//! Decodes columns into validated types.
 //!
-//! Whatever a column holds, decoding it ends in a value of the model or in [`StoreError::Corrupt`], which names the
-//! column and not the value.
+//! The result is always a value of the model or [`StoreError::Corrupt`], which names the column and not the value.
 
 use std::str::FromStr;
 
@@ -10,7 +9,7 @@ use sqlx::any::AnyRow;
 
 use crate::error::StoreError;
 
-/// A type that one row of a query makes.
+/// A type that is decoded from one row of a query.
 pub(crate) trait FromColumns: Sized {
     /// The table, for errors.
     const TABLE: &'static str;
@@ -30,7 +29,7 @@ impl<'r> Columns<'r> {
         T::from_columns(&Self { table: T::TABLE, row })
     }
 
-    /// The error for a column whose value makes no sense.
+    /// The error for a column with an invalid value.
     pub(crate) fn corrupt(&self, column: &'static str) -> StoreError {
         StoreError::Corrupt {
             table: self.table,
@@ -82,7 +81,7 @@ impl<'r> Columns<'r> {
     }
 }
 
-/// Refuses text that only one engine would take: PostgreSQL has no NUL character in `TEXT`, SQLite does.
+/// Refuses text that only one engine accepts: `TEXT` of PostgreSQL has no NUL character, that of SQLite does.
 pub(crate) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
     if text.contains('\0') {
         Err(StoreError::UnsupportedCharacter { what })

@@ -1,10 +1,10 @@
-//! Sandboxes: who owns them, what they are made of, when they end, and where in their life they are.
+//! Sandboxes: owner, template, deadline and state.
 //!
-//! A row is inserted before the node is asked to start anything, so that whatever a crash leaves behind has a name. Each
-//! change raises `version`. A change that was decided on a view of the row names that view's version and is
-//! [`Change::Stale`] if the row moved on: a deadline that was extended an instant ago is not enforced.
+//! A row is inserted before the node starts anything, so that everything a crash leaves behind has a row. Each change
+//! raises `version`. A change that depends on an earlier read names the version it has read, and is [`Change::Stale`]
+//! if the row has changed since: a deadline that a client has just extended is not enforced.
 //!
-//! A row is its node's: only [`NodeRows`] changes it, and for another node it is not there.
+//! A row belongs to its node: only [`NodeRows`] changes it, and other nodes do not find it.
 
 mod page;
 mod row;
@@ -17,21 +17,21 @@ use model::lifecycle::State;
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
 pub use self::row::SandboxRow;
 use self::row::columns;
-use crate::error::{StoreError, sort};
+use crate::error::{StoreError, classify};
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
 use crate::{Change, Store};
 
-/// A sandbox that is about to be started.
+/// A sandbox to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSandbox {
     /// Its id.
     pub id: SandboxId,
     /// The owning team.
     pub team_id: TeamId,
-    /// The user that asked for it.
+    /// The user that requested it.
     pub user_id: UserId,
-    /// The template it is made of.
+    /// The template it is created from.
     pub template_id: TemplateId,
     /// The build of that template.
     pub build_id: BuildId,
@@ -39,9 +39,9 @@ pub struct NewSandbox {
     pub alias: Option<String>,
     /// This run of the sandbox: a UUID.
     pub execution_id: String,
-    /// When it is to end, in microseconds since the Unix epoch.
+    /// Its deadline, in microseconds since the Unix epoch.
     pub end_us: i64,
-    /// The latest end that extensions may reach, in microseconds since the Unix epoch. The caller enforces it.
+    /// The latest possible deadline, in microseconds since the Unix epoch. The caller enforces it.
     pub max_end_us: i64,
     /// Cores.
     pub cpu_count: u32,
@@ -49,25 +49,25 @@ pub struct NewSandbox {
     pub memory_mb: u32,
     /// Disk, in MiB.
     pub disk_mb: u32,
-    /// The agent's version, as far as known before it answers.
+    /// The expected version of the agent, until the agent reports its own.
     pub agent_version: String,
     /// Labels that the client chose.
     pub metadata: BTreeMap<String, String>,
-    /// Whether the agent asks for a token.
+    /// Whether the agent requires a token.
     pub secure: bool,
-    /// Whether ports answer without a token.
+    /// Whether ports can be reached without a token.
     pub allow_public_traffic: bool,
-    /// What the client asked for, if it asked.
+    /// The requested internet access; none when the request did not set it.
     pub allow_internet_access: Option<bool>,
-    /// The network settings of the client, in a form that is the caller's own.
+    /// The network settings of the client, in a format of the caller.
     pub network_json: Option<String>,
-    /// The lifecycle settings of the client, in a form that is the caller's own.
+    /// The lifecycle settings of the client, in a format of the caller.
     pub lifecycle_json: Option<String>,
-    /// When it was asked for, in microseconds since the Unix epoch.
+    /// When it was requested, in microseconds since the Unix epoch.
     pub created_us: i64,
 }
 
-/// Only whether a row is there.
+/// Decoded from a row whose existence is all that matters.
 struct Present;
 
 impl FromColumns for Present {
@@ -123,7 +123,7 @@ impl NodeRows {
         Ok(row)
     }
 
-    /// The agent answered: from `creating` at `version` to `running`, with the times that were told to the client.
+    /// Marks a sandbox as started, from `creating` at `version` to `running`, with the times that the client is sent.
     ///
     /// # Errors
     /// When the database fails.
@@ -151,7 +151,7 @@ impl NodeRows {
         self.sandbox_change(id, "mark a sandbox as started", query).await
     }
 
-    /// Moves a sandbox from `from_version` to `state`. Which moves make sense is for `State::next` to say.
+    /// Sets the state of a sandbox at `from_version`. Whether the transition is legal is checked by `State::next`.
     ///
     /// # Errors
     /// When the database fails.
@@ -173,8 +173,8 @@ impl NodeRows {
         self.sandbox_change(id, "set the state of a sandbox", query).await
     }
 
-    /// Sets the end of a running sandbox, earlier or later: at `from_version`, or at whatever version when none is
-    /// given. One that does not run is [`Change::Stale`].
+    /// Sets the deadline of a running sandbox, earlier or later: at `from_version`, or at any version when none is
+    /// given. A sandbox that does not run is [`Change::Stale`].
     ///
     /// # Errors
     /// When the database fails.
@@ -194,11 +194,11 @@ impl NodeRows {
         .bind(from_version)
         .bind(end_us)
         .bind(self.node.as_str());
-        self.sandbox_change(id, "set the end of a sandbox", query).await
+        self.sandbox_change(id, "set the deadline of a sandbox", query).await
     }
 
-    /// Moves the end of a running sandbox to `end_us` unless it is later already, and returns the row either way. One
-    /// that does not run is [`Change::Stale`].
+    /// Extends the deadline of a running sandbox to `end_us` unless it is later already, and returns the row either
+    /// way. A sandbox that does not run is [`Change::Stale`].
     ///
     /// # Errors
     /// When the database fails.
@@ -212,15 +212,15 @@ impl NodeRows {
         .bind(id.as_str())
         .bind(end_us)
         .bind(self.node.as_str());
-        self.sandbox_change(id, "extend a sandbox", query).await
+        self.sandbox_change(id, "extend the deadline of a sandbox", query).await
     }
 
-    /// Removes a sandbox of this node and returns its last row; none if there is no such sandbox. One that was started is
-    /// counted at its template in the same change, so that the sandboxes of a template are its count and the rows that
-    /// are there.
+    /// Deletes a sandbox of this node and returns its last row; none if there is no such sandbox. A started sandbox is
+    /// counted at its template in the same transaction, so that the count of the template plus its existing rows is the
+    /// number of its sandboxes.
     ///
     /// # Errors
-    /// When the database fails; then the row is still there and nothing was counted.
+    /// When the database fails; then the row still exists and nothing was counted.
     pub async fn sandbox_delete(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
         const WHAT: &str = "delete a sandbox";
         let mut tx = self.store.db.begin(WHAT).await?;
@@ -233,7 +233,7 @@ impl NodeRows {
             .bind(self.node.as_str())
             .fetch_all(&mut *tx)
             .await
-            .map_err(|error| sort(&error, "sandbox", WHAT))?;
+            .map_err(|error| classify(&error, "sandbox", WHAT))?;
         let row: Option<SandboxRow> = rows.first().map(Columns::decode).transpose()?;
         if let Some(row) = row.as_ref().filter(|row| row.state != State::Creating) {
             sqlx::query(
@@ -245,14 +245,14 @@ impl NodeRows {
             .bind(row.started_us)
             .execute(&mut *tx)
             .await
-            .map_err(|error| sort(&error, "template", WHAT))?;
+            .map_err(|error| classify(&error, "template", WHAT))?;
         }
-        tx.commit().await.map_err(|error| sort(&error, "sandbox", WHAT))?;
+        tx.commit().await.map_err(|error| classify(&error, "sandbox", WHAT))?;
         Ok(row)
     }
 
-    /// Every sandbox of this node that is not gone, of every team, for the start of the platform: in all other moments,
-    /// memory knows.
+    /// Every sandbox of this node that is not gone, of every team, for the start of the platform: after that, the
+    /// registry in memory is used.
     ///
     /// # Errors
     /// When the database fails.
@@ -266,7 +266,7 @@ impl NodeRows {
         self.store.db.read_all("list live sandboxes", query).await
     }
 
-    /// Runs a conditional change, and when it hit nothing finds out why.
+    /// Runs a conditional change, and finds out why when it changed nothing.
     async fn sandbox_change(
         &self,
         id: &SandboxId,
@@ -287,7 +287,7 @@ impl NodeRows {
 }
 
 impl Store {
-    /// The sandbox with that id, whoever owns it and whichever node has it.
+    /// The sandbox with that id, of any owner and on any node.
     ///
     /// # Errors
     /// When the database fails.
@@ -297,7 +297,7 @@ impl Store {
     }
 }
 
-/// The row that a new sandbox begins with.
+/// The first row of a new sandbox.
 fn creating(new: NewSandbox, node: NodeId) -> SandboxRow {
     SandboxRow {
         id: new.id,

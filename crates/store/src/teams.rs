@@ -1,4 +1,4 @@
-//! Teams and their users. Everything that is owned belongs to one team, on behalf of one of its users.
+//! Teams and their users. Everything with an owner belongs to one team and was created by one of its users.
 
 use model::id::{TeamId, UserId};
 
@@ -13,11 +13,11 @@ pub struct TeamRow {
     pub id: TeamId,
     /// Its name, unique on this platform.
     pub name: String,
-    /// When it was made, in microseconds since the Unix epoch.
+    /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
 }
 
-/// Somebody who acts for a team.
+/// A member of a team.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserRow {
     /// The id that clients see as `uid`.
@@ -26,7 +26,7 @@ pub struct UserRow {
     pub team_id: TeamId,
     /// The name, unique within the team.
     pub name: String,
-    /// When it was made, in microseconds since the Unix epoch.
+    /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
 }
 
@@ -70,7 +70,7 @@ impl Store {
         Ok(())
     }
 
-    /// The team of that name.
+    /// The team with that name.
     ///
     /// # Errors
     /// When the database fails.
@@ -123,7 +123,7 @@ impl Store {
         self.db.read_optional("find a user", query).await
     }
 
-    /// The user of that name in that team.
+    /// The user with that name in that team.
     ///
     /// # Errors
     /// When the database fails.

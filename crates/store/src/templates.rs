@@ -1,41 +1,41 @@
-//! Templates, the names they answer to, and their builds.
+//! Templates, their aliases, and their builds.
 //!
-//! A template belongs to a team or is global (`base` is). A name is resolved in the caller's own scope first, so a team
-//! may give a global name a meaning of its own, and nobody can change what a name means to others.
+//! A template belongs to a team or is global, as `base` is. A name is resolved in the caller's own scope first, so a
+//! team can override a global name for itself, and no team can change what a name means to others.
 
 use model::id::{BuildId, TeamId, TemplateId};
 
 use crate::Store;
-use crate::error::{StoreError, sort};
+use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 
-/// What a sandbox can be made of.
+/// A template, from which sandboxes are created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateRow {
     /// Its id.
     pub id: TemplateId,
     /// The owning team; none for a global template.
     pub team_id: Option<TeamId>,
-    /// Whether teams other than the owner may start it by its id.
+    /// Whether other teams may use it by its id.
     pub public: bool,
-    /// How many sandboxes that were started from it have ended.
+    /// The number of sandboxes that were started from it and have ended.
     pub spawn_count: i64,
-    /// When the latest of those was started, in microseconds since the Unix epoch.
+    /// The latest start among them, in microseconds since the Unix epoch.
     pub last_spawned_us: Option<i64>,
-    /// When it was made, in microseconds since the Unix epoch.
+    /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
-    /// The names it answers to, sorted.
+    /// Its aliases, sorted.
     pub aliases: Vec<String>,
 }
 
-/// How far a build has come.
+/// The status of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildStatus {
-    /// Accepted or being worked on.
+    /// Accepted or in progress.
     Building,
     /// Sandboxes can be started from it.
     Ready,
-    /// It ended without a result.
+    /// It failed.
     Failed,
 }
 
@@ -60,19 +60,19 @@ impl BuildStatus {
 pub struct BuildRow {
     /// Its id.
     pub id: BuildId,
-    /// The template it is a build of.
+    /// The template of the build.
     pub template_id: TemplateId,
-    /// How far it has come.
+    /// Its status.
     pub status: BuildStatus,
-    /// Cores of a sandbox started from it.
+    /// Cores of its sandboxes.
     pub cpu_count: u32,
-    /// Memory of a sandbox started from it, in MiB.
+    /// Memory of its sandboxes, in MiB.
     pub memory_mb: u32,
-    /// Disk of a sandbox started from it, in MiB.
+    /// Disk of its sandboxes, in MiB.
     pub disk_mb: u32,
-    /// The agent's version it was built with, once known.
+    /// The version of its agent, once known.
     pub agent_version: Option<String>,
-    /// What the node needs to start from it (layers, configuration), in a form that is the caller's own.
+    /// What the node needs to start sandboxes from it (layers, configuration), in a format of the caller.
     pub spec_json: Option<String>,
     /// When it was accepted, in microseconds since the Unix epoch.
     pub created_us: i64,
@@ -80,32 +80,32 @@ pub struct BuildRow {
     pub finished_us: Option<i64>,
 }
 
-/// A template with what its builds and its sandboxes say of it.
+/// A template with a summary of its builds and sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateOverview {
-    /// The template; its sandboxes that live are counted among those that were started.
+    /// The template. Its `spawn_count` includes the started sandboxes that have not ended.
     pub template: TemplateRow,
-    /// When anything of it changed last: it was made, or a build was accepted or ended.
+    /// The last change, in microseconds since the Unix epoch: it was created, or a build was accepted or ended.
     pub updated_us: i64,
-    /// How many builds there are, however they ended.
+    /// The number of its builds, whatever their status.
     pub build_count: i64,
-    /// How far the newest build has come.
+    /// The status of the newest build.
     pub build_status: Option<BuildStatus>,
-    /// The newest build that sandboxes can be started from.
+    /// The newest build with the status ready.
     pub ready: Option<BuildRow>,
 }
 
-/// A place between two builds of a template.
+/// A position in the list of builds of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildCursor {
-    /// `created_us` of the last build before this place.
+    /// `created_us` of the last build before this position.
     pub created_us: i64,
     /// The id of that build.
     pub id: BuildId,
 }
 
-/// Every overview that the team `$1` may have, of the template `$2` if that is one. A sandbox that is being created has
-/// been told to nobody and does not count; one that has ended was added to its template when its row went.
+/// The overviews that the team `$1` may see, or only that of the template `$2`. A sandbox in the state `creating` is
+/// not known to any client and does not count; one that has ended was counted at its template when its row was deleted.
 const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
      t.spawn_count + COALESCE(l.spawns, 0) AS spawn_count, \
      CASE WHEN l.last_us > COALESCE(t.last_spawned_us, 0) THEN l.last_us ELSE t.last_spawned_us END \
@@ -124,8 +124,8 @@ const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
                 WHERE s.state <> 'creating' GROUP BY s.template_id) l ON l.template_id = t.id \
      WHERE (t.team_id = $1 OR t.team_id IS NULL) AND t.id = COALESCE($2, t.id) ORDER BY t.created_us, t.id";
 
-/// Columns of a [`TemplateRow`] from `templates t`. The aliases come as one text with a line each: that needs no
-/// second query, and no alias holds a line break.
+/// Columns of a [`TemplateRow`] from `templates t`. The aliases are one text with a line for each: that needs no
+/// second query, and no alias contains a line break.
 macro_rules! template_columns {
     () => {
         "SELECT t.id, t.team_id, t.is_public, t.spawn_count, t.last_spawned_us, t.created_us, \
@@ -174,7 +174,7 @@ impl FromColumns for TemplateOverview {
                 memory_mb: columns.count("r_memory_mb")?,
                 disk_mb: columns.count("r_disk_mb")?,
                 agent_version: columns.text_opt("r_agent_version")?,
-                // What the node needs is not for whoever looks at a list.
+                // Only needed to start a sandbox, and not part of an overview.
                 spec_json: None,
                 created_us: columns.int("r_created_us")?,
                 finished_us: columns.int_opt("r_finished_us")?,
@@ -210,7 +210,7 @@ impl FromColumns for BuildRow {
 }
 
 impl Store {
-    /// Stores a new template with its aliases, or neither.
+    /// Stores a new template with its aliases, atomically.
     ///
     /// # Errors
     /// [`StoreError::Conflict`] when the id is taken (`template`) or an alias is, in that team or globally (`template
@@ -236,7 +236,7 @@ impl Store {
         .bind(template.created_us)
         .execute(&mut *tx)
         .await
-        .map_err(|error| sort(&error, "template", WHAT))?;
+        .map_err(|error| classify(&error, "template", WHAT))?;
         for alias in &template.aliases {
             sqlx::query("INSERT INTO template_aliases (scope, alias, template_id) VALUES ($1, $2, $3)")
                 .bind(scope)
@@ -244,13 +244,13 @@ impl Store {
                 .bind(template.id.as_str())
                 .execute(&mut *tx)
                 .await
-                .map_err(|error| sort(&error, "template alias", WHAT))?;
+                .map_err(|error| classify(&error, "template alias", WHAT))?;
         }
-        tx.commit().await.map_err(|error| sort(&error, "template", WHAT))?;
+        tx.commit().await.map_err(|error| classify(&error, "template", WHAT))?;
         self.db.sync(WHAT).await
     }
 
-    /// The template with that id, whoever owns it.
+    /// The template with that id, of any owner.
     ///
     /// # Errors
     /// When the database fails.
@@ -259,7 +259,7 @@ impl Store {
         self.db.read_optional("find a template", query).await
     }
 
-    /// The templates that a team may know of, its own and the global ones, oldest first: all of them, or the one with
+    /// The templates that a team may see, its own and the global ones, oldest first: all of them, or only the one with
     /// that id.
     ///
     /// # Errors
@@ -275,8 +275,8 @@ impl Store {
         self.db.read_all("list templates", query).await
     }
 
-    /// What `name` means to a team: its own alias, else a global alias, else a template's id, if that template is the
-    /// team's own, global, or public.
+    /// The template that `name` stands for in a team: by an alias of the team, else by a global alias, else by its id.
+    /// The template must be the team's own, global, or public.
     ///
     /// # Errors
     /// When the database fails.

@@ -1,6 +1,6 @@
 //! Access tokens: a user's own credential for managing keys and teams.
 //!
-//! Stored like API keys, as a hash and a mask. One that is deleted is gone at once, and its row with it.
+//! Stored like API keys, as a hash and a mask. Deleting a token deletes its row.
 
 use model::id::{TeamId, UserId};
 
@@ -14,22 +14,22 @@ use crate::row::{Columns, FromColumns, storable};
 pub struct AccessTokenRow {
     /// A UUID.
     pub id: String,
-    /// The user it speaks for.
+    /// The user it acts for.
     pub user_id: UserId,
-    /// What its owner calls it.
+    /// The name that its owner gave it.
     pub name: String,
     /// The recognisable part of the token.
     pub mask: KeyMask,
-    /// When it was made, in microseconds since the Unix epoch.
+    /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
-    /// When it last let somebody in, as far as that was noted, in microseconds since the Unix epoch.
+    /// The last recorded use, in microseconds since the Unix epoch; none when no use was recorded.
     pub last_used_us: Option<i64>,
 }
 
-/// Who a presented access token speaks for.
+/// The owner of an access token that a request presented.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessTokenOwner {
-    /// The token's id.
+    /// The id of the token.
     pub token_id: String,
     /// The user it belongs to.
     pub user_id: UserId,
@@ -102,7 +102,7 @@ impl Store {
         self.db.read_all("list access tokens", query).await
     }
 
-    /// Who the token with this hash speaks for; none if there is no such token.
+    /// The owner of the token with this hash; none if there is no such token.
     ///
     /// # Errors
     /// When the database fails.
@@ -115,7 +115,7 @@ impl Store {
         self.db.read_optional("find an access token", query).await
     }
 
-    /// Deletes an access token of that user. `false` when the user has no such token.
+    /// Deletes an access token of a user. `false` when the user has no such token.
     ///
     /// # Errors
     /// When the database fails.
@@ -131,7 +131,7 @@ impl Store {
         Ok(deleted > 0)
     }
 
-    /// Notes when an access token let somebody in, unless a later time is noted.
+    /// Records a use of an access token, unless a later one is recorded.
     ///
     /// # Errors
     /// When the database fails.
@@ -141,7 +141,9 @@ impl Store {
         )
         .bind(id)
         .bind(at_us);
-        self.db.write("access token", "note the use of a token", query).await?;
+        self.db
+            .write("access token", "record the use of a token", query)
+            .await?;
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! What is left of a connection when the disk was full. SQLite's own bound on pages stands for the disk: it is set on the
-//! very connection that the store writes with, and goes when that connection goes.
+//! The state of connections after the disk was full. SQLite's limit on pages stands for a full disk: it is set on the
+//! connection that the store writes with, and disappears when that connection is closed.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn team_id() -> TeamId {
     "00000000-0000-4000-8000-000000000001".parse().unwrap()
 }
 
-/// A batch of one entry of that many bytes: the kind of statement that SQLite takes the whole transaction back for.
+/// A batch of one entry of that many bytes. When the disk is full, SQLite rolls the whole transaction back for it.
 fn batch(seq: i64, bytes: usize) -> RecordBatch {
     RecordBatch {
         entries: vec![NewLogEntry {
@@ -40,16 +40,16 @@ async fn open(dir: &tempfile::TempDir) -> Store {
         .unwrap()
 }
 
-/// Lets the database become no larger than it is, as the connection sees it that writes now.
+/// Keeps the database from growing, for the current write connection.
 async fn fill(store: &Store) {
-    // SQLite never sets the bound below the present size.
+    // SQLite never sets the limit below the current size.
     sqlx::raw_sql("PRAGMA max_page_count = 1")
         .execute(&store.db.write)
         .await
         .unwrap();
 }
 
-async fn make_room(store: &Store) {
+async fn free_space(store: &Store) {
     sqlx::raw_sql("PRAGMA max_page_count = 1000000")
         .execute(&store.db.write)
         .await
@@ -57,14 +57,14 @@ async fn make_room(store: &Store) {
 }
 
 #[tokio::test]
-async fn a_full_disk_costs_a_transaction_and_none_that_follow() {
+async fn a_full_disk_fails_one_transaction_and_none_that_follow() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir).await;
     for round in 0..20 {
         fill(&store).await;
         let error = store.records_write(&batch(round, 100_000)).await.unwrap_err();
         assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
-        make_room(&store).await;
+        free_space(&store).await;
         store.records_write(&batch(round, 10)).await.unwrap();
     }
     let all = LogQuery {
@@ -85,11 +85,11 @@ async fn a_full_disk_costs_a_transaction_and_none_that_follow() {
 }
 
 #[tokio::test]
-async fn a_commit_that_fails_leaves_no_transaction() {
+async fn a_failed_commit_leaves_no_open_transaction() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir).await;
     let mut tx = store.db.begin("test").await.unwrap();
-    // A foreign key that is checked at the end only makes the commit itself fail.
+    // A deferred foreign key makes the commit itself fail.
     sqlx::raw_sql(
         "PRAGMA defer_foreign_keys = ON; INSERT INTO users (id, team_id, name, created_us) VALUES ('u', 'none', 'n', 1)",
     )
@@ -102,7 +102,7 @@ async fn a_commit_that_fails_leaves_no_transaction() {
 }
 
 #[tokio::test]
-async fn single_statements_tell_of_a_full_disk_and_go_on_after_it() {
+async fn single_statements_report_a_full_disk_and_work_after_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir).await;
     fill(&store).await;
@@ -114,13 +114,13 @@ async fn single_statements_tell_of_a_full_disk_and_go_on_after_it() {
     let error = store.team_insert(&team).await.unwrap_err();
     assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
     assert!(store.team_by_id(&team.id).await.unwrap().is_none());
-    make_room(&store).await;
+    free_space(&store).await;
     store.team_insert(&team).await.unwrap();
     store.close().await;
 }
 
 #[tokio::test]
-async fn space_is_held_beside_the_lengths_of_files_and_again_once_it_is_used_up() {
+async fn the_reserve_leaves_file_lengths_alone_and_is_renewed_once_used_up() {
     use std::os::unix::fs::MetadataExt;
 
     let dir = tempfile::tempdir().unwrap();
@@ -133,11 +133,11 @@ async fn space_is_held_beside_the_lengths_of_files_and_again_once_it_is_used_up(
     store.reserve_space().await.unwrap();
     assert!(beyond("full.db") >= 16 << 20);
     assert!(beyond("full.db-wal") >= 15 << 20);
-    // Locks of SQLite outlive it: another process finds the database in use, and this one goes on writing.
+    // SQLite's locks survive it: other processes still find the database in use, and this one can write.
     for round in 0..8 {
         store.records_write(&batch(round, 1 << 20)).await.unwrap();
     }
-    // SQLite moves the log into the file, which grows into what is held for it.
+    // SQLite moves the log into the file, which grows into its reserve.
     sqlx::raw_sql("PRAGMA wal_checkpoint(PASSIVE)")
         .execute(&store.db.write)
         .await

@@ -11,7 +11,7 @@ use super::transaction::{WRITE, execute};
 use crate::Store;
 use crate::db::{Query, Transaction};
 use crate::dialect::Engine;
-use crate::error::{StoreError, sort};
+use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 
 /// An entry of a log.
@@ -19,34 +19,34 @@ use crate::row::{Columns, FromColumns, storable};
 pub struct LogRow {
     /// When it happened, in microseconds since the Unix epoch.
     pub at_us: i64,
-    /// Tells entries of one moment apart, and orders them.
+    /// Distinguishes and orders entries of the same time.
     pub seq: i64,
-    /// How much it matters.
+    /// Severity.
     pub level: Level,
-    /// Which part of the platform tells.
+    /// The part of the platform that wrote it.
     pub logger: String,
-    /// One sentence for people.
+    /// The message, one sentence.
     pub message: String,
-    /// The same for programs.
+    /// Structured fields.
     pub fields: BTreeMap<String, String>,
 }
 
-/// An entry that is to be remembered.
+/// An entry to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewLogEntry {
-    /// Whose it is.
+    /// The owning team.
     pub team_id: TeamId,
-    /// The sandbox it is about.
+    /// The sandbox.
     pub sandbox_id: SandboxId,
     /// The entry.
     pub row: LogRow,
 }
 
-/// What one entry takes besides its texts: the key twice, once in the table and once in its index.
+/// The size of an entry besides its texts: the key twice, once in the table and once in its index.
 const ENTRY_OVERHEAD_BYTES: usize = 150;
 
 impl LogRow {
-    /// What the entry counts for, in bytes: about what it takes in the database.
+    /// The accounted size of the entry, in bytes: about what it takes in the database.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let fields: usize = self.fields.iter().map(|(key, value)| key.len() + value.len() + 6).sum();
@@ -55,20 +55,20 @@ impl LogRow {
     }
 }
 
-/// How much a log holds.
+/// The size of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSize {
-    /// Whose it is.
+    /// The owning team.
     pub team_id: TeamId,
     /// The sandbox.
     pub sandbox_id: SandboxId,
-    /// Entries.
+    /// Number of entries.
     pub entries: u64,
-    /// What they count for in bytes, see [`LogRow::bytes`].
+    /// Their accounted size in bytes, see [`LogRow::bytes`].
     pub bytes: u64,
 }
 
-/// In which order entries are read.
+/// The order of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogOrder {
     /// Oldest first.
@@ -77,20 +77,20 @@ pub enum LogOrder {
     Backward,
 }
 
-/// Which entries are wanted.
+/// A query for entries of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogQuery {
-    /// None that are earlier, in microseconds since the Unix epoch.
+    /// Earliest time, in microseconds since the Unix epoch.
     pub from_us: i64,
-    /// None that are later, in microseconds since the Unix epoch.
+    /// Latest time, in microseconds since the Unix epoch.
     pub to_us: i64,
-    /// None that matter less.
+    /// Lowest level.
     pub level: Level,
-    /// Only those whose message contains this, letter for letter. Empty takes all.
+    /// Text that the message must contain, case-sensitive. Empty matches all.
     pub search: String,
-    /// The order, which also says which end the limit cuts off.
+    /// The order, which also decides which end the limit cuts off.
     pub order: LogOrder,
-    /// How many at most.
+    /// Maximum number of entries.
     pub limit: u32,
 }
 
@@ -127,7 +127,7 @@ impl FromColumns for LogSize {
     }
 }
 
-/// A level as a number that orders like it. The numbers are stored: they never change.
+/// A level as a number with the same order. The numbers are stored, so they never change.
 fn level_number(level: Level) -> i64 {
     match level {
         Level::Debug => 0,
@@ -137,7 +137,7 @@ fn level_number(level: Level) -> i64 {
     }
 }
 
-/// Entries per statement. One by one, each costs as much as twenty of them do together.
+/// Entries per statement. A statement with one entry costs as much as one with twenty.
 const ROWS: usize = 32;
 
 /// The statement that inserts [`ROWS`] entries.
@@ -193,7 +193,7 @@ pub(super) async fn insert(tx: &mut Transaction, entries: &[NewLogEntry]) -> Res
     Ok(())
 }
 
-/// What entries add to each log.
+/// The growth of each log by a batch of entries.
 pub(super) fn growth(entries: &[NewLogEntry]) -> Vec<LogSize> {
     let mut of: BTreeMap<(&TeamId, &SandboxId), (u64, u64)> = BTreeMap::new();
     for entry in entries {
@@ -225,12 +225,12 @@ pub(super) async fn note_growth(tx: &mut Transaction, grown: &LogSize) -> Result
     .bind(i64::try_from(grown.bytes).unwrap_or(i64::MAX))
     .fetch_all(&mut **tx)
     .await
-    .map_err(|error| sort(&error, "record", WRITE))?;
+    .map_err(|error| classify(&error, "record", WRITE))?;
     let row = rows.first().expect("an upsert without a condition returns its row");
     Columns::decode(row)
 }
 
-/// `$1` team, `$2` sandbox, `$3` and `$4` the times, `$5` level, `$6` what to look for, `$7` limit.
+/// `$1` team, `$2` sandbox, `$3` and `$4` the times, `$5` level, `$6` the text to search, `$7` limit.
 macro_rules! list_sql {
     ($position:literal, $direction:literal) => {
         concat!(
@@ -247,24 +247,24 @@ macro_rules! list_sql {
 }
 
 const EVICT: &str = "remove the oldest logs";
-const TRIM: &str = "cut the log of a sandbox";
-/// Entries that are removed in one transaction.
+const TRIM: &str = "trim the log of a sandbox";
+/// Entries removed in one transaction.
 const TRIM_SLICE: i64 = 500;
 
-/// Where a log is cut: at its newest entry that goes.
-struct Cut {
+/// Where a log is trimmed: its newest entry to remove.
+struct TrimPoint {
     at_us: i64,
     seq: i64,
-    kept: Kept,
+    rest: LogRest,
 }
 
-/// What is left of a log.
-struct Kept {
+/// The remaining size of a log.
+struct LogRest {
     entries: i64,
     bytes: i64,
 }
 
-/// A sum.
+/// The accounted size of all logs, in bytes.
 struct Total(u64);
 
 impl FromColumns for Total {
@@ -276,19 +276,19 @@ impl FromColumns for Total {
     }
 }
 
-impl FromColumns for Cut {
+impl FromColumns for TrimPoint {
     const TABLE: &'static str = "sandbox_logs";
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self {
             at_us: columns.int("at_us")?,
             seq: columns.int("seq")?,
-            kept: Kept::from_columns(columns)?,
+            rest: LogRest::from_columns(columns)?,
         })
     }
 }
 
-impl FromColumns for Kept {
+impl FromColumns for LogRest {
     const TABLE: &'static str = "sandbox_logs";
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
@@ -310,7 +310,7 @@ impl Store {
         sandbox: &SandboxId,
         query: &LogQuery,
     ) -> Result<Vec<LogRow>, StoreError> {
-        // No message holds a NUL character, so none matches.
+        // No message contains a NUL character, so none matches.
         if query.search.contains('\0') {
             return Ok(Vec::new());
         }
@@ -331,9 +331,8 @@ impl Store {
         self.db.read_all("read the log of a sandbox", statement).await
     }
 
-    /// Cuts a log to its newest entries: no more than `entries`, and none beyond `bytes` counted from the newest. What
-    /// is long is done on a reader or in slices, so that the writer is never held for long; nothing else changes old
-    /// entries in between.
+    /// Trims a log to its newest entries: at most `entries`, of at most `bytes` together. Long operations run on a
+    /// reader or in slices, so that the writer is never held for long; nothing else changes old entries in between.
     ///
     /// # Errors
     /// When the database fails.
@@ -344,7 +343,7 @@ impl Store {
         entries: u64,
         bytes: u64,
     ) -> Result<(), StoreError> {
-        let newest_to_go = sqlx::query(
+        let newest_to_remove = sqlx::query(
             "SELECT at_us, seq, place - 1 AS kept_entries, CAST(total - bytes AS BIGINT) AS kept_bytes FROM \
              (SELECT at_us, seq, bytes, ROW_NUMBER() OVER newest AS place, SUM(bytes) OVER newest AS total \
              FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
@@ -355,12 +354,12 @@ impl Store {
         .bind(sandbox.as_str())
         .bind(i64::try_from(entries).unwrap_or(i64::MAX))
         .bind(i64::try_from(bytes).unwrap_or(i64::MAX));
-        let kept = match self.db.read_optional::<Cut>(TRIM, newest_to_go).await? {
-            Some(cut) => {
-                while self.log_trim_slice(team, sandbox, &cut).await? > 0 {}
-                Some(cut.kept)
+        let rest = match self.db.read_optional::<TrimPoint>(TRIM, newest_to_remove).await? {
+            Some(point) => {
+                while self.log_trim_slice(team, sandbox, &point).await? > 0 {}
+                Some(point.rest)
             }
-            // The log is not too long: a batch that was written twice was counted twice.
+            // The log is within its limits: a batch that was written twice was counted twice.
             None => {
                 let count = sqlx::query(
                     "SELECT COUNT(*) AS kept_entries, CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS kept_bytes \
@@ -368,22 +367,22 @@ impl Store {
                 )
                 .bind(team.as_str())
                 .bind(sandbox.as_str());
-                self.db.read_optional::<Kept>(TRIM, count).await?
+                self.db.read_optional::<LogRest>(TRIM, count).await?
             }
         };
-        let Some(kept) = kept else { return Ok(()) };
+        let Some(rest) = rest else { return Ok(()) };
         let note = sqlx::query(
             "UPDATE sandbox_records SET log_entries = $3, log_bytes = $4 WHERE team_id = $1 AND sandbox_id = $2",
         )
         .bind(team.as_str())
         .bind(sandbox.as_str())
-        .bind(kept.entries)
-        .bind(kept.bytes);
+        .bind(rest.entries)
+        .bind(rest.bytes);
         self.db.write("record", TRIM, note).await?;
         Ok(())
     }
 
-    async fn log_trim_slice(&self, team: &TeamId, sandbox: &SandboxId, cut: &Cut) -> Result<u64, StoreError> {
+    async fn log_trim_slice(&self, team: &TeamId, sandbox: &SandboxId, point: &TrimPoint) -> Result<u64, StoreError> {
         let delete = sqlx::query(
             "DELETE FROM sandbox_logs WHERE (team_id, sandbox_id, at_us, seq) IN \
              (SELECT team_id, sandbox_id, at_us, seq FROM sandbox_logs WHERE team_id = $1 AND sandbox_id = $2 \
@@ -391,13 +390,13 @@ impl Store {
         )
         .bind(team.as_str())
         .bind(sandbox.as_str())
-        .bind(cut.at_us)
-        .bind(cut.seq)
+        .bind(point.at_us)
+        .bind(point.seq)
         .bind(TRIM_SLICE);
         self.db.write("record", TRIM, delete).await
     }
 
-    /// What all logs together count for, in bytes.
+    /// The accounted size of all logs, in bytes.
     ///
     /// # Errors
     /// When the database fails.
@@ -407,8 +406,8 @@ impl Store {
         Ok(total.map_or(0, |Total(bytes)| bytes))
     }
 
-    /// Removes the logs of sandboxes that ended first, of as many as have about `limit` entries together, and says how
-    /// many bytes they counted for; none when no sandbox with a log has ended.
+    /// Removes the logs of the sandboxes that ended first, about `limit` entries in all, and returns their accounted
+    /// size in bytes; none when no sandbox with a log has ended.
     ///
     /// # Errors
     /// When the database fails.
@@ -421,7 +420,7 @@ impl Store {
         let oldest: Vec<LogSize> = self.db.read_all(EVICT, oldest).await?;
         let Some(first) = oldest.first() else { return Ok(None) };
         if first.entries > u64::from(limit) {
-            // In slices, so that the writer is not held for long; the next call removes what is then an empty log.
+            // In slices, so that the writer is not held for long; the next call removes the record of the empty log.
             self.log_trim(&first.team_id, &first.sandbox_id, 0, 0).await?;
             return Ok(Some(first.bytes));
         }
@@ -444,11 +443,11 @@ impl Store {
                 execute(&mut tx, query).await?;
             }
         }
-        tx.commit().await.map_err(|error| sort(&error, "record", EVICT))?;
+        tx.commit().await.map_err(|error| classify(&error, "record", EVICT))?;
         Ok(Some(bytes))
     }
 
-    /// The largest log of all.
+    /// The largest log; none when there are no logs.
     ///
     /// # Errors
     /// When the database fails.
@@ -460,8 +459,8 @@ impl Store {
         self.db.read_optional("find the largest log", query).await
     }
 
-    /// Removes at most `limit` entries of sandboxes that ended by `ended_us`, those that ended first before the others,
-    /// and says how many rows are gone. 0 means that there is nothing left to remove.
+    /// Removes at most `limit` entries of sandboxes that ended by `ended_us`, in the order of their ends, and returns
+    /// the number of removed rows; 0 when there is nothing left to remove.
     ///
     /// # Errors
     /// When the database fails.
@@ -475,9 +474,9 @@ impl Store {
         )
         .bind(ended_us)
         .bind(i64::from(limit));
-        let gone = self.db.write("record", WHAT, entries).await?;
-        if gone > 0 {
-            return Ok(gone);
+        let removed = self.db.write("record", WHAT, entries).await?;
+        if removed > 0 {
+            return Ok(removed);
         }
         let records = sqlx::query(
             "DELETE FROM sandbox_records WHERE (team_id, sandbox_id) IN \

@@ -1,4 +1,4 @@
-//! Metrics of sandboxes, as rows of some minutes each.
+//! Metrics of sandboxes, in rows of some minutes each.
 
 use model::id::{SandboxId, TeamId};
 
@@ -10,7 +10,7 @@ use crate::row::{Columns, FromColumns};
 /// The samples of one sandbox over some minutes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricChunk {
-    /// Whose it is.
+    /// The owning team.
     pub team_id: TeamId,
     /// The sandbox.
     pub sandbox_id: SandboxId,
@@ -18,7 +18,7 @@ pub struct MetricChunk {
     pub from_us: i64,
     /// When the last sample was taken, in microseconds since the Unix epoch.
     pub to_us: i64,
-    /// The samples, in a form that is the caller's own.
+    /// The samples, in a format of the caller.
     pub samples: String,
 }
 
@@ -36,7 +36,7 @@ impl FromColumns for MetricChunk {
     }
 }
 
-/// A number of chunks.
+/// The number of chunks.
 struct Count(u64);
 
 impl FromColumns for Count {
@@ -61,7 +61,7 @@ pub(super) fn insert(chunk: &MetricChunk) -> Query {
 }
 
 impl Store {
-    /// The chunks of a sandbox that may hold samples between two times, both included, oldest first.
+    /// The chunks of a sandbox that may contain samples between two times, both included, oldest first.
     ///
     /// # Errors
     /// When the database fails.
@@ -97,7 +97,7 @@ impl Store {
         self.db.read_optional("read the last metrics of a sandbox", query).await
     }
 
-    /// How many chunks there are.
+    /// The number of chunks of all sandboxes.
     ///
     /// # Errors
     /// When the database fails.
@@ -107,7 +107,8 @@ impl Store {
         Ok(count.map_or(0, |Count(chunks)| chunks))
     }
 
-    /// Removes at most `limit` chunks whose last sample is of `to_us` or before, oldest first, and says how many.
+    /// Removes at most `limit` chunks whose last sample was taken at `to_us` or before, oldest first, and returns how
+    /// many.
     ///
     /// # Errors
     /// When the database fails.

@@ -1,7 +1,7 @@
-//! Statements within the transaction of a batch.
+//! Runs the statements of a transaction on records.
 
 use crate::db::{Query, Transaction};
-use crate::error::{StoreError, sort};
+use crate::error::{StoreError, classify};
 
 pub(super) const WRITE: &str = "write records of sandboxes";
 
@@ -9,6 +9,6 @@ pub(super) async fn execute(tx: &mut Transaction, query: Query) -> Result<(), St
     query
         .execute(&mut **tx)
         .await
-        .map_err(|error| sort(&error, "record", WRITE))?;
+        .map_err(|error| classify(&error, "record", WRITE))?;
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Lists of sandboxes, a page at a time.
 //!
-//! Pages are key-set: the next one begins strictly after a (time, id) pair, so sandboxes that come and go in between
-//! neither hide others nor repeat them. Each state is read on its own, in the order of an index, so that a page costs the
-//! same however many sandboxes are in other states. Metadata is JSON that no query takes apart: the database only leaves
-//! out rows in which the text of a label is not found, and the labels of the others are compared here, over as many rows
-//! as it takes to fill the page.
+//! Keyset pagination: the next page begins strictly after a pair of time and id, so sandboxes that are created or
+//! deleted in between neither hide others nor repeat them. Each state is read separately, in the order of an index, so
+//! the cost of a page does not depend on the sandboxes in other states. Metadata is JSON that queries do not inspect:
+//! the database only excludes rows that do not contain the text of a label, and the labels of the others are compared
+//! here, over as many rows as it takes to fill the page.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -17,38 +17,38 @@ use crate::Store;
 use crate::error::StoreError;
 use crate::row::{Columns, FromColumns};
 
-/// Rows fetched at once when only some of them will match.
+/// Rows per query when only some of them will match.
 const SCAN_ROWS: u32 = 256;
-/// Rows of which only the labels are fetched at once.
+/// Rows per query when only their labels are fetched.
 const COUNT_ROWS: u32 = 2048;
 
-/// Which sandboxes are wanted. The default is all of them.
+/// A filter of sandboxes. The default matches all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SandboxFilter {
     /// Any of these states; every state when empty.
     pub states: Vec<State>,
-    /// All of these labels, with exactly these values.
+    /// Labels that must all be present, with exactly these values.
     pub metadata: BTreeMap<String, String>,
-    /// Made of this template.
+    /// Created from this template.
     pub template: Option<TemplateId>,
     /// Started at this time or later, in microseconds since the Unix epoch.
     pub started_from_us: Option<i64>,
 }
 
-/// In which order sandboxes are listed.
+/// The order of a list of sandboxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Order {
     /// Latest start first; within one microsecond by ascending id.
     #[default]
     Desc,
-    /// The exact reverse.
+    /// The exact reverse of `Desc`.
     Asc,
 }
 
-/// A place between two sandboxes in a list.
+/// A position in a list of sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxCursor {
-    /// `started_us` of the last sandbox before this place.
+    /// `started_us` of the last sandbox before this position.
     pub started_us: i64,
     /// The id of that sandbox.
     pub id: SandboxId,
@@ -57,30 +57,31 @@ pub struct SandboxCursor {
 /// A request for a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxQuery {
-    /// Which sandboxes.
+    /// The filter.
     pub filter: SandboxFilter,
-    /// In which order.
+    /// The order.
     pub order: Order,
-    /// Where to begin; at the beginning when none.
+    /// Where the page begins; none for the first page.
     pub after: Option<SandboxCursor>,
-    /// How many at most.
+    /// Maximum number of sandboxes.
     pub limit: u32,
 }
 
-/// Some sandboxes in order.
+/// One page of sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxPage {
-    /// The sandboxes; as many as the limit allows, unless there are no more.
+    /// The sandboxes: as many as the limit allows, or all that are left.
     pub rows: Vec<SandboxRow>,
     /// Where the next page begins; none when there are no more.
     pub next: Option<SandboxCursor>,
 }
 
-/// Both orders as one text, for one state, because then the index holds the rows in this order: `$1` team, `$2` and
-/// `$3` the cursor, `$4` state, `$5` template, `$6` earliest start, `$7` limit, `$8` a text that is in the labels.
+/// The statement of both orders, for one state, because the index has the rows of a state in this order: `$1` team,
+/// `$2` and `$3` the cursor, `$4` state, `$5` template, `$6` earliest start, `$7` limit, `$8` a text that the labels
+/// contain.
 ///
-/// Where a request names no time, the end of the range of times stands for it: so the index is entered at the right
-/// place, with or without one.
+/// A missing time is replaced by the end of the range of times, so that the index search begins at the right position
+/// with and without one.
 macro_rules! page_sql {
     ($columns:expr, $before:literal, $past:literal, $open:literal, $order:literal) => {
         concat!(
@@ -103,7 +104,7 @@ macro_rules! page_sql {
 
 const DESC: &str = page_sql!(columns!(), "<", ">", "9223372036854775807", "started_us DESC, id ASC");
 const ASC: &str = page_sql!(columns!(), ">", "<", "-9223372036854775807", "started_us ASC, id DESC");
-/// What a count needs of the rows in the usual order.
+/// The columns that a count needs, in the default order.
 const LABELS: &str = page_sql!(
     "id, started_us, metadata_json",
     "<",
@@ -117,8 +118,8 @@ impl SandboxFilter {
         self.metadata.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
-    /// The longest label as [`Store::sandbox_insert`] writes it: a row without this text does not match, so the database
-    /// need not hand it over. A row with it may still not match.
+    /// The longest label as [`crate::nodes::NodeRows::sandbox_insert`] writes it. A row without this text does not
+    /// match, so the database can exclude it; a row with it may still not match.
     fn label_text(&self) -> String {
         let text = |value: &String| serde_json::Value::from(value.as_str()).to_string();
         let labels = self.metadata.iter();
@@ -155,7 +156,7 @@ impl SandboxRow {
     }
 }
 
-/// The part of a row that a filter by labels looks at.
+/// The part of a row that a filter by labels needs.
 struct Labels {
     cursor: SandboxCursor,
     metadata: BTreeMap<String, String>,
@@ -192,12 +193,12 @@ impl Store {
     /// When the database fails.
     pub async fn sandbox_page(&self, team: &TeamId, query: &SandboxQuery) -> Result<SandboxPage, StoreError> {
         let limit = usize::try_from(query.limit).expect("u32 fits in usize on every supported platform");
-        // One more than wanted tells whether there is another page.
+        // One more row than the limit shows whether there is another page.
         let wanted = limit + 1;
         let mut rows: Vec<SandboxRow> = Vec::new();
         let mut after = query.after.clone();
         loop {
-            // The database knows one label; with more of them, some rows may not match after all.
+            // The database filters by one label; with more labels, some of its rows may not match.
             let fetch = if query.filter.metadata.len() <= 1 {
                 query.limit.saturating_add(1)
             } else {
@@ -221,7 +222,7 @@ impl Store {
         Ok(SandboxPage { rows, next })
     }
 
-    /// How many of a team's running sandboxes match; the filter's own states do not count.
+    /// The number of a team's running sandboxes that match; the states of the filter are ignored.
     ///
     /// # Errors
     /// When the database fails.
@@ -254,7 +255,7 @@ impl Store {
         }
     }
 
-    /// The next `fetch` rows, whatever their labels.
+    /// The next `fetch` rows, before the filter by labels.
     async fn sandbox_batch(
         &self,
         team: &TeamId,

@@ -8,34 +8,34 @@ use model::lifecycle::State;
 use crate::error::StoreError;
 use crate::row::{Columns, FromColumns};
 
-/// A sandbox.
+/// A stored sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxRow {
     /// Its id.
     pub id: SandboxId,
-    /// The node that has it; none in a row of a version that did not know nodes, until a node takes it.
+    /// The node it runs on; none in a row of a version that did not know nodes, until a node adopts the row.
     pub node_id: Option<NodeId>,
     /// The owning team.
     pub team_id: TeamId,
-    /// The user that asked for it.
+    /// The user that requested it.
     pub user_id: UserId,
-    /// The template it is made of.
+    /// The template it is created from.
     pub template_id: TemplateId,
     /// The build of that template.
     pub build_id: BuildId,
     /// The template's alias, shown to clients.
     pub alias: Option<String>,
-    /// Where in its life it is.
+    /// Its state in the lifecycle.
     pub state: State,
-    /// Raised by every change of this row; the first is 1.
+    /// Incremented by every change of the row, from 1.
     pub version: i64,
     /// This run of the sandbox: a UUID.
     pub execution_id: String,
-    /// When its agent first answered, in microseconds since the Unix epoch; `created_us` until then.
+    /// When its agent first responded, in microseconds since the Unix epoch; `created_us` until then.
     pub started_us: i64,
-    /// When it is to end, in microseconds since the Unix epoch.
+    /// Its deadline, in microseconds since the Unix epoch.
     pub end_us: i64,
-    /// The latest end that extensions may reach, in microseconds since the Unix epoch. The caller enforces it.
+    /// The latest possible deadline, in microseconds since the Unix epoch. The caller enforces it.
     pub max_end_us: i64,
     /// Cores.
     pub cpu_count: u32,
@@ -47,17 +47,17 @@ pub struct SandboxRow {
     pub agent_version: String,
     /// Labels that the client chose.
     pub metadata: BTreeMap<String, String>,
-    /// Whether the agent asks for a token.
+    /// Whether the agent requires a token.
     pub secure: bool,
-    /// Whether ports answer without a token.
+    /// Whether ports can be reached without a token.
     pub allow_public_traffic: bool,
-    /// What the client asked for, if it asked.
+    /// The requested internet access; none when the request did not set it.
     pub allow_internet_access: Option<bool>,
-    /// The network settings of the client, in a form that is the caller's own.
+    /// The network settings of the client, in a format of the caller.
     pub network_json: Option<String>,
-    /// The lifecycle settings of the client, in a form that is the caller's own.
+    /// The lifecycle settings of the client, in a format of the caller.
     pub lifecycle_json: Option<String>,
-    /// When it was asked for, in microseconds since the Unix epoch.
+    /// When it was requested, in microseconds since the Unix epoch.
     pub created_us: i64,
 }
 
@@ -104,7 +104,7 @@ impl FromColumns for SandboxRow {
     }
 }
 
-/// The labels of a row.
+/// Decodes the labels of a row.
 pub(super) fn metadata(columns: &Columns<'_>) -> Result<BTreeMap<String, String>, StoreError> {
     serde_json::from_str(&columns.text("metadata_json")?).map_err(|_| columns.corrupt("metadata_json"))
 }

@@ -10,7 +10,7 @@ use store::teams::{TeamRow, UserRow};
 use crate::database::Database;
 use crate::samples::{team, team_id, user_id, uuid};
 
-/// Everything that somebody could print of an error.
+/// The error with its whole chain, as `Display` and as `Debug`.
 fn all_of(error: &StoreError) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
@@ -159,7 +159,7 @@ async fn api_key(store: &Store, n: u32, team: u32) -> (ApiKeyRow, KeyHash) {
     (key, hash)
 }
 
-pub(crate) async fn api_keys_are_managed_within_their_team(db: Database) {
+pub(crate) async fn api_keys_can_only_be_changed_by_their_team(db: Database) {
     let store = db.open().await;
     let (own, other) = (team(&store, 1).await, team(&store, 2).await);
     let (key, hash) = api_key(&store, 1, 1).await;
@@ -229,8 +229,8 @@ pub(crate) async fn access_keys(db: Database) {
     store.close().await;
 }
 
-/// SQLite would store a NUL character where PostgreSQL refuses it, so neither is asked.
-pub(crate) async fn text_that_one_engine_refuses(db: Database) {
+/// PostgreSQL refuses NUL characters and SQLite stores them, so the store refuses them before any query.
+pub(crate) async fn nul_characters_are_refused_on_both_engines(db: Database) {
     let store = db.open().await;
     let row = TeamRow {
         id: team_id(1),

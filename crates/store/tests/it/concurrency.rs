@@ -1,4 +1,4 @@
-//! Many writers at once.
+//! Concurrent writers.
 
 use model::lifecycle::State;
 use sqlx::{Executor, Row};
@@ -69,9 +69,9 @@ pub(crate) async fn extensions_never_shorten(db: Database) {
     store.close().await;
 }
 
-/// Two stores on one database are what `ringfence key create` beside a running platform is. Neither may see the other
-/// as an error.
-pub(crate) async fn two_processes_write_at_once(db: Database) {
+/// Two stores on one database, like `ringfence key create` beside a running platform. Neither may cause errors in the
+/// other.
+pub(crate) async fn two_processes_write_at_the_same_time(db: Database) {
     const ROUNDS: u32 = 20;
     let stores = [db.open().await, db.open().await];
     team(&stores[0], 1).await;
@@ -106,12 +106,12 @@ pub(crate) async fn two_processes_write_at_once(db: Database) {
     }
 }
 
-/// A client that hangs up cancels its request at any point, also within a transaction.
-pub(crate) async fn abandoned_changes_leave_no_lock(db: Database) {
+/// A client that disconnects cancels its request at any point, also within a transaction.
+pub(crate) async fn cancelled_changes_leave_no_lock(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     for n in 0..100 {
-        let task = tokio::spawn(abandoned(store.clone(), n));
+        let task = tokio::spawn(insert_template(store.clone(), n));
         for _ in 0..n % 10 {
             tokio::task::yield_now().await;
         }
@@ -120,7 +120,7 @@ pub(crate) async fn abandoned_changes_leave_no_lock(db: Database) {
     }
     for n in 0..100 {
         let template = store.template_by_id(&template_id(n)).await.unwrap();
-        // All of it or nothing.
+        // The template has both aliases or does not exist.
         assert!(template.is_none_or(|row| row.aliases.len() == 2));
     }
     let fresh = template(1000, None, &["fresh"]);
@@ -129,7 +129,7 @@ pub(crate) async fn abandoned_changes_leave_no_lock(db: Database) {
     store.close().await;
 }
 
-async fn abandoned(store: Store, n: u32) {
+async fn insert_template(store: Store, n: u32) {
     let aliases = [format!("a{n}"), format!("b{n}")];
     store
         .template_insert(&template(n, None, &[&aliases[0], &aliases[1]]))
@@ -137,12 +137,12 @@ async fn abandoned(store: Store, n: u32) {
         .unwrap();
 }
 
-/// More often than there are connections, so that one that is lost each time would be missed at the end.
+/// More than there are connections: if each cut lost one, none would be left at the end.
 const CUTS: u32 = 20;
 
-/// An administrator, a restart or a broken network ends a connection in the middle of a transaction. Only PostgreSQL
-/// has connections that others can end.
-pub(crate) async fn a_connection_that_is_cut_in_a_transaction_is_replaced(db: Database) {
+/// An administrator, a restart or a network failure ends a connection in the middle of a transaction. Only PostgreSQL
+/// has connections that another process can end.
+pub(crate) async fn a_connection_lost_in_a_transaction_is_replaced(db: Database) {
     if db.file.is_some() {
         return;
     }
@@ -160,7 +160,7 @@ pub(crate) async fn a_connection_that_is_cut_in_a_transaction_is_replaced(db: Da
     };
     let mut admin = db.raw().await;
     for cut in 0..CUTS {
-        // The transaction begins, and waits at its first row.
+        // The transaction begins, and waits for the lock at its first row.
         admin
             .execute("BEGIN; LOCK TABLE sandbox_metrics IN ACCESS EXCLUSIVE MODE")
             .await

@@ -1,4 +1,4 @@
-//! A fresh database per case, on either engine.
+//! An empty database for each case, on either engine.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::postgres::Server;
 
-/// An engine that makes databases. Dropping it removes them all.
+/// An engine that creates databases. Dropping it removes all of them.
 pub(crate) enum Databases {
     Sqlite(TempDir, AtomicU32),
     Postgres(Server, AtomicU32),
@@ -18,7 +18,7 @@ pub(crate) enum Databases {
 
 /// One empty database.
 pub(crate) struct Database {
-    /// What `Store::open` takes.
+    /// The argument of `Store::open`.
     pub(crate) url: String,
     /// The file, on SQLite.
     pub(crate) file: Option<PathBuf>,
@@ -65,7 +65,7 @@ impl Database {
         Store::open(&self.url).await.unwrap()
     }
 
-    /// A connection beside the store, to look at rows and to damage them.
+    /// A connection beside the store, to inspect and corrupt rows.
     pub(crate) async fn raw(&self) -> AnyConnection {
         let options: AnyConnectOptions = self.url.parse().unwrap();
         AnyConnection::connect_with(&options).await.unwrap()

@@ -9,7 +9,7 @@ use crate::samples::{node_id, sandbox_id, team, team_id};
 
 const EXPIRES_US: i64 = 1_000;
 
-/// A claim of `key` for sandbox `n` by team `team`, made at `created_us`.
+/// A claim of `key` for sandbox `n` by team `team`, at `created_us`.
 fn new(team: u32, key: &str, n: u32, created_us: i64) -> NewIdempotencyKey {
     NewIdempotencyKey {
         team_id: team_id(team),
@@ -41,7 +41,7 @@ fn created() -> StoredResponse {
     }
 }
 
-pub(crate) async fn a_life(db: Database) {
+pub(crate) async fn claim_complete_and_abandon(db: Database) {
     let store = db.open().await;
     let (one, _) = (team(&store, 1).await, team(&store, 2).await);
     let first = new(1, "key", 1, 0);
@@ -111,7 +111,7 @@ pub(crate) async fn a_life(db: Database) {
         Claim::Acquired
     );
 
-    // A restart changes nothing.
+    // The same after a restart.
     store.close().await;
     let store = db.open().await;
     assert_eq!(store.idempotency_by_key(&one, "key").await.unwrap(), Some(done));
@@ -124,7 +124,7 @@ pub(crate) async fn a_life(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn one_of_many_claims_wins(db: Database) {
+pub(crate) async fn one_of_many_concurrent_claims_succeeds(db: Database) {
     let stores = [db.open().await, db.open().await];
     team(&stores[0], 1).await;
     for round in 0..20 {
@@ -153,7 +153,7 @@ pub(crate) async fn one_of_many_claims_wins(db: Database) {
     }
 }
 
-pub(crate) async fn expired_claims_are_free(db: Database) {
+pub(crate) async fn expired_claims_can_be_acquired_again(db: Database) {
     let store = db.open().await;
     let one = team(&store, 1).await;
     for (n, key) in [(1, "a"), (2, "b"), (3, "c")] {
@@ -167,7 +167,7 @@ pub(crate) async fn expired_claims_are_free(db: Database) {
         .idempotency_complete(&one, "a", &sandbox_id(1), &created())
         .await
         .unwrap();
-    // One microsecond before it expires, and then at that moment.
+    // One microsecond before the expiry, and exactly at it.
     let late = new(1, "a", 4, EXPIRES_US);
     let present = store.of_node(node_id(1)).idempotency_claim(&late).await.unwrap();
     assert_eq!(present, Claim::Existing(row(new(1, "a", 1, 1), Some(created()))));
@@ -189,7 +189,7 @@ pub(crate) async fn expired_claims_are_free(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn late_owners_change_nothing(db: Database) {
+pub(crate) async fn former_owners_cannot_change_a_claim(db: Database) {
     let store = db.open().await;
     let one = team(&store, 1).await;
     let claim = store
@@ -216,7 +216,7 @@ pub(crate) async fn late_owners_change_nothing(db: Database) {
             .await
             .unwrap()
     );
-    // What is done stays done.
+    // A completed claim does not change.
     let other = StoredResponse {
         status: 500,
         json: "[]".to_owned(),

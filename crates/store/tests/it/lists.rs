@@ -25,7 +25,7 @@ async fn pages(store: &Store, mut query: SandboxQuery) -> Vec<Vec<u32>> {
         let page = store.sandbox_page(&team_id(1), &query).await.unwrap();
         let numbers = page.rows.iter().map(|row| row.id.as_str()[1..].parse().unwrap());
         pages.push(numbers.collect());
-        assert!(pages.len() < 100, "a list without end");
+        assert!(pages.len() < 100, "an endless list");
         match page.next {
             None => return pages,
             next => query.after = next,
@@ -40,11 +40,11 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         .collect()
 }
 
-pub(crate) async fn pages_follow_each_other_in_both_orders(db: Database) {
+pub(crate) async fn pages_cover_the_list_in_both_orders(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     team(&store, 2).await;
-    // Starts are 1, 1, 1, 2, 2, 2, …: ties are told apart by id.
+    // Starts are 1, 1, 1, 2, 2, 2, …: ties are ordered by id.
     for n in 3..12 {
         running(&store, sandbox(n, 1), i64::from(n / 3)).await;
     }
@@ -69,7 +69,7 @@ pub(crate) async fn pages_follow_each_other_in_both_orders(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn filters_are_all_applied(db: Database) {
+pub(crate) async fn all_filters_are_applied(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
@@ -141,8 +141,8 @@ pub(crate) async fn filters_are_all_applied(db: Database) {
     store.close().await;
 }
 
-/// More rows than one scan fetches, with the matching ones far apart.
-pub(crate) async fn metadata_is_matched_over_many_rows(db: Database) {
+/// More rows than one scan fetches, with few matching ones.
+pub(crate) async fn metadata_is_matched_across_scans(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     for n in 0..600 {
@@ -174,9 +174,9 @@ pub(crate) async fn metadata_is_matched_over_many_rows(db: Database) {
     store.close().await;
 }
 
-/// The database looks for the text of a label: whatever is special in JSON or SQL must not hide it, and a label inside
-/// another label's value is none.
-pub(crate) async fn labels_of_any_text_are_matched_exactly(db: Database) {
+/// The database searches for the text of a label: characters that are special in JSON or SQL must not hide it, and a
+/// label inside the value of another label must not match.
+pub(crate) async fn labels_with_special_characters_are_matched_exactly(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     let texts = [
@@ -219,7 +219,7 @@ pub(crate) async fn labels_of_any_text_are_matched_exactly(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn pages_stay_in_place_while_sandboxes_come_and_go(db: Database) {
+pub(crate) async fn pages_are_stable_while_sandboxes_are_created_and_deleted(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     for n in 1..=6 {
@@ -227,7 +227,7 @@ pub(crate) async fn pages_stay_in_place_while_sandboxes_come_and_go(db: Database
     }
     let mut query = query(SandboxFilter::default(), Order::Desc, 2);
     let first = store.sandbox_page(&team_id(1), &query).await.unwrap();
-    // The sandbox that the cursor names goes, and a newer one comes.
+    // The sandbox of the cursor is deleted, and a newer one is created.
     store.of_node(node_id(1)).sandbox_delete(&sandbox_id(5)).await.unwrap();
     running(&store, sandbox(7, 1), 7).await;
     query.after = first.next;

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use crate::database::Database;
 use crate::samples::{node_id, running, sandbox, sandbox_id, team, uuid};
 
-/// How long a lease lasts here.
+/// Duration of a lease, in microseconds.
 const LEASE_US: i64 = 10;
 
 fn lease(owner: u32, now_us: i64) -> Lease {
@@ -20,7 +20,7 @@ fn lease(owner: u32, now_us: i64) -> Lease {
     }
 }
 
-/// What `owner` asks for at `now_us`.
+/// The request of `owner` for the lease of `node` at `now_us`.
 pub(crate) fn lease_request(node: u32, owner: u32, now_us: i64) -> LeaseRequest {
     LeaseRequest {
         node: node_id(node),
@@ -31,7 +31,7 @@ pub(crate) fn lease_request(node: u32, owner: u32, now_us: i64) -> LeaseRequest 
     }
 }
 
-async fn take(store: &Store, node: u32, owner: u32, now_us: i64) -> LeaseOutcome {
+async fn acquire(store: &Store, node: u32, owner: u32, now_us: i64) -> LeaseOutcome {
     store
         .node_lease_acquire(&lease_request(node, owner, now_us))
         .await
@@ -47,35 +47,35 @@ pub(crate) async fn a_lease_has_one_owner(db: Database) {
         lease: Some(lease(owner, now_us)),
     };
     assert_eq!(store.node_by_id(&node_id(1)).await.unwrap(), None);
-    assert_eq!(take(&store, 1, 1, 100).await, LeaseOutcome::Acquired);
-    // While it is live, nobody else gets it; its owner does.
+    assert_eq!(acquire(&store, 1, 1, 100).await, LeaseOutcome::Acquired);
+    // While it is valid, only its owner can acquire it.
     for now_us in [100, 100 + LEASE_US - 1] {
-        assert_eq!(take(&store, 1, 2, now_us).await, LeaseOutcome::Held(row(1, 100)));
+        assert_eq!(acquire(&store, 1, 2, now_us).await, LeaseOutcome::Held(row(1, 100)));
         assert!(row(1, 100).is_leased(now_us));
     }
-    assert_eq!(take(&store, 1, 1, 105).await, LeaseOutcome::Acquired);
-    assert_eq!(take(&store, 1, 2, 110).await, LeaseOutcome::Held(row(1, 105)));
-    // It goes on for as long as it is renewed, also a little late.
+    assert_eq!(acquire(&store, 1, 1, 105).await, LeaseOutcome::Acquired);
+    assert_eq!(acquire(&store, 1, 2, 110).await, LeaseOutcome::Held(row(1, 105)));
+    // It is valid while it is renewed, even a little late.
     assert!(store.node_lease_renew(&node_id(1), &lease(1, 130)).await.unwrap());
-    assert_eq!(take(&store, 1, 2, 139).await, LeaseOutcome::Held(row(1, 130)));
-    // Another node is another matter.
-    assert_eq!(take(&store, 2, 2, 139).await, LeaseOutcome::Acquired);
-    // When it is over, it is anybody's, and its owner of before finds out.
+    assert_eq!(acquire(&store, 1, 2, 139).await, LeaseOutcome::Held(row(1, 130)));
+    // The lease of another node is independent.
+    assert_eq!(acquire(&store, 2, 2, 139).await, LeaseOutcome::Acquired);
+    // Once it has expired, another owner can acquire it, and the former owner cannot renew it.
     assert!(!row(1, 130).is_leased(140));
-    assert_eq!(take(&store, 1, 2, 140).await, LeaseOutcome::Acquired);
+    assert_eq!(acquire(&store, 1, 2, 140).await, LeaseOutcome::Acquired);
     assert!(!store.node_lease_renew(&node_id(1), &lease(1, 141)).await.unwrap());
     assert!(!store.node_lease_release(&node_id(1), &lease(1, 0).owner).await.unwrap());
     assert!(!store.node_delete(&node_id(1), &lease(1, 0).owner).await.unwrap());
     assert_eq!(store.node_by_id(&node_id(1)).await.unwrap(), Some(row(2, 140)));
-    // Given back, it is free at once.
+    // Once released, it is free immediately.
     assert!(store.node_lease_release(&node_id(1), &lease(2, 0).owner).await.unwrap());
     let free = NodeRow {
         lease: None,
         ..row(2, 0)
     };
     assert_eq!(store.node_by_id(&node_id(1)).await.unwrap(), Some(free));
-    assert_eq!(take(&store, 1, 1, 141).await, LeaseOutcome::Acquired);
-    // A lease that a caller knows to be over, whatever the clocks say.
+    assert_eq!(acquire(&store, 1, 1, 141).await, LeaseOutcome::Acquired);
+    // A lease that the caller knows to have expired, whatever the clocks say.
     let mut request = lease_request(1, 2, 142);
     request.expired_us = 141 + LEASE_US;
     assert_eq!(
@@ -85,26 +85,26 @@ pub(crate) async fn a_lease_has_one_owner(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn one_of_many_takes_a_lease(db: Database) {
+pub(crate) async fn one_of_many_concurrent_requests_acquires_a_lease(db: Database) {
     let stores = [db.open().await, db.open().await];
-    let mut takers = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for owner in 0..8 {
         let store = stores[usize::try_from(owner % 2).unwrap()].clone();
-        takers.spawn(async move { take(&store, 1, owner, 1).await });
+        tasks.spawn(async move { acquire(&store, 1, owner, 1).await });
     }
-    let taken = takers.join_all().await;
-    let winners = taken
+    let outcomes = tasks.join_all().await;
+    let winners = outcomes
         .iter()
         .filter(|outcome| **outcome == LeaseOutcome::Acquired)
         .count();
-    assert_eq!(winners, 1, "{taken:?}");
+    assert_eq!(winners, 1, "{outcomes:?}");
     for store in stores {
         store.close().await;
     }
 }
 
-/// Everything that a server does to rows at its start, while it runs and at `down`, done by the server of another node.
-pub(crate) async fn rows_are_changed_by_their_own_node(db: Database) {
+/// Every change that a server makes at its start, while it runs and at `down`, attempted by the server of another node.
+pub(crate) async fn rows_can_only_be_changed_by_their_node(db: Database) {
     let store = db.open().await;
     let (first, second) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
     let team = team(&store, 1).await;
@@ -141,15 +141,15 @@ pub(crate) async fn rows_are_changed_by_their_own_node(db: Database) {
     assert_eq!(second.sandbox_delete(id).await.unwrap(), None);
     assert_eq!(second.sandbox_delete(&creating.id).await.unwrap(), None);
     store.records_end_orphans(1).await.unwrap();
-    // A node goes with its lease's owner, and not before its rows.
-    assert_eq!(take(&store, 1, 1, 1).await, LeaseOutcome::Acquired);
-    assert_eq!(take(&store, 2, 2, 1).await, LeaseOutcome::Acquired);
+    // A node is removed only by the owner of its lease, and only when it has no rows.
+    assert_eq!(acquire(&store, 1, 1, 1).await, LeaseOutcome::Acquired);
+    assert_eq!(acquire(&store, 2, 2, 1).await, LeaseOutcome::Acquired);
     assert!(!store.node_delete(&node_id(2), &lease(2, 0).owner).await.unwrap());
     second.sandbox_delete(&theirs.id).await.unwrap().unwrap();
     assert!(store.node_delete(&node_id(2), &lease(2, 0).owner).await.unwrap());
     assert!(!store.node_delete(&node_id(1), &lease(2, 0).owner).await.unwrap());
 
-    // As they were, and every team sees its own wherever they are.
+    // The rows are unchanged, and a team sees its sandboxes on every node.
     assert_eq!(first.sandbox_list_live().await.unwrap(), [row.clone(), creating]);
     assert_eq!(store.sandbox_by_id(id).await.unwrap(), Some(row.clone()));
     second.sandbox_insert(sandbox(4, 1)).await.unwrap();
@@ -169,7 +169,7 @@ pub(crate) async fn rows_are_changed_by_their_own_node(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn keys_in_progress_are_of_their_node(db: Database) {
+pub(crate) async fn keys_in_progress_belong_to_their_node(db: Database) {
     let store = db.open().await;
     let (first, second) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
     let team = team(&store, 1).await;
@@ -188,7 +188,7 @@ pub(crate) async fn keys_in_progress_are_of_their_node(db: Database) {
     assert_eq!(row.node_id, Some(node_id(1)));
     assert_eq!(second.idempotency_list_in_progress().await.unwrap(), []);
     assert_eq!(first.idempotency_list_in_progress().await.unwrap(), [row]);
-    // One that has expired is its new owner's.
+    // An expired one belongs to its new owner.
     let late = NewIdempotencyKey {
         created_us: 100,
         expires_us: 200,

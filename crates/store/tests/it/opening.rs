@@ -1,4 +1,4 @@
-//! Opening, migrating, reopening.
+//! Opening, migrating and reopening a database.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::database::Database;
 use crate::nodes::lease_request;
 use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
 
-pub(crate) async fn many_open_a_new_database_at_once(db: Database) {
+pub(crate) async fn many_open_a_new_database_at_the_same_time(db: Database) {
     let mut openings = JoinSet::new();
     for _ in 0..8 {
         let url = db.url.clone();
@@ -59,7 +59,7 @@ pub(crate) async fn a_newer_schema_is_refused(db: Database) {
     );
 }
 
-/// A database as the first release left it.
+/// A database with the schema of the first release.
 pub(crate) async fn an_older_schema_is_migrated(db: Database) {
     if let Some(file) = &db.file {
         fs::File::create(file).unwrap();
@@ -85,8 +85,8 @@ pub(crate) async fn an_older_schema_is_migrated(db: Database) {
     store.close().await;
 }
 
-/// A database as the release left it that did not know nodes: the first node to start has all of its rows.
-pub(crate) async fn rows_of_no_node_are_taken_by_the_first(db: Database) {
+/// A database of a release that did not know nodes: the first node to start gets all of its rows.
+pub(crate) async fn rows_without_a_node_are_adopted_by_the_first_node(db: Database) {
     if let Some(file) = &db.file {
         fs::File::create(file).unwrap();
     }
@@ -116,7 +116,7 @@ pub(crate) async fn rows_of_no_node_are_taken_by_the_first(db: Database) {
     let id = sandbox_id(1);
     let before = store.sandbox_by_id(&id).await.unwrap().unwrap();
     assert_eq!((before.node_id.as_ref(), before.version), (None, 2));
-    // Nobody's: no node may change it before it has taken its lease.
+    // Without a node: no node may change it before acquiring its lease.
     let (first, second) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
     assert_eq!(first.sandbox_delete(&id).await.unwrap(), None);
     for n in [1, 2] {
@@ -139,7 +139,7 @@ pub(crate) async fn rows_survive_a_drop_without_close(db: Database) {
     team(&store, 1).await;
     let row = running(&store, sandbox(1, 1), 5).await;
     if let Some(file) = &db.file {
-        // What lies on disk at this moment is what a kill of the process would leave.
+        // The files on disk now are what a kill of the process would leave.
         let dir = tempfile::tempdir().unwrap();
         let copy = dir.path().join("copy.db");
         fs::copy(file, &copy).unwrap();
@@ -154,7 +154,7 @@ pub(crate) async fn rows_survive_a_drop_without_close(db: Database) {
     again.close().await;
 }
 
-/// The portable subset, checked against the catalogue of each engine.
+/// Checks the portable subset against the catalogue of each engine.
 pub(crate) async fn columns_are_text_or_bigint(db: Database) {
     let store = db.open().await;
     let sql = if db.file.is_some() {
@@ -174,7 +174,7 @@ pub(crate) async fn columns_are_text_or_bigint(db: Database) {
 }
 
 #[tokio::test]
-async fn addresses_of_no_known_form_are_refused() {
+async fn invalid_addresses_are_refused() {
     for url in [
         "",
         "mysql://x",
@@ -198,7 +198,7 @@ async fn an_unreachable_database_is_unavailable() {
 }
 
 #[tokio::test]
-async fn sqlite_files_are_private_and_any_path_will_do() {
+async fn sqlite_files_are_private_and_may_have_any_path() {
     let dir = tempfile::tempdir().unwrap();
     let odd = dir.path().join("a b%20?c#d &é");
     fs::create_dir(&odd).unwrap();
@@ -218,6 +218,6 @@ async fn sqlite_files_are_private_and_any_path_will_do() {
     names.sort();
     assert_eq!(names, ["x?mode=ro.db", "x?mode=ro.db-shm", "x?mode=ro.db-wal"]);
     store.close().await;
-    // A clean end folds the log into the file.
+    // Closing moves the log into the database file.
     assert_eq!(fs::read_dir(&odd).unwrap().count(), 1);
 }

@@ -1,4 +1,4 @@
-//! A PostgreSQL server of our own: on a unix socket in a temporary directory, without TCP, gone when dropped.
+//! A PostgreSQL server for the suite: on a Unix socket in a temporary directory, without TCP, removed when dropped.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,13 +18,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server and waits until it takes connections.
+    /// Starts a server and waits until it accepts connections.
     ///
     /// # Panics
-    /// When the server's program is not installed, or it does not start.
+    /// When PostgreSQL is not installed, or does not start.
     pub(crate) fn start() -> Self {
-        let bin =
-            programs().expect("no PostgreSQL server on this machine; the suite needs it: apt-get install postgresql");
+        let bin = binary_directory()
+            .expect("PostgreSQL is not installed and the suite requires it: apt-get install postgresql");
         let dir = tempfile::Builder::new().prefix("store-pg-").tempdir().unwrap();
         let user = unprivileged_user();
         if let Some((uid, gid)) = user {
@@ -67,19 +67,19 @@ impl Server {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        // From here on, whatever happens, dropping ends the server.
+        // From here on, dropping ends the server in every case.
         let mut server = Self { child, log: None, dir };
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         loop {
             let Some(Ok(line)) = lines.next() else {
-                panic!("PostgreSQL did not start: {said:#?}");
+                panic!("PostgreSQL did not start: {output:#?}");
             };
             if line.contains("ready to accept connections") {
                 break;
             }
-            said.push(line);
+            output.push(line);
         }
-        // Somebody must go on reading, or the server stands still once the pipe is full.
+        // The pipe must be read, or the server blocks once it is full.
         server.log = Some(std::thread::spawn(move || lines.for_each(drop)));
         server
     }
@@ -95,7 +95,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SIGQUIT ends a server at once and, unlike SIGKILL, with its shared memory released.
+        // SIGQUIT ends a server immediately and, unlike SIGKILL, releases its shared memory.
         let sent = kill_process(Pid::from_child(&self.child), Signal::QUIT);
         let ended = self.child.wait();
         if let Some(log) = self.log.take() {
@@ -109,7 +109,7 @@ impl Drop for Server {
 }
 
 /// The directory with `initdb` and `postgres`: Debian's newest, else one on the path.
-fn programs() -> Option<PathBuf> {
+fn binary_directory() -> Option<PathBuf> {
     let mut debian: Vec<PathBuf> = fs::read_dir("/usr/lib/postgresql")
         .map(|entries| entries.flatten().map(|entry| entry.path().join("bin")).collect())
         .unwrap_or_default();
@@ -127,7 +127,7 @@ fn version_of(bin: &Path) -> u32 {
     version.and_then(|name| name.parse().ok()).unwrap_or(0)
 }
 
-/// Whom to run the server as: it refuses root.
+/// The user and group to run the server as when this runs as root, which PostgreSQL refuses.
 fn unprivileged_user() -> Option<(u32, u32)> {
     if !geteuid().is_root() {
         return None;
@@ -146,8 +146,8 @@ fn unprivileged_user() -> Option<(u32, u32)> {
     )
 }
 
-/// A command as that user, which gets SIGQUIT when the thread that started it ends, so that a suite that is killed
-/// takes its server along.
+/// A command as that user, which gets SIGQUIT when the thread that started it ends, so that killing the suite ends its
+/// server.
 fn as_user(user: Option<(u32, u32)>, program: &Path, dir: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]);

@@ -44,7 +44,7 @@ async fn write_log(store: &Store, entries: Vec<NewLogEntry>) -> Vec<LogSize> {
     store.records_write(&batch).await.unwrap()
 }
 
-/// The numbers of the entries that a query finds.
+/// The sequence numbers of the entries that a query returns.
 async fn found(store: &Store, team: u32, sandbox: u32, query: LogQuery) -> Vec<i64> {
     let rows = store
         .log_list(&team_id(team), &sandbox_id(sandbox), &query)
@@ -53,9 +53,9 @@ async fn found(store: &Store, team: u32, sandbox: u32, query: LogQuery) -> Vec<i
     rows.iter().map(|row| row.seq).collect()
 }
 
-pub(crate) async fn entries_come_back_as_asked(db: Database) {
+pub(crate) async fn log_queries_apply_every_filter(db: Database) {
     let store = db.open().await;
-    // More than one statement's worth, and not a multiple of it.
+    // More entries than one statement inserts, and not a multiple of that.
     write_log(&store, (0..100).map(|n| entry(1, 1, n)).collect()).await;
     let rows = store
         .log_list(&team_id(1), &sandbox_id(1), &everything())
@@ -93,7 +93,7 @@ pub(crate) async fn entries_come_back_as_asked(db: Database) {
     for (search, want) in [
         ("Entry 7", vec![7, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79]),
         ("Entry 7 ", vec![7]),
-        // Letter for letter: neither of these is a pattern, and case counts.
+        // Neither of these is a pattern, and the search is case-sensitive.
         ("Entry 7_", vec![]),
         ("%", (0..100).collect()),
         ("entry 7", vec![]),
@@ -109,7 +109,7 @@ pub(crate) async fn entries_come_back_as_asked(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn teams_read_their_own(db: Database) {
+pub(crate) async fn teams_read_only_their_own_records(db: Database) {
     let store = db.open().await;
     let chunk = |team, from_us| MetricChunk {
         team_id: team_id(team),
@@ -118,7 +118,7 @@ pub(crate) async fn teams_read_their_own(db: Database) {
         to_us: from_us + 10,
         samples: format!("of {team}"),
     };
-    // Ids of sandboxes do not repeat in life; here they do, to show that the team is a part of the key.
+    // Ids of sandboxes do not repeat in practice; here they do, to show that the team is part of the key.
     let batch = RecordBatch {
         entries: vec![entry(1, 1, 1), entry(2, 1, 2)],
         chunks: vec![chunk(1, 0), chunk(2, 0)],
@@ -136,7 +136,7 @@ pub(crate) async fn teams_read_their_own(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn a_batch_written_twice_is_there_once(db: Database) {
+pub(crate) async fn a_batch_written_twice_is_stored_once(db: Database) {
     let store = db.open().await;
     let batch = RecordBatch {
         entries: (0..40).map(|n| entry(1, 1, n)).collect(),
@@ -152,7 +152,7 @@ pub(crate) async fn a_batch_written_twice_is_there_once(db: Database) {
     store.records_write(&batch).await.unwrap();
     store.records_write(&batch).await.unwrap();
     store.close().await;
-    // A restart changes nothing.
+    // The same after a restart.
     let store = db.open().await;
     assert_eq!(found(&store, 1, 1, everything()).await.len(), 40);
     let chunks = store.metric_list(&team_id(1), &sandbox_id(1), 0, 9).await.unwrap();
@@ -160,7 +160,7 @@ pub(crate) async fn a_batch_written_twice_is_there_once(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn logs_are_cut_at_their_old_end(db: Database) {
+pub(crate) async fn the_oldest_entries_of_a_log_are_trimmed(db: Database) {
     let store = db.open().await;
     let size = |entries: u64, bytes| {
         vec![LogSize {
@@ -177,13 +177,13 @@ pub(crate) async fn logs_are_cut_at_their_old_end(db: Database) {
     assert_eq!(grown, size(10, 10 * each));
     write_log(&store, vec![entry(2, 2, 1)]).await;
 
-    // Nothing is over the bounds.
+    // Within both limits.
     store
         .log_trim(&team_id(1), &sandbox_id(1), 10, 10 * each)
         .await
         .unwrap();
     assert_eq!(found(&store, 1, 1, everything()).await.len(), 10);
-    // By number.
+    // By the number of entries.
     store.log_trim(&team_id(1), &sandbox_id(1), 8, u64::MAX).await.unwrap();
     assert_eq!(found(&store, 1, 1, everything()).await, (12..20).collect::<Vec<_>>());
     // By size: a byte short of six entries keeps five.
@@ -194,7 +194,7 @@ pub(crate) async fn logs_are_cut_at_their_old_end(db: Database) {
     assert_eq!(found(&store, 1, 1, everything()).await, (15..20).collect::<Vec<_>>());
     let grown = write_log(&store, vec![entry(1, 1, 20)]).await;
     assert_eq!(grown, size(6, 6 * each));
-    // What was written twice is counted once, after the next cut at the latest.
+    // An entry that was written twice is counted once, after the next trim at the latest.
     assert_eq!(write_log(&store, vec![entry(1, 1, 20)]).await, size(7, 7 * each));
     store.log_trim(&team_id(1), &sandbox_id(1), 6, u64::MAX).await.unwrap();
     assert_eq!(write_log(&store, vec![entry(1, 1, 21)]).await, size(7, 7 * each));
@@ -207,7 +207,7 @@ pub(crate) async fn logs_are_cut_at_their_old_end(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn logs_age_from_the_end_of_their_sandbox(db: Database) {
+pub(crate) async fn log_retention_begins_at_the_end_of_the_sandbox(db: Database) {
     let store = db.open().await;
     for (sandbox, ended_us) in [(1, Some(100)), (2, Some(200)), (3, None)] {
         let batch = RecordBatch {
@@ -229,7 +229,7 @@ pub(crate) async fn logs_age_from_the_end_of_their_sandbox(db: Database) {
     };
     assert_eq!(store.log_purge(99, 100).await.unwrap(), 0);
     assert_eq!(left().await, [5, 5, 5]);
-    // In slices, and what remembers the log goes last.
+    // In slices; the record of the log is removed last.
     assert_eq!(store.log_purge(100, 3).await.unwrap(), 3);
     assert_eq!(left().await, [2, 5, 5]);
     assert_eq!(store.log_purge(100, 3).await.unwrap(), 2);
@@ -237,7 +237,7 @@ pub(crate) async fn logs_age_from_the_end_of_their_sandbox(db: Database) {
     assert_eq!(store.log_purge(100, 3).await.unwrap(), 0);
     assert_eq!(left().await, [0, 5, 5]);
 
-    // A sandbox that is gone without a word ends when that is noticed, once; one that lives does not.
+    // A sandbox whose end was not recorded ends once, when that is noticed; a running one does not.
     team(&store, 1).await;
     running(&store, sandbox(3, 1), 5).await;
     assert_eq!(store.records_end_orphans(300).await.unwrap(), 0);
@@ -251,7 +251,7 @@ pub(crate) async fn logs_age_from_the_end_of_their_sandbox(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn metrics_are_found_by_overlap_and_age_alone(db: Database) {
+pub(crate) async fn metrics_are_found_by_overlap_and_purged_by_age(db: Database) {
     let store = db.open().await;
     let chunks: Vec<MetricChunk> = (0..3)
         .map(|n| MetricChunk {
@@ -292,7 +292,7 @@ pub(crate) async fn metrics_are_found_by_overlap_and_age_alone(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn the_logs_of_those_that_ended_first_are_evicted(db: Database) {
+pub(crate) async fn logs_of_the_sandboxes_that_ended_first_are_evicted(db: Database) {
     let store = db.open().await;
     assert_eq!(store.log_total().await.unwrap(), 0);
     assert_eq!(store.log_evict(500).await.unwrap(), None);
@@ -313,7 +313,7 @@ pub(crate) async fn the_logs_of_those_that_ended_first_are_evicted(db: Database)
     assert_eq!(store.log_total().await.unwrap(), 730 * each);
     let largest = store.log_largest().await.unwrap().unwrap();
     assert_eq!((largest.sandbox_id, largest.bytes), (sandbox_id(2), 700 * each));
-    // Too long for one transaction: cut first, and removed with the next ones that fit.
+    // Too long for one transaction: trimmed first, and removed with the next ones that fit.
     assert_eq!(store.log_evict(500).await.unwrap(), Some(700 * each));
     assert!(found(&store, 1, 2, everything()).await.is_empty());
     assert_eq!(found(&store, 1, 4, everything()).await.len(), 5);
@@ -321,7 +321,7 @@ pub(crate) async fn the_logs_of_those_that_ended_first_are_evicted(db: Database)
     assert!(found(&store, 1, 4, everything()).await.is_empty());
     assert_eq!(found(&store, 1, 1, everything()).await.len(), 5);
     assert_eq!(store.log_evict(500).await.unwrap(), Some(5 * each));
-    // What still runs is nobody's to evict.
+    // The log of a running sandbox is not evicted.
     assert_eq!(store.log_evict(500).await.unwrap(), None);
     assert_eq!(found(&store, 1, 3, everything()).await.len(), 20);
     assert_eq!(store.log_total().await.unwrap(), 20 * each);

@@ -1,4 +1,4 @@
-//! Rows to begin with.
+//! Sample rows.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The life of one sandbox's row.
+//! The row of one sandbox.
 
 use model::lifecycle::State;
 use store::Change;
@@ -8,7 +8,7 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 use crate::database::Database;
 use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
 
-pub(crate) async fn every_field_comes_back(db: Database) {
+pub(crate) async fn every_field_round_trips(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     let plain = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
@@ -38,16 +38,16 @@ pub(crate) async fn every_field_comes_back(db: Database) {
     assert_eq!(store.sandbox_by_id(&sandbox_id(3)).await.unwrap(), None);
     let error = store.of_node(node_id(1)).sandbox_insert(new).await.unwrap_err();
     assert!(matches!(error, StoreError::Conflict { what: "sandbox" }), "{error:?}");
-    let nobody = NewSandbox {
+    let unowned = NewSandbox {
         team_id: team_id(9),
         ..sandbox(4, 1)
     };
-    let error = store.of_node(node_id(1)).sandbox_insert(nobody).await.unwrap_err();
+    let error = store.of_node(node_id(1)).sandbox_insert(unowned).await.unwrap_err();
     assert!(matches!(error, StoreError::Dangling { what: "sandbox" }), "{error:?}");
     store.close().await;
 }
 
-pub(crate) async fn a_life(db: Database) {
+pub(crate) async fn insert_start_stop_and_delete(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     let created = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
@@ -86,7 +86,7 @@ pub(crate) async fn a_life(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn changes_from_an_old_view_are_stale(db: Database) {
+pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     let row = running(&store, sandbox(1, 1), 5).await;
@@ -117,7 +117,7 @@ pub(crate) async fn changes_from_an_old_view_are_stale(db: Database) {
     );
     assert_eq!(store.sandbox_by_id(id).await.unwrap().as_ref(), Some(&row));
 
-    // A client extends after the reaper looked: the reaper's decision does not count.
+    // A client extends the deadline after the reaper has read it: the change of the reaper is stale.
     let extended = store
         .of_node(node_id(1))
         .sandbox_extend_end(id, row.end_us + 1)
@@ -133,7 +133,7 @@ pub(crate) async fn changes_from_an_old_view_are_stale(db: Database) {
             .unwrap(),
         Change::Stale
     );
-    // An extension that changes nothing does not make anybody's view old.
+    // An extension that changes nothing does not raise the version.
     let same = store
         .of_node(node_id(1))
         .sandbox_extend_end(id, row.end_us)
@@ -169,7 +169,7 @@ pub(crate) async fn changes_from_an_old_view_are_stale(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn ends_move_only_while_running(db: Database) {
+pub(crate) async fn deadlines_change_only_while_running(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     let created = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
@@ -222,7 +222,7 @@ pub(crate) async fn ends_move_only_while_running(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn corrupt_rows_are_named(db: Database) {
+pub(crate) async fn errors_name_the_corrupt_column(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     let row = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Templates, their names and builds.
+//! Templates, their aliases and builds.
 
 use model::lifecycle::State;
 use store::Change;
@@ -54,7 +54,7 @@ pub(crate) async fn names_are_resolved_in_scope_order(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn a_taken_alias_leaves_no_template(db: Database) {
+pub(crate) async fn a_conflicting_alias_rolls_the_template_back(db: Database) {
     let store = db.open().await;
     let team = team(&store, 1).await;
     store.template_insert(&template(1, None, &["base"])).await.unwrap();
@@ -76,7 +76,7 @@ pub(crate) async fn a_taken_alias_leaves_no_template(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn spawns_are_counted(db: Database) {
+pub(crate) async fn started_sandboxes_are_counted(db: Database) {
     let store = db.open().await;
     let (team, other) = (team(&store, 1).await, team(&store, 2).await);
     for row in [template(1, None, &["base"]), template(2, Some(&team), &[])] {
@@ -87,7 +87,7 @@ pub(crate) async fn spawns_are_counted(db: Database) {
         (seen[0].template.spawn_count, seen[0].template.last_spawned_us)
     };
     assert_eq!(spawns(1).await, (0, None));
-    // Who is being created does not count, and never did if it fails.
+    // A sandbox that is being created does not count, neither before nor after it fails.
     store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
     assert_eq!(spawns(1).await, (0, None));
     store
@@ -97,7 +97,7 @@ pub(crate) async fn spawns_are_counted(db: Database) {
         .unwrap()
         .unwrap();
     assert_eq!(spawns(1).await, (0, None));
-    // Of every team, whether they live or have ended, in whatever order they end.
+    // Sandboxes of every team, running or ended, in any order of their ends.
     let late = running(&store, sandbox(2, 1), 70).await;
     running(&store, sandbox(3, 2), 50).await;
     assert_eq!(spawns(1).await, (2, Some(70)));
@@ -118,7 +118,7 @@ pub(crate) async fn spawns_are_counted(db: Database) {
     assert_eq!(spawns(2).await, (0, None));
     let seen = store.template_overviews(&other, None).await.unwrap();
     assert_eq!(seen.len(), 1);
-    // A template that is gone takes nothing with it.
+    // A sandbox can be deleted when its template no longer exists.
     let orphan = NewSandbox {
         template_id: template_id(9),
         ..sandbox(5, 1)
@@ -137,7 +137,7 @@ pub(crate) async fn spawns_are_counted(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn builds_are_told_newest_first(db: Database) {
+pub(crate) async fn builds_are_listed_newest_first(db: Database) {
     let store = db.open().await;
     let team = team(&store, 1).await;
     store.template_insert(&template(1, None, &["b", "a"])).await.unwrap();
@@ -187,7 +187,7 @@ pub(crate) async fn builds_are_told_newest_first(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn the_newest_ready_build_counts(db: Database) {
+pub(crate) async fn the_newest_ready_build_is_found(db: Database) {
     let store = db.open().await;
     store.template_insert(&template(1, None, &[])).await.unwrap();
     assert_eq!(store.build_latest_ready(&template_id(1)).await.unwrap(), None);

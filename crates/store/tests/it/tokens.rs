@@ -18,7 +18,7 @@ fn token(n: u32, user: u32) -> AccessTokenRow {
     }
 }
 
-pub(crate) async fn a_life(db: Database) {
+pub(crate) async fn insert_find_list_and_delete(db: Database) {
     let store = db.open().await;
     let own = team(&store, 1).await;
     team(&store, 2).await;
@@ -66,7 +66,7 @@ pub(crate) async fn a_life(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn uses_are_noted_forwards(db: Database) {
+pub(crate) async fn the_latest_use_is_recorded(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     let token = token(1, 1);

@@ -1,6 +1,6 @@
-//! Identifiers, each of a type of its own and valid by construction.
+//! Identifiers: one type for each kind, valid by construction.
 //!
-//! The formats are what existing clients parse: a sandbox id has no dash because it is a part of a host label
+//! The formats are what existing clients parse: a sandbox id has no dash because it is part of a host label
 //! (`<port>-<id>.<domain>`), and API keys are `e2b_` + hexadecimal because older SDKs check that before any call.
 
 use std::fmt;
@@ -8,11 +8,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A string that is not an id of the wanted kind.
+/// A string that is not an id of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid {kind}: {why}")]
 pub struct InvalidId {
-    /// What was wanted, in words fit for a client, e.g. `sandbox ID`.
+    /// The expected kind, in words for a client, e.g. `sandbox ID`.
     pub kind: &'static str,
     /// What is wrong with the input.
     pub why: &'static str,
@@ -86,23 +86,19 @@ fn uuid_shape(text: &str) -> Result<(), &'static str> {
             8 | 13 | 18 | 23 => *b == b'-',
             _ => b.is_ascii_digit() || (b'a'..=b'f').contains(b),
         });
-    if ok {
-        Ok(())
-    } else {
-        Err("it must be a lower-case UUID")
-    }
+    if ok { Ok(()) } else { Err("must be a lower-case UUID") }
 }
 
 text_id!(
-    /// A sandbox: `i` and 20 characters of `[a-z0-9]`. Accepted more widely (`[a-z0-9]`, at most 60 characters,
-    /// which is what fits in a host label beside a port), because an id that nobody issued is simply not found.
+    /// A sandbox: `i` and 20 characters of `[a-z0-9]`. Any `[a-z0-9]` of at most 60 characters is accepted, which is
+    /// what fits in a host label beside a port: an id that was never issued is simply not found.
     SandboxId,
     "sandbox ID",
     |text| {
         if !lower_alphanumeric(text) {
-            return Err("it must consist of lower-case letters and digits");
+            return Err("must consist of lower-case letters and digits");
         }
-        if text.len() > 60 { Err("it is longer than 60 characters") } else { Ok(()) }
+        if text.len() > 60 { Err("must not be longer than 60 characters") } else { Ok(()) }
     }
 );
 
@@ -116,21 +112,22 @@ impl SandboxId {
     /// Reads an id as clients send it in a path: older ones append `-` and a client id, which is dropped.
     ///
     /// # Errors
-    /// When the text before the dash is no id, or there is more than one dash.
+    /// When the text before the dash is not an id, or there is more than one dash.
     pub fn from_path(text: &str) -> Result<Self, InvalidId> {
         match text.split_once('-') {
             None => text.parse(),
             Some((id, client)) if lower_alphanumeric(client) => id.parse(),
             Some(_) => Err(InvalidId {
                 kind: "sandbox ID",
-                why: "only one dash and a client id may follow the id",
+                why: "only one dash and a client ID may follow the ID",
             }),
         }
     }
 }
 
 text_id!(
-    /// A disk of a sandbox: `d` and 20 characters of `[a-z0-9]`. Disks of versions before had small numbers.
+    /// A disk of a sandbox: `d` and 20 characters of `[a-z0-9]`. A number of at most 4 digits is the id of a
+    /// disk of an older version.
     DiskId,
     "disk ID",
     |text| {
@@ -139,7 +136,7 @@ text_id!(
         if is_number || (random.len() == 20 && lower_alphanumeric(random)) {
             Ok(())
         } else {
-            Err("it must be `d` and 20 lower-case letters and digits")
+            Err("must be `d` and 20 lower-case letters and digits")
         }
     }
 );
@@ -160,7 +157,7 @@ text_id!(
         if text.len() == 20 && lower_alphanumeric(text) {
             Ok(())
         } else {
-            Err("it must be 20 lower-case letters and digits")
+            Err("must be 20 lower-case letters and digits")
         }
     }
 );
@@ -186,11 +183,12 @@ text_id!(
     UserId, "user ID", uuid_shape
 );
 text_id!(
-    /// A node, the host of a data directory: a UUID that stays the same for as long as the directory does.
+    /// A node, which is one data directory on a host: a UUID that stays the same for the life of the directory.
     NodeId, "node ID", uuid_shape
 );
 text_id!(
-    /// Who owns a node: a UUID of one data directory in one place, of which the directory's lock lets one server run.
+    /// The owner of a node's lease: a UUID of one data directory in one place. The directory's lock allows one server
+    /// there.
     OwnerId, "owner ID", uuid_shape
 );
 
@@ -199,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sandbox_ids_are_checked() {
+    fn sandbox_ids_are_validated() {
         for (text, ok) in [
             ("i0123456789abcdefghij", true),
             ("abc", true),
@@ -219,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn disk_ids_are_checked() {
+    fn disk_ids_are_validated() {
         let id = DiskId::from_random(&[7; 20]);
         assert_eq!(id.as_str().parse().as_ref(), Ok(&id));
         for (text, ok) in [
@@ -239,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_client_suffix_is_dropped() {
+    fn the_client_id_of_older_sdks_is_dropped() {
         for (text, want) in [
             ("iabc", Some("iabc")),
             ("iabc-6532622b", Some("iabc")),

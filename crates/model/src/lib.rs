@@ -1,4 +1,4 @@
-//! The vocabulary of the platform: ids, limits, resources, levels of a log and the life of a sandbox.
+//! The vocabulary of the platform: ids, limits, resources, log levels and the lifecycle of a sandbox.
 //!
 //! Invariant: this crate is pure and total. No I/O, no async, no clock, no SQL, no HTTP: randomness and time are
 //! arguments, and every function returns for every input.

@@ -1,17 +1,17 @@
 //! Limits of the API, each with its origin.
 
-/// Lifetime of a sandbox created by `POST /sandboxes` without `timeout`, in seconds (API contract).
+/// Default timeout of `POST /sandboxes`, in seconds (API contract).
 pub const DEFAULT_TIMEOUT_V1_S: u32 = 15;
-/// Lifetime of a sandbox created by `POST /v2/sandboxes`, or connected to by the v2 path, without `timeout`, in
-/// seconds (what the SDKs that call those paths document).
+/// Default timeout of `POST /v2/sandboxes` and of the v2 path to connect, in seconds (documented by the SDKs that call
+/// those paths).
 pub const DEFAULT_TIMEOUT_V2_S: u32 = 300;
 /// Shortest effective `duration` of a refresh, in seconds; smaller or missing values are raised to it.
 pub const REFRESH_FLOOR_S: u32 = 15;
 /// Longest `duration` of a refresh, in seconds (API contract).
 pub const REFRESH_MAX_S: u32 = 3600;
-/// Smallest and largest page of a list (API contract).
+/// Smallest and largest page size of a list (API contract).
 pub const LIST_LIMIT: std::ops::RangeInclusive<u32> = 1..=100;
-/// Largest number of `injections` and of `resources` on a create (API contract).
+/// Maximum number of `injections` and of `resources` in a create request (API contract).
 pub const ATTACHMENTS_MAX: usize = 20;
 /// Largest body of an API request, in bytes (16 MiB, what the existing platform accepts).
 pub const BODY_MAX_BYTES: usize = 16 * 1024 * 1024;

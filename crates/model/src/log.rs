@@ -19,7 +19,7 @@ pub enum Level {
     Error,
 }
 
-/// A word that is not the name of a [`Level`].
+/// The error for a text that is not the name of a [`Level`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("must be debug, info, warn or error")]
 pub struct UnknownLevel;
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_read_back_and_ordered() {
+    fn levels_round_trip_and_are_ordered() {
         for level in Level::ALL {
             assert_eq!(level.as_str().parse(), Ok(level));
             assert_eq!(serde_json::to_value(level).unwrap(), level.as_str());

@@ -1,4 +1,4 @@
-//! What a sandbox is to be.
+//! The specification of a sandbox.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,15 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{BuildId, TemplateId};
 
-/// What a sandbox is to be: what it is made of, how long it lives, what it may use, and how it is reached. Whoever asks
-/// for it, and which id it gets, is not part of it.
+/// The specification of a sandbox: template, lifetime, resources and network. Its id and its owner are not part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxSpec {
-    /// The template it is made of.
+    /// The template it is created from.
     pub template: TemplateId,
     /// The build of that template.
     pub build: BuildId,
-    /// The name of the template that is shown for it.
+    /// The name of the template that clients are shown.
     pub alias: Option<String>,
     /// Cores.
     pub cpu_count: u32,
@@ -23,39 +22,39 @@ pub struct SandboxSpec {
     pub memory_mb: u32,
     /// Disk, in MiB.
     pub disk_mb: u32,
-    /// The version of its agent, as far as it is known before the agent answers.
+    /// The expected version of its agent, until the agent reports its own.
     pub agent_version: String,
-    /// Seconds from the moment it runs until it ends, unless that is changed.
+    /// Time from the start until the deadline, in seconds, unless the deadline is changed.
     pub timeout_s: u32,
-    /// Seconds from its start that no change of its end may exceed.
+    /// Longest time from the start to the deadline after any change, in seconds.
     pub max_lifetime_s: u32,
-    /// Labels.
+    /// Labels that the client chose.
     pub metadata: BTreeMap<String, String>,
-    /// Environment of its processes.
+    /// Environment variables of its processes.
     pub env_vars: EnvVars,
-    /// Whether its agent asks for a token.
+    /// Whether its agent requires a token.
     pub secure: bool,
-    /// What was asked for about the internet, if anything was.
+    /// The requested internet access; none when the request did not set it.
     pub allow_internet_access: Option<bool>,
-    /// How it is reached, if anything was asked for.
+    /// The requested network settings; none when the request had none.
     pub network: Option<NetworkSpec>,
 }
 
-/// How a sandbox is reached. A column stores it as JSON, and clients are shown that.
+/// The network settings of a sandbox. A column stores them as JSON, which clients are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
-    /// Whether its ports answer without a token.
+    /// Whether its ports can be reached without a token.
     pub allow_public_traffic: bool,
 }
 
-/// Environment variables, whose values no log shows and no row holds: they may be secrets.
+/// Environment variables. Their values may be secrets, so they are neither logged nor stored.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EnvVars(BTreeMap<String, String>);
 
 impl EnvVars {
-    /// The variables of a map; none when a name is empty or has an `=`, or a NUL is in a name or a value, for no process
-    /// can have such a variable.
+    /// Environment variables from a map; none when a name is empty or contains `=`, or a name or a value contains NUL:
+    /// no process can have such a variable.
     #[must_use]
     pub fn new(variables: BTreeMap<String, String>) -> Option<Self> {
         let is_variable = |(name, value): (&String, &String)| {
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_process_can_have_is_no_variable() {
+    fn invalid_environment_variables_are_refused() {
         let one = |name: &str, value: &str| EnvVars::new([(name.to_owned(), value.to_owned())].into());
         assert!(EnvVars::new(BTreeMap::new()).is_some());
         assert!(one("A", "a=b").is_some() && one("A", "").is_some() && one("é ", "\n").is_some());
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_is_printed() {
+    fn debug_output_shows_no_value() {
         let vars = EnvVars::new([("TOKEN".to_owned(), "a secret".to_owned())].into()).expect("a variable");
         assert_eq!(format!("{vars:?}"), "EnvVars(1)");
     }

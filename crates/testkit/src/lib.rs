@@ -1,6 +1,6 @@
-//! What the tests and benches of several crates share. No release contains it.
+//! Code shared by the tests and benchmarks of several crates. Not part of a release.
 
-#![expect(clippy::disallowed_methods, reason = "what it starts ends with the test")]
+#![expect(clippy::disallowed_methods, reason = "its tasks and processes end with the test")]
 
 pub mod node;
 pub mod privileged;

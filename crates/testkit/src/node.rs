@@ -1,4 +1,4 @@
-//! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, and behaves as it is told to.
+//! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -15,76 +15,76 @@ use protocol::node::{
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 
-/// What a failing node says. Clients must never see it.
+/// The message of a failing node. Clients must never see it.
 pub const SECRET: &str = "a secret of the operator";
 
-/// What the node does when it is asked to.
+/// How the node responds to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
-    /// It does it.
+    /// It succeeds.
     Works,
     /// It fails.
     Fails,
-    /// It has no room.
+    /// It fails because the host has no capacity.
     Full,
     /// It panics.
     Panics,
-    /// It does it, and panics before it says so.
+    /// It does the work, and panics before it returns.
     PanicsAfterwards,
-    /// It reports the end of the sandbox before it says that it started.
+    /// It reports the end of the sandbox before it returns from its start.
     ExitsEarly,
-    /// It waits for [`FakeNode::go`] first.
+    /// It waits for [`FakeNode::go`], then succeeds.
     Waits,
 }
 
-/// The node. What a test changes about it is public.
+/// The fake node. The fields that a test may change are public.
 #[derive(Debug)]
 pub struct FakeNode {
-    /// What it does when it is to start a sandbox.
+    /// Behaviour of a start.
     pub start: Mutex<Behaviour>,
-    /// What it does when it is to end one.
+    /// Behaviour of an end.
     pub kill: Mutex<Behaviour>,
-    /// What it does when it is to reconcile.
+    /// Behaviour of a reconcile.
     pub reconcile: Mutex<Behaviour>,
-    /// Lets go of one call that waits.
+    /// Releases one waiting call.
     pub go: Notify,
-    /// A call has begun to wait.
+    /// Notified when a call begins to wait.
     pub waiting: Notify,
-    /// Every start so far.
+    /// The requests of all starts so far.
     pub started: Mutex<Vec<StartSandbox>>,
-    /// How often it was asked to end a sandbox.
+    /// Number of calls to end a sandbox.
     pub kills: AtomicUsize,
     /// When each sandbox was ended.
     pub killed_at: Mutex<HashMap<SandboxId, SystemTime>>,
-    /// The sandboxes that run.
+    /// The running sandboxes.
     pub running: Mutex<HashSet<SandboxId>>,
     /// Sandboxes that a reconcile finds running.
     pub adoptable: Mutex<HashSet<SandboxId>>,
-    /// Whether a reconcile finds everything running that should.
+    /// Whether a reconcile finds all wanted sandboxes running.
     pub adopts_all: AtomicBool,
-    /// What the last reconcile was asked for.
+    /// The request of the last reconcile.
     pub wanted: Mutex<Vec<Wanted>>,
-    /// What agents report as their version.
+    /// The version that agents report.
     pub agent_version: Mutex<String>,
     /// The server behind every port that is not in `ports`.
     pub origin: Mutex<Option<SocketAddr>>,
-    /// The servers behind single ports, the same in all sandboxes.
+    /// The servers behind specific ports, the same in all sandboxes.
     pub ports: Mutex<HashMap<u16, SocketAddr>>,
-    /// How often a port was dialled.
+    /// Number of dials.
     pub dials: AtomicUsize,
-    /// How many dials find the port closed before one succeeds.
+    /// Number of dials that find the port closed before one succeeds.
     pub closed_for: AtomicUsize,
-    /// What the sandboxes use; those that do not run are left out of the answer.
+    /// The usage of sandboxes; those that do not run are left out of the response.
     pub samples: Mutex<Vec<SandboxSample>>,
-    /// What the host has left; none when it cannot tell.
+    /// The capacity that the host has left; none when it is unknown.
     pub room: Mutex<Option<HostCapacity>>,
-    /// What was done to keep the host's disk from being filled, as it is reported.
+    /// The reported counters of sandboxes stopped to keep the host's disk from filling up.
     pub disk_stops: Mutex<DiskStops>,
     events: Mutex<Option<mpsc::Sender<NodeEvent>>>,
 }
 
 impl FakeNode {
-    /// A node where everything works and nothing runs.
+    /// A node where every call succeeds and no sandbox runs.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -115,12 +115,12 @@ impl FakeNode {
         })
     }
 
-    /// The ids that run, in no order.
+    /// The ids of the running sandboxes, in no order.
     pub fn ids(&self) -> HashSet<String> {
         self.running.lock().iter().map(ToString::to_string).collect()
     }
 
-    /// Ends a sandbox unasked, and returns once the subscriber has taken that in.
+    /// Ends a sandbox as if it had exited by itself, and returns once the subscriber has processed that.
     ///
     /// # Panics
     /// When there is no subscriber.
@@ -130,7 +130,7 @@ impl FakeNode {
         self.report(NodeEvent::Exited(id.clone())).await;
     }
 
-    /// Writes into the log of a sandbox, and returns once the subscriber has taken that in.
+    /// Writes into the log of a sandbox, and returns once the subscriber has processed that.
     ///
     /// # Panics
     /// When there is no subscriber.
@@ -138,14 +138,14 @@ impl FakeNode {
         self.report(NodeEvent::Log(entry)).await;
     }
 
-    /// Reports an event, and returns once the subscriber has taken it in.
+    /// Reports an event, and returns once the subscriber has processed it.
     ///
     /// # Panics
     /// When there is no subscriber.
     pub async fn report(&self, event: NodeEvent) {
         let events = self.events.lock().clone().expect("a subscriber");
         events.send(event).await.expect("a subscriber");
-        // Taken only after the event before it was dealt with.
+        // Received only after the event before it was processed.
         let marker = NodeEvent::DiskStops(*self.disk_stops.lock());
         events.send(marker).await.expect("a subscriber");
         while events.capacity() < events.max_capacity() {
@@ -153,7 +153,7 @@ impl FakeNode {
         }
     }
 
-    /// Ends the present subscription, as a node does that lost the report of an end.
+    /// Ends the current subscription, as a node does that has lost the report of an end.
     pub fn end_subscription(&self) {
         self.events.lock().take();
     }
@@ -163,7 +163,7 @@ impl FakeNode {
             Behaviour::Works | Behaviour::PanicsAfterwards | Behaviour::ExitsEarly => Ok(()),
             Behaviour::Fails => Err(NodeError::failed(SECRET)),
             Behaviour::Full => Err(NodeError::Capacity(SECRET.to_owned())),
-            Behaviour::Panics => panic!("the fake node panics as it was told to"),
+            Behaviour::Panics => panic!("the fake node panics as configured"),
             Behaviour::Waits => {
                 self.waiting.notify_one();
                 self.go.notified().await;
@@ -183,7 +183,7 @@ impl NodeApi for FakeNode {
             self.started.lock().push(request);
             match behaviour {
                 Behaviour::ExitsEarly => self.exit(&id).await,
-                Behaviour::PanicsAfterwards => panic!("the fake node panics as it was told to"),
+                Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
                 _ => {}
             }
             Ok(StartedSandbox {
@@ -278,6 +278,6 @@ impl NodeApi for FakeNode {
     }
 
     fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
-        Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::failed("it cannot tell")) })
+        Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::failed("capacity unknown")) })
     }
 }

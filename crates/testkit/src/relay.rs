@@ -1,7 +1,7 @@
-//! A stream into a sandbox over a connection that carries frames.
+//! Relays a stream into a sandbox over a connection that carries frames.
 //!
-//! A stream that breaks off must not look like one that ended, so bytes go in chunks, each behind its length, and a
-//! chunk of no length is the end. A connection that closes without one was cut.
+//! A stream that was cut must not look like one that ended, so bytes are sent in chunks with a length prefix, and an
+//! empty chunk is the end. A connection that closes without one was cut.
 
 use std::io;
 use std::pin::Pin;
@@ -10,18 +10,18 @@ use std::task::{Context, Poll, ready};
 use protocol::node::SandboxStream;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-/// Most bytes in one chunk.
+/// Maximum size of a chunk, in bytes.
 const CHUNK_BYTES: usize = 16 * 1024;
 
-/// Bytes in chunks over `S`.
+/// A stream of chunks over `S`.
 #[derive(Debug)]
 pub(crate) struct Chunked<S> {
     inner: S,
     header: Vec<u8>,
-    /// How much of the present chunk was not read yet.
+    /// Bytes of the current chunk that were not read yet.
     remaining: usize,
     has_ended: bool,
-    /// What is to be written, from `written` on.
+    /// The output buffer; its first `written` bytes were sent.
     pending: Vec<u8>,
     written: usize,
     has_shut_down: bool,
@@ -41,7 +41,7 @@ impl<S> Chunked<S> {
     }
 
     fn put(&mut self, chunk: &[u8]) {
-        let length = u16::try_from(chunk.len()).expect("a chunk is short");
+        let length = u16::try_from(chunk.len()).expect("a chunk has at most 16 KiB");
         self.pending.extend_from_slice(&length.to_be_bytes());
         self.pending.extend_from_slice(chunk);
     }
@@ -102,7 +102,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Chunked<S> {
         if !chunk.is_empty() {
             self.put(chunk);
         }
-        // What does not leave now leaves with the next write or a flush.
+        // The rest is sent with the next write or flush.
         if let Poll::Ready(Err(error)) = self.poll_pending(cx) {
             return Poll::Ready(Err(error));
         }
@@ -122,8 +122,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Chunked<S> {
     }
 }
 
-/// Relays between a client and a sandbox until both sides ended. When this returns without that, the client's side is
-/// dropped without an end, which cuts it.
+/// Relays between a client and a sandbox until both sides have ended. On an error, the client's side is dropped without
+/// an end, which cuts it.
 pub(crate) async fn relay<S>(client: Chunked<S>, guest: SandboxStream) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -132,15 +132,15 @@ where
     let (mut from_guest, mut to_guest) = tokio::io::split(guest);
     let up = async {
         let mut buffer = vec![0; CHUNK_BYTES];
-        // A server that hangs up may have answered before: what it does not take goes nowhere.
-        let mut is_deaf = false;
+        // A server that closes its connection may have responded before: bytes that it does not accept are discarded.
+        let mut discards = false;
         loop {
             let read = from_client.read(&mut buffer).await?;
             if read == 0 {
                 let _ = to_guest.shutdown().await;
                 return Ok(());
             }
-            is_deaf = is_deaf || to_guest.write_all(&buffer[..read]).await.is_err();
+            discards = discards || to_guest.write_all(&buffer[..read]).await.is_err();
         }
     };
     let down = async {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_end_is_told_from_a_cut() {
+    async fn an_end_and_a_cut_are_distinguished() {
         for ends in [true, false] {
             let (near, far) = tokio::io::duplex(64);
             let (mut near, mut far) = (Chunked::new(near), Chunked::new(far));

@@ -1,9 +1,9 @@
-//! A node behind encoded byte streams: everything that the server and the node say to each other passes through frames
-//! of JSON, so that a type which could not cross a network is noticed.
+//! A node behind encoded byte streams: all communication of server and node passes through JSON frames, so that tests
+//! fail for types that could not cross a network.
 //!
-//! Each call has a connection of its own, as each request of a simple HTTP client would. A dial and a subscription keep
-//! theirs: a stream into a sandbox follows the answer, or events do. The next event is sent once the subscriber has
-//! dealt with the one before.
+//! Each call has its own connection, like each request of a simple HTTP client. A dial and a subscription keep theirs:
+//! the response is followed by a stream into a sandbox, or by events. The next event is sent once the subscriber has
+//! processed the one before.
 
 use std::io;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use tokio::sync::mpsc;
 
 use crate::relay::{Chunked, relay};
 
-/// Bytes that a connection holds in each direction.
+/// Buffer size of a connection in each direction, in bytes.
 const CONNECTION_BYTES: usize = 64 * 1024;
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: usize = 64;
-/// Longest frame, in bytes.
+/// Maximum size of a frame, in bytes.
 const FRAME_MAX: u32 = 16 << 20;
-/// What a subscriber writes once it has dealt with an event.
-const TAKEN: u8 = 1;
+/// The byte that a subscriber writes to request the next event.
+const NEXT: u8 = 1;
 
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "call", content = "request", rename_all = "snake_case")]
@@ -53,7 +53,8 @@ impl RemoteNode {
         let (connections, mut accepted) = mpsc::channel(BACKLOG);
         tokio::spawn(async move {
             while let Some(connection) = accepted.recv().await {
-                // A call goes on when its connection closes, as on a node of this process when its caller goes away.
+                // A call continues when its connection closes, as on a node of this process when its caller is
+                // cancelled.
                 tokio::spawn(serve(Arc::clone(&node), connection));
             }
         });
@@ -74,7 +75,7 @@ impl RemoteNode {
         Ok((answer, connection))
     }
 
-    async fn ask<T: DeserializeOwned>(&self, call: Call) -> Result<T, NodeError> {
+    async fn call<T: DeserializeOwned>(&self, call: Call) -> Result<T, NodeError> {
         let answered: io::Result<(Result<T, NodeError>, _)> = self.exchange(&call).await;
         answered.map_err(|error| unreachable(&error))?.0
     }
@@ -86,11 +87,11 @@ fn unreachable(error: &io::Error) -> NodeError {
 
 impl NodeApi for RemoteNode {
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
-        Box::pin(self.ask(Call::Start(Box::new(request))))
+        Box::pin(self.call(Call::Start(Box::new(request))))
     }
 
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
-        Box::pin(self.ask(Call::Kill(id.clone())))
+        Box::pin(self.call(Call::Kill(id.clone())))
     }
 
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
@@ -103,7 +104,7 @@ impl NodeApi for RemoteNode {
     }
 
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
-        Box::pin(self.ask(Call::Reconcile(wanted)))
+        Box::pin(self.call(Call::Reconcile(wanted)))
     }
 
     fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>> {
@@ -111,13 +112,13 @@ impl NodeApi for RemoteNode {
             let answered: io::Result<(Result<(), NodeError>, _)> = self.exchange(&Call::Subscribe).await;
             let (answer, connection) = answered.map_err(|error| unreachable(&error))?;
             answer?;
-            // One more event is read ahead, and asked for only when the one before was dealt with.
-            let (taken, mut to_take) = mpsc::channel::<()>(1);
+            // One event is read ahead, and requested only when the one before was processed.
+            let (requests, mut requested) = mpsc::channel::<()>(1);
             let (events, mut received) = mpsc::channel::<NodeEvent>(1);
             tokio::spawn(async move {
                 let mut connection = connection;
-                while let Some(()) = to_take.recv().await {
-                    if connection.write_all(&[TAKEN]).await.is_err() {
+                while let Some(()) = requested.recv().await {
+                    if connection.write_all(&[NEXT]).await.is_err() {
                         return;
                     }
                     let Ok(event) = read_frame(&mut connection).await else {
@@ -128,15 +129,15 @@ impl NodeApi for RemoteNode {
                     }
                 }
             });
-            let mut is_asked = false;
+            let mut is_requested = false;
             Ok(NodeEvents::from_poll(move |cx| {
-                if !is_asked {
-                    // Full or closed says the same: nothing more to ask.
-                    let _ = taken.try_send(());
-                    is_asked = true;
+                if !is_requested {
+                    // Full means requested already, and closed that no event will follow.
+                    let _ = requests.try_send(());
+                    is_requested = true;
                 }
                 received.poll_recv(cx).map(|event| {
-                    is_asked = false;
+                    is_requested = false;
                     event
                 })
             }))
@@ -144,17 +145,17 @@ impl NodeApi for RemoteNode {
     }
 
     fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>> {
-        Box::pin(self.ask(Call::Samples))
+        Box::pin(self.call(Call::Samples))
     }
 
     fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
-        Box::pin(self.ask(Call::Room))
+        Box::pin(self.call(Call::Room))
     }
 }
 
 async fn serve(node: Arc<dyn NodeApi>, mut connection: DuplexStream) {
     if let Err(error) = answer(node.as_ref(), &mut connection).await {
-        tracing::debug!("a connection to a node: {error}");
+        tracing::debug!("connection to a node failed: {error}");
     }
 }
 
@@ -175,15 +176,15 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Subscribe => match node.subscribe().await {
             Ok(events) => {
                 write_frame(connection, &Ok::<(), NodeError>(())).await?;
-                tell(events, connection).await
+                send_events(events, connection).await
             }
             Err(error) => write_frame(connection, &Err::<(), _>(error)).await,
         },
     }
 }
 
-async fn tell(mut events: NodeEvents, connection: &mut DuplexStream) -> io::Result<()> {
-    while connection.read_u8().await? == TAKEN {
+async fn send_events(mut events: NodeEvents, connection: &mut DuplexStream) -> io::Result<()> {
+    while connection.read_u8().await? == NEXT {
         let Some(event) = events.next().await else {
             return Ok(());
         };

@@ -62,7 +62,7 @@ def cpu_seconds(sandbox: Sandbox) -> float:
 def agent(sandbox: Sandbox) -> list[str]:
     """The agent's pid on the host: another one is another sandbox."""
     for mount in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"):
-        for group in (f"{sandbox.sandbox_id}.*/agent", f"{sandbox.sandbox_id}.*.agent"):
+        for group in (f"{sandbox.sandbox_id}.*/agent", f"{sandbox.sandbox_id}.*"):
             if found := glob.glob(f"{mount}/ringfence-*/{group}/cgroup.procs"):
                 return Path(found[0]).read_text().split()
     raise AssertionError("the agent has no group")

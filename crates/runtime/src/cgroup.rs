@@ -10,8 +10,9 @@
 //! everything that the sandbox runs and has its limits; `agent` holds the agent and nothing else. The sandbox's own
 //! group has the limits and a margin more: what the agent does for a client (files in memory, page cache, compression,
 //! descriptors that it was handed) is charged to the sandbox and bounded with it, and the margin is what the agent has
-//! left to answer with when the workload has used up everything. Version 1 lets processes lie in inner groups, so there
-//! the agent is in the sandbox's own group, and `agent` exists in the naming tree alone.
+//! left to answer with when the workload has used up everything. Where version 1 has the limits, processes may be in
+//! inner groups, so there the agent is in the sandbox's own group, and there is no `agent`. Each group costs a tenth of
+//! a millisecond of processor time from its creation to its removal, so there is none that nothing needs.
 //!
 //! These names are the record by which sandboxes are found again after a crash. Versions before called the group
 //! `<id>.<slot>`, and those before them made two groups side by side, `<id>.<slot>.agent` without limits and
@@ -30,7 +31,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
 use self::limits::pids_of_all_sandboxes;
-use crate::cgroup_view::{self, Beside, Shown};
+use crate::cgroup_view::{self, Beside, Shown, Whose};
 use crate::identity::{self, AgentRecord};
 use crate::slot::Name;
 
@@ -202,7 +203,7 @@ impl Tree {
         let of = |tree: &Path, name: &str| Shown {
             tree: tree.join(&self.name),
             name: name.to_owned(),
-            shared: false,
+            whose: Whose::Workload,
         };
         match &self.backend {
             Backend::V2(root) => vec![of(root, "")],
@@ -217,11 +218,14 @@ impl Tree {
                     of(pids, "pids"),
                     of(cpu, cpu_name),
                 ];
-                shown.extend(self.beside.counting(cpu).map(|path| of(path, "cpuacct")));
+                shown.extend(self.beside.counting(cpu).map(|path| Shown {
+                    whose: Whose::Sandbox,
+                    ..of(path, "cpuacct")
+                }));
                 shown.extend(self.cpuset().filter(|_| cpuset).map(|tree| Shown {
                     tree,
                     name: "cpuset".to_owned(),
-                    shared: true,
+                    whose: Whose::All,
                 }));
                 shown
             }
@@ -328,17 +332,24 @@ impl Tree {
     #[must_use]
     pub(crate) fn agent_pid(&self, name: &Name) -> Option<i32> {
         let root = self.naming_root();
-        let text = [child(name, Role::Agent), side_by_side(name, Role::Agent)]
+        // With version 1 it is in the sandbox's own group; versions before put it into one below also there.
+        let groups = [
+            child(name, Role::Agent),
+            name.to_string(),
+            side_by_side(name, Role::Agent),
+        ];
+        let mut texts = groups
             .iter()
-            .find_map(|group| fs::read_to_string(root.join(group).join("cgroup.procs")).ok())?;
+            .filter_map(|group| fs::read_to_string(root.join(group).join("cgroup.procs")).ok());
         if matches!(self.backend, Backend::None(_)) {
+            let text = texts.next()?;
             // A file tells what was, not what is.
             return match AgentRecord::parse(&text) {
                 Some(record) => record.living(),
                 None => identity::agent_by_number(text.trim().parse().ok()?),
             };
         }
-        text.lines().find_map(|line| line.parse().ok())
+        texts.find_map(|text| text.lines().find_map(|line| line.parse().ok()))
     }
 
     /// Kills everything in the groups of a sandbox. For what has no agent any more: the end of an agent takes all

@@ -2,7 +2,7 @@
 //!
 //! With version 2 that is the workload's group at `/sys/fs/cgroup`. With version 1 a program looks in one directory per
 //! controller, and some give up when a controller that they know is missing; so there are two more than hold limits:
-//! `cpuacct`, which counts, and `cpuset`, which says what it says for all sandboxes. The workload is at the root of a
+//! `cpuacct`, which counts for workload and agent together, and `cpuset`, which says what it says for all sandboxes. The workload is at the root of a
 //! cgroup namespace, so its own path is `/` everywhere.
 
 use std::fs;
@@ -28,8 +28,19 @@ pub(crate) struct Shown {
     pub(crate) tree: PathBuf,
     /// Where it is shown below `/sys/fs/cgroup`; empty for the place itself.
     pub(crate) name: String,
-    /// Whether it is the same for all sandboxes: then the tree's, otherwise the workload's below it.
-    pub(crate) shared: bool,
+    /// Which group of that tree it is.
+    pub(crate) whose: Whose,
+}
+
+/// Whose group a sandbox sees of a hierarchy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// The workload's.
+    Workload,
+    /// The sandbox's own, with the agent's use in it.
+    Sandbox,
+    /// That of all sandboxes.
+    All,
 }
 
 impl Beside {

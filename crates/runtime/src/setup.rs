@@ -16,7 +16,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 use rustix::time::{ClockId, Timespec};
 
-use crate::cgroup_view::Shown;
+use crate::cgroup_view::{Shown, Whose};
 use crate::files::write_at;
 use crate::processors::{self, View};
 use crate::rootfs::Overlay;
@@ -341,10 +341,10 @@ fn build_tree(
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups");
     }
     for (index, group) in plan.groups.iter().enumerate() {
-        let own = if group.shared {
-            String::new()
-        } else {
-            format!("/{}/work", plan.name)
+        let own = match group.whose {
+            Whose::Workload => format!("/{}/work", plan.name),
+            Whose::Sandbox => format!("/{}", plan.name),
+            Whose::All => String::new(),
         };
         let group_tree = read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
         put(group_tree, &format!("sys/fs/cgroup/{}", group.name)).step("attach a cgroup")?;

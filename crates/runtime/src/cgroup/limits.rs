@@ -59,11 +59,6 @@ impl Limits {
         optional(write_at(group, "memory.kmem.tcp.limit_in_bytes", &sockets))
     }
 
-    /// For a controller that only counts.
-    pub(super) fn hold_nothing(&self, _: BorrowedFd<'_>) -> io::Result<()> {
-        Ok(())
-    }
-
     fn hold_pids(&self, group: BorrowedFd<'_>) -> io::Result<()> {
         write_at(group, "pids.max", &self.pids.to_string())
     }

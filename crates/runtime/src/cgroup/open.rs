@@ -6,11 +6,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use model::resources::Resources;
 
-use super::limits::{Hold, Limits};
+use super::limits::Limits;
 use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, named, side_by_side};
 use crate::files::{open_dir, open_dir_at, open_for_writing, write_at};
 use crate::identity::AgentRecord;
 use crate::slot::Name;
+
+/// The file of a v1 group through which a thread enters it.
+const TASKS: &str = "tasks";
 
 /// The tree as the launcher sees it: descriptors instead of paths, because the launcher leaves the host's mounts.
 #[derive(Debug)]
@@ -24,15 +27,18 @@ pub(crate) struct OpenTree {
 pub(crate) struct Entry {
     /// v2 directory to be born in; none without cgroups.
     pub(crate) birth: Option<OwnedFd>,
-    /// v1 `cgroup.procs` files. The kernel asks who opened them, so they are opened by the host's root.
+    /// v1 `tasks` files. The kernel checks who opened them, so they are opened by the host's root.
     v1: Vec<File>,
 }
 
 impl Entry {
-    /// Puts the calling process, which was born in [`Entry::birth`], into the rest.
+    /// Puts the calling process, which was born in [`Entry::birth`] and has one thread, into the rest.
+    ///
+    /// Through `tasks` and not `cgroup.procs`: a thread that moves itself does not take the kernel's global lock against
+    /// fork and exit, for which it would wait a grace period of RCU, tens of milliseconds beside a fork bomb.
     pub(crate) fn join(&self) -> io::Result<()> {
-        for procs in &self.v1 {
-            rustix::io::write(procs, b"0")?;
+        for tasks in &self.v1 {
+            rustix::io::write(tasks, b"0")?;
         }
         Ok(())
     }
@@ -75,8 +81,17 @@ impl OpenTree {
             write_at(whole.as_fd(), "cgroup.subtree_control", ENABLE)?;
             limits.hold_v2(whole.as_fd())?;
         }
-        let birth = make(&self.roots[0], &child(name, Role::Agent))?;
-        self.entry(birth, || self.create_v1(&whole_name, &limits))
+        let birth = match &self.backend {
+            Backend::Hybrid(..) => whole,
+            Backend::V2(_) | Backend::None(_) => make(&self.roots[0], &child(name, Role::Agent))?,
+        };
+        self.entry(birth, || {
+            let mut tasks = self.create_v1(&whole_name, &limits)?;
+            for root in self.counting() {
+                tasks.push(open_for_writing(make(root, &whole_name)?.as_fd(), TASKS)?);
+            }
+            Ok(tasks)
+        })
     }
 
     /// Makes the workload's groups, limited. Apart from the others, so that the launcher can do it while the sandbox's
@@ -88,18 +103,29 @@ impl OpenTree {
         if let Backend::V2(_) = &self.backend {
             limits.hold_v2(birth.as_fd())?;
         }
-        self.entry(birth, || self.create_v1(&work_name, &limits))
+        self.entry(birth, || {
+            let mut tasks = self.create_v1(&work_name, &limits)?;
+            for root in self.counting() {
+                tasks.push(open_for_writing(root.as_fd(), &format!("{name}/{TASKS}"))?);
+            }
+            Ok(tasks)
+        })
     }
 
-    /// Makes a limited group in each v1 hierarchy, and opens the way into it.
+    /// The v1 hierarchies that hold no limits, in which a sandbox has one group for all of its processes.
+    fn counting(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.roots[1..].iter().skip(CONTROLLERS.len())
+    }
+
+    /// Makes a limited group in each v1 hierarchy with limits, and opens the way into it.
     fn create_v1(&self, path: &str, limits: &Limits) -> io::Result<Vec<File>> {
         self.roots[1..]
             .iter()
-            .zip(Limits::HOLD_V1.into_iter().chain([Limits::hold_nothing as Hold]))
+            .zip(Limits::HOLD_V1)
             .map(|(root, hold)| {
                 let dir = make(root, path)?;
                 hold(limits, dir.as_fd())?;
-                open_for_writing(dir.as_fd(), "cgroup.procs")
+                open_for_writing(dir.as_fd(), TASKS)
             })
             .collect()
     }
@@ -118,14 +144,20 @@ impl OpenTree {
     pub(crate) fn open_work(&self, name: &Name) -> io::Result<Entry> {
         let open = |path: &str| -> io::Result<Entry> {
             let birth = open_dir_at(self.roots[0].as_fd(), path)?;
-            let procs = |(index, root): (usize, &OwnedFd)| {
-                match open_for_writing(root.as_fd(), &format!("{path}/cgroup.procs")) {
-                    // A version before this one made groups for limits alone.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound && index >= CONTROLLERS.len() => None,
-                    opened => Some(opened),
+            self.entry(birth, || {
+                let limited = self.roots[1..].iter().take(CONTROLLERS.len());
+                let mut tasks = limited
+                    .map(|root| open_for_writing(root.as_fd(), &format!("{path}/{TASKS}")))
+                    .collect::<io::Result<Vec<_>>>()?;
+                for root in self.counting() {
+                    match open_for_writing(root.as_fd(), &format!("{name}/{TASKS}")) {
+                        // Earlier versions had groups for limits alone.
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        opened => tasks.push(opened?),
+                    }
                 }
-            };
-            self.entry(birth, || self.roots[1..].iter().enumerate().filter_map(procs).collect())
+                Ok(tasks)
+            })
         };
         match open(&child(name, Role::Work)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => open(&side_by_side(name, Role::Work)),

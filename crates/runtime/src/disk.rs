@@ -27,6 +27,11 @@ const UPPERS: [&str; 2] = ["root", "usr"];
 const DIRECTORIES: [&str; 2] = ["upper", "work"];
 /// Access to directories of a disk. That of `upper` is what a sandbox sees of the directory its overlay is mounted at.
 const DIRECTORY_MODE: u32 = 0o755;
+/// What the kernel keeps in `work` for the life of a disk, with the mode that it gives it. It uses one that is there, and
+/// on a new disk each directory made costs a search for a free block; the other one, `work/work`, it makes anew at
+/// every mount.
+const INDEX: &str = "work/index";
+const INDEX_MODE: u32 = 0;
 
 /// Offset of the superblock in a file system.
 const SUPERBLOCK: u64 = 1024;
@@ -60,9 +65,11 @@ pub(crate) fn make_template(data_dir: &Path, disk_mb: u32) -> io::Result<()> {
     let unfinished = path.with_extension("new");
     let content = data_dir.join("disks/content");
     for upper in UPPERS {
-        for dir in DIRECTORIES.map(|dir| content.join(upper).join(dir)) {
+        let dirs = DIRECTORIES.map(|dir| (dir, DIRECTORY_MODE)).into_iter();
+        for (dir, mode) in dirs.chain([(INDEX, INDEX_MODE)]) {
+            let dir = content.join(upper).join(dir);
             std::fs::create_dir_all(&dir)?;
-            std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(DIRECTORY_MODE))?;
+            std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode))?;
         }
     }
     let file = File::create(&unfinished)?;

@@ -1,7 +1,7 @@
-//! Whether there is room for another sandbox, and whether a team asks too often.
+//! Admission: whether a create request may start now.
 //!
 //! [`quota`] is what a team may use, [`capacity`] what the host has left, and [`rate`] how often something may happen.
-//! All of it is decided before anything of a sandbox is made.
+//! All of them are checked before any part of a sandbox is created.
 
 pub(crate) mod capacity;
 pub(crate) mod quota;
@@ -21,18 +21,18 @@ use crate::deadlines::Deadlines;
 use crate::node::NodeHandle;
 use crate::settings::{CapacitySettings, Limits};
 
-/// What a sandbox takes of its team's limits and of its host, given back when this is dropped.
+/// What a sandbox takes of its team's quota and of its host, released when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// Of the team's limits.
-    #[expect(dead_code, reason = "held for what its end gives back")]
+    /// The share of the team's quota.
+    #[expect(dead_code, reason = "released when dropped")]
     reservation: Reservation,
-    /// Of the host.
-    #[expect(dead_code, reason = "held for what its end gives back")]
+    /// The share of the host.
+    #[expect(dead_code, reason = "released when dropped")]
     capacity: CapacityPermit,
 }
 
-/// Why there is no room for a sandbox.
+/// Why a create request was not admitted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AdmissionError {
     #[error(transparent)]
@@ -40,12 +40,12 @@ pub(crate) enum AdmissionError {
     #[error("{why}")]
     NoCapacity {
         why: String,
-        /// Seconds until there may be.
+        /// Seconds until there may be capacity.
         retry_after_s: u32,
     },
 }
 
-/// Decides who may have another sandbox, and how often a team may ask.
+/// Decides about the admission of create requests, and has the quotas of teams.
 #[derive(Debug)]
 pub(crate) struct AdmissionControl {
     store: Store,
@@ -77,12 +77,12 @@ impl AdmissionControl {
     /// The quota of a team.
     ///
     /// # Errors
-    /// When the database fails, which is asked at most once for each team.
+    /// When the database fails. It is queried at most once for each team.
     pub(crate) async fn quota_of(&self, team: &TeamId) -> Result<Arc<TeamQuota>, StoreError> {
         self.quotas.of(&self.store, team).await
     }
 
-    /// Takes what a sandbox of this size needs of its team's limits and of the host, before anything of it is made.
+    /// Reserves what a sandbox of this size needs of its team's quota and of the host.
     pub(crate) async fn admit(&self, quota: &Arc<TeamQuota>, share: ResourceUse) -> Result<Admission, AdmissionError> {
         let reservation = quota.reserve(share)?;
         let permit = self.capacity.admit(&*self.node, &self.clock).await;
@@ -95,7 +95,7 @@ impl AdmissionControl {
         })
     }
 
-    /// Takes the same for a sandbox that runs already, whatever the limits.
+    /// Reserves the same for a sandbox that is running already, regardless of the limits.
     ///
     /// # Errors
     /// When the database fails.
@@ -107,12 +107,12 @@ impl AdmissionControl {
         })
     }
 
-    /// What the host has left, at most a moment ago; none if it cannot tell.
+    /// What the host has left, from a recent reading; `None` if the node could not read it.
     pub(crate) async fn host_capacity(&self) -> Option<HostCapacity> {
         self.capacity.host(&*self.node, &self.clock).await
     }
 
-    /// Says in the log which names are limited that no team has, most likely misspelt.
+    /// Logs the team names in the limits that no team has, most likely misspelt.
     ///
     /// # Errors
     /// When the database fails.

@@ -1,4 +1,5 @@
-//! Whom a credential speaks for. Each is looked up anew, so that one revoked by this or another process stops at once.
+//! Authentication of credentials. Every use is looked up, so that a credential revoked by any process is refused
+//! immediately.
 
 use std::collections::HashMap;
 
@@ -13,17 +14,17 @@ use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 use crate::keys::{InvalidKey, hash_access_token, hash_api_key};
 
-/// A use of a credential is noted when this much time passed since the last note, because it is a write.
+/// Shortest time between two records of the use of a credential, because each is a write.
 const RECORD_INTERVAL_US: i64 = 60 * SECOND_US;
 
-/// What a request presents.
+/// The credential of a request.
 #[derive(Debug)]
 pub(crate) enum Credential {
     ApiKey(SecretString),
     AccessToken(SecretString),
 }
 
-/// Whom a credential speaks for: one user of one team, who may do what the team may.
+/// The owner of a credential: a user of a team, with all rights of the team.
 #[derive(Debug)]
 pub(crate) struct Owner {
     /// The id of the credential.
@@ -34,7 +35,7 @@ pub(crate) struct Owner {
     pub(crate) user: UserId,
 }
 
-/// Why a credential speaks for nobody.
+/// Why a credential was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AuthenticationError {
     #[error(transparent)]
@@ -49,15 +50,15 @@ pub(crate) enum AuthenticationError {
     UnknownAccessToken,
 }
 
-/// Finds the owners of credentials.
+/// Looks up the owners of credentials.
 #[derive(Debug)]
 pub(crate) struct Authenticator {
     store: Store,
     clock: Clock,
-    /// When the use of each credential was last noted, in microseconds since the Unix epoch. As many as there are keys
-    /// that count: an unknown one never gets here.
+    /// When the use of each credential was last recorded, in microseconds since the Unix epoch. Bounded by the number
+    /// of valid credentials: unknown ones never get here.
     recorded: Mutex<HashMap<String, i64>>,
-    /// Work that a request began and that outlives it.
+    /// Work that a request started and that outlives it.
     work: TaskTracker,
 }
 
@@ -71,7 +72,7 @@ impl Authenticator {
         }
     }
 
-    /// Whom a credential speaks for. The lookup compares hashes of random keys, so its timing tells nothing about a key.
+    /// The owner of a credential. The lookup compares hashes of random keys, so its timing reveals nothing about a key.
     pub(crate) async fn owner(&self, credential: &Credential) -> Result<Owner, AuthenticationError> {
         match credential {
             Credential::ApiKey(key) => {
@@ -97,7 +98,7 @@ impl Authenticator {
         }
     }
 
-    /// Notes that a credential was used, now and then, beside the request.
+    /// Records that a credential was used, in the background and at most once per interval.
     pub(crate) fn record_use(&self, credential: &Credential, id: String) {
         let now_us = self.clock.now_us();
         if !self.is_due(&id, now_us) {
@@ -112,7 +113,7 @@ impl Authenticator {
                 store.access_token_used(&id, now_us).await
             };
             if let Err(error) = recorded {
-                tracing::warn!(key.id = id, error = %Chain(&error), "note the use of a key");
+                tracing::warn!(key.id = id, error = %Chain(&error), "cannot record the use of a key");
             }
         });
     }

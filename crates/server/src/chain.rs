@@ -1,6 +1,6 @@
-//! An error with its causes, on one line, as logs show it.
+//! Formats an error with its causes on one line, for logs.
 
-/// An error with its causes, on one line.
+/// Displays an error with its causes, separated by colons.
 pub(crate) struct Chain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
 impl std::fmt::Display for Chain<'_> {

@@ -1,4 +1,4 @@
-//! The time, as an argument: everything that decides by it takes a [`Clock`], so that a test can turn it.
+//! The clock of the server. Code that depends on the time takes a [`Clock`], so that tests can set it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use jiff::Timestamp;
 /// Microseconds in a second.
 pub(crate) const SECOND_US: i64 = 1_000_000;
 
-/// Tells the time in microseconds since the Unix epoch.
+/// A source of the time, in microseconds since the Unix epoch.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> i64 + Send + Sync>);
 
@@ -23,13 +23,13 @@ impl Clock {
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
-        reason = "the clock that all others of the server stand for"
+        reason = "the one place where the server reads the system clock"
     )]
     pub fn system() -> Self {
         Self::new(|| Timestamp::now().as_microsecond())
     }
 
-    /// A clock that asks `now_us`.
+    /// A clock that calls `now_us`.
     pub fn new(now_us: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(now_us))
     }
@@ -40,12 +40,12 @@ impl Clock {
     }
 }
 
-/// A time as clients read it: RFC 3339 in UTC, at most six digits of a second.
+/// A time in RFC 3339 and UTC, with at most six fractional digits.
 pub(crate) fn rfc3339(time_us: i64) -> String {
     Timestamp::from_microsecond(time_us).unwrap_or_default().to_string()
 }
 
-/// Microseconds since the epoch of an RFC 3339 time, with what is finer cut off.
+/// Parses an RFC 3339 time to microseconds since the epoch; finer digits are cut off.
 pub(crate) fn parse_rfc3339(text: &str) -> Option<i64> {
     text.parse::<Timestamp>().ok().map(Timestamp::as_microsecond)
 }

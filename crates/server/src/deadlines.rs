@@ -1,4 +1,4 @@
-//! Deadlines: which sandbox ends next, and waiting for it.
+//! The deadlines of sandboxes, and waiting for the next one.
 //!
 //! The set is in memory and follows the rows; nothing polls the database. The wait is short even when the next
 //! deadline is far away, because deadlines are wall-clock times and the wall clock may be set.
@@ -12,10 +12,10 @@ use tokio::sync::Notify;
 
 use crate::clock::{Clock, SECOND_US};
 
-/// Longest wait without a look at the clock.
+/// Longest wait without reading the clock.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// Longest wait that a client is told when there is no room, in seconds. A sandbox may be killed long before its
-/// deadline, so a later one says nothing.
+/// Longest retry interval for clients when the host is full, in seconds. Sandboxes may be killed long before their
+/// deadlines, so a longer interval would mean nothing.
 const CAPACITY_RETRY_MAX_S: i64 = 30;
 
 /// The deadlines of all sandboxes, in order.
@@ -54,7 +54,7 @@ impl Deadlines {
         }
     }
 
-    /// Forgets a deadline.
+    /// Removes a deadline.
     pub(crate) fn remove(&self, id: &SandboxId) {
         self.set.lock().remove(id);
     }
@@ -64,7 +64,7 @@ impl Deadlines {
         self.set.lock().ordered.first().map(|(end_us, _)| *end_us)
     }
 
-    /// Seconds after which a host that is full may have room: when the next sandbox reaches its deadline, or before.
+    /// Seconds after which a full host may have capacity again: when the next sandbox reaches its deadline, or earlier.
     pub(crate) fn capacity_retry_s(&self, clock: &Clock) -> u32 {
         let wait_s = self.first_us().map_or(CAPACITY_RETRY_MAX_S, |first_us| {
             let wait_us = (first_us - clock.now_us()).max(0);
@@ -73,7 +73,7 @@ impl Deadlines {
         u32::try_from(wait_s).unwrap_or(1)
     }
 
-    /// Takes out and returns every sandbox whose deadline has come, waiting for the first.
+    /// Removes and returns every sandbox whose deadline has passed; waits until there is one.
     pub(crate) async fn due(&self, clock: &Clock) -> Vec<SandboxId> {
         loop {
             let change = self.changed.notified();
@@ -96,7 +96,7 @@ impl Deadlines {
                 None => change.await,
                 Some(wait_us) => {
                     let wait = Duration::from_micros(wait_us.unsigned_abs()).min(LONGEST_WAIT);
-                    // Whether it was the nudge or the time that came, the next look decides.
+                    // The next iteration checks the set, whether the wait was interrupted or timed out.
                     let _ = tokio::time::timeout(wait, change).await;
                 }
             }
@@ -141,7 +141,7 @@ mod tests {
     async fn a_thousand_deadlines_come_in_order_and_on_time() {
         let clock = tokio_clock();
         let deadlines = Deadlines::default();
-        // 7919 is prime, so that they are set in no order and all differ.
+        // 7919 is prime, so that the deadlines are unordered and all different.
         let deadline_us = |n: i64| 1_000_000 + n * 7919 % 1000 * 60_000;
         for n in 0..1000 {
             deadlines.set(&id(&format!("s{n}")), deadline_us(n));

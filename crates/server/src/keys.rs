@@ -1,8 +1,8 @@
 //! API keys, access tokens, and the tokens of sandboxes.
 //!
-//! An API key is `e2b_` and hexadecimal digits, an access token `sk_e2b_` and hexadecimal digits; what is stored is the
-//! SHA-256 of the bytes that the digits stand for. The tokens of a sandbox are HMACs of its id, so they survive restarts
-//! without being stored.
+//! An API key is `e2b_` and hexadecimal digits, an access token `sk_e2b_` and hexadecimal digits; stored is the SHA-256
+//! of the bytes that the digits encode. The tokens of a sandbox are HMACs of its id, so they survive restarts without
+//! being stored.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use secrecy::{ExposeSecret, SecretBox, SecretString};
 use sha2::{Digest, Sha256};
 use store::keys::{KeyHash, KeyMask};
 
-/// What every API key begins with.
+/// Prefix of every API key.
 pub const API_KEY_PREFIX: &str = "e2b_";
-/// What every access token begins with.
+/// Prefix of every access token.
 pub const ACCESS_TOKEN_PREFIX: &str = "sk_e2b_";
 /// Random bytes of a new key or token.
 const KEY_BYTES: usize = 20;
 
-/// Why a text is no key.
+/// Why a text is not a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidKey {
-    /// It does not begin with the prefix of its kind.
-    #[error("it does not begin as keys of its kind do")]
+    /// The prefix of its kind is missing.
+    #[error("the prefix is missing")]
     Prefix,
-    /// What follows the prefix is not hexadecimal.
-    #[error("it is not hexadecimal after its prefix")]
+    /// The text after the prefix is not hexadecimal.
+    #[error("the text after the prefix is not hexadecimal")]
     Digits,
 }
 
-/// The hash under which an API key is stored. Whoever makes a key stores it under this.
+/// The hash under which an API key is stored.
 ///
 /// # Errors
-/// When the text is no API key.
+/// When the text is not an API key.
 pub fn hash_api_key(key: &str) -> Result<KeyHash, InvalidKey> {
     hash(API_KEY_PREFIX, key)
 }
@@ -42,7 +42,7 @@ pub fn hash_api_key(key: &str) -> Result<KeyHash, InvalidKey> {
 /// The hash under which an access token is stored.
 ///
 /// # Errors
-/// When the text is no access token.
+/// When the text is not an access token.
 pub fn hash_access_token(token: &str) -> Result<KeyHash, InvalidKey> {
     hash(ACCESS_TOKEN_PREFIX, token)
 }
@@ -61,7 +61,7 @@ fn hash(prefix: &str, text: &str) -> Result<KeyHash, InvalidKey> {
     Ok(KeyHash::new(hex(&Sha256::digest(bytes))))
 }
 
-/// A key or token that was just made, to be shown once to its owner.
+/// A newly created key or token, to be shown once to its owner.
 pub struct NewKey {
     prefix: &'static str,
     digits: String,
@@ -77,7 +77,7 @@ impl NewKey {
     /// A random API key.
     ///
     /// # Errors
-    /// When the kernel has no random bytes.
+    /// When the kernel provides no random bytes.
     pub fn api_key() -> Result<Self, getrandom::Error> {
         Self::random(API_KEY_PREFIX)
     }
@@ -85,7 +85,7 @@ impl NewKey {
     /// A random access token.
     ///
     /// # Errors
-    /// When the kernel has no random bytes.
+    /// When the kernel provides no random bytes.
     pub fn access_token() -> Result<Self, getrandom::Error> {
         Self::random(ACCESS_TOKEN_PREFIX)
     }
@@ -99,8 +99,8 @@ impl NewKey {
         })
     }
 
-    /// The API key that belongs to a row of that id and can be shown again. It is derived like the tokens of sandboxes,
-    /// so that only its hash is stored like that of any other.
+    /// The API key of the row with that id, which can be shown again: it is derived from the seed like the tokens of
+    /// sandboxes. Only its hash is stored, as for any other key.
     pub(crate) fn derived(seed: &TokenSeed, row: &str) -> Self {
         let digits = seed.derive(&["api-key-", row]);
         Self {
@@ -109,26 +109,26 @@ impl NewKey {
         }
     }
 
-    /// The key itself.
+    /// The complete key.
     #[must_use]
     pub fn expose(&self) -> String {
         format!("{}{}", self.prefix, self.digits)
     }
 
-    /// What is stored of it.
+    /// The hash that is stored.
     #[must_use]
     pub fn hash(&self) -> KeyHash {
-        hash(self.prefix, &self.expose()).expect("it is made of its prefix and hexadecimal digits")
+        hash(self.prefix, &self.expose()).expect("a prefix and hexadecimal digits")
     }
 
-    /// What people recognise it by.
+    /// The part of the key that identifies it in lists.
     #[must_use]
     pub fn mask(&self) -> KeyMask {
         KeyMask::of(self.prefix, &self.digits)
     }
 }
 
-/// The secret that every token of a sandbox is derived from.
+/// The secret from which the tokens of sandboxes are derived.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenSeed(Arc<SecretBox<[u8; 32]>>);
 
@@ -137,17 +137,17 @@ impl TokenSeed {
         Self(Arc::new(seed))
     }
 
-    /// The token that the agent of a sandbox asks clients for.
+    /// The agent token of a sandbox.
     pub(crate) fn access_token(&self, id: &SandboxId) -> SecretString {
         self.derive(&[id.as_str()])
     }
 
-    /// The token that the traffic of a sandbox that is not public must carry.
+    /// The traffic token of a sandbox, required unless its traffic is public.
     pub(crate) fn traffic_token(&self, id: &SandboxId) -> SecretString {
         self.derive(&["sandbox-traffic-", id.as_str()])
     }
 
-    /// A digest of a request, by which only this platform can tell that another one is the same.
+    /// A keyed digest of a request: only this platform can recognize an identical request by it.
     pub(crate) fn request_digest(&self, operation: &str, body: &str) -> String {
         self.derive(&["request-digest-", operation, "-", body])
             .expose_secret()

@@ -1,13 +1,13 @@
-//! The lease of a node: the right to change its rows, for as long as a server runs.
+//! The lease of a node: the right of a running server to change the node's rows.
 //!
-//! Several servers may share a database, and each changes the rows of its own node only. Two servers of one node would
-//! undo each other's work: each takes what the other made for what a crash left behind. So a server takes the node's
-//! lease before it looks at a row, renews it in the background, and gives it back at its end. One that was killed gives
-//! nothing back; its successor has the same owner id, because the lock of the data directory proves that the earlier
-//! server is gone, and takes the lease at once. A data directory that was copied, or whose machine was restarted, has
-//! another owner id and waits until the lease is over.
+//! Several servers may share a database, and each changes only the rows of its own node. Two servers of one node would
+//! undo each other's work: each would take the other's sandboxes for remains of a crash. So a server takes the node's
+//! lease before it reads a row, renews it in the background, and releases it when it stops. A killed server releases
+//! nothing; its successor has the same owner id, because the lock of the data directory proves that the earlier server
+//! is gone, and takes the lease immediately. A copied data directory, or one whose machine was restarted, has another
+//! owner id and waits until the lease expires.
 //!
-//! Nothing on the way of a request asks for the lease.
+//! Requests never check the lease.
 
 use std::time::Duration;
 
@@ -22,23 +22,23 @@ use tokio_util::task::TaskTracker;
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 
-/// How long a lease lasts from when it was taken or renewed. It is what a start waits for after a power cut.
+/// Duration of a lease from when it is taken or renewed. A start waits this long after a power failure.
 const LEASE: Duration = Duration::from_secs(10);
-/// Pause between renewals: two of them may fail before the lease is over.
+/// Pause between renewals: two of them may fail before the lease expires.
 const RENEWAL: Duration = Duration::from_secs(3);
-/// How long giving a lease back may take: an end must not wait for a database that is away.
+/// Time limit for releasing a lease: a stop must not wait for an unavailable database.
 const RELEASE_BOUND: Duration = Duration::from_secs(2);
-/// Pause between looks at a lease that another owner has.
+/// Pause between checks of a lease that another owner holds.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Which node a server is for, and as whom it owns it.
+/// The node that a server manages, and the owner of its lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeIdentity {
     /// The node.
     pub id: NodeId,
-    /// The name of its host, for people.
+    /// The name of its host, for display.
     pub name: String,
-    /// The owner of its lease. Two servers that may run at the same moment have different ones.
+    /// The owner of its lease. Servers that may run at the same time have different owner ids.
     pub owner: OwnerId,
 }
 
@@ -48,7 +48,7 @@ pub enum LeaseError {
     /// The database failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another server runs and renews it.
+    /// Another running server renews it.
     #[error(
         "another server runs node {node} (last started on {name}): if this data directory is a copy of that server's, \
          remove the file `node.json` from the copy, which makes it a node of its own"
@@ -56,7 +56,7 @@ pub enum LeaseError {
     Held {
         /// The node.
         node: NodeId,
-        /// Where its owner runs.
+        /// The host on which its owner last started.
         name: String,
     },
 }
@@ -78,7 +78,7 @@ impl Drop for NodeLease {
 }
 
 impl NodeLease {
-    /// Takes the lease of a node, and waits until it is over when an owner has it that does not renew it.
+    /// Takes the lease of a node. Waits until it expires when another owner holds it and does not renew it.
     ///
     /// # Errors
     /// When another server renews it, or the database fails.
@@ -87,7 +87,7 @@ impl NodeLease {
         let mut first_seen: Option<Lease> = None;
         loop {
             let now_us = clock.now_us();
-            // One that nobody renewed for that long is over, even where the clocks of two hosts differ.
+            // A lease that was not renewed for that long has expired, even if the clocks of two hosts differ.
             let watched_us = first_seen
                 .as_ref()
                 .filter(|_| since.elapsed() > LEASE)
@@ -107,7 +107,7 @@ impl NodeLease {
                 (None, Some(_)) => {
                     tracing::warn!(
                         node.id = %held.id,
-                        "the lease of this node was not given back: waiting until it is over, {LEASE:?} at most"
+                        "the lease of this node was not released: waiting until it expires, {LEASE:?} at most"
                     );
                     first_seen = held.lease;
                 }
@@ -117,7 +117,7 @@ impl NodeLease {
                         name: held.name,
                     });
                 }
-                // Given back a moment ago, or not renewed yet.
+                // Released meanwhile, or not renewed yet.
                 (_, None) | (Some(_), Some(_)) => {}
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -149,25 +149,26 @@ impl NodeLease {
         &self.rows
     }
 
-    /// Cancelled when another server has taken the lease: this one was away for longer than the lease lasts, and must
-    /// change no row any more.
+    /// Cancelled when another server has taken the lease: this server did not renew it for longer than its duration and
+    /// must not change any more rows.
     pub(crate) fn lost(&self) -> CancellationToken {
         self.lost.clone()
     }
 
-    /// Gives the lease back.
+    /// Releases the lease.
     pub async fn release(self) {
         self.end_renewal().await;
         let release = self.rows.store().node_lease_release(self.rows.node(), &self.owner);
-        // Without it, the lease expires by itself soon.
+        // If this fails, the lease expires by itself.
         match tokio::time::timeout(RELEASE_BOUND, release).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(error = %Chain(&error), "give back the lease of this node"),
-            Err(_) => tracing::warn!("the database did not take back the lease of this node within {RELEASE_BOUND:?}"),
+            Ok(Err(error)) => tracing::warn!(error = %Chain(&error), "cannot release the lease of this node"),
+            Err(_) => tracing::warn!("the lease of this node was not released within {RELEASE_BOUND:?}"),
         }
     }
 
-    /// Removes all sandboxes of the node and the node itself from the database, and says how many sandboxes those were.
+    /// Removes all sandboxes of the node and the node itself from the database, and returns how many sandboxes those
+    /// were.
     ///
     /// # Errors
     /// When the database fails.
@@ -189,7 +190,7 @@ impl NodeLease {
     }
 }
 
-/// A lease from now on.
+/// A lease that begins now.
 fn lease(owner: &OwnerId, clock: &Clock) -> Lease {
     let lease_us = i64::try_from(LEASE.as_secs()).expect("a few seconds") * SECOND_US;
     Lease {
@@ -206,17 +207,17 @@ async fn renew(rows: &NodeRows, owner: &OwnerId, clock: &Clock) {
         match rows.store().node_lease_renew(rows.node(), &lease(owner, clock)).await {
             Ok(true) if failing => {
                 failing = false;
-                tracing::info!("the lease of this node is renewed again");
+                tracing::info!("the lease of this node was renewed again");
             }
             Ok(true) => {}
             Ok(false) => {
                 tracing::error!(node.id = %rows.node(), "another server has taken the lease of this node");
                 return;
             }
-            // A lease that is over does no harm as long as nobody else takes it.
+            // An expired lease does no harm until another server takes it.
             Err(error) if !failing => {
                 failing = true;
-                tracing::warn!(error = %Chain(&error), "renew the lease of this node");
+                tracing::warn!(error = %Chain(&error), "cannot renew the lease of this node");
             }
             Err(_) => {}
         }

@@ -1,15 +1,15 @@
-//! The control plane: the REST API, the life of every sandbox, and the one port that serves both the API and the
-//! traffic of sandboxes.
+//! The control plane: the REST API, the lifecycle of every sandbox, and the port that serves both the API and sandbox
+//! traffic.
 //!
-//! Invariants: rows are the truth and are changed first; memory (routes, deadlines) is rebuilt from them at the start.
-//! Nodes are reached through [`protocol::node::NodeApi`] only. Work that changes a sandbox runs on a task of its own,
-//! so that a client that hangs up halfway leaves nothing half done. Stopping the server never touches a sandbox. Several
-//! servers may share a database; each changes the rows of its own node only, whose lease it has.
+//! Invariants: the rows are authoritative and are changed first; memory (routes, deadlines) is rebuilt from them at
+//! startup. Nodes are reached through [`protocol::node::NodeApi`] only. Work that changes a sandbox runs on a task of
+//! its own, so that a client disconnect leaves no partial change. Stopping the server never touches a sandbox. Several
+//! servers may share a database; each changes only the rows of its own node, whose lease it holds.
 //!
-//! What decides lies below what speaks: [`sandboxes`], [`admission`], [`authentication`], [`templates`] and [`records`]
-//! know no HTTP and have errors of their own. [`api`] reads requests, asks them, and says in the words of the API what
-//! came of it; [`listen`] carries bytes; [`operator`] is the other door. [`server`] makes them all and hands to each
-//! what it needs.
+//! Layers: [`sandboxes`], [`admission`], [`authentication`], [`templates`] and [`records`] are independent of HTTP and
+//! have errors of their own. [`api`] reads requests, calls them, and translates results and errors to the API;
+//! [`listen`] handles connections; [`operator`] serves the operator. [`server`] builds them all and wires them
+//! together.
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 

@@ -1,5 +1,5 @@
-//! The one port: accepts connections, tells TLS from plain HTTP and HTTP/1.1 from HTTP/2, and sends each request to a
-//! sandbox or to the API.
+//! The gateway: accepts connections, detects TLS, HTTP/1.1 and HTTP/2 on one port, and routes each request to a sandbox
+//! or to the API.
 
 pub(crate) mod connections;
 mod credentials;
@@ -45,53 +45,53 @@ use crate::peers::{Peer, PeerRates};
 use crate::sandboxes::registry::Registry;
 use crate::tls::{self, Tls};
 
-/// Interval and patience of HTTP/2 pings, which find clients that vanished.
+/// Interval and timeout of HTTP/2 pings, which detect vanished clients.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(15));
-/// HTTP/2 windows of a stream and of a connection, in bytes: a stream must be able to carry a file at the speed of
-/// loopback, and what nobody inside reads is held up to the second.
+/// HTTP/2 windows of a stream and of a connection, in bytes: a stream must be able to transfer a file at the speed of
+/// loopback, and what a sandbox does not read is buffered up to the second.
 const WINDOW_BYTES: (u32, u32) = (1024 * 1024, 2 * 1024 * 1024);
-/// What is held of one HTTP/2 stream for a client that does not take it.
+/// Send buffer of one HTTP/2 stream for a client that does not read, in bytes.
 const SEND_BYTES: usize = 64 * 1024;
-/// Most bytes of a request's head: over HTTP/1 a little more than the 64 KiB that its target may have, so that one which
-/// is too long is told so.
+/// Maximum size of a request head, in bytes: over HTTP/1 a little more than the 64 KiB that its target may have, so
+/// that a longer target gets a proper error.
 const HEAD_BYTES: (usize, u32) = (80 * 1024, 64 * 1024);
-/// TLS handshakes that one peer may make at once, and how often one more: they cost more than all else that a client
-/// can ask for without being known. Who makes more waits.
+/// Burst and refill interval of TLS handshakes of one peer: they are the most expensive operation for clients without
+/// credentials. Further handshakes wait.
 const HANDSHAKES: (u32, Duration) = (256, Duration::from_millis(20));
 /// HTTP/2 streams of one connection; SDKs open one per running command.
 const STREAMS: u32 = 1000;
-/// Pause after the system refused a connection, most likely for want of file descriptors.
+/// Pause after `accept` failed, most likely because there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Header that carries the id of an API request.
 const REQUEST_ID: &str = "x-request-id";
 
-/// What the server answers requests with at the moment.
+/// Which requests the server currently serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing yet: it does not know which sandboxes live.
+    /// None: the takeover of existing sandboxes is in progress.
     Starting,
-    /// Everything.
+    /// All.
     Ready,
-    /// Only what is already on its way.
+    /// Only requests in progress.
     Draining,
 }
 
-/// What is asked on the way of a request.
+/// Services that the gateway uses.
 #[derive(Debug)]
 pub(crate) struct GatewayServices {
-    /// Whose credentials do not go to sandboxes.
+    /// To recognize the platform's credentials, which are not forwarded to sandboxes.
     pub(crate) store: Store,
-    /// Which sandboxes there are, and what their traffic must carry.
+    /// The sandboxes and the credentials that their traffic requires.
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Of clients.
+    /// Client connections.
     pub(crate) connections: Arc<Connections>,
-    /// The certificate, where the port speaks HTTPS.
+    /// The certificate, if the port also serves HTTPS.
     pub(crate) tls: Option<Tls>,
 }
 
-/// Where requests go.
+/// Routes requests to the API and to sandboxes.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     services: GatewayServices,
@@ -101,10 +101,10 @@ pub(crate) struct Gateway {
     links: SignedLinks,
     credentials: CredentialFilter,
     handshakes: PeerRates,
-    /// Where requests to the API run: apart from connections, so that no amount of traffic is in their way.
+    /// Runtime of API requests: separate from connections, so that sandbox traffic cannot delay them.
     control: Handle,
     phase: AtomicU8,
-    /// API requests that are being answered.
+    /// API requests in progress.
     pub(crate) requests: TaskTracker,
 }
 
@@ -183,7 +183,7 @@ impl Gateway {
         let method = request.method().clone();
         let response = self.ingress.serve(request, &target, find).await;
         self.services.metrics.proxy_request(response.status().as_u16());
-        // Neither path nor query: both are the client's business with the sandbox, and signatures are in them.
+        // Neither path nor query: both are private to the client and the sandbox, and may contain signatures.
         tracing::debug!(
             sandbox.id = %target.id,
             port = target.port,
@@ -194,7 +194,7 @@ impl Gateway {
         response.map(Body::new)
     }
 
-    /// An answer of the proxy's own to a request that no sandbox gets.
+    /// A response of the proxy itself to a request that is not forwarded to a sandbox.
     fn proxy_answer(&self, request: &Request<ClientBody>, answer: &Answer) -> Response<Body> {
         self.ingress.answer(request.headers(), answer).map(Body::new)
     }
@@ -211,7 +211,7 @@ impl Gateway {
                 .clone()
                 .oneshot(request.map(Body::new))
                 .instrument(span.clone());
-            // A client that leaves takes its request along.
+            // When the client disconnects, its request is aborted.
             let answered = AbortOnDropHandle::new(self.control.spawn(async move {
                 let _answering = answering;
                 answer.await
@@ -219,9 +219,9 @@ impl Gateway {
             match answered.await {
                 Ok(Ok(response)) => response,
                 Ok(Err(infallible)) => match infallible {},
-                // The router catches what a handler does, so this is the end of the runtime.
+                // The router catches panics of handlers, so this means that the runtime is shutting down.
                 Err(error) => {
-                    tracing::error!(%error, "answer a request");
+                    tracing::error!(%error, "the task of a request failed");
                     crate::api::unavailable()
                 }
             }
@@ -238,7 +238,8 @@ impl Gateway {
     }
 }
 
-/// Accepts connections until `stop`, and serves each on `tasks` until it is done or `abort`.
+/// Accepts connections until `stop` is cancelled, and serves each on `tasks` until it is closed or `abort` is
+/// cancelled.
 pub(crate) async fn accept(
     listener: TcpListener,
     gateway: Arc<Gateway>,
@@ -255,18 +256,18 @@ pub(crate) async fn accept(
             Ok((tcp, address)) => {
                 let connections = &gateway.services.connections;
                 let Some(connection) = connections.admit(connections.peer(address.ip())) else {
-                    // A reset leaves nothing behind here that would have to time out.
+                    // A reset leaves no connection state that would have to time out.
                     let _ = tcp.set_zero_linger();
                     continue;
                 };
-                // An answer must not wait for the acknowledgement of the one before.
+                // A response must not wait for the acknowledgement of the previous one.
                 let _ = tcp.set_nodelay(true);
                 let both = (stop.clone(), abort.clone());
                 tasks.spawn(serve(tcp, connection, Arc::clone(&gateway), tasks.clone(), both));
             }
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "accept a connection");
+                tracing::error!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -296,7 +297,7 @@ async fn serve(
     let protocol = async {
         match tokio::time::timeout_at(deadline, tls::starts_with_tls(&tcp)).await {
             Ok(Ok(is_tls)) => Some(is_tls),
-            // Gone, or silent for too long.
+            // Closed, or silent for too long.
             Ok(Err(_)) | Err(_) => None,
         }
     };
@@ -323,7 +324,7 @@ async fn serve(
                 accepted = tls.accept(stream, turn) => accepted,
             };
             match accepted {
-                // Boxed, so that plain connections do not carry the room for its state.
+                // Boxed, so that the futures of plain connections stay small.
                 Ok(stream) => {
                     Box::pin(serve_stream(
                         stream,
@@ -334,13 +335,14 @@ async fn serve(
                     ))
                     .await
                 }
-                Err(error) => tracing::debug!(%error, "TLS handshake"),
+                Err(error) => tracing::debug!(%error, "TLS handshake failed"),
             }
         }
     }
 }
 
-/// Serves the requests of one connection. Dropping its stream after a cut resets it, so every way out of here is one.
+/// Serves the requests of one connection. After a cut, dropping the stream resets the connection, so every return path
+/// handles it.
 async fn serve_stream<S>(
     stream: S,
     (client, tracked): (ClientConnection, Arc<Connection>),
@@ -402,7 +404,7 @@ async fn serve_stream<S>(
             }
             () = tracked.evicted(), if !evicted => {
                 evicted = true;
-                // A request that came at the same moment is answered.
+                // A request that arrived at the same time is answered.
                 if !tracked.is_busy() {
                     return;
                 }
@@ -410,23 +412,24 @@ async fn serve_stream<S>(
             }
             result = connection.as_mut() => {
                 if let Err(error) = result {
-                    tracing::debug!(%error, "connection");
+                    tracing::debug!(%error, "connection failed");
                 }
                 return;
             }
-            // After the connection, which is what reads and with that moves the deadline.
+            // After the connection, because its reads extend the deadline.
             () = overdue.as_mut() => return,
         }
     }
 }
 
-/// Returns once a connection has kept the platform waiting for too long.
+/// Returns once a connection has exceeded its deadline.
 async fn overdue(tracked: Arc<Connection>) {
     let mut sleep = Box::pin(tokio::time::sleep_until(tracked.deadline()));
     std::future::poll_fn(|cx| {
         loop {
             let deadline = tracked.deadline();
-            // A later deadline is looked at when the earlier one has come, which spares a timer per request.
+            // A later deadline is only checked when the earlier one has passed, which saves resetting the timer for
+            // each request.
             if deadline < sleep.deadline() {
                 sleep.as_mut().reset(deadline);
             }
@@ -440,7 +443,7 @@ async fn overdue(tracked: Arc<Connection>) {
     .await;
 }
 
-/// Runs the streams of an HTTP/2 connection on a tracker.
+/// Runs the streams of an HTTP/2 connection on a task tracker.
 #[derive(Debug, Clone)]
 struct OnTracker(TaskTracker);
 

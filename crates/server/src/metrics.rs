@@ -1,8 +1,8 @@
-//! What an operator watches: counts and durations, for Prometheus.
+//! Metrics for the operator, in the format of Prometheus.
 //!
-//! Labels have few values, all of them this program's own words: no id, no path, nothing that a client chose. What is
-//! counted is counted where it happens; what is there at a moment (sandboxes, room) is looked up when it is asked for.
-//! The text is served on an address of its own and never on that of the API.
+//! Labels have few values, all defined by this program: no id, no path, no text of a client. Counters are incremented
+//! where the event happens; current values (sandboxes, capacity) are read when the metrics are scraped. The metrics are
+//! served on an address of their own and never on that of the API.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,13 +20,13 @@ use protocol::node::{DiskStops, HostCapacity, Stage};
 use crate::outcome::{CreateOutcome, EndReason};
 use crate::settings::CapacitySettings;
 
-/// Buckets of durations, in seconds: from a read of the database to a create on a host that swaps.
+/// Histogram buckets of durations, in seconds: from a database read to a create on a host that swaps.
 const DURATIONS: [f64; 13] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 ];
-/// Classes of statuses, by their first digit less one.
+/// Status classes, indexed by the first digit minus one.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-/// The status for asking too often.
+/// The status of rate-limited requests.
 const TOO_MANY_REQUESTS: u16 = 429;
 /// Bytes of a MiB.
 const MIB: i64 = 1024 * 1024;
@@ -53,7 +53,7 @@ struct Series {
     sandboxes: Family<Labels, Gauge>,
     ends: Family<Labels, Counter>,
     expiry_lateness: Histogram,
-    /// By class of status.
+    /// By status class.
     proxied: [Counter; CLASSES.len()],
     connections: Gauge,
     client_connections: Gauge,
@@ -68,29 +68,29 @@ struct Series {
     disk_ends: Counter,
 }
 
-/// What is looked up when the metrics are asked for.
+/// Values that are read when the metrics are scraped.
 #[derive(Debug, Clone)]
 pub(crate) struct MetricsSnapshot {
     /// Sandboxes, by their state.
     pub(crate) sandboxes: Vec<(&'static str, usize)>,
     /// Open connections to sandboxes.
     pub(crate) connections: usize,
-    /// Connections of clients.
+    /// Client connections.
     pub(crate) clients: ConnectionCounts,
-    /// Entries of sandboxes' logs that were ever dropped.
+    /// Log entries dropped since the start.
     pub(crate) log_entries_lost: u64,
-    /// What the host has left, if it can tell.
+    /// What the host has left, if the node could read it.
     pub(crate) capacity: Option<HostCapacity>,
 }
 
-/// How many connections there are and were.
+/// Numbers of client connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ConnectionCounts {
     /// Open now.
     pub(crate) open: usize,
-    /// Ever refused.
+    /// Refused since the start.
     pub(crate) refused: u64,
-    /// Ever closed to make room.
+    /// Evicted for others since the start.
     pub(crate) evicted: u64,
 }
 
@@ -106,7 +106,7 @@ impl Metrics {
         Self { registry, series }
     }
 
-    /// A request to the API was answered. `operation` is the operation's id, or none where there is none.
+    /// Counts an answered request to the API. `operation` is the id of the operation, if the request has one.
     pub(crate) fn request(&self, operation: Option<&Arc<str>>, method: &'static str, status: u16, took: Duration) {
         let labels = [
             ("operation", operation.map_or_else(|| Arc::from("none"), Arc::clone)),
@@ -119,7 +119,7 @@ impl Metrics {
         }
     }
 
-    /// A create ended.
+    /// Counts a create request.
     pub(crate) fn create(&self, outcome: CreateOutcome) {
         self.series
             .creates
@@ -127,7 +127,7 @@ impl Metrics {
             .inc();
     }
 
-    /// What the stages of a successful create took.
+    /// Observes the durations of the stages of a successful create.
     pub(crate) fn create_stages(&self, stages: &[Stage]) {
         for Stage { name, took } in stages {
             self.series
@@ -137,23 +137,23 @@ impl Metrics {
         }
     }
 
-    /// A sandbox ended.
+    /// Counts the end of a sandbox.
     pub(crate) fn end(&self, reason: EndReason) {
         self.series.ends.get_or_create(&[("reason", reason.as_str())]).inc();
     }
 
-    /// A sandbox was ended that many microseconds after its deadline.
+    /// Observes how late a sandbox was ended after its deadline, in microseconds.
     pub(crate) fn expired(&self, late_us: i64) {
         let late = Duration::from_micros(late_us.max(0).unsigned_abs());
         self.series.expiry_lateness.observe(late.as_secs_f64());
     }
 
-    /// A request to a sandbox was answered.
+    /// Counts an answered request to a sandbox.
     pub(crate) fn proxy_request(&self, status: u16) {
         self.series.proxied[class(status)].inc();
     }
 
-    /// The node told what it does to keep the host's disk from being filled.
+    /// Takes over the node's counts of its measures against a full disk.
     pub(crate) fn disk_stops(&self, disk: DiskStops) {
         let series = &self.series;
         series.disk_stopped.set(disk.stopped.into());
@@ -161,15 +161,15 @@ impl Metrics {
         series.disk_ends.inner().store(disk.ends, Ordering::Relaxed);
     }
 
-    /// The database failed.
+    /// Counts a database error.
     pub(crate) fn store_error(&self) {
         self.series.store_errors.inc();
     }
 
-    /// Everything as text, in the format of `OpenMetrics` 1.0.
+    /// All metrics as text, in the `OpenMetrics` 1.0 format.
     ///
     /// # Errors
-    /// Never in practice: writing into a text does not fail.
+    /// Never in practice: writing to a string does not fail.
     pub(crate) fn text(&self, snapshot: &MetricsSnapshot) -> Result<String, std::fmt::Error> {
         let series = &self.series;
         for (state, count) in &snapshot.sandboxes {
@@ -214,7 +214,7 @@ impl Series {
         let requests: Histograms<RequestLabels> = Family::new_with_constructor(durations);
         registry.register_with_unit(
             "api_request_duration",
-            "Time to answer requests to the API, by operation, method and class of status",
+            "Duration of requests to the API, by operation, method and status class",
             Unit::Seconds,
             requests.clone(),
         );
@@ -225,7 +225,7 @@ impl Series {
             requests_limited.clone(),
         );
         let creates = Family::<Labels, Counter>::default();
-        registry.register("creates", "Creates of sandboxes, by outcome", creates.clone());
+        registry.register("creates", "Create requests, by outcome", creates.clone());
         let create_stages: Histograms<StageLabels> = Family::new_with_constructor(durations);
         registry.register_with_unit(
             "create_stage_duration",
@@ -240,14 +240,14 @@ impl Series {
         let expiry_lateness = durations();
         registry.register_with_unit(
             "expiry_lateness",
-            "Time from a sandbox's deadline until nothing of it ran any more",
+            "Time from the deadline of a sandbox until it was ended completely",
             Unit::Seconds,
             expiry_lateness.clone(),
         );
         let proxied = Family::<Labels, Counter>::default();
         registry.register(
             "proxy_requests",
-            "Requests to sandboxes, by class of status",
+            "Requests to sandboxes, by status class",
             proxied.clone(),
         );
         let connections = Gauge::default();
@@ -265,58 +265,58 @@ impl Series {
         let (connections_refused, connections_evicted) = (Counter::default(), Counter::default());
         registry.register(
             "client_connections_refused",
-            "Connections that were refused because as many as may be were in use",
+            "Connections that were refused because the connection limit was reached",
             connections_refused.clone(),
         );
         registry.register(
             "client_connections_evicted",
-            "Idle connections that were closed to make room for others",
+            "Idle connections that were closed in favor of new ones",
             connections_evicted.clone(),
         );
         let store_errors = Counter::default();
         registry.register(
             "store_errors",
-            "Requests and background work that the database failed",
+            "Requests and background tasks that failed because of the database",
             store_errors.clone(),
         );
         let log_entries_lost = Counter::default();
         registry.register(
             "log_entries_lost",
-            "Entries of sandboxes' logs that were dropped because the database was behind",
+            "Log entries of sandboxes that were dropped because the database was too slow",
             log_entries_lost.clone(),
         );
         let (memory_available, disk_available) = (FloatGauge::default(), FloatGauge::default());
         registry.register_with_unit(
             "host_memory_available",
-            "Memory that the host has left; NaN when it cannot tell",
+            "Available memory of the host; NaN if unknown",
             Unit::Bytes,
             memory_available.clone(),
         );
         registry.register_with_unit(
             "host_disk_available",
-            "Space left where the disks of sandboxes lie; NaN when the host cannot tell",
+            "Available space on the file system of the sandbox disks; NaN if unknown",
             Unit::Bytes,
             disk_available.clone(),
         );
         let disk_stopped = Gauge::default();
         registry.register(
             "sandboxes_disk_stopped",
-            "Sandboxes that may write nothing new, because the host's disk is nearly full",
+            "Sandboxes whose writes are suspended because the disk of the host is nearly full",
             disk_stopped.clone(),
         );
         let disk_stops = Counter::default();
         registry.register(
             "sandbox_disk_stops",
-            "How often a sandbox was stopped from writing because the host's disk was nearly full",
+            "How often the writes of a sandbox were suspended because the disk of the host was nearly full",
             disk_stops.clone(),
         );
         let disk_ends = Counter::default();
         registry.register(
             "sandbox_disk_ends",
-            "Sandboxes that were ended because they went on taking space of a disk that was nearly full",
+            "Sandboxes that were ended because they kept taking space on a nearly full disk",
             disk_ends.clone(),
         );
-        // There from the first scrape on, so that a rate over them has a beginning.
+        // Exported from the first scrape on, so that rates have a first value.
         for outcome in CreateOutcome::ALL {
             creates.get_or_create_owned(&[("outcome", outcome.as_str())]);
         }
@@ -347,19 +347,19 @@ impl Series {
     }
 }
 
-/// What is configured, to be compared with what is.
+/// Registers configured values, for comparison with measured ones.
 fn register_settings(registry: &mut Registry, capacity: &CapacitySettings) {
     let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("build", "The program that runs", build);
+    registry.register("build", "Version of the running program", build);
     for (name, help, floor_mb) in [
         (
             "capacity_memory_floor",
-            "Memory that creates leave available",
+            "Memory floor: create requests leave this much available",
             capacity.memory_floor_mb,
         ),
         (
             "capacity_disk_floor",
-            "Space that creates leave free",
+            "Disk floor: create requests leave this much space free",
             capacity.disk_floor_mb,
         ),
     ] {
@@ -369,10 +369,10 @@ fn register_settings(registry: &mut Registry, capacity: &CapacitySettings) {
     }
     let max = FloatGauge::default();
     max.set(capacity.max_sandboxes.map_or(f64::INFINITY, f64::from));
-    registry.register("capacity_max_sandboxes", "Most sandboxes at once", max);
+    registry.register("capacity_max_sandboxes", "Sandbox limit of the host", max);
 }
 
-/// Where a status is in [`CLASSES`]. What is none is the platform's fault.
+/// The index of a status in [`CLASSES`]. Invalid statuses count as errors of the platform.
 fn class(status: u16) -> usize {
     usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1)
 }

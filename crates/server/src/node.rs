@@ -1,4 +1,4 @@
-//! The node, as the parts of the server share it.
+//! The shared handle of the node.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use protocol::node::NodeApi;
 
-/// A shared node that can be printed.
+/// A shared [`NodeApi`] that implements `Debug`.
 #[derive(Clone)]
 pub(crate) struct NodeHandle(Arc<dyn NodeApi>);
 

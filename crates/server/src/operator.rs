@@ -1,9 +1,9 @@
-//! The operator's view over the sandboxes of all teams on this node, served as HTTP on a unix socket of the data directory.
+//! The operator API: the sandboxes of all teams on this node, served as HTTP on a Unix socket in the data directory.
 //!
-//! The REST API shows a team its own sandboxes. Who runs the host must see all of them: which one uses up the machine,
-//! whose it is, what its log says, and how to end it. The socket needs no key: it lies in a directory that only the
-//! platform's own user can enter, and the peer's user is checked besides. Nothing here tells a secret of a sandbox (no
-//! token, no metadata, no environment), so what is shown may be pasted into a ticket.
+//! The REST API shows a team its own sandboxes. The operator has to see all of them: which one uses up the machine,
+//! which team owns it, what its log says, and to be able to kill it. The socket needs no key: it is in a directory that
+//! only the platform's own user can enter, and the user of the peer is checked as well. Responses contain no secrets of
+//! a sandbox (no token, no metadata, no environment), so they may be pasted into a ticket.
 
 mod accept;
 pub(crate) mod metrics;
@@ -35,19 +35,19 @@ use crate::sandboxes::Sandboxes;
 use crate::sandboxes::elsewhere::AbsentError;
 use crate::sandboxes::registry::{Registry, StopOutcome};
 
-/// Entries of a log, when the request does not say.
+/// Default maximum number of log entries in a response.
 const LOG_LIMIT_DEFAULT: u32 = 1000;
-/// Most entries of a log in one answer.
+/// Largest maximum number of log entries in a response.
 const LOG_LIMIT_MAX: u32 = 10_000;
 
-/// One sandbox as the operator sees it.
+/// A sandbox in the operator API.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperatorSandbox {
     /// Its id.
     pub id: String,
     /// Name of the owning team.
     pub team: String,
-    /// The template it was made of: its alias, or else its id.
+    /// The template it was created from: its alias, or else its id.
     pub template: String,
     /// `creating`, `running` or `stopping`.
     pub state: String,
@@ -61,14 +61,14 @@ pub struct OperatorSandbox {
     pub memory_mb: u32,
     /// Disk, in MiB.
     pub disk_mb: u32,
-    /// What it used when it was last measured; none before that.
+    /// The latest sample of its usage, if there is one.
     pub usage: Option<OperatorUsage>,
 }
 
-/// What a sandbox used at one moment.
+/// A sample of the usage of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperatorUsage {
-    /// When that was, RFC 3339.
+    /// When it was taken, RFC 3339.
     pub at: String,
     /// Share of its cores since the sample before, in percent: 100 is all of them.
     pub cpu_percent: f64,
@@ -90,22 +90,22 @@ pub struct OperatorLogEntry {
     pub at: String,
     /// `debug`, `info`, `warn` or `error`.
     pub level: String,
-    /// Which part of the platform tells.
+    /// The part of the platform that wrote the entry.
     pub logger: String,
-    /// One sentence for people.
+    /// A message for people.
     pub message: String,
-    /// The same for programs.
+    /// Details for programs.
     pub fields: BTreeMap<String, String>,
 }
 
-/// What went wrong, for the operator's eyes.
+/// The body of an error response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorError {
-    /// In words.
+    /// What went wrong.
     pub message: String,
 }
 
-/// An error as an answer.
+/// An error response.
 struct ErrorResponse(StatusCode, String);
 
 impl ErrorResponse {
@@ -116,7 +116,7 @@ impl ErrorResponse {
 
 impl From<StoreError> for ErrorResponse {
     fn from(error: StoreError) -> Self {
-        // The operator is who can mend it, so the whole chain is told.
+        // Only the operator can fix it, so the response has the complete error chain.
         Self(StatusCode::SERVICE_UNAVAILABLE, Chain(&error).to_string())
     }
 }
@@ -127,7 +127,7 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
-/// What the operator may see and do.
+/// The services of the operator API.
 #[derive(Debug, Clone)]
 pub(crate) struct Operator {
     pub(crate) store: Store,
@@ -170,25 +170,25 @@ async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) 
     let Some(entry) = operator.registry.get(&sandbox) else {
         return Err(absent(&operator, &sandbox).await?);
     };
-    tracing::info!(sandbox.id = %entry.id, team.id = %entry.team, "the operator ends a sandbox");
+    tracing::info!(sandbox.id = %entry.id, team.id = %entry.team, "the operator kills a sandbox");
     match operator.sandboxes.stop_because(&entry, EndReason::Operator).await {
         Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
         Some(StopOutcome::Failed) => {
-            let why = format!("sandbox {id} could not be ended yet; it is tried again, see the platform's log");
+            let why = format!("sandbox {id} could not be killed yet: retrying, see the log of the platform");
             Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))
         }
         None => Err(ErrorResponse::no_sandbox(&id)),
     }
 }
 
-/// Which entries are wanted.
+/// Query parameters of the log route.
 #[derive(Debug, Deserialize)]
 struct LogParameters {
     limit: Option<u32>,
     level: Option<String>,
 }
 
-/// The newest entries, oldest first. The log of a sandbox that has ended is there until it is purged.
+/// Returns the newest entries, oldest first. The log of an ended sandbox is available until it is purged.
 async fn read_logs(
     State(operator): State<Operator>,
     Path(id): Path<String>,
@@ -218,7 +218,7 @@ async fn read_logs(
     Ok(Json(rows.into_iter().rev().map(entry).collect()))
 }
 
-/// Why the platform cannot end a sandbox that is not in its memory.
+/// The error for a sandbox that is not in the registry.
 async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorResponse, StoreError> {
     let row = operator.store.sandbox_by_id(id).await?;
     let why = match &row {
@@ -228,7 +228,7 @@ async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorResponse, St
     Ok(match why {
         AbsentError::Elsewhere { node } => ErrorResponse(
             StatusCode::SERVICE_UNAVAILABLE,
-            format!("sandbox {id} is on node {node}: end it there"),
+            format!("sandbox {id} is on node {node}: kill it there"),
         ),
         AbsentError::Unknown => ErrorResponse::no_sandbox(id.as_str()),
         AbsentError::Store(error) => error.into(),
@@ -250,13 +250,13 @@ async fn show(
     row: SandboxRow,
 ) -> Result<OperatorSandbox, StoreError> {
     let latest = operator.records.latest(&row.team_id, &row.id).await?;
-    // Memory knows first that it stops.
+    // The registry is the first to know that a sandbox is stopping.
     let state = operator.registry.get(&row.id).map_or(row.state, |entry| entry.state());
     Ok(OperatorSandbox {
         id: row.id.as_str().to_owned(),
         team: match names.get(&row.team_id) {
             Some(name) => name.clone(),
-            // It was made after the names were read.
+            // The team was created after the names were read.
             None => row.team_id.as_str().to_owned(),
         },
         template: row.alias.unwrap_or_else(|| row.template_id.as_str().to_owned()),

@@ -1,17 +1,17 @@
-//! How creates and sandboxes end, in the words that metrics and logs have for it.
+//! Outcomes of create requests and reasons for the end of sandboxes, with their names in metrics and logs.
 
-/// How a create ended.
+/// The outcome of a create request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CreateOutcome {
-    /// A sandbox runs.
+    /// The sandbox runs.
     Created,
-    /// An earlier answer was given again.
+    /// The stored answer to an idempotency key was returned.
     Repeated,
-    /// The client's request was not acceptable.
+    /// The request was invalid.
     Refused,
     /// The team is at a limit.
     Limited,
-    /// The host has no room.
+    /// The host has no capacity.
     NoCapacity,
     /// The platform failed.
     Failed,
@@ -28,7 +28,7 @@ impl CreateOutcome {
         Self::Failed,
     ];
 
-    /// The word for it in metrics.
+    /// The label value in metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -44,15 +44,15 @@ impl CreateOutcome {
 /// Why a sandbox ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndReason {
-    /// A client asked for it.
+    /// A client killed it.
     Killed,
-    /// The operator asked for it.
+    /// The operator killed it.
     Operator,
-    /// Its deadline came.
+    /// Its deadline passed.
     Expired,
     /// It ended by itself.
     Exited,
-    /// It was gone when the platform started.
+    /// It did not run any more when the platform started.
     Lost,
 }
 
@@ -60,7 +60,7 @@ impl EndReason {
     /// All of them.
     pub(crate) const ALL: [Self; 5] = [Self::Killed, Self::Operator, Self::Expired, Self::Exited, Self::Lost];
 
-    /// The word for it in metrics and logs.
+    /// The name in metrics and logs.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Killed => "killed",

@@ -1,9 +1,7 @@
-//! Who is at the other end of a connection, as far as that can be told from its address, and how often each may do
-//! what costs the platform something.
+//! Peers: clients as identified by their addresses, and rate limits per peer for expensive operations.
 //!
-//! An IPv6 host commonly has a whole /64, so that is one peer. A reverse proxy and loopback stand for many clients:
-//! what one of them does must not be held against the others, so they are no peer at all, and only limits over all hold
-//! there.
+//! An IPv6 host commonly has a whole /64, so a /64 is one peer. A reverse proxy and loopback stand for many clients:
+//! one of them must not use up the limits of the others, so they are not peers, and only global limits apply to them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,17 +11,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// A client, or what cannot be told from one.
+/// A client address, or a range of addresses that counts as one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Peer {
-    /// An address.
+    /// An IPv4 address.
     V4(Ipv4Addr),
-    /// The first half of an address.
+    /// The first 64 bits of an IPv6 address.
     V6(u64),
 }
 
 impl Peer {
-    /// The peer at an address; none where many clients share it.
+    /// The peer of an address; `None` for addresses that many clients share.
     pub(crate) fn of(address: IpAddr, shared: &[Network]) -> Option<Self> {
         let address = address.to_canonical();
         if address.is_loopback() || shared.iter().any(|network| network.contains(address)) {
@@ -85,7 +83,7 @@ impl FromStr for Network {
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
-            // A sign is no digit.
+            // `parse` alone would accept a sign.
             Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => text.parse().map_err(|_| wrong())?,
             Some(_) => return Err(wrong()),
             None => most,
@@ -97,15 +95,15 @@ impl FromStr for Network {
     }
 }
 
-/// Most peers whose rate is remembered. When there are more, all that are new share one rate.
+/// Maximum number of peers with a rate of their own. Beyond it, all new peers share one rate.
 const PEERS_MAX: usize = 8192;
 
-/// How often each peer may do something: `burst` times at once, and once per `interval` in the long run.
+/// A rate limit per peer: a burst of `burst`, and one permit per `interval` in the long run.
 #[derive(Debug)]
 pub(crate) struct PeerRates {
     interval: Duration,
     burst: u32,
-    /// When each will have all its permits again. Whoever has them is forgotten when room is needed.
+    /// When each peer will have all its permits again. Peers that have them are removed when the table is full.
     full_at: Mutex<HashMap<Option<Peer>, Instant>>,
 }
 
@@ -121,7 +119,7 @@ impl PeerRates {
     /// Takes a permit of a peer.
     ///
     /// # Errors
-    /// When it has none, with the time until it has one.
+    /// When none is left, with the time until the next one.
     pub(crate) fn take(&self, peer: Peer) -> Result<RatePermit, Duration> {
         let now = Instant::now();
         let mut table = self.full_at.lock();
@@ -143,7 +141,7 @@ impl PeerRates {
         Ok(RatePermit(key))
     }
 
-    /// Takes back a permit for what turned out to cost nothing.
+    /// Returns a permit whose operation turned out to be cheap.
     pub(crate) fn give_back(&self, permit: &RatePermit) {
         if let Some(full_at) = self.full_at.lock().get_mut(&permit.0)
             && let Some(earlier) = full_at.checked_sub(self.interval)
@@ -230,7 +228,7 @@ mod tests {
             .count();
         assert!(taken <= PEERS_MAX + 2, "{taken}");
         assert!(rates.full_at.lock().len() <= PEERS_MAX + 1);
-        // Who has rested makes room.
+        // Peers with all their permits are removed.
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(rates.take(Peer::V6(u64::MAX)).is_ok());
         assert!(rates.full_at.lock().len() <= 2);

@@ -1,17 +1,17 @@
-//! What is remembered of sandboxes: their logs and their metrics.
+//! Records of sandboxes: logs and metrics.
 //!
-//! Entries come from the life of sandboxes in this server and from the node. They wait in one bounded queue ([`queue`])
-//! and are written behind the scenes, many in one transaction ([`writer`]), so that nothing on the way of a create ever
-//! waits for them. Samples are taken from the node every few seconds ([`sampler`]), collected in memory and written as
-//! one packed row per sandbox and five minutes ([`pack`]). Both are kept for a while after their sandbox has ended, and
-//! removed in small slices ([`purge`]).
+//! Log entries come from lifecycle events in this server and from the node. They wait in one bounded queue ([`queue`])
+//! and are written in the background, many in one transaction ([`writer`]), so that a create request never waits for
+//! them. Samples are taken from the node every few seconds ([`sampler`]), collected in memory and written as one
+//! encoded row per sandbox and five minutes ([`pack`]). Both are kept for some time after their sandbox has ended, and
+//! removed in small batches ([`purge`]).
 //!
-//! What a crash loses: entries of the last fraction of a second, and the samples since a sandbox's last row, at most
-//! five minutes of them. An orderly end loses nothing.
+//! A crash loses the entries of the last fraction of a second, and the samples since the last row of each sandbox, at
+//! most five minutes of them. An orderly stop loses nothing.
 //!
-//! Size. 1,000 sandboxes make 17,280 samples a day each. Five minutes of an idle one take 477 bytes in SQLite with the
-//! indexes (measured), of a busy one 1,474: between 140 and 425 MB a day for all of them together, written as three to
-//! four rows a second, and no more than that with a retention of a day. A log takes `log_bytes` at most, about.
+//! Size: with 1,000 sandboxes, each has 17,280 samples a day. Five minutes of an idle one take 477 bytes in SQLite with
+//! the indexes (measured), of a busy one 1,474: between 140 and 425 MB a day for all of them together, written as three
+//! to four rows per second, and no more than that with a retention of one day. A log takes about `log_bytes` at most.
 
 pub(crate) mod buckets;
 mod lifecycle_event;
@@ -43,7 +43,7 @@ use self::tail::Tail;
 use crate::clock::{Clock, SECOND_US};
 use crate::settings::RecordSettings;
 
-/// How long a sandbox that ended is remembered here: what the node had to say of it may still be on its way.
+/// How long an ended sandbox is kept in memory: entries of the node may still arrive.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// The records of all sandboxes.
@@ -54,13 +54,13 @@ pub(crate) struct Records {
     clock: Clock,
     queue: WriteQueue,
     tracked: Mutex<HashMap<SandboxId, TrackedSandbox>>,
-    /// What all logs together may still grow by, in bytes, as far as that is known.
+    /// How much all logs together may still grow, in bytes, since the last count.
     log_budget: AtomicU64,
-    /// They have grown by more.
+    /// Notified when the logs have grown by more than that.
     over_budget: Notify,
 }
 
-/// A sandbox that something may be recorded of.
+/// A sandbox with records.
 #[derive(Debug)]
 struct TrackedSandbox {
     team: TeamId,
@@ -77,13 +77,13 @@ impl Records {
             clock,
             queue: WriteQueue::new(),
             tracked: Mutex::default(),
-            // Known after the first look, a purge interval after the start or when as much as is allowed was added.
+            // The first count is one purge interval after the start, or when this much was added.
             log_budget: AtomicU64::new(log_total_bytes),
             over_budget: Notify::new(),
         }
     }
 
-    /// How many entries of logs were ever dropped here, because the database was behind.
+    /// Number of log entries dropped since the start because the database was too slow.
     pub(crate) fn entries_lost(&self) -> u64 {
         self.queue.lost()
     }
@@ -98,14 +98,14 @@ impl Records {
         self.tracked.lock().insert(row.id.clone(), tracked);
     }
 
-    /// Samples of a sandbox count from now on: it runs, since `started_us`.
+    /// Starts the samples of a sandbox, which runs since `started_us`.
     pub(crate) fn start_sampling(&self, row: &SandboxRow) {
         if let Some(tracked) = self.tracked.lock().get_mut(&row.id) {
             tracked.tail.start(row.started_us);
         }
     }
 
-    /// Notes in the log of a sandbox what happened to it.
+    /// Adds a lifecycle event to the log of a sandbox.
     pub(crate) fn log_event(&self, id: &SandboxId, event: &LifecycleEvent<'_>) {
         let (level, message, fields) = event.describe();
         self.put_entry(
@@ -118,7 +118,7 @@ impl Records {
         );
     }
 
-    /// A sandbox is gone: its last samples are written, and its log begins to age.
+    /// Ends the records of a sandbox: its last samples are written, and the retention of its log begins.
     pub(crate) fn end(&self, id: &SandboxId) {
         let mut tracked = self.tracked.lock();
         let Some(tracked) = tracked.get_mut(id).filter(|tracked| tracked.ended.is_none()) else {
@@ -132,7 +132,7 @@ impl Records {
             .put(Item::End(tracked.team.clone(), id.clone(), self.clock.now_us()));
     }
 
-    /// Takes in an entry of the node.
+    /// Adds a log entry of the node.
     pub(crate) fn log_from_node(&self, entry: SandboxLog) {
         let SandboxLog {
             id,
@@ -155,9 +155,9 @@ impl Records {
         fields: BTreeMap<String, String>,
     ) {
         let team = self.tracked.lock().get(id).map(|tracked| tracked.team.clone());
-        // Of a sandbox that nobody was told of, or that ended long ago.
+        // Without a team: the sandbox was never announced, or ended long ago.
         let Some(team_id) = team else { return };
-        // PostgreSQL has no NUL character in its texts.
+        // PostgreSQL does not support NUL in texts.
         let message = if message.contains('\0') {
             message.replace('\0', "\u{fffd}")
         } else {
@@ -177,7 +177,7 @@ impl Records {
         }));
     }
 
-    /// Entries of a team's sandbox, with everything that was noted before the call.
+    /// Log entries of a team's sandbox, including everything that was added before the call.
     pub(crate) async fn log(&self, team: &TeamId, id: &SandboxId, query: &LogQuery) -> Result<Vec<LogRow>, StoreError> {
         if query.limit == 0 {
             return Ok(Vec::new());
@@ -186,8 +186,8 @@ impl Records {
         self.store.log_list(team, id, query).await
     }
 
-    /// The team whose sandbox this is or was, as long as anything is remembered of it. For the operator: requests of
-    /// teams know theirs.
+    /// The team that owns or owned a sandbox, as long as there are records of it. Only for the operator: requests of
+    /// teams already have their team.
     pub(crate) async fn owner(&self, id: &SandboxId) -> Result<Option<TeamId>, StoreError> {
         let tracked = self.tracked.lock().get(id).map(|tracked| tracked.team.clone());
         match tracked {
@@ -196,7 +196,7 @@ impl Records {
         }
     }
 
-    /// The samples of a team's sandbox between two times, both included, oldest first.
+    /// The samples of a team's sandbox between two times, both inclusive, oldest first.
     pub(crate) async fn samples(
         &self,
         team: &TeamId,
@@ -205,14 +205,14 @@ impl Records {
         to_us: i64,
     ) -> Result<Vec<Sample>, StoreError> {
         let from_us = from_us.max(self.oldest_sample_us());
-        // Memory first: what moves into the database in between is then seen twice, not missed.
+        // Memory first: samples that move to the database meanwhile are then read twice, not missed.
         let recent = self.with_tail(team, id, |tail| tail.samples().to_vec());
         self.queue.flush().await;
         let chunks = self.store.metric_list(team, id, from_us, to_us).await?;
         let mut samples: BTreeMap<i64, Sample> = BTreeMap::new();
         for chunk in &chunks {
             let decoded = pack::decode(&chunk.samples).unwrap_or_else(|| {
-                tracing::error!(sandbox.id = %id, from_us = chunk.from_us, "metrics in the database cannot be read");
+                tracing::error!(sandbox.id = %id, from_us = chunk.from_us, "cannot decode metrics in the database");
                 Vec::new()
             });
             samples.extend(decoded.into_iter().map(|sample| (sample.at_us, sample)));
@@ -236,7 +236,7 @@ impl Records {
         Ok(last.filter(|sample| sample.at_us >= self.oldest_sample_us()))
     }
 
-    /// Asks the tail of a sandbox, if it is that team's.
+    /// Calls `ask` with the tail of a sandbox, if it belongs to the team.
     fn with_tail<T>(&self, team: &TeamId, id: &SandboxId, ask: impl FnOnce(&Tail) -> T) -> Option<T> {
         let tracked = self.tracked.lock();
         let tracked = tracked.get(id).filter(|tracked| tracked.team == *team)?;
@@ -247,7 +247,7 @@ impl Records {
         self.clock.now_us() - i64::from(self.settings.metric_retention_s) * SECOND_US
     }
 
-    /// Forgets sandboxes that ended some time ago.
+    /// Removes sandboxes from memory that ended some time ago.
     fn forget_ended(&self) {
         self.tracked
             .lock()

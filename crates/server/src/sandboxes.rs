@@ -1,9 +1,9 @@
-//! The life of sandboxes: making, extending, ending and adopting them. Row first, then the node, then memory.
+//! The lifecycle of sandboxes: creating, extending, ending and adopting them. Row first, then the node, then memory.
 //!
-//! Whatever a crash interrupts is undone at the next start, because a row that is not `running` names something that
-//! no client was told to live. Creating and ending run on tasks of their own: a client that hangs up changes nothing.
+//! Work interrupted by a crash is undone at the next start, because a row that is not `running` is of a sandbox that no
+//! client knows to run. Creating and ending run on tasks of their own: a client disconnect changes nothing.
 //!
-//! Nothing here knows HTTP: errors say what happened, and [`crate::api`] translates them.
+//! Nothing here depends on HTTP: [`crate::api`] translates the errors.
 
 pub(crate) mod adopt;
 pub(crate) mod create;
@@ -36,39 +36,39 @@ use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::records::Records;
 
-/// Pause before a sandbox that failed to start, and could not be ended, is ended again.
+/// Pause before another attempt to end a sandbox that failed to start.
 const DISCARD_RETRY: Duration = Duration::from_secs(1);
 
-/// The sandboxes of one server, and everything that changes one.
+/// The operations on the sandboxes of one server.
 #[derive(Debug)]
 pub(crate) struct Sandboxes {
     pub(crate) store: Store,
-    /// The rows of this server's node, which nothing else changes.
+    /// The rows of this server's node, which only this server changes.
     pub(crate) rows: NodeRows,
     pub(crate) node: NodeHandle,
     pub(crate) registry: Arc<Registry>,
     pub(crate) deadlines: Arc<Deadlines>,
-    /// Logs and metrics of sandboxes. Nothing here ever waits for them.
+    /// Logs and metrics of sandboxes. Operations never wait for them.
     pub(crate) records: Arc<Records>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokens: TokenSeed,
     pub(crate) defaults: Defaults,
     pub(crate) clock: Clock,
-    /// Work that a request began and that outlives it.
+    /// Work that a request started and that outlives it.
     pub(crate) work: TaskTracker,
 }
 
-/// What the operator decides for every sandbox.
+/// Settings of the operator for every sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Defaults {
-    /// What a sandbox may use, as far as its build leaves it open.
+    /// Limits that the build of a sandbox does not set.
     pub(crate) resources: Resources,
-    /// Every agent asks for its token, whatever a client wants.
+    /// Every agent requires its token, even if a client asked for an open one.
     pub(crate) always_secure: bool,
 }
 
 impl Sandboxes {
-    /// Puts a row into memory.
+    /// Adds a sandbox to the registry and the records.
     fn register(&self, row: &SandboxRow, admission: Admission) -> Arc<SandboxEntry> {
         let traffic_token = (!row.allow_public_traffic).then(|| self.tokens.traffic_token(&row.id));
         let entry = SandboxEntry::new(row, admission, self.tokens.access_token(&row.id), traffic_token);
@@ -77,8 +77,8 @@ impl Sandboxes {
         entry
     }
 
-    /// Removes a sandbox that no client knows: from the node, then from the rows and memory. While the node fails, that
-    /// goes on in the background, and the sandbox keeps what it takes of the limits.
+    /// Removes a sandbox that no client knows: from the node, then from the rows and memory. While the node fails, this
+    /// is retried in the background, and the sandbox keeps its share of the limits.
     async fn discard(self: &Arc<Self>, id: &SandboxId) {
         if self.kill_unannounced(id).await {
             return self.forget(id).await;
@@ -94,29 +94,29 @@ impl Sandboxes {
         });
     }
 
-    /// Ends a sandbox that no client knows, and says whether nothing of it runs.
+    /// Ends a sandbox that no client knows. Returns `true` if nothing of it runs any more.
     async fn kill_unannounced(&self, id: &SandboxId) -> bool {
         match self.node.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => true,
             Err(error) => {
-                tracing::error!(sandbox.id = %id, error = %Chain(&error), "end a sandbox that failed to start");
+                tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox that failed to start");
                 false
             }
         }
     }
 
-    /// Removes what is known of a sandbox that does not run.
+    /// Removes a sandbox that does not run any more from memory and the rows.
     async fn forget(&self, id: &SandboxId) {
         self.deadlines.remove(id);
         self.registry.remove(id);
         self.records.end(id);
         if let Err(error) = self.rows.sandbox_delete(id).await {
-            // The row is of no sandbox that runs, so the next start removes it.
-            self.log_store_error(&error, id, "remove the row of an ended sandbox");
+            // The row belongs to no running sandbox, so the next start removes it.
+            self.log_store_error(&error, id, "cannot remove the row of an ended sandbox");
         }
     }
 
-    /// Counts and logs an error of the database that no client is told.
+    /// Counts and logs a database error that is not reported to a client.
     fn log_store_error(&self, error: &StoreError, id: &SandboxId, what: &str) {
         self.metrics.store_error();
         tracing::error!(sandbox.id = %id, error = %Chain(error), "{what}");

@@ -1,8 +1,8 @@
-//! A server from start to drain.
+//! A server, from start to drain.
 //!
-//! It listens from the first moment and answers 503 until it has taken over what it found; `/health` says which. When
-//! told to stop it accepts nothing new, finishes API requests within a bound, cuts sandbox streams without waiting for
-//! them, and leaves every sandbox running for the next start.
+//! It listens from the beginning and answers 503 until it has taken over existing sandboxes; `/health` reports which.
+//! When it is stopped it accepts nothing new, finishes API requests within a time limit, cuts sandbox streams without
+//! waiting for them, and leaves every sandbox running for the next start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,22 +36,22 @@ use crate::sandboxes::{Defaults, Sandboxes};
 use crate::settings::ServerSettings;
 use crate::space;
 
-/// How long API requests, and what they began, may take to finish once the server is told to stop.
+/// How long API requests and the work that they started may take to finish once the server is stopped.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
-/// How long answers may take to leave once they are complete.
+/// How long completed responses may take to be sent.
 const FLUSH_BOUND: Duration = Duration::from_millis(250);
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// It could not take over what it found.
-    #[error("take over the sandboxes of an earlier start")]
+    /// The sandboxes of an earlier start could not be taken over.
+    #[error("cannot take over the sandboxes of an earlier start")]
     Adopt(#[from] AdoptError),
     /// The listener cannot be used.
-    #[error("listen for connections")]
+    #[error("cannot listen for connections")]
     Listen(#[source] std::io::Error),
-    /// The node does not report.
-    #[error("subscribe to the events of the node")]
+    /// The subscription to node events failed.
+    #[error("cannot subscribe to the events of the node")]
     Subscribe(#[source] NodeError),
 }
 
@@ -62,24 +62,24 @@ pub struct Server {
     operator: Operator,
     metric_sources: MetricSources,
     gateway: Arc<Gateway>,
-    /// What requests began and what outlives them.
+    /// Work that requests started and that outlives them.
     work: TaskTracker,
     connections: TaskTracker,
     streams: TaskTracker,
     background: TaskTracker,
     records: TaskTracker,
     stop: CancellationToken,
-    /// Ends the records, once nothing happens any more.
+    /// Stops the tasks of the records, after everything else has stopped.
     records_stop: CancellationToken,
     abort: CancellationToken,
 }
 
 impl Server {
-    /// Starts a server of the node whose lease this is, on a bound listener, and returns once sandboxes can be created.
-    /// It drains when `stop` is cancelled; [`Server::drained`] waits for that.
+    /// Starts a server for the node of this lease, on a bound listener, and returns once sandboxes can be created. It
+    /// drains when `stop` is cancelled; [`Server::drained`] waits for that.
     ///
     /// # Errors
-    /// When it cannot take over the sandboxes of an earlier start. Nothing of the server is left then.
+    /// When the sandboxes of an earlier start cannot be taken over. The server is shut down completely then.
     pub async fn start(
         listener: TcpListener,
         lease: NodeLease,
@@ -196,7 +196,7 @@ impl Server {
         server.records.spawn(Arc::clone(&records).write(written));
         let traffic = traffic.unwrap_or_else(Handle::current);
         let listener = {
-            // A socket wakes on the runtime on which it was registered.
+            // A socket is polled by the runtime on which it was registered.
             let _traffic = traffic.enter();
             listener
                 .into_std()
@@ -230,7 +230,7 @@ impl Server {
         server.background.spawn(async move {
             tokio::select! {
                 () = stop_of_all.cancelled() => {}
-                // What this server changed from now on, the next one would have to undo.
+                // Any change after this point would have to be undone by the server that now has the lease.
                 () = lost.cancelled() => stop_of_all.cancel(),
             }
         });
@@ -242,7 +242,7 @@ impl Server {
             draining: stop.clone(),
             stopped: server.records_stop.clone(),
         };
-        // Only now, because entries of sandboxes that are not known yet would be dropped.
+        // Only after the takeover, because log entries of unknown sandboxes are dropped.
         server.records.spawn(sandboxes.follow_node(events, signals, writing));
         server.background.spawn(Arc::clone(&records).purge(stop.clone()));
         server.background.spawn(records.sample(node, stop.clone()));
@@ -251,7 +251,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves the metrics at `/metrics` of another listener, until the server is told to stop.
+    /// Serves the metrics at `/metrics` of another listener, until the server is stopped.
     pub fn serve_metrics(&self, listener: TcpListener) {
         self.background.spawn(operator::metrics::serve(
             listener,
@@ -261,7 +261,7 @@ impl Server {
         ));
     }
 
-    /// Serves the operator's view on a unix socket, until the server is told to stop.
+    /// Serves the operator API on a Unix socket, until the server is stopped.
     pub fn serve_operator(&self, socket: OperatorSocket) {
         self.background.spawn(operator::serve(
             socket,
@@ -271,12 +271,12 @@ impl Server {
         ));
     }
 
-    /// Resolves when the server was told to stop, or stops because another server has taken the lease of its node.
+    /// Resolves when the server is stopped, or stops because another server has taken the lease of its node.
     pub fn stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         self.stop.clone().cancelled_owned()
     }
 
-    /// Waits until the server was told to stop, and then until it has drained. Sandboxes keep running.
+    /// Waits until the server is stopped, and then until it has drained. Sandboxes keep running.
     pub async fn drained(self) {
         self.stop.cancelled().await;
         self.gateway.enter(Phase::Draining);
@@ -287,17 +287,17 @@ impl Server {
             self.work.wait().await;
         };
         if tokio::time::timeout(DRAIN_BOUND, begun).await.is_err() {
-            tracing::warn!("requests still ran after {DRAIN_BOUND:?}; what they began is undone at the next start");
+            tracing::warn!("requests unfinished after {DRAIN_BOUND:?}: the next start undoes their changes");
         }
         self.connections.close();
-        // Connections without a stream end by themselves once their answers have left.
+        // Connections without a stream close by themselves once their responses are sent.
         let _ = tokio::time::timeout(FLUSH_BOUND, self.connections.wait()).await;
         self.abort.cancel();
         for tasks in [&self.connections, &self.streams, &self.background] {
             tasks.close();
             tasks.wait().await;
         }
-        // Last, because all of these may have had something to say.
+        // Last, because all of these may have written log entries.
         self.records_stop.cancel();
         self.records.close();
         self.records.wait().await;
@@ -305,11 +305,11 @@ impl Server {
     }
 }
 
-/// Makes rows, node and memory agree after a start, and returns how many sandboxes run.
+/// Reconciles rows, node and memory after a start, and returns how many sandboxes run.
 async fn take_over(sandboxes: &Sandboxes, admission: &AdmissionControl, claims: &Claims) -> Result<usize, AdoptError> {
     admission.check_names().await?;
     let count = sandboxes.adopt(admission).await?;
-    // Only now is it known which creates came to something.
+    // Only now is it known which create requests succeeded.
     claims.settle_all().await?;
     Ok(count)
 }

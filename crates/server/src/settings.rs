@@ -1,4 +1,4 @@
-//! What the operator decides about a server.
+//! Settings of a server, chosen by the operator.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,35 +12,35 @@ use crate::clock::Clock;
 pub use crate::peers::Network;
 use crate::tls::Tls;
 
-/// Most permits of a rate: more would come faster than the clock can tell.
+/// Maximum of a rate limit: above it the interval would be shorter than the resolution of the clock.
 pub const BUCKET_MAX: u32 = 1_000_000;
 
-/// Settings of a server. Nothing in the crate reads configuration or environment by itself.
+/// Settings of a server. The crate itself reads no configuration and no environment variables.
 #[derive(Debug)]
 pub struct ServerSettings {
-    /// Domain of sandbox traffic as told to clients, with the port where it is not the scheme's own, e.g.
+    /// Domain of sandbox traffic as returned to clients, with the port unless it is the default of the scheme, e.g.
     /// `sandbox.localhost:3000`.
     pub domain: String,
-    /// Secret that every token of a sandbox is derived from. It must outlive restarts, or clients of adopted sandboxes
-    /// lose access.
+    /// Secret that every token of a sandbox is derived from. It must stay the same across restarts, or clients of
+    /// adopted sandboxes lose access.
     pub token_seed: SecretBox<[u8; 32]>,
     /// What teams may use.
     pub limits: Limits,
-    /// What must stay free on the host.
+    /// What must remain free on the host.
     pub capacity: CapacitySettings,
-    /// Every agent wants its token, also where a client of the older path did not ask for that.
+    /// Every agent requires its token, even where a client of `POST /sandboxes` did not ask for that.
     pub always_secure: bool,
-    /// What a sandbox may use, as far as the template's build leaves it open (the number of processes).
+    /// Limits of a sandbox that the template's build does not set (the number of processes).
     pub resources: Resources,
-    /// What is remembered of sandboxes, and for how long.
+    /// Logs and metrics: how much is kept, and for how long.
     pub records: RecordSettings,
-    /// The time.
+    /// The clock of the server.
     pub clock: Clock,
     /// How many connections clients may have.
     pub connections: ConnectionLimits,
-    /// Where connections are served, apart from everything else; without one, where everything is.
+    /// Runtime on which connections are served; the runtime of the caller if `None`.
     pub traffic: Option<Handle>,
-    /// The certificate with which the port speaks HTTPS besides HTTP; without one it speaks HTTP only.
+    /// Certificate for HTTPS on the same port as HTTP; HTTP only if `None`.
     pub tls: Option<Tls>,
 }
 
@@ -64,18 +64,18 @@ impl ServerSettings {
     }
 }
 
-/// How many connections there may be.
+/// Limits of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Of clients, in all.
+    /// Connections of all clients.
     pub total: usize,
-    /// Of one peer: an IPv4 address, or a /64 of IPv6.
+    /// Connections of one peer: an IPv4 address, or an IPv6 /64.
     pub per_peer: usize,
-    /// Into sandboxes, in all.
+    /// Connections to all sandboxes.
     pub into_sandboxes: usize,
-    /// Into one sandbox.
+    /// Connections to one sandbox.
     pub per_sandbox: usize,
-    /// Addresses that many clients share, besides loopback; what holds for a peer does not hold for them.
+    /// Addresses that many clients share, besides loopback; limits per peer do not apply to them.
     pub shared_peers: Vec<Network>,
 }
 
@@ -94,17 +94,17 @@ impl Default for ConnectionLimits {
 /// What one team may use. `None` is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TeamLimits {
-    /// Longest life of a sandbox from its start, in seconds.
+    /// Maximum lifetime of a sandbox from its start, in seconds.
     pub max_lifetime_s: u32,
-    /// Most sandboxes at once.
+    /// Maximum number of sandboxes at the same time.
     pub sandboxes: Option<u32>,
-    /// Most cores of all its sandboxes together.
+    /// Maximum number of cores of all its sandboxes together.
     pub cpu_count: Option<u32>,
-    /// Most memory of all its sandboxes together, in MiB.
+    /// Maximum memory of all its sandboxes together, in MiB.
     pub memory_mb: Option<u32>,
-    /// Sandboxes that may be asked for per minute, and at once, at most [`BUCKET_MAX`].
+    /// Create requests per minute, which is also the burst size; at most [`BUCKET_MAX`].
     pub creates_per_minute: Option<u32>,
-    /// Requests to the API per second, and at once, at most [`BUCKET_MAX`].
+    /// Requests to the API per second, which is also the burst size; at most [`BUCKET_MAX`].
     pub requests_per_second: Option<u32>,
 }
 
@@ -124,21 +124,21 @@ impl Default for TeamLimits {
 /// What teams may use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// What a team may use that is not named below.
+    /// Limits of every team that is not in `teams`.
     pub default: TeamLimits,
-    /// What single teams may use, by name, complete.
+    /// Limits of single teams, by name. They replace the default completely.
     pub teams: BTreeMap<String, TeamLimits>,
 }
 
 impl Limits {
-    /// The longest life of a sandbox of any team, in seconds.
+    /// The longest maximum lifetime of any team, in seconds.
     #[must_use]
     pub fn longest_lifetime_s(&self) -> u32 {
         let teams = self.teams.values().map(|team| team.max_lifetime_s);
         teams.fold(self.default.max_lifetime_s, u32::max)
     }
 
-    /// What the team of that name may use.
+    /// The limits of the team with that name.
     #[must_use]
     pub fn of(&self, name: &str) -> TeamLimits {
         self.teams.get(name).copied().unwrap_or(self.default)
@@ -150,21 +150,22 @@ impl Limits {
 pub struct RecordSettings {
     /// How long the log of a sandbox is kept after its end, in seconds.
     pub log_retention_s: u32,
-    /// Most entries of one sandbox's log. The oldest go first.
+    /// Maximum number of entries in the log of one sandbox. The oldest are removed first.
     pub log_entries: u32,
-    /// Most bytes of one sandbox's log, about. The oldest entries go first.
+    /// Approximate maximum size of the log of one sandbox, in bytes. The oldest entries are removed first.
     pub log_bytes: u64,
-    /// Most bytes of all logs together, about. Those of the sandboxes that ended first go first.
+    /// Approximate maximum size of all logs together, in bytes. Logs of the sandboxes that ended first are removed
+    /// first.
     pub log_total_bytes: u64,
-    /// Most bytes of all samples together, about. The oldest go first.
+    /// Approximate maximum size of all samples together, in bytes. The oldest are removed first.
     pub metric_total_bytes: u64,
     /// How long a sample is kept, in seconds.
     pub metric_retention_s: u32,
     /// Time between samples.
     pub metric_interval: Duration,
-    /// How long the first sample of a new sandbox may take, where that is cheap.
+    /// How soon a new sandbox gets its first sample, as long as sampling is cheap.
     pub metric_first: Duration,
-    /// Pause between looks for what is too old.
+    /// Interval between purges.
     pub purge_interval: Duration,
 }
 
@@ -184,24 +185,23 @@ impl Default for RecordSettings {
     }
 }
 
-/// What must stay free on the host, and how many sandboxes there may be.
+/// What must remain free on the host, and how many sandboxes there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CapacitySettings {
-    /// Memory that creates leave free, in MiB.
+    /// Memory that create requests leave free, in MiB.
     pub memory_floor_mb: u32,
-    /// Disk that creates leave free, in MiB.
+    /// Disk space that create requests leave free, in MiB.
     pub disk_floor_mb: u32,
-    /// Disk that a new sandbox takes from the host at once, in MiB; 0 where it takes what it writes.
+    /// Disk space that a new sandbox preallocates on the host, in MiB; 0 where disks grow as they are written.
     pub disk_per_sandbox_mb: u32,
-    /// Most sandboxes at once, of all teams.
+    /// Maximum number of sandboxes of all teams at the same time.
     pub max_sandboxes: Option<u32>,
 }
 
 impl CapacitySettings {
-    /// Memory that creates leave free unless the configuration says otherwise, in MiB: enough for the platform itself
-    /// and for the moment until the next reading.
+    /// Default memory floor, in MiB: enough for the platform itself and for what sandboxes take until the next reading.
     pub const MEMORY_FLOOR_MB: u32 = 256;
-    /// Disk that creates leave free unless the configuration says otherwise, in MiB: the database lies there too.
+    /// Default disk floor, in MiB: the database is on the same disk.
     pub const DISK_FLOOR_MB: u32 = 1024;
 }
 

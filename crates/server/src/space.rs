@@ -1,6 +1,6 @@
-//! Disk space for the database, held ahead of need.
+//! Disk space reserved for the database.
 //!
-//! Keys are revoked and sandboxes end by a write to the database. Neither may depend on what else fills the disk.
+//! Revoking a key and ending a sandbox need a write to the database. Both must work even when the disk is full.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chain::Chain;
 
-/// Pause between attempts: in less than that, what is held is not used up by anything but logs, which stop by
-/// themselves.
+/// Pause between attempts. Within it, only logs could use up the reserve, and they stop by themselves.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Holds space for the database until `stop` is cancelled, and says when there is none and when there is again.
+/// Keeps space reserved for the database until `stop` is cancelled, and logs when the disk is full and when it has
+/// space again.
 pub(crate) async fn reserve(store: Store, stop: CancellationToken) {
     let mut is_short = false;
     loop {
         match store.reserve_space().await {
             Ok(()) if is_short => {
-                tracing::info!("the database has disk space ahead of need again");
+                tracing::info!("disk space is reserved for the database again");
                 is_short = false;
             }
             Ok(()) => {}
@@ -28,13 +28,13 @@ pub(crate) async fn reserve(store: Store, stop: CancellationToken) {
             Err(error @ StoreError::Full { .. }) => {
                 tracing::error!(
                     error = %Chain(&error),
-                    "the disk of the database is full: keys and ends of sandboxes use the space that was held for them"
+                    "the disk of the database is full: essential writes use the reserved space; free some disk space"
                 );
                 is_short = true;
             }
             Err(error) => {
-                // A file system that holds nothing ahead, most likely; it stays like that.
-                tracing::warn!(error = %Chain(&error), "no disk space can be held for the database");
+                // Most likely the file system does not support it, which does not change.
+                tracing::warn!(error = %Chain(&error), "cannot reserve disk space for the database");
                 return;
             }
         }

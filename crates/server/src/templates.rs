@@ -1,16 +1,16 @@
-//! Which template, and which build of it, a name means to a team.
+//! Resolving template names of a team to templates and builds.
 
 use model::id::TeamId;
 use store::Store;
 use store::error::StoreError;
 use store::templates::{BuildRow, TemplateRow};
 
-/// The text is not the name of a template.
+/// The text is not a valid template name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid template reference {0:?}")]
 pub(crate) struct InvalidTemplateName(String);
 
-/// Why a name leads to nothing that a sandbox can be made of.
+/// Why a name does not resolve to a build that a sandbox can be created from.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TemplateError {
     #[error(transparent)]
@@ -27,9 +27,9 @@ pub(crate) enum TemplateError {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TemplateName {
     namespace: Option<String>,
-    /// Its name without the rest, or its id.
+    /// The bare name, or the id.
     pub(crate) name: String,
-    /// Set unless it is the tag that everything has.
+    /// The tag, unless it is `default`.
     pub(crate) tag: Option<String>,
 }
 
@@ -61,10 +61,10 @@ impl TemplateName {
         })
     }
 
-    /// The template that the name means to a team, if any.
+    /// The template that the name resolves to for a team, if any.
     pub(crate) async fn resolve(&self, store: &Store, team: &TeamId) -> Result<Option<TemplateRow>, StoreError> {
         if let Some(namespace) = &self.namespace {
-            // Only the team's own namespace has anything for it.
+            // A team can use no namespace but its own.
             let owner = store.team_by_name(namespace).await?;
             if owner.is_none_or(|owner| owner.id != *team) {
                 return Ok(None);
@@ -74,7 +74,7 @@ impl TemplateName {
         Ok(found.filter(|row| self.namespace.is_none() || row.team_id.as_ref() == Some(team)))
     }
 
-    /// The template that the name means to a team, with its newest build that is finished.
+    /// The template that the name resolves to for a team, with its newest finished build.
     pub(crate) async fn find_build(
         &self,
         store: &Store,

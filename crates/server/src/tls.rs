@@ -1,10 +1,10 @@
-//! TLS on the port that also serves plain HTTP: certificates, the first byte that tells the two apart, the handshake.
+//! TLS on the port that also serves plain HTTP: certificates, detection by the first byte, handshakes.
 //!
 //! The first byte of a TLS connection is the type of a handshake record, and no HTTP request begins with it. It is
-//! looked at and not taken, so neither protocol sees a difference. A handshake has a bound in time, and there is a bound
-//! on how many run side by side, because each holds buffers before anybody has shown a key. TLS is put on top of
-//! [`ClientStream`], so that a connection that is cut is reset as a plain one is, without a `close_notify` that a
-//! client would take for a proper end.
+//! peeked, not consumed, so it makes no difference to either protocol. Handshakes have a time limit and a limit on how
+//! many run concurrently, because each holds buffers for an unauthenticated client. TLS is layered on [`ClientStream`],
+//! so that a cut connection is reset like a plain one, without a `close_notify` that a client would take for a proper
+//! end.
 
 use std::fmt;
 use std::io;
@@ -24,10 +24,10 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// How long a handshake may take, with the wait for its turn.
+/// Time limit of a handshake, including the wait for its turn.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How many handshakes run side by side: a client can make each of them hold a greeting of 64 KiB, so all of them hold
-/// 128 MiB at most. Others wait for their turn, which comes when a slow one runs out of time.
+/// Maximum number of concurrent handshakes: each may have to buffer a `ClientHello` of 64 KiB, so all of them hold at
+/// most 128 MiB. Others wait until one has finished or timed out.
 const HANDSHAKES: usize = 2048;
 /// First byte of every TLS connection: the content type of a handshake record.
 const HANDSHAKE_RECORD: u8 = 0x16;
@@ -35,21 +35,21 @@ const HANDSHAKE_RECORD: u8 = 0x16;
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The certificates are no PEM.
+    /// The certificates are not PEM.
     #[error("the certificate file is not readable as PEM: {0}")]
     Certificate(pem::Error),
-    /// There is no certificate.
+    /// The certificate file is empty.
     #[error("the certificate file holds no certificate")]
     NoCertificate,
-    /// The key is no PEM, or none.
+    /// The key is missing or not PEM.
     #[error("the key file holds no private key in PEM: {0}")]
     Key(pem::Error),
-    /// The two do not fit together, or are of a kind that is not supported.
-    #[error("the certificate and the key cannot be used: {0}")]
+    /// Certificate and key do not match, or their type is not supported.
+    #[error("certificate and key cannot be used: {0}")]
     Unusable(rustls::Error),
 }
 
-/// The certificate that a server shows. Clones share it, so that it can be replaced while the server runs.
+/// The certificate of a server. Clones share it, so that it can be replaced while the server runs.
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<RwLock<Arc<rustls::ServerConfig>>>,
@@ -57,7 +57,7 @@ pub struct Tls {
 }
 
 impl fmt::Debug for Tls {
-    /// Without the configuration: it holds the key.
+    /// Omits the configuration, which contains the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls").finish_non_exhaustive()
     }
@@ -68,7 +68,7 @@ impl Tls {
     /// choose HTTP/2 or HTTP/1.1 by ALPN.
     ///
     /// # Errors
-    /// [`TlsError`], which never quotes what it read.
+    /// [`TlsError`], which never quotes the content of the files.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         Ok(Self {
             config: Arc::new(RwLock::new(config(certificates, key)?)),
@@ -76,20 +76,20 @@ impl Tls {
         })
     }
 
-    /// Shows another certificate from the next handshake on. Connections that stand are left alone.
+    /// Replaces the certificate, from the next handshake on. Existing connections are not affected.
     ///
     /// # Errors
-    /// As [`Self::from_pem`]; the present certificate then stays.
+    /// As [`Self::from_pem`]; the current certificate is kept then.
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), TlsError> {
         let config = config(certificates, key)?;
         *self.config.write() = config;
         Ok(())
     }
 
-    /// Shakes hands with a client, once it is this client's turn.
+    /// Performs the handshake with a client, after `turn` has completed.
     ///
     /// # Errors
-    /// When the client does not agree, or takes too long.
+    /// When the handshake fails or times out.
     pub(crate) async fn accept(
         &self,
         stream: ClientStream,
@@ -107,17 +107,17 @@ impl Tls {
     }
 }
 
-/// Whether what a client sends begins as TLS does. The byte stays in the socket.
+/// Whether the first byte from a client begins a TLS handshake. The byte stays in the socket.
 ///
 /// # Errors
-/// When the connection broke. One that ends without a byte is not TLS.
+/// When the connection failed. A connection that is closed without a byte is not TLS.
 pub(crate) async fn starts_with_tls(tcp: &TcpStream) -> io::Result<bool> {
     let mut first = [0];
     let got = tcp.peek(&mut first).await?;
     Ok(got == 1 && first[0] == HANDSHAKE_RECORD)
 }
 
-/// The one implementation of cryptography in the platform.
+/// The cryptography provider of the platform.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
@@ -135,7 +135,7 @@ fn config(certificates: &[u8], key: &[u8]) -> Result<Arc<rustls::ServerConfig>, 
     key.zeroize();
     let certified = CertifiedKey::new(chain, signing.map_err(TlsError::Unusable)?);
     match certified.keys_match() {
-        // Some kinds of key cannot tell; the first handshake does then.
+        // Some key types cannot be compared; the first handshake shows it then.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
         Err(error) => return Err(TlsError::Unusable(error)),
     }

@@ -1,9 +1,9 @@
-//! Room for another sandbox on the host.
+//! Capacity of the host for another sandbox.
 //!
-//! Sandboxes are not added up by the memory they may use, because almost none uses it: what counts is what the host has
-//! left. It is read from the node when a create comes and the last reading is no longer fresh, so an idle platform
-//! reads nothing and a busy one reads a few times a second. The number of sandboxes is counted exactly, from before
-//! anything of one is made until nothing of it is left.
+//! The memory limits of sandboxes are not added up, because almost no sandbox uses all of its memory: what counts is
+//! what the host has left. It is read from the node when a create request arrives and the last reading is too old, so
+//! an idle platform reads nothing and a busy one reads a few times per second. The number of sandboxes is counted
+//! exactly, from before any part of one is created until nothing of it is left.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,46 +15,46 @@ use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::settings::CapacitySettings;
 
-/// How long a reading is good for, in microseconds. A host that starts 100 sandboxes per second starts 25 in that time,
-/// and the memory that they take until then is what a floor must leave room for.
+/// How long a reading is valid, in microseconds. A host that starts 100 sandboxes per second starts 25 in that time;
+/// the floor must cover the memory that they take.
 const FRESH_US: i64 = 250_000;
 /// Bytes of a MiB.
 const MIB: u64 = 1024 * 1024;
 
-/// Why there is no room.
+/// Why there is no capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoCapacity {
-    /// As many sandboxes run as may.
-    #[error("{0} sandboxes run, which is as many as may at once")]
+    /// The sandbox limit of the host is reached.
+    #[error("sandbox limit reached ({0} of {0})")]
     Count(u32),
     /// The host is short of memory.
-    #[error("{available_mb} MiB of memory are available, and {floor_mb} MiB are to stay free")]
+    #[error("{available_mb} MiB of memory are available, and {floor_mb} MiB are reserved")]
     Memory { available_mb: u64, floor_mb: u32 },
     /// The host is short of disk.
-    #[error("{available_mb} MiB of disk are available, and {floor_mb} MiB are to stay free")]
+    #[error("{available_mb} MiB of disk are available, and {floor_mb} MiB are reserved")]
     Disk { available_mb: u64, floor_mb: u32 },
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at_us: i64,
-    /// None when the node could not tell.
+    /// `None` when the node could not read it.
     capacity: Option<HostCapacity>,
 }
 
-/// The room of the host.
+/// Counts sandboxes and compares what the host has left with the floors.
 #[derive(Debug)]
 pub(crate) struct Capacity {
     settings: CapacitySettings,
     sandboxes: Arc<Mutex<u32>>,
     reading: Mutex<Option<Reading>>,
-    /// Sandboxes that were admitted since the host was asked last, and whose disks it has not told of.
+    /// Sandboxes admitted since the last reading, whose disks are not part of it.
     admitted: AtomicU32,
-    /// Held by whoever reads, so that a burst reads once.
+    /// Held during a reading, so that a burst reads only once.
     reading_lock: tokio::sync::Mutex<()>,
 }
 
-/// The place of one sandbox among those that may run, until this is dropped.
+/// The reservation of one sandbox against the sandbox limit of the host, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct CapacityPermit(Arc<Mutex<u32>>);
 
@@ -75,8 +75,8 @@ impl Capacity {
         }
     }
 
-    /// A seat for a new sandbox, if the host has room for it. A host that cannot tell its room gets the benefit of the
-    /// doubt: the start itself will show.
+    /// A permit for a new sandbox, if the host has capacity for it. If the capacity cannot be read, the sandbox is
+    /// admitted, and the start may fail.
     pub(crate) async fn admit(&self, node: &dyn NodeApi, clock: &Clock) -> Result<CapacityPermit, NoCapacity> {
         let permit = self.permit()?;
         let Some(capacity) = self.host(node, clock).await else {
@@ -109,13 +109,13 @@ impl Capacity {
         }
     }
 
-    /// A seat for a sandbox that runs already, whatever the limit.
+    /// A permit for a sandbox that is running already, regardless of the limit.
     pub(crate) fn occupy(&self) -> CapacityPermit {
         *self.sandboxes.lock() += 1;
         CapacityPermit(Arc::clone(&self.sandboxes))
     }
 
-    /// What the host has left, at most a moment ago; none if it cannot tell.
+    /// What the host has left, from a recent reading; `None` if the node could not read it.
     pub(crate) async fn host(&self, node: &dyn NodeApi, clock: &Clock) -> Option<HostCapacity> {
         if let Some(reading) = self.fresh(clock) {
             return reading.capacity;
@@ -127,11 +127,11 @@ impl Capacity {
         let capacity = match node.capacity().await {
             Ok(capacity) => Some(capacity),
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "read what the host has left");
+                tracing::warn!(error = %Chain(&error), "cannot read the capacity of the host");
                 None
             }
         };
-        // Those that are still being made are missing in it for another moment, which the floor is there for.
+        // Sandboxes that are still starting are not part of the reading; the floor covers them.
         self.admitted.store(0, Ordering::Relaxed);
         *self.reading.lock() = Some(Reading {
             at_us: clock.now_us(),
@@ -142,7 +142,7 @@ impl Capacity {
 
     fn fresh(&self, clock: &Clock) -> Option<Reading> {
         let now_us = clock.now_us();
-        // A clock that was set back makes no reading last longer.
+        // A clock that was set back must not extend the validity of a reading.
         (*self.reading.lock()).filter(|reading| (0..FRESH_US).contains(&(now_us - reading.at_us)))
     }
 }

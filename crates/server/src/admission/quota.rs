@@ -1,10 +1,10 @@
-//! What each team may use, and what it does.
+//! Quotas: what each team may use, and what it uses.
 //!
-//! All of it is in memory: a check costs no look into the database. What a sandbox needs is reserved before anything of
-//! it is made, so a burst cannot overshoot, and is given back when nothing of it is left, by dropping the
-//! [`Reservation`]. After a restart, adopted sandboxes are counted again, over a limit too if it was lowered meanwhile.
+//! All of it is in memory: a check needs no query. What a sandbox needs is reserved before any part of it is created,
+//! so a burst cannot exceed a limit, and is released when nothing of it is left, by dropping the [`Reservation`]. After
+//! a restart, adopted sandboxes are counted again, even beyond a limit that was lowered meanwhile.
 //!
-//! Limits are configured by the name of a team; which team has that name is asked once, when the team first appears.
+//! Limits are configured by the name of a team; the name of a team is queried once, when the team first appears.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use store::error::StoreError;
 use super::rate::Bucket;
 use crate::settings::{Limits, TeamLimits};
 
-/// A team, as far as it is limited.
+/// The limits and the use of one team.
 #[derive(Debug)]
 pub(crate) struct TeamQuota {
-    /// What it may use.
+    /// The limits.
     pub(crate) limits: TeamLimits,
-    /// Requests to the API, if they are limited.
+    /// Rate limit of requests to the API, if there is one.
     pub(crate) requests: Option<Bucket>,
-    /// Creates of sandboxes, if they are limited.
+    /// Rate limit of create requests, if there is one.
     pub(crate) creates: Option<Bucket>,
     used: Mutex<ResourceUse>,
 }
 
-/// What sandboxes use, or one of them needs.
+/// What sandboxes use in total, or what one of them needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ResourceUse {
-    /// How many they are.
+    /// Number of sandboxes.
     pub(crate) sandboxes: u64,
     /// Cores.
     pub(crate) cpu_count: u64,
@@ -41,7 +41,7 @@ pub(crate) struct ResourceUse {
 }
 
 impl ResourceUse {
-    /// What one sandbox of this size needs.
+    /// The share of one sandbox of this size.
     pub(crate) fn one_sandbox(cpu_count: u32, memory_mb: u32) -> Self {
         Self {
             sandboxes: 1,
@@ -51,21 +51,21 @@ impl ResourceUse {
     }
 }
 
-/// A limit that a create would exceed.
+/// A limit that a create request would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the team may use {limit} {resource}, it uses {used}, and this sandbox needs {requested}")]
 pub(crate) struct OverQuota {
-    /// What is limited.
+    /// What is limited, with its unit.
     pub(crate) resource: &'static str,
-    /// The most that the team may use.
+    /// The limit.
     pub(crate) limit: u32,
-    /// What it uses now.
+    /// What the team uses now.
     pub(crate) used: u64,
-    /// What the sandbox would add.
+    /// What the sandbox needs.
     pub(crate) requested: u64,
 }
 
-/// What one sandbox takes of its team's limits, until this is dropped.
+/// What one sandbox takes of its team's quota, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     team: Arc<TeamQuota>,
@@ -82,7 +82,7 @@ impl TeamQuota {
         }
     }
 
-    /// Takes `share` if that exceeds no limit.
+    /// Reserves `share` if that exceeds no limit.
     pub(crate) fn reserve(self: &Arc<Self>, share: ResourceUse) -> Result<Reservation, OverQuota> {
         let mut used = self.used.lock();
         for (resource, limit, used, requested) in [
@@ -111,7 +111,7 @@ impl TeamQuota {
         Ok(self.reservation(share))
     }
 
-    /// Takes `share` whatever the limits say: for a sandbox that runs already.
+    /// Reserves `share` regardless of the limits: for a sandbox that is running already.
     pub(crate) fn occupy(self: &Arc<Self>, share: ResourceUse) -> Reservation {
         self.used.lock().add(share);
         self.reservation(share)
@@ -145,7 +145,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Every team that has appeared since the start.
+/// The quotas of every team that has appeared since the start.
 #[derive(Debug)]
 pub(crate) struct Quotas {
     limits: Limits,
@@ -164,7 +164,7 @@ impl Quotas {
     /// The quota of a team.
     ///
     /// # Errors
-    /// When the database fails, which is asked at the first time only, and only if there are limits of single teams.
+    /// When the database fails. It is queried only the first time, and only if there are limits of single teams.
     pub(crate) async fn of(&self, store: &Store, id: &TeamId) -> Result<Arc<TeamQuota>, StoreError> {
         if let Some(team) = self.teams.read().get(id) {
             return Ok(Arc::clone(team));
@@ -175,7 +175,7 @@ impl Quotas {
         {
             limits = self.limits.of(&row.name);
         }
-        // Whoever came first stays: there may be reservations in it.
+        // An existing entry stays: it may have reservations.
         let mut teams = self.teams.write();
         let team = teams
             .entry(id.clone())
@@ -183,7 +183,7 @@ impl Quotas {
         Ok(Arc::clone(team))
     }
 
-    /// Names that are limited and that no team has, most likely misspelt.
+    /// Team names in the limits that no team has, most likely misspelt.
     ///
     /// # Errors
     /// When the database fails.
@@ -251,7 +251,7 @@ mod tests {
             let over = team.reserve(share).expect_err("over the limit");
             assert_eq!(over.resource, resource);
             held.pop();
-            let again = team.reserve(share).expect("what ended made room");
+            let again = team.reserve(share).expect("a share was released");
             drop((held, again));
             assert_eq!(*team.used.lock(), ResourceUse::default());
         }

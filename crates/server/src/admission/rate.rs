@@ -1,25 +1,25 @@
-//! How often something may happen: a bucket of permits that fills up evenly.
+//! Rate limits: a token bucket that refills evenly.
 //!
-//! A bucket of `n` holds `n` permits when it is full and takes one period to get from empty to full. So `n` requests
-//! may come at once, and no more than `n` in every period after that. All that is remembered is when the bucket will
-//! be full again. The clock is the wall clock, which may be set: set back, a bucket is empty at worst, and never for
-//! longer than one period.
+//! A bucket of `n` holds `n` permits when it is full and takes one period to get from empty to full. So a burst may
+//! have `n` requests, and no more than `n` follow in every period after that. The only state is the time at which the
+//! bucket will be full again. The clock is the wall clock, which may be set: when it is set back, a bucket is empty at
+//! worst, and never for longer than one period.
 
 use parking_lot::Mutex;
 
 use crate::clock::SECOND_US;
 use crate::settings::BUCKET_MAX;
 
-/// A bucket of permits.
+/// A token bucket.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     size: u32,
-    /// Time in which one permit comes back, in microseconds.
+    /// Time in which one permit is refilled, in microseconds.
     interval_us: i64,
     full_at_us: Mutex<i64>,
 }
 
-/// How full a bucket is. Seconds are rounded up, because a client that comes too early comes for nothing.
+/// The fill level of a bucket. Seconds are rounded up, so that a client does not retry too early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Level {
     /// Permits of a full bucket.
@@ -33,7 +33,7 @@ pub(crate) struct Level {
 }
 
 impl Bucket {
-    /// A full bucket of `size` permits, at least 1 and at most [`BUCKET_MAX`], that come back within `period_s`.
+    /// A full bucket of `size` permits, at least 1 and at most [`BUCKET_MAX`], that refills within `period_s`.
     pub(crate) fn new(size: u32, period_s: u32) -> Self {
         let size = size.clamp(1, BUCKET_MAX);
         Self {
@@ -43,10 +43,10 @@ impl Bucket {
         }
     }
 
-    /// Takes a permit. Either way, says how full the bucket is afterwards.
+    /// Takes a permit. Returns the level afterwards in both cases.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the bucket is empty.
     pub(crate) fn take(&self, now_us: i64) -> Result<Level, Level> {
         let window_us = self.interval_us * i64::from(self.size);
         let mut full_at_us = self.full_at_us.lock();
@@ -88,13 +88,13 @@ mod tests {
         }
         let empty = bucket.take(NOW).expect_err("none left");
         assert_eq!((empty.remaining, empty.full_in_s, empty.next_in_s), (0, 60, 15));
-        // Asking in vain costs nothing, and a moment before the next permit is too early.
+        // A refused request takes nothing, and one microsecond before the next permit is too early.
         let early = bucket.take(NOW + 15 * SECOND_US - 1).expect_err("too early");
         assert_eq!(early.next_in_s, 1);
         let next = bucket.take(NOW + 15 * SECOND_US).expect("the next");
         assert_eq!((next.remaining, next.full_in_s), (0, 60));
         bucket.take(NOW + 15 * SECOND_US).expect_err("only one came");
-        // However long nobody came, no more than a full bucket.
+        // After any pause, the bucket holds no more than its size.
         let rested = bucket.take(NOW + 3600 * SECOND_US).expect("a permit");
         assert_eq!(rested.remaining, 3);
     }

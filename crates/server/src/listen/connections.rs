@@ -1,9 +1,8 @@
-//! The clients' connections: how many there may be, in all and of one peer, and how long each may keep the platform
-//! waiting.
+//! Client connections: limits on their number, in total and per peer, and time limits for each.
 //!
-//! Who comes when there are as many as may be takes the place of one that has no request under way: first of those that
-//! never got a good answer, then of those that have been idle for longest. So connections that are only held open, by
-//! whomever, keep nobody out, and a pool of idle connections costs its client nothing until there is no room.
+//! When a limit is reached, a new connection replaces one without a request in progress: first one that never got a
+//! successful response, then the one that has been idle for longest. So connections that are only held open block no
+//! other clients, and pools of idle connections are kept as long as there is capacity.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,16 +16,16 @@ use crate::metrics::ConnectionCounts;
 use crate::peers::Peer;
 use crate::settings::ConnectionLimits;
 
-/// How long a new connection may take until its first request is there.
+/// How long a new connection may take until its first request.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
 /// How long the head of a later request may take from its first byte, over HTTP/1.
 const HEAD: Duration = Duration::from_secs(10);
-/// How long a connection may idle between requests: longer than any client keeps one, so that the client closes first
-/// and never sends a request into a closing connection.
+/// How long a connection may be idle between requests: longer than clients keep connections, so that the client closes
+/// first and never sends a request on a closing connection.
 const IDLE: Duration = Duration::from_secs(620);
-/// Connections above the limit that may be there while those that make room for them close.
+/// How far the limit may be exceeded while evicted connections are closing.
 const CLOSING: usize = 64;
-/// Shortest time between two entries in the log about connections that were refused.
+/// Shortest interval between log entries about refused connections.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// All connections of a server.
@@ -53,10 +52,10 @@ struct PeerConnections {
     idle: Idle,
 }
 
-/// Connections without a request under way, those first that would be missed least.
+/// Connections without a request in progress, in the order of eviction.
 type Idle = BTreeMap<EvictionOrder, (Option<Peer>, CancellationToken)>;
 
-/// What a connection is worth to its client: whether it ever got a good answer on it, since when it idles, and its
+/// The sort key for eviction: whether the connection ever got a successful response, since when it is idle, and its
 /// number.
 type EvictionOrder = (bool, Instant, u64);
 
@@ -75,7 +74,7 @@ impl Table {
         }
     }
 
-    /// Closes the connection that would be missed least, of one peer or of all; `false` when all are in use.
+    /// Evicts the first idle connection in the order of eviction, of one peer or of all; `false` when all are busy.
     fn evict(&mut self, of: Option<Peer>) -> bool {
         let idle = match of {
             Some(peer) => self.peers.get(&peer).map(|of_peer| &of_peer.idle),
@@ -100,7 +99,7 @@ impl Connections {
         })
     }
 
-    /// How many there are and were.
+    /// Numbers of connections.
     pub(crate) fn counts(&self) -> ConnectionCounts {
         let table = self.table.lock();
         ConnectionCounts {
@@ -110,12 +109,12 @@ impl Connections {
         }
     }
 
-    /// Who is at an address; none where many clients are.
+    /// The peer of an address; `None` if many clients share it.
     pub(super) fn peer(&self, address: std::net::IpAddr) -> Option<Peer> {
         Peer::of(address, &self.limits.shared_peers)
     }
 
-    /// Gives a new connection its place, or none when there is no room for it.
+    /// Admits a new connection; `None` when a limit is reached and no connection can be evicted.
     pub(super) fn admit(self: &Arc<Self>, peer: Option<Peer>) -> Option<Arc<Connection>> {
         let mut table = self.table.lock();
         let now = Instant::now();
@@ -140,7 +139,7 @@ impl Connections {
                     peer.connections = of_peer,
                     connections = table.open,
                     refused = table.refused,
-                    "a connection was refused: as many as may be are in use"
+                    "a connection was refused: connection limit reached"
                 );
             }
             return None;
@@ -181,13 +180,13 @@ pub(super) struct Connection {
 
 #[derive(Debug)]
 struct ConnectionState {
-    /// Requests whose answers are not complete.
+    /// Requests without a complete response.
     in_progress: usize,
     is_http1: bool,
-    /// Whether a request got an answer that was no refusal.
+    /// Whether a request got a successful response.
     was_good: bool,
     had_request: bool,
-    /// When the first byte of the head came that is not complete.
+    /// When the first byte of an incomplete request head arrived.
     head_began: Option<Instant>,
     idle_since: Instant,
 }
@@ -211,36 +210,36 @@ impl ConnectionState {
 }
 
 impl Connection {
-    /// Who is at the other end.
+    /// The peer of the connection.
     pub(super) fn peer(&self) -> Option<Peer> {
         self.peer
     }
 
-    /// When it will have kept the platform waiting for too long, as things are.
+    /// The time at which the connection times out, in its current state.
     pub(super) fn deadline(&self) -> Instant {
         self.state.lock().deadline(Instant::now())
     }
 
-    /// Whether a request is under way.
+    /// Whether a request is in progress.
     pub(super) fn is_busy(&self) -> bool {
         self.state.lock().in_progress > 0
     }
 
-    /// Returns once another connection needs its place.
+    /// Returns once the connection is evicted for another one.
     pub(super) async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
 
-    /// Bytes came.
+    /// Called when bytes were received.
     pub(super) fn on_read(&self) {
         let mut state = self.state.lock();
-        // On HTTP/2 they may be anything.
+        // On HTTP/2, received bytes need not belong to a request head.
         if state.is_http1 && state.had_request && state.in_progress == 0 && state.head_began.is_none() {
             state.head_began = Some(Instant::now());
         }
     }
 
-    /// A request is there. It is under way until what this returns is dropped.
+    /// Begins a request. It is in progress until the returned guard is dropped.
     pub(super) fn begin_request(self: &Arc<Self>, is_http1: bool) -> RequestInProgress {
         let mut state = self.state.lock();
         state.had_request = true;
@@ -275,17 +274,17 @@ impl Drop for Connection {
     }
 }
 
-/// A request that is under way.
+/// A request in progress.
 #[derive(Debug)]
 pub(super) struct RequestInProgress(Arc<Connection>);
 
 impl RequestInProgress {
-    /// Its answer is no refusal.
+    /// Records that the response is successful.
     pub(super) fn mark_good(&self) {
         self.0.state.lock().was_good = true;
     }
 
-    /// It is under way for as long as the connection is there.
+    /// Keeps the request in progress until the connection is closed.
     pub(super) fn hold_until_close(self) {
         let connection = Arc::clone(&self.0);
         connection.state.lock().in_progress += 1;
@@ -328,7 +327,7 @@ mod tests {
             all.push(connections.admit(None).expect("room"));
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        // The first was answered, the second is answered now, the third was refused, the fourth asked for nothing.
+        // The first got a response, the second is in progress, the third got an error, the fourth had no request.
         all[0].begin_request(true).mark_good();
         let in_progress = all[1].begin_request(true);
         drop(all[2].begin_request(true));
@@ -336,7 +335,7 @@ mod tests {
             let newcomer = connections.admit(None).expect("the place of another");
             assert!(is_evicted(&all[next]), "{next}");
             drop(std::mem::replace(&mut all[next], newcomer));
-            // A newcomer that is at work is not in question.
+            // A busy new connection is not evicted.
             all[next].begin_request(true).hold_until_close();
         }
         assert!(connections.admit(None).is_none(), "all are in use");
@@ -393,7 +392,7 @@ mod tests {
         connection.on_read();
         assert_eq!(left(&connection), IDLE);
         tokio::time::advance(2 * IDLE).await;
-        assert_eq!(left(&connection), IDLE, "an answer may take forever");
+        assert_eq!(left(&connection), IDLE, "a response has no time limit");
         drop(in_progress);
         tokio::time::advance(Duration::from_secs(300)).await;
         assert_eq!(left(&connection), IDLE - Duration::from_secs(300));
@@ -404,10 +403,10 @@ mod tests {
         assert_eq!(
             left(&connection),
             HEAD - Duration::from_secs(4),
-            "every byte counts from the first"
+            "the time starts with the first byte"
         );
         drop(connection.begin_request(false));
         connection.on_read();
-        assert_eq!(left(&connection), IDLE, "HTTP/2 says more than heads");
+        assert_eq!(left(&connection), IDLE, "HTTP/2 bytes may be other frames");
     }
 }

@@ -1,9 +1,9 @@
-//! The platform's own credentials in requests to sandboxes.
+//! Removes the platform's own credentials from requests to sandboxes.
 //!
-//! Clients send their key with everything that goes to the platform's address, and a program in a sandbox must not get
-//! it. But applications in sandboxes have keys of their own, in the same headers and, where they call another platform
-//! of this kind, in the same form. So exactly those values go that are credentials of this platform, which only its
-//! database knows. What it said is remembered under the hash of the value.
+//! Clients send their key with every request to the platform's address, and a program in a sandbox must not get it. But
+//! applications in sandboxes use keys of their own, in the same headers and, if they call another such platform, in the
+//! same format. So exactly those values are removed that are credentials of this platform, which only its database
+//! knows. Lookups are cached by the hash of the value.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,21 +19,22 @@ use tokio::time::Instant;
 use crate::chain::Chain;
 use crate::keys::{hash_access_token, hash_api_key};
 
-/// Where the platform takes credentials from.
+/// Headers that carry credentials of the platform.
 const CARRIERS: [HeaderName; 2] = [HeaderName::from_static("x-api-key"), AUTHORIZATION];
-/// How long a value is known to be none of ours. A new key is random, so none becomes one after it was seen.
+/// How long a negative lookup is cached. New keys are random, so a value that was seen before does not become one.
 const FOREIGN_TTL: Duration = Duration::from_secs(300);
-/// Values that are remembered.
+/// Maximum number of cached values.
 const CACHE_MAX: usize = 4096;
-/// Questions to the database at a time, and how long one may wait for its turn.
+/// Maximum number of concurrent lookups, and how long a request waits for one.
 const LOOKUPS: (usize, Duration) = (2, Duration::from_millis(250));
-/// Longest value that is looked at, and most values of one request: ours are shorter, and a client sends one.
+/// Longest value that is checked, in bytes, and maximum number of values in one request: the platform's credentials are
+/// shorter, and a client sends one.
 const VALUES: (usize, usize) = (256, 4);
 
-/// Takes the platform's credentials out of requests.
+/// Removes the platform's credentials from request headers.
 #[derive(Debug)]
 pub(super) struct CredentialFilter {
-    /// Whether a value is ours, and when that was found.
+    /// Whether a value is a credential of this platform, and when it was looked up.
     known: Mutex<HashMap<KeyHash, (bool, Instant)>>,
     lookups: Semaphore,
 }
@@ -53,13 +54,13 @@ enum Candidate {
 }
 
 impl CredentialFilter {
-    /// Removes every value that is a credential of this platform, and no other.
+    /// Removes every value that is a credential of this platform, and no other value.
     pub(super) async fn strip(&self, store: &Store, headers: &mut HeaderMap) {
         for name in &CARRIERS {
             let mut ours = Vec::new();
             for (count, value) in headers.get_all(name).iter().enumerate() {
                 let Some(candidate) = candidate(value) else { continue };
-                // Nobody who needs one of them sends so many.
+                // No legitimate client sends so many.
                 if count >= VALUES.1 || self.is_ours(store, candidate).await {
                     ours.push(value.clone());
                 }
@@ -84,7 +85,7 @@ impl CredentialFilter {
             return *ours;
         }
         let Ok(Ok(_turn)) = tokio::time::timeout(LOOKUPS.1, self.lookups.acquire()).await else {
-            // Rather a stranger's key too few than one of ours too many.
+            // In doubt, removing an application's key is better than leaking one of the platform.
             return true;
         };
         let found = match &candidate {
@@ -97,7 +98,7 @@ impl CredentialFilter {
                 ours
             }
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "tell whether a key is one of this platform");
+                tracing::warn!(error = %Chain(&error), "cannot look up whether a key belongs to this platform");
                 true
             }
         }
@@ -117,7 +118,7 @@ impl CredentialFilter {
     }
 }
 
-/// What a value may be, by its form alone: with or without a scheme in front.
+/// The kind of credential that a value may be, by its format: with or without an authentication scheme.
 fn candidate(value: &HeaderValue) -> Option<Candidate> {
     let text = value.to_str().ok()?.trim();
     if text.len() > VALUES.0 {

@@ -1,9 +1,9 @@
-//! Signed file links: finding the sandbox whose token made a signature.
+//! Signed file links: finding the sandbox whose agent token made a signature.
 //!
-//! A link names no sandbox, and a signature is a hash, so nothing but trying every token finds it. Anyone may send one,
-//! so what that costs is bounded in three ways: what a link holds is hashed once and not per sandbox; misses are counted
-//! against the peer that sends them; and the searches of all peers run one after another, on a thread that is nobody
-//! else's, for at most a quarter of the time of one core. A link that was found before is found again without a search.
+//! A link names no sandbox, and a signature is a hash, so the only way is to try every token. Links need no credential,
+//! so the cost is bounded in three ways: the content of a link is hashed once and not per sandbox; misses are limited
+//! per peer; and searches run one after another, on a blocking thread, for at most a quarter of the time of one core.
+//! Links found before are cached.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use tokio::time::Instant;
 use crate::peers::{Peer, PeerRates};
 use crate::sandboxes::registry::Registry;
 
-/// Longest path of a file, and longest of any other text in a link: `PATH_MAX` of Linux.
+/// Longest path or other text in a link, in bytes: `PATH_MAX` of Linux.
 const TEXT_MAX_BYTES: usize = 4096;
-/// Links that fit no sandbox, which one peer may send at once, and how often one more is forgiven.
+/// Burst and refill interval of the misses (links without a sandbox) of one peer.
 const MISSES: (u32, Duration) = (60, Duration::from_secs(1));
-/// Searches that wait for their turn.
+/// Maximum number of waiting searches.
 const WAITING_MAX: usize = 64;
-/// A search that took this long is followed by three times as long without one.
+/// Factor of the pause after a search: three times its duration.
 const REST: u32 = 3;
-/// Links that are remembered.
+/// Maximum number of cached links.
 const CACHE_MAX: usize = 4096;
 
 /// Finds sandboxes by signatures.
 #[derive(Debug, Default)]
 pub(super) struct SignedLinks {
     known: Mutex<HashMap<[u8; 32], SandboxId>>,
-    /// When the next search may begin, held by the one that runs.
+    /// When the next search may begin. Locked by the running search.
     turn: Arc<tokio::sync::Mutex<Option<Instant>>>,
     waiting: AtomicUsize,
     misses: Misses,
@@ -52,10 +52,10 @@ impl Default for Misses {
 }
 
 impl SignedLinks {
-    /// The running sandbox whose token made a signature.
+    /// Finds the running sandbox whose token made a signature.
     ///
     /// # Errors
-    /// The answer, when there is none or it is not looked for.
+    /// The response, when there is none or the search was refused.
     pub(super) async fn find(
         &self,
         registry: &Registry,
@@ -76,7 +76,7 @@ impl SignedLinks {
             username: &signed.username,
             expiration: signed.expiration,
         };
-        // What is no signature at all is nobody's.
+        // A malformed signature belongs to no sandbox.
         let search = claim.search(&signed.signature).ok_or(Answer::BadSignature)?;
         if let Some(id) = self.cached(registry, &search) {
             return Ok(id);
@@ -95,7 +95,7 @@ impl SignedLinks {
         Ok(id)
     }
 
-    /// The sandbox that an earlier search found, if it is still the one: the same signature may come with another path.
+    /// The sandbox of an earlier search, if the signature is verified again: it may come with another path.
     fn cached(&self, registry: &Registry, search: &Search) -> Option<SandboxId> {
         let id = self.known.lock().get(&search.signature_hash()).cloned()?;
         let sandbox = registry.running(&id)?;
@@ -114,7 +114,7 @@ impl SignedLinks {
         known.insert(sought, id);
     }
 
-    /// Asks every running sandbox, when the turn has come.
+    /// Tries the token of every running sandbox, once it is this search's turn.
     async fn search(&self, registry: &Registry, search: Search) -> Result<SandboxId, Answer> {
         let _waiting = WaitingSlot::take(&self.waiting).ok_or_else(|| rate_limited(Duration::from_secs(1)))?;
         let mut turn = Arc::clone(&self.turn).lock_owned().await;
@@ -122,7 +122,7 @@ impl SignedLinks {
             tokio::time::sleep_until(next_at).await;
         }
         let sandboxes = registry.all_running();
-        // The turn goes along, so that a client that leaves does not let the next search begin beside this one.
+        // The task holds the lock, so that a client disconnect does not let the next search run in parallel.
         let searching = tokio::task::spawn_blocking(move || {
             let begun = Instant::now();
             let found = sandboxes
@@ -137,7 +137,7 @@ impl SignedLinks {
             Ok(Some(id)) => Ok(id),
             Ok(None) => Err(Answer::BadSignature),
             Err(error) => {
-                tracing::error!(%error, "search for the sandbox of a signed link");
+                tracing::error!(%error, "the search for the sandbox of a signed link failed");
                 Err(Answer::Unavailable)
             }
         }
@@ -150,7 +150,7 @@ fn rate_limited(wait: Duration) -> Answer {
     }
 }
 
-/// A place among those that wait, given back when it is dropped.
+/// A slot among the waiting searches, released when dropped.
 struct WaitingSlot<'a>(&'a AtomicUsize);
 
 impl<'a> WaitingSlot<'a> {
@@ -209,7 +209,7 @@ mod tests {
         }
         tokio::time::advance(MISSES.1).await;
         let answer = links.find(&registry, &signed, guesser).await.expect_err("no sandbox");
-        assert_eq!(answer, Answer::BadSignature, "one more is forgiven");
+        assert_eq!(answer, Answer::BadSignature, "one permit was refilled");
     }
 
     #[tokio::test]
@@ -245,7 +245,7 @@ mod tests {
         }
         let answer = links.find(&registry, &signed, None).await.expect_err("no place");
         assert_eq!(answer.status(), 429);
-        // Who leaves gives its place back.
+        // A cancelled search releases its slot.
         drop(waiting);
         drop(held);
         let answer = links.find(&registry, &signed, None).await.expect_err("no sandbox");

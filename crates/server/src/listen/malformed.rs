@@ -1,12 +1,12 @@
-//! Answers to what is no request.
+//! JSON bodies for error responses to malformed HTTP/1 requests.
 //!
-//! The HTTP/1 library answers a head that it cannot read by itself, with a status and no body, before any service is
-//! asked. Clients of the API rely on a JSON body with every error, so this stream stands under the library and gives
-//! such an answer one on its way out. It touches nothing else: the bytes must be exactly what the library writes, at a
-//! moment when no request is being answered and all of the answer before has left.
+//! The HTTP/1 library itself answers a request head that it cannot parse, with a status and no body, before any service
+//! is called. Clients of the API rely on a JSON body with every error, so this stream wraps the socket and adds a body
+//! to such a response. It changes nothing else: the bytes must be exactly what the library writes, while no request is
+//! in progress and the previous response has been flushed.
 //!
-//! HTTP/2 has no such answers to complete: what is malformed there ends its stream or the connection with an error code,
-//! except that a header list that is too large is answered 431 without a body.
+//! HTTP/2 has no such responses: a malformed request ends its stream or the connection with an error code, except that
+//! a header list that is too large is answered 431 without a body.
 
 use std::io;
 use std::pin::Pin;
@@ -23,27 +23,27 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::connections::{Connection, RequestInProgress};
 use crate::api;
 
-/// No request is being answered, and all that was written has left.
+/// No request is in progress, and everything written has been flushed.
 const IDLE: u8 = 0;
-/// A request is being answered, or the connection is not one of HTTP any more.
+/// A request is in progress, or the connection has switched to another protocol.
 const ANSWERING: u8 = 1;
-/// The answer is complete, and may not have left yet.
+/// The response is complete, but may not have been flushed yet.
 const ANSWERED: u8 = 2;
 
-/// Where the requests of a connection are, shared by its stream and its service.
+/// The state of the requests of a connection, shared by its stream and its service.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ResponseState(Arc<AtomicU8>);
 
 impl ResponseState {
-    /// A request is here.
+    /// Called when a request begins.
     pub(super) fn begin(&self) {
         self.0.store(ANSWERING, Ordering::Release);
     }
 
-    /// Follows its answer to the end. After one that switches protocols, no request comes any more.
+    /// Tracks a response to its end. After one that switches protocols, there are no more requests.
     pub(super) fn track(&self, response: Response<Body>, in_progress: RequestInProgress) -> Response<Body> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            // The other protocol is under way until the connection is closed, and the connection knows when that is.
+            // The other protocol counts as a request in progress until the connection is closed.
             in_progress.hold_until_close();
             return response;
         }
@@ -68,7 +68,7 @@ impl ResponseState {
     }
 }
 
-/// A body that says when the library is done with it.
+/// A body that records when the library is done with it.
 struct TrackedBody {
     body: Body,
     state: ResponseState,
@@ -101,14 +101,14 @@ impl http_body::Body for TrackedBody {
     }
 }
 
-/// The stream.
+/// A stream that adds bodies to the error responses of the HTTP/1 library.
 #[derive(Debug)]
 pub(super) struct ErrorBodyStream<S> {
     stream: S,
     state: ResponseState,
-    /// Kept as long as the socket is, also when it has left for another protocol.
+    /// Kept as long as the socket, even after a switch to another protocol.
     connection: Arc<Connection>,
-    /// What is to be written in place of what was taken.
+    /// What is written instead of an intercepted response.
     pending: Bytes,
 }
 
@@ -135,7 +135,7 @@ impl<S: AsyncWrite + Unpin> ErrorBodyStream<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Takes a bodiless answer of the library's own, if that is what is to be written.
+    /// Intercepts the bytes if they are a response of the library without a body.
     fn intercept(&mut self, bytes: &[u8]) -> bool {
         let answer = if self.state.is_idle() {
             with_error_body(bytes)
@@ -152,7 +152,7 @@ impl<S: AsyncWrite + Unpin> ErrorBodyStream<S> {
     }
 }
 
-/// The answer with its body, if these bytes are one that the library writes by itself.
+/// The response with a body, if these bytes are an error response of the library.
 fn with_error_body(bytes: &[u8]) -> Option<Bytes> {
     let head = std::str::from_utf8(bytes).ok()?.strip_suffix("\r\n\r\n")?;
     let mut lines = head.split("\r\n");

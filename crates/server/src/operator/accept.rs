@@ -1,4 +1,4 @@
-//! The accept loop of the listeners that only an operator reaches: few connections at once, each until the server stops.
+//! The accept loop of the operator's listeners: few concurrent connections, each open until the server stops.
 
 use std::future::Future;
 use std::io;
@@ -14,17 +14,17 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections at once; more wait. A scraper needs one, and so does a command.
+/// Maximum number of concurrent connections; further ones wait. A scraper needs one, and so does a command.
 const CONNECTIONS: usize = 16;
-/// Pause after the system refused a connection.
+/// Pause after `accept` failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What connections come from.
+/// A source of connections.
 pub(super) trait Listener: Send + Sync + 'static {
-    /// One connection.
+    /// A connection.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
-    /// Waits for the next one; `None` when it was refused.
+    /// Waits for the next connection; `None` if it was refused.
     fn next(&self) -> impl Future<Output = io::Result<Option<Self::Stream>>> + Send;
 }
 
@@ -36,7 +36,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// Serves until `stop`. A connection may take `head_timeout` until a request is there.
+/// Serves until `stop` is cancelled. A request head must arrive within `head_timeout`.
 pub(super) async fn serve(
     listener: impl Listener,
     router: Router,
@@ -58,7 +58,7 @@ pub(super) async fn serve(
             (Ok(permit), Ok(Some(stream))) => (permit, stream),
             (_, Ok(None)) => continue,
             (_, Err(error)) => {
-                tracing::warn!(%error, "accept a connection of the operator");
+                tracing::warn!(%error, "cannot accept a connection of the operator");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -83,6 +83,6 @@ async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, router: R
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await;
     if let Err(error) = served {
-        tracing::debug!(%error, "connection of the operator");
+        tracing::debug!(%error, "connection of the operator failed");
     }
 }

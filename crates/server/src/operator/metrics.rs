@@ -1,7 +1,7 @@
 //! `GET /metrics`, on an address of its own.
 //!
-//! Whoever reaches the address may read: there is nothing secret in it, and it is the operator's choice who does. What
-//! clients of the API can do to it is nothing, because they cannot reach it through the API's port.
+//! It needs no credential: the metrics contain no secrets, and the operator decides who can reach the address. Clients
+//! of the API cannot reach it through the API's port.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,26 +22,26 @@ use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
 
-/// What the text is, as scrapers ask for it.
+/// Media type of the metrics, as scrapers request it.
 const CONTENT_TYPE: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-/// How long a connection may be silent: longer than any usual time between two scrapes.
+/// How long a connection may be idle: longer than any usual scrape interval.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// Where the metrics come from.
+/// Sources of the metrics.
 #[derive(Debug, Clone)]
 pub(crate) struct MetricSources {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) records: Arc<Records>,
     pub(crate) admission: Arc<AdmissionControl>,
-    /// Connections of clients.
+    /// Client connections.
     pub(crate) connections: Arc<Connections>,
-    /// Runs the connections to sandboxes, which are counted.
+    /// Tasks of the connections to sandboxes, which are counted.
     pub(crate) streams: TaskTracker,
 }
 
-/// Serves until `stop`.
+/// Serves until `stop` is cancelled.
 pub(crate) async fn serve(listener: TcpListener, sources: MetricSources, tasks: TaskTracker, stop: CancellationToken) {
     let router = Router::new()
         .route("/metrics", get(read_metrics))
@@ -62,7 +62,7 @@ async fn read_metrics(State(sources): State<MetricSources>) -> Response {
     match sources.metrics.text(&snapshot) {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(error) => {
-            tracing::error!(%error, "write metrics");
+            tracing::error!(%error, "cannot write the metrics");
             (StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written").into_response()
         }
     }

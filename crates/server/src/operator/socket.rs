@@ -1,4 +1,4 @@
-//! The unix socket itself: bound in a private directory, for peers of the platform's own user.
+//! The Unix socket of the operator API: bound in a private directory, for peers with the platform's own user.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -14,10 +14,10 @@ use tokio_util::task::TaskTracker;
 
 use super::accept::{self, Listener};
 
-/// How long a connection may take until a request is there.
+/// How long a request head may take to arrive.
 const HEAD: Duration = Duration::from_secs(10);
 
-/// The socket, removed when it is dropped.
+/// The socket. It is removed when this is dropped.
 #[derive(Debug)]
 pub struct OperatorSocket {
     listener: UnixListener,
@@ -30,10 +30,11 @@ impl OperatorSocket {
     /// Name of the socket in a data directory.
     pub const NAME: &'static str = "operator.sock";
 
-    /// Binds the socket of a data directory that this process has locked. One that a killed platform left is replaced.
+    /// Binds the socket of a data directory that this process has locked. A socket left by a killed platform is
+    /// replaced.
     ///
     /// # Errors
-    /// When the directory cannot be written. Must be called within a runtime.
+    /// When the directory is not writable. Must be called within a runtime.
     pub fn bind(data_dir: &Path) -> io::Result<Self> {
         let path = data_dir.join(Self::NAME);
         match std::fs::remove_file(&path) {
@@ -68,8 +69,8 @@ impl Drop for OperatorSocket {
     }
 }
 
-/// The socket's path through a descriptor of its directory: the kernel takes no path of 108 bytes and more for a socket,
-/// and a data directory may lie deeper than that.
+/// The path of the socket through a descriptor of its directory: the kernel refuses socket paths of 108 bytes and more,
+/// and the path of a data directory may be longer.
 fn below(directory: &File) -> PathBuf {
     PathBuf::from(format!(
         "/proc/self/fd/{}/{}",
@@ -81,7 +82,7 @@ fn below(directory: &File) -> PathBuf {
 impl Listener for OperatorSocket {
     type Stream = UnixStream;
 
-    /// Connections of other users are refused, who could only be here if the directory were open to them.
+    /// Refuses connections of other users, which are possible only if the directory is open to them.
     async fn next(&self) -> io::Result<Option<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
         match stream.peer_cred() {
@@ -89,7 +90,7 @@ impl Listener for OperatorSocket {
             Ok(peer) => {
                 tracing::warn!(
                     uid = peer.uid(),
-                    "refused a connection of another user to the operator's socket"
+                    "refused a connection of another user to the operator socket"
                 );
                 Ok(None)
             }
@@ -98,7 +99,7 @@ impl Listener for OperatorSocket {
     }
 }
 
-/// Serves until `stop`.
+/// Serves until `stop` is cancelled.
 pub(crate) async fn serve(socket: OperatorSocket, router: Router, tasks: TaskTracker, stop: CancellationToken) {
     accept::serve(socket, router, HEAD, tasks, stop).await;
 }

@@ -1,4 +1,4 @@
-//! Samples of a long time, thinned: one per bucket of time, with the greatest value of each.
+//! Downsampling: one sample per time bucket, with the maximum of each value.
 
 use super::pack::Sample;
 use crate::clock::SECOND_US;
@@ -10,7 +10,7 @@ const HOURS_12_S: i64 = 12 * HOUR_S;
 const DAY_S: i64 = 24 * HOUR_S;
 const WEEK_S: i64 = 7 * DAY_S;
 
-/// The length of a bucket for samples over that many seconds, in seconds. What clients draw has a few hundred points.
+/// The bucket length for a range of that many seconds, in seconds. Clients draw charts of a few hundred points.
 fn step_s(range_s: i64) -> i64 {
     match range_s {
         ..HOUR_S => 5,
@@ -22,8 +22,8 @@ fn step_s(range_s: i64) -> i64 {
     }
 }
 
-/// Thins samples, oldest first, that were asked for over `range_s` seconds. A bucket's time is that of its last sample,
-/// so that none is outside of what was asked for.
+/// Downsamples the samples, oldest first, of a requested range of `range_s` seconds. The time of a bucket is that of
+/// its last sample, so that none is outside of the range.
 pub(crate) fn downsample(samples: &[Sample], range_s: i64) -> Vec<Sample> {
     let step_us = step_s(range_s) * SECOND_US;
     let mut buckets: Vec<Sample> = Vec::new();
@@ -37,7 +37,7 @@ pub(crate) fn downsample(samples: &[Sample], range_s: i64) -> Vec<Sample> {
     buckets
 }
 
-/// The greatest of each value, with the time of `b`.
+/// The maximum of each value, with the time of `b`.
 fn maximum(a: &Sample, b: &Sample) -> Sample {
     Sample {
         at_us: b.at_us,

@@ -1,4 +1,4 @@
-//! What the server itself has to say in the log of a sandbox.
+//! Log entries that the server itself writes.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,19 @@ use crate::outcome::EndReason;
 /// The logger of these entries.
 pub(super) const LOGGER: &str = "platform";
 
-/// An event in the life of a sandbox. That it started, and that nothing of it runs any more, is for the node to tell,
-/// which sees it.
+/// A lifecycle event of a sandbox. That it started, and that nothing of it runs any more, is reported by the node.
 #[derive(Debug)]
 pub(crate) enum LifecycleEvent<'a> {
-    /// It runs, and a client is about to be told so.
+    /// It runs, and the create request is about to be answered.
     Created(&'a SandboxRow),
-    /// It ends at another time than before, in microseconds since the Unix epoch.
+    /// Its deadline was changed, in microseconds since the Unix epoch.
     TimeoutChanged(i64),
-    /// It ends or has ended, and why.
+    /// It ends or has ended, for this reason.
     Ending(EndReason),
 }
 
 impl LifecycleEvent<'_> {
-    /// The event as an entry of the log. No word of it is the client's.
+    /// The event as a log entry, without any text from clients.
     pub(super) fn describe(&self) -> (Level, &'static str, BTreeMap<String, String>) {
         let (level, message, event_type) = match self {
             Self::Created(_) => (Level::Info, "the sandbox was created", "sandbox_created"),

@@ -1,40 +1,40 @@
-//! Samples as text: what changed from one to the next, in as few bytes as that takes.
+//! A compact text encoding of samples, as differences between successive samples.
 //!
-//! A byte of version, the number of cores, then for each sample a byte of flags and the values that changed, each as
-//! the difference to the sample before, in base 128 with the sign in the lowest bit; all of it in base64, because
-//! columns hold text. Times are expected to go on by what they went on by before, so a regular one costs a byte or two.
-//! Memory and disk are counted in units of 4 KiB, which is how the kernel counts them, unless one is not a multiple.
+//! Layout: a version byte, the number of cores, then for each sample a byte of flags and the values that changed, each
+//! as the difference to the previous sample, in base 128 with the sign in the lowest bit; all of it in base64, because
+//! columns hold text. Of times, the change of the interval is stored, so a regular one takes a byte or two. Memory and
+//! disk are in units of 4 KiB, as the kernel counts them, unless a value is not a multiple.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-/// What a sandbox used at one moment.
+/// A sample of the usage of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// When, in microseconds since the Unix epoch; packed in milliseconds.
+    /// When it was taken, in microseconds since the Unix epoch; encoded in milliseconds.
     pub(crate) at_us: i64,
-    /// Cores it may use.
+    /// Cores of the sandbox.
     pub(crate) cpu_count: u32,
-    /// Share of these cores that it used since the sample before, in hundredths of a percent.
+    /// Share of these cores used since the previous sample, in hundredths of a percent.
     pub(crate) cpu_used_centi: u32,
     /// Memory in use, in bytes.
     pub(crate) memory_used_bytes: u64,
-    /// Memory it may use, in bytes.
+    /// Memory limit, in bytes.
     pub(crate) memory_total_bytes: u64,
     /// Page cache, in bytes.
     pub(crate) memory_cache_bytes: u64,
     /// Disk in use, in bytes.
     pub(crate) disk_used_bytes: u64,
-    /// Disk it may use, in bytes.
+    /// Disk limit, in bytes.
     pub(crate) disk_total_bytes: u64,
 }
 
-/// The one layout there is so far.
+/// The version of the layout.
 const VERSION: u8 = 1;
 const PAGE: u64 = 4096;
-/// The values after the time, each with a flag of its own.
+/// Number of values after the time, each with a flag.
 const VALUES: usize = 6;
-/// The flag that says that memory and disk of this sample are in bytes, not in pages.
+/// The flag for memory and disk in bytes instead of pages.
 const IN_BYTES: u8 = 1 << 7;
 
 impl Sample {
@@ -50,7 +50,7 @@ impl Sample {
     }
 }
 
-/// Packs samples of one sandbox.
+/// Encodes samples of one sandbox.
 pub(super) fn encode(samples: &[Sample]) -> String {
     let mut bytes = vec![VERSION];
     write_number(
@@ -87,7 +87,7 @@ pub(super) fn encode(samples: &[Sample]) -> String {
     STANDARD_NO_PAD.encode(bytes)
 }
 
-/// Reads what [`encode`] made; `None` for anything else.
+/// Decodes the output of [`encode`]; `None` for anything else.
 pub(super) fn decode(text: &str) -> Option<Vec<Sample>> {
     let bytes = STANDARD_NO_PAD.decode(text).ok()?;
     let (version, mut rest) = bytes.split_first()?;
@@ -132,7 +132,7 @@ pub(super) fn decode(text: &str) -> Option<Vec<Sample>> {
     Some(samples)
 }
 
-/// Appends a number, small ones in few bytes whatever their sign.
+/// Appends a number as a variable-length integer; numbers close to zero take few bytes.
 fn write_number(bytes: &mut Vec<u8>, number: i64) {
     let mut rest = ((number << 1) ^ (number >> 63)).cast_unsigned();
     loop {
@@ -165,7 +165,7 @@ mod tests {
 
     fn sample(n: u32) -> Sample {
         Sample {
-            // As irregular as a timer is.
+            // Irregular like a real timer.
             at_us: 1_785_000_000_000_000 + i64::from(n) * 5_000_000 + i64::from(n % 3) * 2_000,
             cpu_count: 2,
             cpu_used_centi: 12,
@@ -196,7 +196,7 @@ mod tests {
         let cpu_count = odd.cpu_count;
         let even = Sample { cpu_count, ..sample(5) };
         check(&[odd, even, even, odd, odd]);
-        // What is finer than a millisecond is cut off.
+        // Fractions of a millisecond are cut off.
         let fine = Sample {
             at_us: 1_999,
             ..sample(0)

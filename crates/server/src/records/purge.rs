@@ -1,4 +1,4 @@
-//! Removing what is old, in slices so small that nobody waits for one.
+//! Removal of old records, in batches small enough not to delay other writes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,17 +11,17 @@ use super::Records;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 
-/// Rows that are removed in one transaction.
+/// Maximum number of rows removed in one transaction.
 const SLICE: u32 = 500;
-/// What is left of logs and metrics that were over their bound, in hundredths of it.
+/// How much of their limit logs and metrics are reduced to once they exceed it, in percent.
 const KEEP_PERCENT: u64 = 90;
-/// What five minutes of samples of one sandbox take in the database at most, about, in bytes.
+/// Approximate maximum size of five minutes of samples of one sandbox in the database, in bytes.
 const CHUNK_BYTES: u64 = 1536;
-/// Pause between slices: creates come first.
+/// Pause between batches: create requests take precedence.
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Records {
-    /// Removes logs and metrics whose time is over, every now and then, until `stop` is cancelled.
+    /// Removes expired logs and metrics periodically, until `stop` is cancelled.
     pub(crate) async fn purge(self: Arc<Self>, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -33,16 +33,16 @@ impl Records {
             match self.purge_once(&stop).await {
                 Ok(0) => {}
                 Ok(rows) => tracing::debug!(rows, "removed old logs and metrics"),
-                // Tried again the next time.
-                Err(error) => tracing::warn!(error = %Chain(&error), "remove old logs and metrics"),
+                // Retried the next time.
+                Err(error) => tracing::warn!(error = %Chain(&error), "cannot remove old logs and metrics"),
             }
             if let Err(error) = self.enforce_bounds(&stop).await {
-                tracing::warn!(error = %Chain(&error), "hold logs and metrics within their bounds");
+                tracing::warn!(error = %Chain(&error), "cannot reduce logs and metrics to their limits");
             }
         }
     }
 
-    /// Holds all logs together, and all metrics, within their bounds.
+    /// Reduces all logs together, and all metrics together, to their limits.
     async fn enforce_bounds(&self, stop: &CancellationToken) -> Result<(), StoreError> {
         let keep = |bound: u64| bound.saturating_mul(KEEP_PERCENT) / 100;
         let bound = self.settings.log_total_bytes;
@@ -51,13 +51,13 @@ impl Records {
             tracing::info!(
                 total,
                 bound,
-                "all logs together are over their bound: the oldest are removed"
+                "total size of logs exceeds the limit: removing the oldest"
             );
             while total > keep(bound) && !stop.is_cancelled() {
                 if let Some(bytes) = self.store.log_evict(SLICE).await? {
                     total = total.saturating_sub(bytes);
                 } else {
-                    // Only sandboxes that run have logs: the loudest has to give.
+                    // Only running sandboxes have logs: the largest log is cut.
                     let Some(largest) = self.store.log_largest().await?.filter(|log| log.bytes > 0) else {
                         break;
                     };
@@ -76,7 +76,7 @@ impl Records {
             tracing::info!(
                 chunks,
                 bound,
-                "all metrics together are over their bound: the oldest are removed"
+                "total size of metrics exceeds the limit: removing the oldest"
             );
             while chunks > keep(bound) && !stop.is_cancelled() {
                 let over = u32::try_from(chunks - keep(bound)).unwrap_or(u32::MAX);
@@ -91,7 +91,7 @@ impl Records {
         Ok(())
     }
 
-    /// Takes note of what was added to the logs, and has them cut at once when that is more than there was room for.
+    /// Counts what was added to the logs, and triggers a purge when it exceeds the budget.
     pub(super) fn count_growth(&self, bytes: u64) {
         let subtract = |room: u64| Some(room.saturating_sub(bytes));
         let before = self

@@ -1,7 +1,8 @@
-//! What waits to be written.
+//! The queue of records that wait to be written.
 //!
-//! Putting something in never waits. The queue is bounded in number and bytes, for the case that the database does not
-//! keep up or is away; what does not fit is dropped and counted, and the log that misses it says so once there is room.
+//! Adding an item never waits. The queue is bounded in number and bytes, in case the database is too slow or
+//! unavailable; items that do not fit are dropped and counted, and the affected log gets an entry about it once there
+//! is space.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,21 +16,21 @@ use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
 
-/// Most items that wait.
+/// Maximum number of items.
 pub(super) const ITEMS_MAX: usize = 16_384;
-/// Most entries of one log that wait, so that a loud sandbox does not cost the others their entries.
+/// Maximum number of entries of one log, so that a busy sandbox does not displace the entries of others.
 const ITEMS_PER_SANDBOX: usize = ITEMS_MAX / 4;
-/// Most bytes that wait, about.
+/// Approximate maximum size, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
-/// How long a reader waits for what is noted to be written, before it reads what there is.
+/// How long a reader waits for pending items to be written, before it reads what is stored.
 const SETTLE_BOUND: Duration = Duration::from_secs(1);
 
-/// Something to be written.
+/// A record to be written.
 #[derive(Debug)]
 pub(super) enum Item {
     Entry(NewLogEntry),
     Chunk(MetricChunk),
-    /// A sandbox ended, at that time in microseconds since the Unix epoch.
+    /// The end of a sandbox, in microseconds since the Unix epoch.
     End(TeamId, SandboxId, i64),
 }
 
@@ -43,16 +44,16 @@ impl Item {
     }
 }
 
-/// The queue.
+/// A bounded queue of records.
 #[derive(Debug)]
 pub(super) struct WriteQueue {
     waiting: Mutex<Waiting>,
     seq: AtomicI64,
-    /// There is something to write.
+    /// Notified when there is something to write.
     pub(super) not_empty: Notify,
-    /// Somebody waits for it to be written.
+    /// Notified when a reader waits for the items to be written.
     pub(super) flush_requested: Notify,
-    /// How many of the items that were put have been dealt with.
+    /// How many of the items that were added have been written or given up.
     done: watch::Sender<u64>,
 }
 
@@ -60,13 +61,13 @@ pub(super) struct WriteQueue {
 struct Waiting {
     items: VecDeque<Item>,
     bytes: u64,
-    /// How many items were ever put in.
+    /// Number of items added since the start.
     put: u64,
-    /// How many entries ever found no room.
+    /// Number of entries dropped since the start.
     lost: u64,
-    /// How many entries of each log wait.
+    /// Number of waiting entries of each log.
     entries_of: HashMap<SandboxId, usize>,
-    /// Entries that found no room, by the log that misses them.
+    /// Number of dropped entries by log, until the log gets an entry about it.
     dropped: HashMap<(TeamId, SandboxId), u64>,
 }
 
@@ -74,7 +75,7 @@ impl WriteQueue {
     pub(super) fn new() -> Self {
         Self {
             waiting: Mutex::default(),
-            // Entries of one moment are told apart across restarts too, whatever clock the entries themselves follow.
+            // Unique across restarts too, whatever clock the times of the entries come from.
             seq: AtomicI64::new(Clock::system().now_us()),
             not_empty: Notify::new(),
             flush_requested: Notify::new(),
@@ -82,13 +83,13 @@ impl WriteQueue {
         }
     }
 
-    /// The next number of an entry.
+    /// The next sequence number of an entry.
     pub(super) fn next_seq(&self) -> i64 {
         self.seq.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds an item, or counts it when there is no room. The end of a sandbox always has room, or its log would never
-    /// age; there are no more of them than there are sandboxes.
+    /// Adds an item, or drops and counts it when the queue is full. The end of a sandbox is always added, or its log
+    /// would never expire; there are no more of these items than sandboxes.
     pub(super) fn put(&self, item: Item) {
         let mut waiting = self.waiting.lock();
         let full = waiting.items.len() >= ITEMS_MAX || waiting.bytes >= BYTES_MAX;
@@ -106,7 +107,7 @@ impl WriteQueue {
             }
             Item::Chunk(chunk) if full => {
                 drop(waiting);
-                tracing::warn!(sandbox.id = %chunk.sandbox_id, "metrics of some minutes are lost: the database is behind");
+                tracing::warn!(sandbox.id = %chunk.sandbox_id, "dropped metrics: the database is too slow");
                 return;
             }
             item => {
@@ -122,12 +123,12 @@ impl WriteQueue {
         self.not_empty.notify_one();
     }
 
-    /// How many entries ever found no room.
+    /// Number of entries dropped since the start.
     pub(super) fn lost(&self) -> u64 {
         self.waiting.lock().lost
     }
 
-    /// Takes out the oldest items, at most `limit`, and says how many they are.
+    /// Removes the oldest items, at most `limit`, and returns them with their number.
     pub(super) fn take(&self, limit: usize, now_us: i64) -> (RecordBatch, u64) {
         let mut waiting = self.waiting.lock();
         let count = waiting.items.len().min(limit);
@@ -152,7 +153,7 @@ impl WriteQueue {
             let dropped = std::mem::take(&mut waiting.dropped);
             drop(waiting);
             for ((team_id, sandbox_id), lost) in dropped {
-                tracing::warn!(sandbox.id = %sandbox_id, lost, "entries of a log were dropped: the database is behind");
+                tracing::warn!(sandbox.id = %sandbox_id, lost, "dropped entries of a log: the database is too slow");
                 let row = self.gap(lost, now_us);
                 batch.entries.push(NewLogEntry {
                     team_id,
@@ -164,7 +165,7 @@ impl WriteQueue {
         (batch, u64::try_from(count).unwrap_or(u64::MAX))
     }
 
-    /// The entry that stands for entries that are not there.
+    /// The log entry that reports dropped entries.
     fn gap(&self, lost: u64, at_us: i64) -> LogRow {
         LogRow {
             at_us,
@@ -180,12 +181,12 @@ impl WriteQueue {
         }
     }
 
-    /// Notes that so many of the items that were taken are written, or given up.
+    /// Counts items that were written or given up.
     pub(super) fn mark_done(&self, count: u64) {
         self.done.send_modify(|done| *done += count);
     }
 
-    /// Waits until everything that was put in before is written, within a bound.
+    /// Waits until everything that was added before is written, within a time limit.
     pub(super) async fn flush(&self) {
         let put = self.waiting.lock().put;
         let mut done = self.done.subscribe();
@@ -193,7 +194,7 @@ impl WriteQueue {
             return;
         }
         self.flush_requested.notify_one();
-        // A database that is away is for the read that follows to report.
+        // The read that follows reports an unavailable database.
         let _ = tokio::time::timeout(SETTLE_BOUND, done.wait_for(|done| *done >= put)).await;
     }
 }
@@ -239,7 +240,7 @@ mod tests {
         let (batch, count) = queue.take(100, 9);
         assert_eq!((batch.entries.len(), count), (100, 100));
         let (batch, count) = queue.take(ITEMS_MAX * 2, 9);
-        // The rest, and the end that always fits, and one note for each log that misses something.
+        // The rest, the end that always fits, and one entry for each log with dropped entries.
         assert_eq!(count, u64::try_from(ITEMS_MAX - 100 + 1).expect("small"));
         assert_eq!(batch.ended.len(), 1);
         let notes: BTreeMap<&str, &str> = batch.entries[ITEMS_MAX - 100..]
@@ -252,7 +253,7 @@ mod tests {
                 .iter()
                 .all(|entry| entry.row.at_us == 9)
         );
-        // There is room again.
+        // There is space again.
         queue.put(entry(&queue, "iloud", "again".to_owned()));
         let (batch, _) = queue.take(10, 9);
         assert_eq!(batch.entries.len(), 1);
@@ -266,7 +267,7 @@ mod tests {
         }
         queue.put(entry(&queue, "iquiet", "one".to_owned()));
         let (batch, count) = queue.take(1, 9);
-        // One taken, and the note of what is missing, because there is room in all.
+        // One taken, and the entry about the dropped ones, because the queue as a whole has space.
         assert_eq!((batch.entries.len(), count), (2, 1));
         assert_eq!(batch.entries[1].row.fields["dropped"], "2");
         // One was taken, so one fits.

@@ -1,8 +1,8 @@
-//! Taking samples of what sandboxes use.
+//! The sampler: reads the usage of sandboxes.
 //!
-//! Every few seconds the node is asked about all sandboxes at once. A new sandbox does not wait for that: a client that
-//! asks for metrics right after a create would find none. It gets a round of its own about a second after its start, as
-//! long as rounds are cheap.
+//! Every few seconds the usage of all sandboxes is read from the node in one call. A new sandbox does not wait for
+//! that: a client that asks for metrics right after a create would get none. It causes an extra round about a second
+//! after its start, as long as rounds are cheap.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Item, Records};
 use crate::chain::Chain;
 
-/// A round that takes longer is not repeated for the sake of new sandboxes.
+/// After a round that took longer, there are no extra rounds for new sandboxes.
 const CHEAP_ROUND: Duration = Duration::from_millis(20);
 
 impl Records {
@@ -23,7 +23,7 @@ impl Records {
     pub(crate) async fn sample(self: Arc<Self>, node: Arc<dyn NodeApi>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(self.settings.metric_first);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // A round that is due within half a tick is due: a tick later it would be late by almost a tick.
+        // A round that is due within half a tick starts now: a tick later it would be late by almost a tick.
         let due = self
             .settings
             .metric_interval
@@ -48,13 +48,13 @@ impl Records {
             }
             match node.samples().await {
                 Ok(readings) => self.record_readings(&readings, full),
-                Err(error) => tracing::warn!(error = %Chain(&error), "take samples of what sandboxes use"),
+                Err(error) => tracing::warn!(error = %Chain(&error), "cannot read the usage of sandboxes"),
             }
             cheap = begun.elapsed() < CHEAP_ROUND;
         }
     }
 
-    /// Whether there is a sandbox that nothing was told of yet.
+    /// Whether there is a sandbox without a sample.
     fn has_unsampled_sandbox(&self) -> bool {
         self.tracked
             .lock()
@@ -70,7 +70,7 @@ impl Records {
                 continue;
             };
             let tail = &mut tracked.tail;
-            // A sandbox that had its first round a moment ago keeps the distance.
+            // A sandbox that had its extra round just before this one skips it.
             let too_close = tail
                 .last_reading_us()
                 .is_some_and(|last_reading_us| (0..closest_us).contains(&(reading.at_us - last_reading_us)));
@@ -85,7 +85,7 @@ impl Records {
         }
     }
 
-    /// Everything that is not written yet, as rows.
+    /// All samples that are not written yet, as rows.
     pub(super) fn cut_tails(&self) -> Vec<MetricChunk> {
         let mut tracked = self.tracked.lock();
         tracked

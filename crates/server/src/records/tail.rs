@@ -9,8 +9,8 @@ use crate::clock::SECOND_US;
 
 /// Samples per row: five minutes of them.
 pub(super) const CHUNK_SAMPLES: usize = 60;
-/// How long after a start the processor time is told as an average since the start. Of a sandbox that is met later,
-/// two looks are needed before there is anything to tell.
+/// How long after its start the first CPU sample of a sandbox is the average since the start. A sandbox found later
+/// needs two readings for its first sample.
 const FIRST_WITHIN_US: i64 = 10 * SECOND_US;
 
 /// The newest samples of one sandbox.
@@ -18,18 +18,18 @@ const FIRST_WITHIN_US: i64 = 10 * SECOND_US;
 pub(super) struct Tail {
     cpu_count: u32,
     started_us: Option<i64>,
-    /// Time and processor time of the last look.
+    /// Time and CPU time of the last reading.
     before: Option<(i64, u64)>,
     samples: Vec<Sample>,
     last: Option<Sample>,
-    /// How many samples make the present row.
+    /// Number of samples of the current row.
     full_at: usize,
 }
 
 impl Tail {
     pub(super) fn new(id: &SandboxId, cpu_count: u32) -> Self {
-        // The first row of each sandbox has another length, so that the rows of many sandboxes that were found at one
-        // moment are not all written at one moment.
+        // The first row of each sandbox has another length, so that the rows of sandboxes adopted together are not all
+        // written together.
         let spread = id.as_str().bytes().fold(0_usize, |sum, byte| {
             sum.wrapping_mul(31).wrapping_add(usize::from(byte))
         });
@@ -43,22 +43,22 @@ impl Tail {
         }
     }
 
-    /// Samples count from now on; the sandbox runs since `started_us`.
+    /// Starts sampling; the sandbox runs since `started_us`.
     pub(super) fn start(&mut self, started_us: i64) {
         self.started_us = Some(started_us);
     }
 
-    /// Whether the sandbox runs and nothing was told of it yet.
+    /// Whether the sandbox runs and has no sample yet.
     pub(super) fn needs_first_sample(&self) -> bool {
         self.started_us.is_some() && self.last.is_none()
     }
 
-    /// When it was last looked at, in microseconds since the Unix epoch.
+    /// Time of the last reading, in microseconds since the Unix epoch.
     pub(super) fn last_reading_us(&self) -> Option<i64> {
         self.before.map(|(at_us, _)| at_us)
     }
 
-    /// Takes in what the node has seen. `true` when there is a row to be cut.
+    /// Adds a reading of the node. Returns `true` when a row is complete.
     pub(super) fn push(&mut self, reading: &SandboxSample) -> bool {
         let Some(started_us) = self.started_us else {
             return false;
@@ -66,12 +66,13 @@ impl Tail {
         let first = || ((0..=FIRST_WITHIN_US).contains(&(reading.at_us - started_us))).then_some((started_us, 0));
         let before = self.before.or_else(first);
         self.before = Some((reading.at_us, reading.cpu_time_us));
-        // Nothing can be told of a span that is none, or went backwards because a clock was set.
+        // There is no sample for an interval that is empty, or negative because a clock was set.
         let Some((before_us, cpu_before_us)) = before.filter(|(before_us, _)| *before_us < reading.at_us) else {
             return false;
         };
         let sample = Sample {
-            // As fine as it is packed, so that it is the same sample whether it is read from here or from a row.
+            // With the precision of the encoding, so that it is the same sample whether it is read from here or from a
+            // row.
             at_us: reading.at_us.div_euclid(1000) * 1000,
             cpu_count: self.cpu_count,
             cpu_used_centi: used_centi(
@@ -100,7 +101,7 @@ impl Tail {
         self.last
     }
 
-    /// Takes the samples out as a row; none when there are none.
+    /// Removes the samples and returns them as a row; `None` if there are none.
     pub(super) fn cut(&mut self, team: &TeamId, id: &SandboxId) -> Option<MetricChunk> {
         self.full_at = CHUNK_SAMPLES;
         let samples = std::mem::take(&mut self.samples);
@@ -116,7 +117,7 @@ impl Tail {
     }
 }
 
-/// Processor time used, in hundredths of a percent of what `cpu_count` cores could have given.
+/// CPU time used, in hundredths of a percent of the CPU time of `cpu_count` cores.
 fn used_centi(used_us: u64, span_us: i64, cpu_count: u32) -> u32 {
     let most = u128::from(span_us.unsigned_abs()) * u128::from(cpu_count.max(1));
     let centi = (u128::from(used_us) * 10_000 + most / 2) / most.max(1);
@@ -155,7 +156,7 @@ mod tests {
             (5_000_000, 5_000_000, 1, 10_000),
             (5_000_000, 5_000_000, 2, 5_000),
             (10_000_000, 5_000_000, 2, 10_000),
-            // Clocks are not read at one moment, so a little more than everything is measured at times.
+            // The clocks are not read at the same time, so a little more than everything may be measured.
             (10_100_000, 5_000_000, 2, 10_000),
             (1_234_567, 10_000_000, 1, 1_235),
             (u64::MAX, 1, 1, 10_000),
@@ -168,7 +169,7 @@ mod tests {
     #[test]
     fn the_first_sample_of_a_new_sandbox_is_an_average_since_its_start() {
         let mut tail = Tail::new(&id(), 1);
-        // Before it runs, nothing counts.
+        // Readings before it runs are ignored.
         assert!(!tail.push(&reading(0, 0)));
         assert!(tail.samples().is_empty() && !tail.needs_first_sample());
         tail.start(1_000_000);

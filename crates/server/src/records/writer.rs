@@ -1,7 +1,8 @@
-//! Writing what waits.
+//! The writer of the queue.
 //!
-//! Nothing is written at once: entries come in groups (a command starts, prints and ends), and one transaction for all
-//! of them costs little more than one for each. A transaction is kept small, because creates wait behind it.
+//! Writes are delayed a little: entries come in groups (a command starts, prints and ends), and one transaction for all
+//! of them costs little more than a transaction for one. Transactions are kept small, because create requests wait for
+//! them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +15,17 @@ use tokio_util::sync::CancellationToken;
 use super::Records;
 use crate::chain::Chain;
 
-/// How long the first item waits for others.
+/// How long the first item waits for further ones.
 const GATHER: Duration = Duration::from_millis(200);
-/// Most items in one transaction. Measured with SQLite, 256 entries hold the writer for about 3 ms.
+/// Maximum number of items in one transaction. With SQLite, 256 entries block other writes for about 3 ms (measured).
 const BATCH: usize = 256;
-/// Pause before a database that is away is asked again.
+/// Pause before a retry when the database is unavailable.
 const RETRY: Duration = Duration::from_secs(1);
-/// What is left of a log that had to be cut, in hundredths of its bound: cutting is dear, so it is not done for each
-/// entry.
+/// How much of its limit a log is cut to, in percent: cutting is expensive, so it is not done for each entry.
 const KEEP_PERCENT: u64 = 90;
 
 impl Records {
-    /// Writes what is put into the queue, until `stop` is cancelled; then what is left, once.
+    /// Writes the items of the queue until `stop` is cancelled, and then what is left, once.
     pub(crate) async fn write(self: Arc<Self>, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -70,13 +70,14 @@ impl Records {
             .store
             .log_trim(&size.team_id, &size.sandbox_id, keep(entries), keep(bytes));
         if let Err(error) = cut.await {
-            // The log is still too long when the next entries come, and then it is tried again.
-            tracing::warn!(sandbox.id = %size.sandbox_id, error = %Chain(&error), "cut the log of a sandbox");
+            // Retried with the next entries of the log.
+            tracing::warn!(sandbox.id = %size.sandbox_id, error = %Chain(&error), "cannot cut the log of a sandbox");
         }
     }
 }
 
-/// Writes a batch, and as long as the database is away waits for it. Whatever else it says, it would say again.
+/// Writes a batch, and retries while the database is unavailable. Other errors would occur again, so the batch is
+/// dropped.
 async fn write_batch(store: &Store, batch: &RecordBatch, stop: &CancellationToken) -> Vec<LogSize> {
     let mut warned = false;
     loop {
@@ -84,7 +85,7 @@ async fn write_batch(store: &Store, batch: &RecordBatch, stop: &CancellationToke
             Ok(sizes) => return sizes,
             Err(error @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) if !stop.is_cancelled() => {
                 if !warned {
-                    tracing::warn!(error = %Chain(&error), "logs and metrics wait for the database");
+                    tracing::warn!(error = %Chain(&error), "database unavailable: logs and metrics are delayed");
                     warned = true;
                 }
                 tokio::select! {
@@ -97,7 +98,7 @@ async fn write_batch(store: &Store, batch: &RecordBatch, stop: &CancellationToke
                     entries = batch.entries.len(),
                     chunks = batch.chunks.len(),
                     error = %Chain(&error),
-                    "logs and metrics are lost"
+                    "cannot write logs and metrics: the batch is dropped"
                 );
                 return Vec::new();
             }

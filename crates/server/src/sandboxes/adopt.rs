@@ -1,4 +1,4 @@
-//! Taking over what an earlier start left: what still runs is adopted, the rest is removed.
+//! Adoption at startup: sandboxes that still run are adopted, everything else is removed.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use crate::admission::quota::ResourceUse;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
-/// Why the server could not take over what it found.
+/// Why the sandboxes of an earlier start could not be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// The database failed.
@@ -26,7 +26,8 @@ pub enum AdoptError {
 }
 
 impl Sandboxes {
-    /// Makes rows, node and memory agree after a start: what still runs is adopted, the rest is removed.
+    /// Reconciles rows, node and memory at startup, and returns how many sandboxes were adopted. Everything that does
+    /// not run is removed.
     pub(crate) async fn adopt(&self, admission: &AdmissionControl) -> Result<usize, AdoptError> {
         let rows = self.rows.sandbox_list_live().await?;
         let wanted: Vec<Wanted> = rows.iter().filter_map(wanted).collect();
@@ -40,7 +41,7 @@ impl Sandboxes {
                 (Recovery::Adopt | Recovery::Keep | Recovery::Remove, _) => row,
             };
             if row.state == State::Paused {
-                // Nothing of it runs that memory would have to know.
+                // A paused sandbox has no entry in the registry.
                 self.records.track(&row);
             } else if row.state == State::Running && runs {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
@@ -52,7 +53,7 @@ impl Sandboxes {
             } else {
                 self.rows.sandbox_delete(&row.id).await?;
                 self.records.track(&row);
-                // Of any other, no client was told that it lives.
+                // No client knows any other to be running.
                 if row.state == State::Running {
                     self.metrics.end(EndReason::Lost);
                     self.records
@@ -65,7 +66,7 @@ impl Sandboxes {
         Ok(count)
     }
 
-    /// Writes down where a sandbox is that was on its way when the platform ended.
+    /// Stores the actual state of a sandbox that was changing state when the platform stopped.
     async fn settle_state(&self, row: SandboxRow, state: State) -> Result<SandboxRow, StoreError> {
         let change = self.rows.sandbox_set_state(&row.id, row.version, state).await?;
         // Nothing else changes rows before the start is over.
@@ -73,7 +74,7 @@ impl Sandboxes {
     }
 }
 
-/// What the node is to make of a row that an earlier start left, if anything.
+/// The state in which the node should keep the sandbox of a row, if any.
 fn wanted(row: &SandboxRow) -> Option<Wanted> {
     let state = match row.state.recovery() {
         Recovery::Adopt => WantedState::Running,

@@ -1,7 +1,7 @@
-//! Making a sandbox: row first, then the node, then memory.
+//! Creating a sandbox: row first, then the node, then memory.
 //!
-//! It runs on a task of its own, so that a client that hangs up changes nothing, and within a bound: one that takes too
-//! long is ended when it comes, because its client was told that there is none.
+//! It runs on a task of its own, so that a client disconnect changes nothing, and within a time limit: a sandbox that
+//! starts after it is ended, because its client was told that there is none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,30 +24,30 @@ use crate::clock::{SECOND_US, rfc3339};
 use crate::outcome::CreateOutcome;
 use crate::records::LifecycleEvent;
 
-/// User that runs commands and owns files when a request names none.
+/// User that runs commands and owns files unless a request names another one.
 const DEFAULT_USER: &str = "user";
-/// How long a sandbox may take to start. With the time that a body may take to arrive, it ends well before the bound on
-/// answering a request.
+/// How long a sandbox may take to start. Together with the time limit for a request body, this is well below the time
+/// limit for answering a request.
 const CREATE_BOUND: Duration = Duration::from_secs(30);
 
-/// A sandbox to create, for which there is room.
+/// An admitted create request.
 #[derive(Debug)]
 pub(crate) struct CreateRequest {
-    /// Its id to be.
+    /// The id of the new sandbox.
     pub(crate) id: SandboxId,
     /// The owning team.
     pub(crate) team: TeamId,
-    /// The user that asks.
+    /// The user that sent the request.
     pub(crate) user: UserId,
-    /// What it is to be.
+    /// The sandbox to create.
     pub(crate) spec: SandboxSpec,
-    /// What it takes of its team's limits and of the host.
+    /// Its share of the team's quota and of the host.
     pub(crate) admission: Admission,
-    /// The idempotency key of the request, if it had one.
+    /// The claim of the request's idempotency key, if it had one.
     pub(crate) claim: Option<Box<KeyClaim>>,
 }
 
-/// A sandbox that runs.
+/// A sandbox that was created.
 #[derive(Debug)]
 pub(crate) struct Created {
     /// Its row.
@@ -66,24 +66,24 @@ pub(crate) enum CreateError {
     #[error("{why}")]
     NoCapacity {
         why: String,
-        /// Seconds until there may be.
+        /// Seconds until there may be capacity.
         retry_after_s: u32,
     },
-    #[error("it did not start in time")]
+    #[error("the sandbox did not start in time")]
     TimedOut,
-    #[error("it ended while it was being started")]
+    #[error("the sandbox ended while it was starting")]
     Died,
     #[error("the task panicked or was cancelled")]
     TaskFailed,
 }
 
 impl Sandboxes {
-    /// Starts a sandbox and returns once its agent answered. One that takes too long is ended when it comes, because its
-    /// client is told that there is none.
+    /// Creates a sandbox and returns once its agent has answered. A sandbox that starts after the time limit is ended,
+    /// because its client was told that there is none.
     pub(crate) async fn create(self: &Arc<Self>, create: CreateRequest) -> Result<Created, CreateError> {
         let id = create.id.clone();
         let sandboxes = Arc::clone(self);
-        // Set by whoever decides first: the task that there is a sandbox, or the time that there is none.
+        // Set by the first to decide: the task (created) or the timeout (not created).
         let decided = Arc::new(AtomicBool::new(false));
         let mut task = self.work.spawn({
             let decided = Arc::clone(&decided);
@@ -106,7 +106,7 @@ impl Sandboxes {
             Ok(result) => result,
             Err(_) => {
                 self.metrics.create(CreateOutcome::Failed);
-                // It panicked somewhere in between; what it left is removed like any failed start.
+                // The task panicked at an unknown point; what it left is removed like a failed start.
                 let sandboxes = Arc::clone(self);
                 self.work.spawn(async move { sandboxes.discard(&id).await });
                 Err(CreateError::TaskFailed)
@@ -114,7 +114,7 @@ impl Sandboxes {
         }
     }
 
-    /// Creates, and says so to the key of the request before anyone else is told.
+    /// Creates the sandbox, and completes the claim of the idempotency key before the request is answered.
     async fn create_claimed(
         self: &Arc<Self>,
         mut create: CreateRequest,
@@ -163,7 +163,7 @@ impl Sandboxes {
             Ok(started) => started,
             Err(error) => {
                 if matches!(error, NodeError::Unreachable(_)) {
-                    // It may have started all the same.
+                    // The sandbox may have started nevertheless.
                     self.discard(&row.id).await;
                 } else {
                     self.forget(&row.id).await;
@@ -180,7 +180,7 @@ impl Sandboxes {
             }
         };
 
-        // Start-up does not eat lifetime, so the times are taken now.
+        // The start does not count as lifetime, so the times are taken now.
         let now_us = self.clock.now_us();
         let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
         let version = known_version(&started.agent_version);
@@ -270,8 +270,8 @@ impl Sandboxes {
     }
 }
 
-/// The version to report for an agent. What comes from inside a sandbox is not repeated unless it is a plain version,
-/// because SDKs parse it and break on anything else.
+/// The version to report for an agent. A version reported from inside a sandbox is used only if it is valid, because
+/// SDKs parse it and fail on anything else.
 fn known_version(reported: &str) -> &str {
     match agent::is_version(reported) {
         true => reported,

@@ -1,4 +1,4 @@
-//! When a sandbox ends: changing that, and ending it when the time has come.
+//! Changing the deadlines of sandboxes, and ending sandboxes at their deadlines.
 
 use std::sync::Arc;
 
@@ -18,32 +18,32 @@ use crate::records::LifecycleEvent;
 pub(crate) enum ExtendError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("it is being ended")]
+    #[error("the sandbox is being ended")]
     Stopping,
-    #[error("it is gone")]
+    #[error("the sandbox is gone")]
     Gone,
     #[error("the task panicked or was cancelled")]
     TaskFailed,
 }
 
-/// How a deadline changes.
+/// A change of a deadline.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Deadline {
-    /// To this time exactly, which may be earlier.
+    /// Set to exactly this time, even if it is earlier.
     Exactly(i64),
-    /// To this time unless it is later already.
+    /// Extended to this time; a later deadline is kept.
     AtLeast(i64),
 }
 
 impl Sandboxes {
-    /// Changes when a sandbox ends, and returns its row.
+    /// Changes the deadline of a sandbox, and returns its row.
     pub(crate) async fn set_deadline(
         self: &Arc<Self>,
         entry: &Arc<SandboxEntry>,
         deadline: Deadline,
     ) -> Result<SandboxRow, ExtendError> {
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
-        // A client that hangs up must not leave a row that memory does not follow.
+        // On a task, so that a client disconnect cannot leave row and memory different.
         let task = self
             .work
             .spawn(async move { sandboxes.set_deadline_on_task(&entry, deadline).await });
@@ -55,7 +55,8 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         deadline: Deadline,
     ) -> Result<SandboxRow, ExtendError> {
-        // Before the turn, because an end holds it until nothing runs any more; and after, because one may have begun.
+        // Before the lock, because a termination holds it until nothing runs any more; and after, because one may have
+        // begun.
         check_running(entry)?;
         let _guard = entry.change_lock.lock().await;
         check_running(entry)?;
@@ -74,7 +75,7 @@ impl Sandboxes {
         }
         entry.update(row.version, row.end_us);
         if row.end_us <= self.clock.now_us() {
-            // Gone for every request after this one, not only once the deadline is noticed.
+            // Gone for every request after this one, without waiting for the deadline task.
             self.begin_stop(entry, EndReason::Expired);
         } else if entry.state() == State::Running {
             self.deadlines.set(&row.id, row.end_us);
@@ -99,7 +100,7 @@ impl Sandboxes {
     }
 
     async fn expire(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
-        // An extension that is under way wins: it holds the turn, and its client is about to be told that it worked.
+        // An extension in progress wins: it holds the lock, and its client is about to get a success response.
         let _guard = entry.change_lock.lock().await;
         if entry.state() == State::Running && entry.end_us() > self.clock.now_us() {
             return;

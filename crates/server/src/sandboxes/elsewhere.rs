@@ -1,7 +1,7 @@
-//! Sandboxes that another server has.
+//! Sandboxes on nodes of other servers.
 //!
-//! Teams see all of theirs, wherever they are. What changes a sandbox is for the server of its node: any other says
-//! which node that is, instead of claiming that there is no such sandbox.
+//! Teams see all their sandboxes, on every node. Only the server of its node can change a sandbox: any other server
+//! returns an error that names the node, instead of reporting an unknown sandbox.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) enum AbsentError {
 }
 
 impl Sandboxes {
-    /// The entry of a team's sandbox, for what changes it.
+    /// The entry of a team's sandbox, for operations that change it.
     pub(crate) async fn entry_of_team(&self, id: &SandboxId, team: &TeamId) -> Result<Arc<SandboxEntry>, AbsentError> {
         if let Some(entry) = self.registry.get(id) {
             return if entry.team == *team {
@@ -44,9 +44,9 @@ impl Sandboxes {
         }
     }
 
-    /// Why a sandbox with this row is not in memory.
+    /// Why a sandbox with this row is not in the registry.
     pub(crate) async fn absent(&self, row: &SandboxRow) -> Result<AbsentError, StoreError> {
-        // One that is being created is known to no client yet.
+        // No client knows a sandbox that is still being created.
         if !self.is_elsewhere(row) || matches!(row.state, State::Creating | State::Gone) {
             return Ok(AbsentError::Unknown);
         }
@@ -61,7 +61,7 @@ impl Sandboxes {
         Ok(AbsentError::Elsewhere { node })
     }
 
-    /// Whether a row is another node's.
+    /// Whether a row belongs to another node.
     pub(crate) fn is_elsewhere(&self, row: &SandboxRow) -> bool {
         row.node_id.as_ref().is_some_and(|node| node != self.rows.node())
     }

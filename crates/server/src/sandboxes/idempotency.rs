@@ -1,19 +1,19 @@
-//! Creates with an `Idempotency-Key`: one sandbox per key, however often a client has to ask for it.
+//! Create requests with an `Idempotency-Key`: one sandbox per key, however often a client repeats the request.
 //!
 //! ```text
-//!   claim ──▶ in progress ──created──▶ done: its answer is given again, for 24 hours
+//!   claim ──▶ in progress ──created──▶ done: its answer is repeated, for 24 hours
 //!                 │
 //!                 └──failed──▶ free
 //! ```
 //!
-//! A key is claimed with the id of the sandbox to be, before there is a row of the sandbox. So whatever broke a create
-//! off, a crash included, can be settled from the rows: if the sandbox runs, the key is done, else it is free. That
-//! happens for all keys of a node at its start, and for one when it is asked for and no server works on it: none here, and
-//! none of another node whose lease is live. One server works for a node, so who works on a key of its own is known in
-//! memory, and most repetitions that come too early cost no query.
+//! A key is claimed with the id of the future sandbox, before the row of the sandbox exists. So an interrupted create
+//! request, even after a crash, can be resolved from the rows: if the sandbox runs, the key is done, else it is free.
+//! This happens for all keys of a node at its start, and for a single key when it is requested and no server works on
+//! it: neither this one nor the server of another node with a valid lease. A node has one server, so the keys in
+//! progress on this node are known in memory, and most premature repetitions cost no query.
 //!
-//! A request is remembered as a digest made with a secret, because it may hold secrets that are easy to guess. Tokens
-//! in an answer are derived from the sandbox's id and are not kept.
+//! Of a request, only a keyed digest is stored, because it may contain secrets that are easy to guess. Tokens in an
+//! answer are derived from the id of the sandbox and are not stored.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -34,13 +34,13 @@ use tokio_util::task::TaskTracker;
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 
-/// How long a key counts, in microseconds (what clients are told).
+/// How long a key is valid, in microseconds (as documented in the API).
 const KEPT_US: i64 = 24 * 3600 * SECOND_US;
 /// How often expired keys are removed.
 const PURGE_INTERVAL: Duration = Duration::from_secs(600);
-/// Keys removed by one statement, so that creates need not wait long for the database.
+/// Keys removed by one statement, so that create requests do not wait long for the database.
 const PURGE_BATCH: u32 = 1000;
-/// The status that a create is answered with.
+/// The status of a successful create.
 const CREATED: u32 = 201;
 
 /// A key as a client sent it: 1 to 255 visible ASCII characters.
@@ -51,7 +51,7 @@ impl IdempotencyKey {
     /// Longest key, in characters (API contract).
     pub(crate) const MAX_LENGTH: usize = 255;
 
-    /// Reads a header's value; none when it is no key.
+    /// Parses the value of a header; `None` if it is not a valid key.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let fits = (1..=Self::MAX_LENGTH).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
         fits.then(|| Self(String::from_utf8_lossy(value).into_owned()))
@@ -61,26 +61,26 @@ impl IdempotencyKey {
 /// A request with a key.
 #[derive(Debug)]
 pub(crate) struct KeyedRequest {
-    /// The team that asks.
+    /// The team that sent it.
     pub(crate) team: TeamId,
     /// Its key.
     pub(crate) key: IdempotencyKey,
-    /// Digest of what it asks for.
+    /// Digest of its body.
     pub(crate) body_hash: String,
-    /// The sandbox that will be made for it.
+    /// The id of the sandbox that will be created for it.
     pub(crate) sandbox: SandboxId,
 }
 
-/// What a key is good for.
+/// The result of claiming a key.
 #[derive(Debug)]
 pub(crate) enum Claimed {
-    /// The request may go ahead.
+    /// The request may proceed.
     First(Box<KeyClaim>),
-    /// It was answered before, with this sandbox.
+    /// The request was answered before, with this sandbox.
     Repeated(StoredSandbox),
 }
 
-/// Why a key cannot be used.
+/// Why a key could not be claimed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error(transparent)]
@@ -91,7 +91,7 @@ pub(crate) enum ClaimError {
     InProgress,
 }
 
-/// What is kept of a created sandbox, so that it can be told again. No secrets.
+/// What is stored of a created sandbox, so that the answer can be repeated. No secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StoredSandbox {
@@ -117,18 +117,18 @@ impl From<SandboxRow> for StoredSandbox {
 pub(crate) struct Claims {
     rows: NodeRows,
     clock: Clock,
-    /// Keys that a request works on at the moment, with the digests of what was asked.
+    /// Keys of requests in progress, with the digests of the requests.
     in_progress: Mutex<HashMap<(TeamId, IdempotencyKey), String>>,
-    /// Work that a request began and that outlives it.
+    /// Work that a request started and that outlives it.
     work: TaskTracker,
 }
 
-/// The right to work on a key. Dropped before it was completed, it frees the key.
+/// The right to work on a key. Dropping it before completion frees the key.
 #[derive(Debug)]
 pub(crate) struct KeyClaim {
     claims: Arc<Claims>,
     request: KeyedRequest,
-    /// Whether the row in the database is this claim's.
+    /// Whether the row in the database belongs to this claim.
     has_row: bool,
 }
 
@@ -139,7 +139,7 @@ impl Drop for KeyClaim {
             self.claims.in_progress.lock().remove(&entry);
             return;
         }
-        // The create broke off: its client left, or it panicked.
+        // The create was interrupted: its client disconnected, or it panicked.
         let claims = Arc::clone(&self.claims);
         let sandbox = self.request.sandbox.clone();
         self.claims.work.spawn(async move {
@@ -150,17 +150,17 @@ impl Drop for KeyClaim {
 }
 
 impl KeyClaim {
-    /// Keeps what the request made.
+    /// Stores the sandbox as the answer to the key.
     pub(crate) async fn complete(mut self, row: SandboxRow) {
         let KeyedRequest { team, key, sandbox, .. } = &self.request;
-        // Whatever comes of it, nobody but the next request may settle the row now.
+        // Even if this fails, only the next request may resolve the row now.
         self.has_row = false;
         if let Err(error) = self.claims.keep_answer(team, &key.0, sandbox, row).await {
-            tracing::error!(sandbox.id = %sandbox, error = %Chain(&error), "keep the answer to an idempotency key");
+            tracing::error!(sandbox.id = %sandbox, error = %Chain(&error), "cannot store an idempotent answer");
         }
     }
 
-    /// Frees the key: the request made nothing.
+    /// Frees the key: no sandbox was created.
     pub(crate) async fn abandon(mut self) {
         self.has_row = false;
         let KeyedRequest { team, key, sandbox, .. } = &self.request;
@@ -178,7 +178,7 @@ impl Claims {
         }
     }
 
-    /// Claims the key of a request, or finds out what became of it.
+    /// Claims the key of a request, or returns the stored answer.
     pub(crate) async fn claim(self: &Arc<Self>, request: KeyedRequest) -> Result<Claimed, ClaimError> {
         match self
             .in_progress
@@ -198,7 +198,7 @@ impl Claims {
             created_us,
             expires_us: created_us + KEPT_US,
         };
-        // From here on it counts as made, because a client that leaves meanwhile does not undo the statement.
+        // From here on the row counts as inserted: a client disconnect does not undo the statement.
         let mut claim = Box::new(KeyClaim {
             claims: Arc::clone(self),
             request,
@@ -229,7 +229,7 @@ impl Claims {
         }
     }
 
-    /// Whether the server of another node may still answer the request that claimed a key.
+    /// Whether the server of another node may still be processing the request that claimed a key.
     async fn is_worked_on_elsewhere(&self, row: &IdempotencyRow, now_us: i64) -> Result<bool, StoreError> {
         match &row.node_id {
             Some(node) if node != self.rows.node() => {
@@ -240,7 +240,7 @@ impl Claims {
         }
     }
 
-    /// Decides a claim that nobody works on any more.
+    /// Resolves a claim that no server works on any more.
     async fn settle(&self, row: &IdempotencyRow) -> Result<(), StoreError> {
         match self.rows.store().sandbox_by_id(&row.sandbox_id).await? {
             Some(sandbox) if sandbox.state == State::Running => {
@@ -257,7 +257,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Decides every claim that an earlier start left in progress, once it is known which sandboxes run.
+    /// Resolves every claim that an earlier start left in progress, once it is known which sandboxes run.
     pub(crate) async fn settle_all(&self) -> Result<(), StoreError> {
         for row in self.rows.idempotency_list_in_progress().await? {
             self.settle(&row).await?;
@@ -285,12 +285,12 @@ impl Claims {
 
     async fn abandon(&self, team: &TeamId, key: &IdempotencyKey, sandbox: &SandboxId) {
         if let Err(error) = self.rows.store().idempotency_abandon(team, &key.0, sandbox).await {
-            // It is settled when it is asked for again.
-            tracing::error!(sandbox.id = %sandbox, error = %Chain(&error), "free an idempotency key");
+            // The next request with the key resolves it.
+            tracing::error!(sandbox.id = %sandbox, error = %Chain(&error), "cannot free an idempotency key");
         }
     }
 
-    /// Removes expired keys now and then, until `stop`.
+    /// Removes expired keys periodically, until `stop` is cancelled.
     pub(crate) async fn purge(self: Arc<Self>, stop: CancellationToken) {
         let mut interval = tokio::time::interval(PURGE_INTERVAL);
         loop {
@@ -309,7 +309,7 @@ impl Claims {
                     Ok(removed) if removed >= PURGE_BATCH.into() => {}
                     Ok(_) => break,
                     Err(error) => {
-                        tracing::error!(error = %Chain(&error), "remove expired idempotency keys");
+                        tracing::error!(error = %Chain(&error), "cannot remove expired idempotency keys");
                         break;
                     }
                 }

@@ -1,4 +1,4 @@
-//! What the node reports: sandboxes that end unasked, entries of their logs, and what it does for the sake of its disk.
+//! Following node events: exits of sandboxes, log entries, and measures against a full disk.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use crate::chain::Chain;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
-/// Pause before another subscription, when one has ended or failed.
+/// Pause before subscribing again, after a subscription has ended or failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// When to stop following a node.
+/// Signals that stop the handling of node events.
 #[derive(Debug)]
 pub(crate) struct StopSignals {
-    /// Sandboxes are left to the next start from here on.
+    /// From here on, exits of sandboxes are left to the next start.
     pub(crate) draining: CancellationToken,
-    /// Nothing is written any more.
+    /// From here on, nothing is written any more.
     pub(crate) stopped: CancellationToken,
 }
 
 impl Sandboxes {
-    /// Takes in what the node reports, and subscribes again when the stream ends. What is written afterwards is for the
-    /// holder of `writing` to end: it is dropped once everything that had arrived was taken in.
+    /// Handles the events of the node, and subscribes again when the stream ends. `writing` keeps the writer of the
+    /// records running: it is dropped once everything that had arrived was handled.
     pub(crate) async fn follow_node(self: Arc<Self>, mut events: NodeEvents, signals: StopSignals, writing: DropGuard) {
-        // What ran, as far as this server knew, before it subscribed.
+        // The sandboxes that this server knew to be running before it subscribed.
         let mut running = Vec::new();
         loop {
             let event = tokio::select! {
@@ -41,7 +41,7 @@ impl Sandboxes {
             match event {
                 Some(event) => self.handle_event(event, &running, &signals.draining),
                 None => {
-                    tracing::warn!("the node ended the stream of its events, subscribing again");
+                    tracing::warn!("the node closed the event stream, subscribing again");
                     tokio::select! {
                         biased;
                         () = signals.stopped.cancelled() => break,
@@ -49,7 +49,7 @@ impl Sandboxes {
                     }
                 }
             }
-            // A flood of entries must not keep others from this thread.
+            // A flood of entries must not starve other tasks on this thread.
             tokio::task::coop::consume_budget().await;
         }
         while let Some(event) = events.try_next() {
@@ -64,7 +64,7 @@ impl Sandboxes {
             let running = self.registry.all_running();
             match self.node.subscribe().await {
                 Ok(events) => return (events, running.iter().map(|entry| entry.id.clone()).collect()),
-                Err(error) => tracing::warn!(error = %Chain(&error), "subscribe to the events of the node"),
+                Err(error) => tracing::warn!(error = %Chain(&error), "cannot subscribe to the events of the node"),
             }
         }
     }
@@ -75,7 +75,7 @@ impl Sandboxes {
             NodeEvent::DiskStops(disk_stops) => self.metrics.disk_stops(disk_stops),
             NodeEvent::Ending(id) => self.cut_streams(&id),
             NodeEvent::Exited(id) if !draining.is_cancelled() => self.handle_exit(&id),
-            // The next start finds out.
+            // The next start detects it.
             NodeEvent::Exited(_) => {}
             NodeEvent::Snapshot(snapshot) => {
                 self.metrics.disk_stops(snapshot.disk_stops);
@@ -86,7 +86,7 @@ impl Sandboxes {
         }
     }
 
-    /// Notices what ended while nothing was reported.
+    /// Detects sandboxes that ended while there was no subscription.
     fn apply_snapshot(self: &Arc<Self>, running: &[SandboxId], snapshot: &Snapshot) {
         let live: HashMap<&SandboxId, bool> = snapshot
             .sandboxes
@@ -108,12 +108,12 @@ impl Sandboxes {
         }
     }
 
-    /// Removes a sandbox that ended by itself.
+    /// Removes a sandbox that exited.
     fn handle_exit(self: &Arc<Self>, id: &SandboxId) {
         let Some(entry) = self.registry.get(id) else { return };
         entry.ending.cancel();
         match entry.state() {
-            // Its creator finds out and removes it.
+            // Its create request detects this and removes it.
             State::Creating => {
                 entry.apply(Transition::Failed);
             }
@@ -126,7 +126,7 @@ impl Sandboxes {
                     self.work.spawn(async move { sandboxes.forget(&id).await });
                 }
             }
-            // Whoever moves it on finds out.
+            // The task that changes its state detects it.
             State::Pausing | State::Paused | State::Resuming | State::Stopping | State::Gone => {}
         }
     }

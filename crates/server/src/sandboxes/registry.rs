@@ -1,7 +1,7 @@
-//! The sandboxes that exist, in memory: routes, tokens, and where each is in its life.
+//! The registry: the sandboxes of this server in memory, with their routes, tokens and states.
 //!
-//! This is what a request is answered from without the database. It follows the rows: an entry appears with its row and
-//! leaves with it, except that a sandbox which begins to stop takes no traffic from that very moment.
+//! Requests are served from it without the database. It follows the rows: an entry is added and removed with its row,
+//! except that a sandbox gets no more traffic as soon as it begins to stop.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
 
-/// One sandbox.
+/// A sandbox in the registry.
 #[derive(Debug)]
 pub(crate) struct SandboxEntry {
     /// Its id.
     pub(crate) id: SandboxId,
     /// The owning team.
     pub(crate) team: TeamId,
-    /// The latest end that an extension may reach, in microseconds since the Unix epoch.
+    /// The latest deadline that an extension may set, in microseconds since the Unix epoch.
     pub(crate) max_end_us: i64,
-    /// The token of its agent.
+    /// The agent token.
     pub(crate) access_token: SecretString,
-    /// The token of its traffic, when it is not public.
+    /// The traffic token, unless its traffic is public.
     pub(crate) traffic_token: Option<SecretString>,
-    /// Changes of the row are made one after another, by whoever holds this.
+    /// Serializes changes of the row.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
-    /// Cancelled when it begins to end: its streams are cut rather than ended.
+    /// Cancelled when the sandbox begins to end: its streams are cut, not closed properly.
     pub(crate) ending: CancellationToken,
     current: Mutex<EntryState>,
     stopped: watch::Sender<Option<StopOutcome>>,
@@ -47,30 +47,30 @@ struct EntryState {
     stop_failed: bool,
 }
 
-/// How the end of a sandbox went.
+/// The outcome of ending a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopOutcome {
     /// Nothing of it runs any more.
     Gone,
-    /// The node or the database failed; it will be tried again.
+    /// The node or the database failed; it will be retried.
     Failed,
 }
 
-/// Who ends a sandbox.
+/// The part that a caller has in ending a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopRole {
-    /// The caller does.
+    /// The caller ends it.
     Begin,
-    /// The caller does, as an earlier try has failed.
+    /// The caller ends it, as an earlier attempt failed.
     Retry,
-    /// Somebody does already; the caller may wait.
+    /// Another task is ending it; the caller may wait for that.
     Join,
-    /// It is not there to be ended.
+    /// There is no running sandbox to end.
     Gone,
 }
 
 impl SandboxEntry {
-    /// A sandbox as its row says.
+    /// An entry for the sandbox of a row.
     pub(crate) fn new(
         row: &SandboxRow,
         admission: Admission,
@@ -96,22 +96,22 @@ impl SandboxEntry {
         })
     }
 
-    /// Where it is in its life.
+    /// The state in the lifecycle.
     pub(crate) fn state(&self) -> State {
         self.current.lock().state
     }
 
-    /// When it is to end, in microseconds since the Unix epoch.
+    /// The deadline, in microseconds since the Unix epoch.
     pub(crate) fn end_us(&self) -> i64 {
         self.current.lock().end_us
     }
 
-    /// The version of its row.
+    /// The version of the row.
     pub(crate) fn version(&self) -> i64 {
         self.current.lock().version
     }
 
-    /// Notes what the row became.
+    /// Takes over the version and the deadline of a changed row.
     pub(crate) fn update(&self, version: i64, end_us: i64) {
         let mut current = self.current.lock();
         current.version = version;
@@ -130,7 +130,7 @@ impl SandboxEntry {
         }
     }
 
-    /// Takes it out of traffic and says who has to end it.
+    /// Stops traffic to the sandbox, and returns the part of the caller in ending it.
     pub(crate) fn stop(&self) -> StopRole {
         let mut current = self.current.lock();
         match current.state {
@@ -144,12 +144,12 @@ impl SandboxEntry {
                 StopRole::Retry
             }
             State::Stopping => StopRole::Join,
-            // Nobody but its creator knows the id of one that is being created.
+            // Only its create request knows the id of a sandbox that is being created.
             State::Creating | State::Gone => StopRole::Gone,
         }
     }
 
-    /// Tells everyone who waits how the end went.
+    /// Reports the outcome to all waiting tasks.
     pub(crate) fn set_stopped(&self, stopped: StopOutcome) {
         let mut current = self.current.lock();
         match stopped {
@@ -159,7 +159,7 @@ impl SandboxEntry {
         self.stopped.send_replace(Some(stopped));
     }
 
-    /// Waits until the end that is under way has come.
+    /// Waits for the outcome of the termination in progress.
     pub(crate) async fn stopped(&self) -> StopOutcome {
         let mut stopped = self.stopped.subscribe();
         match stopped.wait_for(Option::is_some).await {
@@ -178,7 +178,7 @@ impl Registry {
         self.0.write().insert(entry.id.clone(), entry);
     }
 
-    /// Forgets a sandbox of which nothing is left, and gives back its place, whoever still holds it.
+    /// Removes a sandbox of which nothing is left, and releases its admission even if the entry is still in use.
     pub(crate) fn remove(&self, id: &SandboxId) {
         let entry = self.0.write().remove(id);
         if let Some(entry) = entry {
@@ -191,7 +191,7 @@ impl Registry {
         self.0.read().get(id).cloned()
     }
 
-    /// How many there are, by their state.
+    /// Number of sandboxes by state.
     pub(crate) fn count_by_state(&self) -> Vec<(&'static str, usize)> {
         let mut counts: Vec<_> = [State::Creating, State::Running, State::Stopping]
             .map(|state| (state, 0))
@@ -208,7 +208,7 @@ impl Registry {
             .collect()
     }
 
-    /// What traffic to a sandbox must carry; `None` unless it runs.
+    /// The credentials that traffic to a sandbox requires; `None` unless it runs.
     pub(crate) fn access(&self, id: &SandboxId) -> Option<Access> {
         let entry = self.running(id)?;
         Some(Access {

@@ -1,7 +1,7 @@
-//! Ending a sandbox, once, however many ask for it.
+//! Ending a sandbox: once, however many callers ask for it.
 //!
-//! It leaves traffic at once and is ended on a task of its own. Whoever asks while it is being ended waits for the same
-//! end; an end that failed is tried again at a new deadline.
+//! Traffic to it stops immediately, and it is ended on a task of its own. Callers that ask meanwhile wait for the same
+//! task; a failed attempt is retried at a new deadline.
 
 use std::sync::Arc;
 
@@ -16,16 +16,17 @@ use crate::clock::SECOND_US;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
-/// Pause before an end that failed is tried again, in microseconds.
+/// Pause before a failed attempt is retried, in microseconds.
 const STOP_RETRY_US: i64 = SECOND_US;
 
 impl Sandboxes {
-    /// Ends a sandbox, or waits until whoever ends it already is done. `None` when it is not there to be ended.
+    /// Kills a sandbox for a client, or waits for a termination in progress. `None` if there is no running sandbox to
+    /// end.
     pub(crate) async fn stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Option<StopOutcome> {
         self.stop_because(entry, EndReason::Killed).await
     }
 
-    /// As [`Self::stop`], for another reason than that its client asked for it.
+    /// As [`Self::stop`], for another reason than a client's request.
     pub(crate) async fn stop_because(
         self: &Arc<Self>,
         entry: &Arc<SandboxEntry>,
@@ -37,7 +38,7 @@ impl Sandboxes {
         }
     }
 
-    /// Takes a sandbox out of traffic at once and ends it on a task of its own.
+    /// Stops traffic to a sandbox immediately and ends it on a task of its own.
     pub(super) fn begin_stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> StopRole {
         let stop = entry.stop();
         if stop == StopRole::Begin {
@@ -46,7 +47,7 @@ impl Sandboxes {
         if matches!(stop, StopRole::Begin | StopRole::Retry) {
             let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
             self.work.spawn(async move {
-                // Told even if the task breaks off, because others wait for it.
+                // Reported even if the task panics or is cancelled, because others wait for it.
                 let mut ended = StopReport {
                     sandboxes,
                     entry,
@@ -74,20 +75,20 @@ impl Sandboxes {
         self.deadlines.remove(id);
         match self.rows.sandbox_set_state(id, entry.version(), State::Stopping).await {
             Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),
-            // Another hand is at the row. The sandbox is ended all the same, and the row goes with it.
+            // The row was changed concurrently. The sandbox is ended nevertheless, and the row is removed.
             Ok(Change::Stale | Change::Missing) => {}
-            Err(error) => self.log_store_error(&error, id, "record that a sandbox ends"),
+            Err(error) => self.log_store_error(&error, id, "cannot record that a sandbox is stopping"),
         }
         entry.ending.cancel();
         match self.node.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
             Err(error) => {
-                tracing::error!(sandbox.id = %id, error = %Chain(&error), "end a sandbox");
+                tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox");
                 return StopOutcome::Failed;
             }
         }
         if let Err(error) = self.rows.sandbox_delete(id).await {
-            self.log_store_error(&error, id, "remove the row of an ended sandbox");
+            self.log_store_error(&error, id, "cannot remove the row of an ended sandbox");
             return StopOutcome::Failed;
         }
         self.registry.remove(id);
@@ -96,7 +97,7 @@ impl Sandboxes {
     }
 }
 
-/// Tells how the end of a sandbox went, when dropped.
+/// Reports the outcome of ending a sandbox when dropped.
 struct StopReport {
     sandboxes: Arc<Sandboxes>,
     entry: Arc<SandboxEntry>,

@@ -78,7 +78,7 @@ fn two_platforms_on_one_database_keep_out_of_each_others_way() {
         two.wait();
         two = Up::again(two, &arguments);
         // The lock of the data directory proves that the server before is gone.
-        assert!(!two.log().contains("was not given back"), "{}", two.log());
+        assert!(!two.log().contains("was not released"), "{}", two.log());
         assert_eq!(ask(&one, &key, "GET", &path, "").0, 200);
         assert_eq!(ask(&two, &key, "GET", &format!("/sandboxes/{own}"), "").0, 200);
     }

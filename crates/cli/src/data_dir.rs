@@ -65,7 +65,7 @@ impl Owner {
 
     fn lives(&self) -> bool {
         match self {
-            Self::Process(identity) => identity.lives(),
+            Self::Process(identity) => identity.is_running(),
             Self::Number(pid) => ProcessIdentity::of(*pid).is_ok(),
         }
     }

@@ -1,13 +1,14 @@
-//! The `base` image: what a sandbox has when nobody built or downloaded anything.
+//! The template `base`: what a sandbox contains without building or downloading anything.
 //!
-//! Two overlays. The root stands on a skeleton that is made here; `/usr` stands on the host's own `/usr`, with a thin
-//! layer between that hides what is the host's own. Overlay does not cross mounts, hence two. Nothing else of the host
-//! is in it but what packages put outside `/usr` and programs need (see `etc` and `packages`), as copies.
+//! Two overlays. The root is based on a skeleton that is created here; `/usr` is based on the host's own `/usr`, with a
+//! thin layer between that hides what is specific to the host. Overlayfs does not cross mounts, hence two. Nothing else
+//! of the host is included except what packages put outside `/usr` and programs need (see `etc` and `packages`), as
+//! copies.
 //!
-//! The copies have to fit the `/usr` that they stand beside, so they are made anew when the host's packages change:
-//! a *version* lies in a directory named by a key of what it was made from, and `current` is a link to one. A
-//! sandbox stands on the version that was current at its start, for its whole life; a version that is not current any
-//! more is removed once none of the sandboxes is left that were there when it was replaced.
+//! The copies must match `/usr`, so they are created anew when the host's packages change: a *version* is a directory
+//! named by a key of its sources, and `current` is a link to one of them. A sandbox uses the version that was current
+//! at its start for its whole life; a version that is no longer current is removed once none of the sandboxes is left
+//! that existed when it was replaced.
 
 mod accounts;
 mod copy;
@@ -30,11 +31,11 @@ pub(crate) use versions::{CURRENT, Versions};
 const USER: u32 = 1000;
 /// Where the agent's binary appears inside a sandbox.
 pub(crate) const AGENT: &str = "run/ringfence/agent";
-/// Host name of every sandbox; `sudo` wants to find it in `/etc/hosts`.
+/// Host name of every sandbox; `sudo` looks it up in `/etc/hosts`.
 pub(crate) const HOST_NAME: &str = "sandbox";
 
-/// Why this host's `/usr` cannot be a base, or nothing.
-pub(crate) fn unfit(host: &Path) -> Option<String> {
+/// Why this host's `/usr` cannot be used for `base`; `None` if it can.
+pub(crate) fn unsupported_reason(host: &Path) -> Option<String> {
     for name in ["bin", "sbin", "lib"] {
         let target = fs::read_link(host.join(name)).unwrap_or_default();
         if target != Path::new("usr").join(name) && target != Path::new("/usr").join(name) {

@@ -1,9 +1,9 @@
-//! What a sandbox sees of control groups: its workload's own, read-only, where programs look for their limits.
+//! The control groups that a sandbox sees: its workload's own, read-only, where programs look for their limits.
 //!
 //! With version 2 that is the workload's group at `/sys/fs/cgroup`. With version 1 a program looks in one directory per
-//! controller, and some give up when a controller that they know is missing; so there are two more than hold limits:
-//! `cpuacct`, which counts for workload and agent together, and `cpuset`, which says what it says for all sandboxes. The workload is at the root of a
-//! cgroup namespace, so its own path is `/` everywhere.
+//! controller, and some fail when a controller that they know is missing; so two more are shown than have limits:
+//! `cpuacct`, which counts for workload and agent together, and `cpuset`, which is the same for all sandboxes. The
+//! workload is at the root of a cgroup namespace, so its own path is `/` everywhere.
 
 use std::fs;
 use std::io;
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::write_at;
 
-/// Mounts of version 1 that hold no limits.
+/// Mounts of version 1 without limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Beside {
-    /// May be the one of `cpu`.
+    /// May be the same mount as that of `cpu`.
     pub(crate) cpuacct: Option<PathBuf>,
     pub(crate) cpuset: Option<PathBuf>,
 }
@@ -24,9 +24,9 @@ pub(crate) struct Beside {
 /// A group that a sandbox sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shown {
-    /// Directory of the tree on the host, and after that where the launcher has it.
+    /// Directory of the tree on the host, and later in the launcher.
     pub(crate) tree: PathBuf,
-    /// Where it is shown below `/sys/fs/cgroup`; empty for the place itself.
+    /// Path below `/sys/fs/cgroup`; empty for that directory itself.
     pub(crate) name: String,
     /// Which group of that tree it is.
     pub(crate) whose: Whose,
@@ -44,7 +44,7 @@ pub(crate) enum Whose {
 }
 
 impl Beside {
-    /// Those of `/proc/self/mountinfo` text.
+    /// Parses the text of `/proc/self/mountinfo`.
     pub(crate) fn from_mountinfo(mountinfo: &str) -> Self {
         let of = |controller: &str| {
             mountinfo.lines().find_map(|line| {
@@ -66,9 +66,9 @@ impl Beside {
     }
 }
 
-/// Makes the group of the `cpuset` hierarchy in which all sandboxes are: with what the platform itself may use, because
-/// its own group there may be narrower than the root. Without it programs of version 1 see less, and nothing else is
-/// lost, so no failure matters.
+/// Creates the group of the `cpuset` hierarchy for all sandboxes, with what the platform itself may use, because its
+/// own group there may be narrower than the root. Without it programs of version 1 see less and nothing else is lost,
+/// so errors are ignored.
 pub(crate) fn make_cpuset(group: &Path) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -79,14 +79,14 @@ pub(crate) fn make_cpuset(group: &Path) {
     ] {
         let path = group.join(file);
         let Some(list) = allowed(name) else { continue };
-        // Writing resets the affinity of what runs in there on some kernels.
+        // On some kernels writing resets the affinity of processes in the group.
         if fs::read_to_string(&path).is_ok_and(|have| have.trim() != list) {
             let _ = fs::write(&path, list);
         }
     }
 }
 
-/// Puts the calling process into a group made by [`make_cpuset`]. Whether that worked.
+/// Moves the calling process into a group created by [`make_cpuset`]. Returns whether that worked.
 pub(crate) fn join_cpuset(group: &Path) -> bool {
     write_at(rustix::fs::CWD, &group.join("cgroup.procs").to_string_lossy(), "0").is_ok()
 }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hierarchies_beside_those_with_limits() {
+    fn hierarchies_without_limits_are_found() {
         let line = |path: &str, options: &str| format!("31 23 0:27 / {path} rw - cgroup cgroup rw,{options}\n");
         let together = line("/c/cpu,cpuacct", "cpu,cpuacct") + &line("/c/set", "cpuset,clone_children");
         let beside = Beside::from_mountinfo(&together);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_count_of_groups_is_told() {
+    fn the_number_of_groups_is_hidden() {
         let host = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpuset\t3\t17\t1\nmemory\t4\t91\t1\n";
         let shown = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpuset\t3\t1\t1\nmemory\t4\t1\t1\n";
         assert_eq!(one_group_each(host), shown);

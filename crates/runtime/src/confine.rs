@@ -1,18 +1,18 @@
-//! What a process gives up before it becomes the agent, the spawner, and through them everything in a sandbox.
+//! Confinement of a process before it becomes the agent or the spawner, inherited by everything in a sandbox.
 
 use std::io;
 
 use crate::{schedule, seccomp, sys};
 
-/// The capabilities that root in a sandbox has: a default OCI container's, and only over the sandbox's own user
-/// namespace. By number: CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4, KILL 5, SETGID 6, SETUID 7, SETPCAP 8,
-/// NET_BIND_SERVICE 10, NET_RAW 13, SYS_CHROOT 18, MKNOD 27, AUDIT_WRITE 29, SETFCAP 31.
+/// Capabilities of root in a sandbox: those of a default OCI container, and only over the sandbox's own user namespace.
+/// By number: CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4, KILL 5, SETGID 6, SETUID 7, SETPCAP 8, NET_BIND_SERVICE 10,
+/// NET_RAW 13, SYS_CHROOT 18, MKNOD 27, AUDIT_WRITE 29, SETFCAP 31.
 pub(crate) const CAPABILITIES: u64 = 0xa804_25fb;
 
-/// Highest capability number to drop; the kernel refuses numbers it does not know, which ends the loop.
+/// Highest capability number to drop; the kernel rejects unknown numbers, which ends the loop.
 const LAST_CAPABILITY: u32 = 63;
 
-/// Soft and hard limit of open files: what service managers give.
+/// Soft and hard limit on open files, as service managers set them.
 const OPEN_FILES: (u64, u64) = (1024, 524_288);
 
 /// Confines the calling process for good. It must be root of the sandbox's user namespace with all capabilities, in
@@ -21,8 +21,8 @@ pub(crate) fn confine() -> io::Result<()> {
     sys::join_new_session_keyring()?;
     schedule::of_sandbox()?;
     sys::limit(libc::RLIMIT_NOFILE, OPEN_FILES.0, OPEN_FILES.1)?;
-    // Not 0: that keeps core files away, but the host's pipe handler would still be started, as the host's root, for a
-    // crash in a sandbox. The kernel takes 1 as "no handler either".
+    // Not 0: that prevents core files, but the kernel would still start the host's pipe handler, as the host's root,
+    // for a crash in a sandbox. The kernel takes 1 as "no handler either".
     sys::limit(libc::RLIMIT_CORE, 1, 1)?;
     sys::reset_signals();
     sys::prctl(libc::PR_SET_PDEATHSIG, 0)?;
@@ -37,8 +37,8 @@ pub(crate) fn confine() -> io::Result<()> {
             return Err(error);
         }
     }
-    // The filter needs CAP_SYS_ADMIN over the sandbox to be installed, so the capabilities go last; nothing between
-    // here and exec makes a call that the filter refuses.
+    // Installing the filter requires CAP_SYS_ADMIN over the sandbox, so the capabilities are dropped last; nothing
+    // between here and exec makes a call that the filter rejects.
     sys::install_seccomp(&seccomp::PROGRAM)?;
     sys::set_capabilities(CAPABILITIES)?;
     sys::prctl(libc::PR_CAP_AMBIENT, 4) // PR_CAP_AMBIENT_CLEAR_ALL

@@ -1,8 +1,8 @@
 //! The container driver: namespaces, cgroups and overlays of one Linux host.
 //!
-//! The driver is the platform's side. It keeps a few launchers, hands each start to a free one, and does by itself
-//! what needs no clone: finding, watching, killing and cleaning up. A sandbox here is the pidfd of its agent, whose
-//! end takes every process of the sandbox with it, and its network namespace.
+//! The driver is the platform's side. It has a pool of launchers, passes each start to a free one, and does itself what
+//! needs no clone: finding, watching, killing and cleaning up. A sandbox here consists of the pidfd of its agent, whose
+//! end kills every process of the sandbox, and its network namespace.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,27 +33,28 @@ use crate::usage::{self, Capacity, Meter, Usage};
 use crate::wire::{Hello, Reply, Request, Work};
 use crate::{base, dial, disk, growth, sockets, spawners};
 
-/// Names of the stages that a launcher reports, so that they can be told on without owning text.
+/// Names of the stages that a launcher reports, so that they can be passed on as static strings.
 const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"];
 
-/// What the driver is told at its start.
+/// Settings of the container driver.
 #[derive(Debug, Clone)]
 pub struct DriverSettings {
-    /// Where images and the skeleton of `base` lie.
+    /// Data directory: disk images and versions of `base`.
     pub data_dir: PathBuf,
-    /// Processes that make sandboxes side by side.
+    /// Number of launcher processes, which start sandboxes in parallel.
     pub launchers: usize,
     /// Run without limits when the host has no usable cgroups.
     pub unlimited: bool,
-    /// Disk sizes, in MiB, that are made ready at the start. The first sandbox with another waits until that is.
+    /// Disk sizes, in MiB, whose templates are created at startup. The first sandbox with another size waits for its
+    /// template.
     pub disks_mb: Vec<u32>,
-    /// Take the whole disk of a sandbox from the host when it starts, instead of block by block.
+    /// Allocate the whole disk of a sandbox on the host when it starts, instead of block by block.
     pub reserve_disks: bool,
-    /// Make `base` and keep it fitting the host. Without it no sandbox can be started, only ended.
+    /// Create `base` and keep it up to date with the host. Without it sandboxes can only be ended, not started.
     pub base: bool,
 }
 
-/// The driver of one data directory.
+/// The container driver of one data directory.
 #[derive(Debug)]
 pub struct ContainerDriver {
     data_dir: PathBuf,
@@ -64,16 +65,16 @@ pub struct ContainerDriver {
     base: base::Versions,
     loops: LoopDevices,
     slots: Mutex<Slots>,
-    /// Sizes of disks, in MiB, for which there is a template.
+    /// Disk sizes, in MiB, whose template exists.
     disk_sizes: Mutex<BTreeSet<u32>>,
     sockets: Arc<SocketMaker>,
     itself: std::sync::Weak<Self>,
 }
 
-/// How often the host is looked at for changes of its packages: some thirty names in its directories.
+/// Interval between checks for changes of the host's packages: about thirty names in its directories.
 const BASE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The cgroup tree of a data directory, and whether it holds limits.
+/// The cgroup tree of a data directory.
 ///
 /// # Errors
 /// When the host has no usable cgroups and `unlimited` does not allow that.
@@ -84,7 +85,7 @@ pub(crate) fn tree_of(data_dir: &Path, unlimited: bool) -> io::Result<Tree> {
         Err(_) if unlimited => Backend::None(data_dir.join("run")),
         Err(why) => {
             return Err(io::Error::other(format!(
-                "{why}; set `unlimited = true` to run without any limits"
+                "{why}; set `unlimited = true` to run without limits"
             )));
         }
     };
@@ -92,11 +93,11 @@ pub(crate) fn tree_of(data_dir: &Path, unlimited: bool) -> io::Result<Tree> {
 }
 
 impl ContainerDriver {
-    /// Prepares the data directory and starts the launchers. Waits for launchers of an earlier platform to end, so
-    /// that nothing appears behind the back of [`Driver::find`].
+    /// Prepares the data directory and starts the launchers. Waits for launchers of an earlier platform to end, so that
+    /// no sandbox appears after [`Driver::find`].
     ///
     /// # Errors
-    /// With what is missing on the host or wrong with the directory.
+    /// When the host lacks something or the data directory cannot be used.
     pub fn open(settings: &DriverSettings) -> io::Result<Arc<Self>> {
         let data_dir = settings.data_dir.canonicalize()?;
         fs::create_dir_all(data_dir.join("disks"))?;
@@ -104,8 +105,10 @@ impl ContainerDriver {
         let base = base::Versions::new(Path::new("/"), &data_dir);
         if settings.base {
             match base.make_current() {
-                // A host without room, say, has sandboxes to adopt all the same.
-                Err(error) if base.is_there() => tracing::warn!("`base` stays as it was: {error}"),
+                // If this fails, for example on a full disk, existing sandboxes must still be adopted.
+                Err(error) if base.is_there() => {
+                    tracing::warn!("update `base`, continuing with the current version: {error}")
+                }
                 made => {
                     made?;
                 }
@@ -122,14 +125,14 @@ impl ContainerDriver {
         let tree = tree_of(&data_dir, settings.unlimited)?;
         tree.create()?;
         let registry = Registry::of_host();
-        let own = || {
+        let own_namespaces = || {
             let agents = tree.names().unwrap_or_default().into_iter();
             let agents = agents.filter_map(|name| tree.agent_pid(&name));
             agents.filter_map(|pid| user_namespace(pid).ok()).collect()
         };
         let claim = registry
-            .claim(&data_dir, &own)
-            .map_err(|error| io::Error::new(error.kind(), format!("take a range of ids for sandboxes: {error}")))?;
+            .claim(&data_dir, &own_namespaces)
+            .map_err(|error| io::Error::new(error.kind(), format!("claim an id range for sandboxes: {error}")))?;
         let hello = Hello {
             data_dir: data_dir.clone(),
             tree: tree.clone(),
@@ -169,7 +172,8 @@ impl ContainerDriver {
         Ok(container)
     }
 
-    /// Makes the template for disks of a size, unless it is there. Others wait meanwhile, so that it is made once.
+    /// Creates the disk template of a size unless it exists. The lock is held meanwhile, so that it is created only
+    /// once.
     fn prepare_disks(&self, disk_mb: u32) -> io::Result<()> {
         let mut sizes = self.disk_sizes.lock();
         if !sizes.contains(&disk_mb) {
@@ -195,7 +199,7 @@ impl ContainerDriver {
         })
     }
 
-    /// The sandbox of this name, if its agent lives.
+    /// The sandbox with this name, if its agent is running.
     fn adopt(&self, name: &Name) -> Option<Arc<dyn Sandbox>> {
         let pid = self.tree.agent_pid(name)?;
         let agent = rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
@@ -216,11 +220,11 @@ impl Driver for ContainerDriver {
     }
 
     fn start(&self, request: &StartRequest) -> Result<Started, StartError> {
-        let name = self.slots.lock().take(&request.id, &request.disk)?;
+        let name = self.slots.lock().allocate(&request.id, &request.disk)?;
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         request.rootfs.check().map_err(invalid)?;
         self.prepare_disks(request.resources.disk_mb)?;
-        let (reply, fds) = self.launchers.ask(&Request::Start {
+        let (reply, fds) = self.launchers.request(&Request::Start {
             name: name.to_string(),
             rootfs: request.rootfs.clone(),
             resources: request.resources,
@@ -239,16 +243,16 @@ impl Driver for ContainerDriver {
                 })
             }
             (Reply::Failed(why), _) => Err(io::Error::other(why).into()),
-            _ => Err(io::Error::other("unexpected answer of the launcher").into()),
+            _ => Err(io::Error::other("unexpected reply from the launcher").into()),
         }
     }
 
     fn find(&self) -> io::Result<Vec<Found>> {
         let names = {
-            // Held while they are read, so that none is noted here that was cleaned up in between.
+            // Locked while the names are read, so that no sandbox that was cleaned up in between is added.
             let mut slots = self.slots.lock();
             let names = self.tree.names()?;
-            names.iter().for_each(|name| slots.occupy(name));
+            names.iter().for_each(|name| slots.mark_used(name));
             names
         };
         Ok(names
@@ -270,7 +274,7 @@ impl Driver for ContainerDriver {
             self.tree.remove_groups(&name)
         };
         if is_gone {
-            self.slots.lock().give_back(id);
+            self.slots.lock().release(id);
         }
         is_gone
     }
@@ -310,7 +314,7 @@ impl Driver for ContainerDriver {
         self.launchers.end();
         self.tree.remove();
         if let Err(error) = self.registry.release(&self.data_dir) {
-            tracing::warn!("give the range of ids back: {error}");
+            tracing::warn!("release the id range: {error}");
         }
     }
 }
@@ -318,7 +322,7 @@ impl Driver for ContainerDriver {
 impl ContainerDriver {
     fn refresh_base(&self) -> io::Result<()> {
         if !self.base.host_is_changing() && self.base.make_current()? {
-            tracing::info!("the host's packages changed: new sandboxes stand on a new version of `base`");
+            tracing::info!("the host's packages changed: new sandboxes use a new version of `base`");
         }
         self.base.sweep(|| {
             let names = self.tree.names()?;
@@ -327,8 +331,8 @@ impl ContainerDriver {
     }
 }
 
-/// Makes a new version of `base` when the host's packages have changed, and removes those that no sandbox needs. On a
-/// thread of its own: it reads and writes thousands of files, and no create waits for it.
+/// Creates a new version of `base` when the host's packages have changed, and removes versions that no sandbox uses.
+/// Runs on a thread of its own: it reads and writes thousands of files, and no create request waits for it.
 fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
     let mut last = None;
     while let Some(container) = container.upgrade() {
@@ -336,7 +340,7 @@ fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
         if let Err(error) = &outcome
             && last.as_ref() != Some(error)
         {
-            tracing::warn!("`base` stays as it is, though the host may have changed: {error}");
+            tracing::warn!("update `base` after a change of the host's packages: {error}");
         }
         last = outcome.err();
         drop(container);
@@ -351,7 +355,7 @@ struct Running {
     pid: i32,
     agent: OwnedFd,
     net: OwnedFd,
-    /// Opened when it is first read.
+    /// Opened at the first measurement.
     meter: OnceLock<Meter>,
     sockets: Arc<SocketMaker>,
     driver: std::sync::Weak<ContainerDriver>,
@@ -382,7 +386,7 @@ impl Sandbox for Running {
         let address = rustix::net::SocketAddrUnix::new_abstract_name(protocol::agent::CONTROL_SOCKET.as_bytes())?;
         rustix::net::connect(&socket, &address)?;
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        // The number is the agent's as long as the agent lives.
+        // The pid is the agent's as long as the agent lives.
         if peer.pid.as_raw_nonzero().get() == self.pid && !has_ended(self.agent.as_fd())? {
             Ok(socket)
         } else {
@@ -395,13 +399,14 @@ impl Sandbox for Running {
 
     fn respawn(&self) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        // Where the kernel does not list children, a spawner that was only stopped stays; better that than no new one.
+        // Where the kernel does not list children, a spawner that was only stopped remains; that is better than no new
+        // one.
         let _ = spawners::end_all(self.pid, self.agent.as_fd());
         driver
             .launchers
             .respawn(self.name.to_string(), self.agent.as_fd())
             .inspect_err(|_| {
-                // Whatever of the attempt was in the sandbox already.
+                // Kill what the failed attempt left in the sandbox.
                 let _ = spawners::end_all(self.pid, self.agent.as_fd());
             })
     }
@@ -430,12 +435,12 @@ impl Sandbox for Running {
         if sockets::most_of_inet(self.pid)? > enough {
             let meter = self.meter()?;
             let diagnosis = self.sockets.diagnosis(self.net.as_fd())?;
-            // The counters are not read at one moment, so the larger charge counts.
+            // The counters are not read at the same time, so the larger charge counts.
             let charged = meter.sockets()?;
             let held = sockets::held_by_inet(&diagnosis)?;
             bytes += held.saturating_sub(charged.max(meter.sockets()?));
         }
-        // The agent lives still, so its pid was nobody else's meanwhile.
+        // The agent is still running, so its pid was not reused meanwhile.
         match has_ended(self.agent.as_fd())? {
             true => Err(io::ErrorKind::NotFound.into()),
             false => Ok(bytes),
@@ -443,7 +448,7 @@ impl Sandbox for Running {
     }
 
     fn kill(&self) {
-        // Of all processes in there: this one is the first of their pid namespace.
+        // Ends all processes of the sandbox: the agent is the first of their pid namespace.
         let _ = rustix::process::pidfd_send_signal(&self.agent, Signal::KILL);
     }
 }
@@ -455,15 +460,15 @@ pub(crate) fn has_ended(process: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(rustix::event::poll(&mut poll, Some(&now))? > 0)
 }
 
-/// Loads the module of the interfaces that stand for `eth0`. The kernel would load it by itself, and would then make
-/// an interface for the host, too. Where this does not work, because modules are built in or modprobe is not there,
-/// the launchers find out what there is.
+/// Loads the kernel module for the `eth0` of sandboxes. The kernel would load it on demand, but would then also create
+/// an interface on the host. Where this does not work, because the module is built in or there is no modprobe, the
+/// launchers find out which kinds of interface exist.
 fn load_interface_module() {
     let _ = modprobe(&["dummy", "numdummies=0"]) || modprobe(&["ifb", "numifbs=0"]);
 }
 
-/// Loads FUSE, on which sandboxes are told what they use. Service managers make the device that loads it when it is
-/// opened; where there is none, nobody has.
+/// Loads FUSE, which serves the sandboxes' own `/proc` files. Service managers create the device whose opening loads
+/// it; elsewhere it has to be loaded here.
 fn load_fuse() {
     if !Path::new("/dev/fuse").exists() {
         let _ = modprobe(&["fuse"]);

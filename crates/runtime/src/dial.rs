@@ -1,4 +1,4 @@
-//! Streams to ports inside a sandbox, by sockets that are made in its network namespace.
+//! Streams to ports inside a sandbox, through sockets created in its network namespace.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,15 +10,15 @@ use tokio::net::TcpStream;
 
 use crate::netns::{ETH0_ADDRESS, SocketMaker};
 
-/// Where a server inside may listen, in the order tried. The sockets are made inside the sandbox, so one that is bound
-/// to loopback only is reached as well as one that is bound to everything.
+/// Addresses that are tried, in this order. The sockets are created inside the sandbox, so a server that listens on
+/// loopback only is reachable, too.
 const ADDRESSES: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
     IpAddr::V4(ETH0_ADDRESS),
 ];
 
-/// How long a server may leave a connection unaccepted in a full backlog.
+/// How long a connection may wait in a full backlog.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Connects to a port in a network namespace.
@@ -44,7 +44,7 @@ async fn connect(maker: &SocketMaker, namespace: BorrowedFd<'_>, address: Socket
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let socket = maker.stream(namespace, family)?;
-    // On loopback this connects or is refused at once, except when the backlog is full.
+    // On loopback this connects or is refused immediately, except when the backlog is full.
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
         Err(error) => return Err(error.into()),
@@ -55,7 +55,7 @@ async fn connect(maker: &SocketMaker, namespace: BorrowedFd<'_>, address: Socket
         return Err(error);
     }
     stream.set_nodelay(true)?;
-    // A server that connects to itself on an unused port would be its own peer.
+    // A socket that connects to an unused port on its own address can become its own peer (TCP self-connect).
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }

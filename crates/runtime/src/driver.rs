@@ -1,9 +1,9 @@
-//! The seam between a node and whatever isolates its sandboxes.
+//! The interface between a node and the isolation of its sandboxes.
 //!
 //! Nothing above it may assume that the host sees a sandbox's processes or files: a sandbox is started from a request,
-//! and from then on it can be dialed, measured, given a new spawner, watched for its end and killed, and that is all.
-//! How sandboxes are kept apart (namespaces, ranges of ids, control groups, loop devices) is the driver's own business.
-//! What a driver cannot do it says by its [`Capabilities`].
+//! and then it can be dialed, measured, given a new spawner, watched for its end and killed, and nothing else. How
+//! sandboxes are isolated (namespaces, id ranges, control groups, loop devices) is internal to the driver. What a
+//! driver cannot do is declared in its [`Capabilities`].
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -23,26 +23,26 @@ use crate::usage::{Capacity, Usage};
 
 /// One way to isolate sandboxes.
 pub trait Driver: Debug + Send + Sync {
-    /// What it can do on this host. Does not change while it is open.
+    /// What the driver can do on this host. Constant while it is open.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes a sandbox and returns once its agent was executed. Blocks for milliseconds.
+    /// Starts a sandbox and returns once its agent was executed. Blocks for milliseconds.
     ///
     /// # Errors
-    /// [`StartError`] says what there is to clean up.
+    /// [`StartError`] says what has to be cleaned up.
     fn start(&self, request: &StartRequest) -> Result<Started, StartError>;
 
-    /// Every sandbox of this data directory that left something, and the living among them.
+    /// Every sandbox of this data directory of which something exists, running or not.
     ///
     /// # Errors
     /// When the host cannot be searched.
     fn find(&self) -> io::Result<Vec<Found>>;
 
-    /// Removes what a sandbox that does not run any more left, except its disk. `false` when something still runs in
-    /// it: what is left was killed, try again. Until it returns `true`, no other sandbox can have this id.
+    /// Removes what a sandbox that has ended left, except its disk. `false` when processes are still running in it:
+    /// they were killed, try again. Until it returns `true`, no other sandbox can have this id.
     fn clean(&self, id: &SandboxId) -> bool;
 
-    /// Removes a disk, if it is there. What a sandbox that runs has of it stays until the sandbox ends.
+    /// Removes a disk, if it exists. A running sandbox keeps its disk until it ends.
     ///
     /// # Errors
     /// When the data directory cannot be written.
@@ -54,39 +54,39 @@ pub trait Driver: Debug + Send + Sync {
     /// When the data directory cannot be read or written.
     fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()>;
 
-    /// What is free on the host for more sandboxes.
+    /// Free capacity of the host.
     ///
     /// # Errors
-    /// When the host cannot be asked.
+    /// When the host cannot be queried.
     fn capacity(&self) -> io::Result<Capacity>;
 
-    /// Space on the file system of the data directory, in bytes. Takes a microsecond.
+    /// Free space on the file system of the data directory, in bytes. Takes a microsecond.
     ///
     /// # Errors
-    /// When the host cannot be asked.
+    /// When the host cannot be queried.
     fn disk_available(&self) -> io::Result<u64>;
 
-    /// Memory of the host, page cache aside, that no sandbox is charged with. Takes some 100 µs.
+    /// Memory of the host, excluding the page cache, that no sandbox is charged for. Takes about 100 µs.
     ///
     /// # Errors
     /// With [`io::ErrorKind::Unsupported`] without [`Capabilities::uncharged_memory`].
     fn uncharged_bytes(&self) -> io::Result<u64>;
 
-    /// Takes back what the driver itself changed on the host. For the very end, when no sandbox is left: nothing can be
-    /// started after.
+    /// Reverts what the driver itself changed on the host. Called last, when no sandbox is left: nothing can be started
+    /// afterwards.
     fn dismantle(&self);
 }
 
 /// What a driver can do on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Sandboxes that can be started side by side; more requests only wait for each other.
+    /// Sandboxes that can be started in parallel; further requests have to wait.
     pub concurrent_starts: usize,
-    /// Memory, processes and processor time of a sandbox are held to its [`Resources`].
+    /// Memory, processes and processor time of a sandbox are limited to its [`Resources`].
     pub limits: bool,
     /// The size of a disk is a limit, and [`Sandbox::allow_disk`] can lower it while the sandbox runs.
     pub disk_limits: bool,
-    /// Memory that no sandbox is charged with is counted, for the host and for each sandbox.
+    /// Memory that no sandbox is charged for is measured, for the host and for each sandbox.
     pub uncharged_memory: bool,
     /// A sandbox can be paused and resumed.
     pub pause: bool,
@@ -94,46 +94,46 @@ pub struct Capabilities {
     pub egress_listeners: bool,
 }
 
-/// What is to be started.
+/// The sandbox to start.
 #[derive(Debug, Clone)]
 pub struct StartRequest {
     /// The sandbox.
     pub id: SandboxId,
     /// Its file system.
     pub rootfs: Rootfs,
-    /// The disk on which the uppers of its file system lie. It is made, and must not exist.
+    /// The disk that contains the uppers of its file system. It is created, and must not exist.
     pub disk: DiskId,
-    /// What it may use, the size of its disk included.
+    /// Its resource limits, including the size of its disk.
     pub resources: Resources,
     // What it may reach (the network policy) belongs here.
 }
 
-/// Why a sandbox was not started.
+/// Error of a start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// This host runs as many sandboxes as it can. Nothing was begun.
+    /// All slots of this host are in use. Nothing was started.
     #[error("every slot of this host is in use")]
     Full,
-    /// There is a sandbox with this id, or something is left of one. Nothing was begun.
+    /// A sandbox with this id exists, or remains of one do. Nothing was started.
     #[error("sandbox {0} exists already")]
     Exists(SandboxId),
-    /// A step failed. Nothing runs any more; [`Driver::clean`] and [`Driver::remove_disk`] have work to do.
+    /// A step failed. Nothing is running any more; [`Driver::clean`] and [`Driver::remove_disk`] have to be called.
     #[error(transparent)]
     Failed(#[from] io::Error),
 }
 
-/// A sandbox that an earlier platform left.
+/// A sandbox that an earlier platform started.
 #[derive(Debug)]
 pub struct Found {
-    /// Which one.
+    /// Its id.
     pub id: SandboxId,
     /// Its disk.
     pub disk: DiskId,
-    /// The sandbox, if its agent lives.
+    /// The sandbox, if its agent is running.
     pub alive: Option<Arc<dyn Sandbox>>,
 }
 
-/// A sandbox that was just made.
+/// A sandbox that was just started.
 #[derive(Debug)]
 pub struct Started {
     /// The sandbox.
@@ -144,41 +144,41 @@ pub struct Started {
     pub stages: Vec<(&'static str, Duration)>,
 }
 
-/// The outcome of [`Sandbox::dial`].
+/// Future of [`Sandbox::dial`].
 pub type DialFuture<'a> = Pin<Box<dyn Future<Output = io::Result<SandboxStream>> + Send + 'a>>;
 
-/// A sandbox that runs, or did until a moment ago.
+/// A running or recently ended sandbox.
 pub trait Sandbox: Debug + Send + Sync {
-    /// A descriptor that polls readable once no process of the sandbox runs any more.
+    /// A descriptor that becomes readable once no process of the sandbox is left.
     fn ended(&self) -> BorrowedFd<'_>;
 
-    /// Connects to a TCP port inside, on whichever of the sandbox's own addresses a server listens there, localhost
-    /// included. Small writes to the stream leave at once. To be polled by a tokio runtime.
+    /// Connects to a TCP port inside, on any of the sandbox's own addresses where a server listens, localhost included.
+    /// Small writes to the stream are sent immediately. Must be polled by a tokio runtime.
     ///
-    /// Fails when nothing listens, or the sandbox is gone.
+    /// Fails when nothing listens, or the sandbox has ended.
     fn dial(&self, port: u16) -> DialFuture<'_>;
 
-    /// A connection to the agent's control channel, after making sure that the agent is who listens: a connected,
+    /// Connects to the agent's control channel, after verifying that the agent is the listener. Returns a connected,
     /// non-blocking stream socket.
     ///
     /// # Errors
-    /// When the agent does not listen, or somebody else does.
+    /// When the agent does not listen, or another process does.
     fn control(&self) -> io::Result<OwnedFd>;
 
-    /// Gives the sandbox a new spawner in place of the one it has, which is killed if it is there still: it was given
-    /// up because it does not answer. Blocks for milliseconds, or seconds when root of the sandbox is in the way.
+    /// Gives the sandbox a new spawner and kills the old one if it still exists: it was replaced because it does not
+    /// respond. Blocks for milliseconds, or seconds when root of the sandbox interferes.
     ///
     /// # Errors
     /// With the step that failed.
     fn respawn(&self) -> io::Result<()>;
 
-    /// What the sandbox uses at this moment. Takes tens of microseconds and waits for nothing inside the sandbox.
+    /// Current resource usage. Takes tens of microseconds and waits for nothing inside the sandbox.
     ///
     /// # Errors
-    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] where the host does not count.
+    /// When the sandbox has ended, and with [`io::ErrorKind::Unsupported`] where the host has no counters.
     fn usage(&self) -> io::Result<Usage>;
 
-    /// How many processes of the workload the kernel has killed so far because the sandbox had used up its memory.
+    /// How many processes of the workload the kernel has killed so far because the sandbox ran out of memory.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
@@ -190,22 +190,22 @@ pub trait Sandbox: Debug + Send + Sync {
     /// When the sandbox is gone.
     fn disk(&self) -> io::Result<Disk>;
 
-    /// Lets the sandbox's disk, as it was read before, grow by no more than `allowance` bytes, or as far as it goes when
-    /// none is given. Beyond that the sandbox is told that there is no space left.
+    /// Limits the growth of the sandbox's disk, as it was read before, to `allowance` bytes, or removes the limit with
+    /// `None`. Beyond it writes in the sandbox fail for lack of space.
     ///
     /// # Errors
     /// When the sandbox is gone or without [`Capabilities::disk_limits`]; with [`io::ErrorKind::WouldBlock`] when it is
     /// too early to try again.
     fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()>;
 
-    /// Memory of the host that the sandbox holds and nothing charges and nothing else bounds. What cannot hold more than
-    /// `enough` need not be looked at closely: that takes milliseconds, the rest some 100 µs.
+    /// Memory of the host that the sandbox holds and that is neither charged nor limited. A sandbox that cannot hold
+    /// more than `enough` is not measured closely: that takes milliseconds, the rest about 100 µs.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
     fn uncharged_bytes(&self, enough: u64) -> io::Result<u64>;
 
-    /// Kills every process of the sandbox and does not wait: [`Sandbox::ended`] tells when none is left. That takes
-    /// milliseconds, or for ever where the kernel waits for something on behalf of one of them.
+    /// Kills every process of the sandbox and does not wait: [`Sandbox::ended`] signals the end. That takes
+    /// milliseconds, or never happens where the kernel blocks one of the processes.
     fn kill(&self);
 }

@@ -1,5 +1,5 @@
-//! The file system on which the agent tells what its sandbox uses: made by the launcher, and answered by it until the
-//! files have been found and the agent is there to answer ([`protocol::figures`]).
+//! The FUSE file system with the sandbox's own `/proc` files: created by the launcher, which also answers its requests
+//! until the files have been looked up and the agent runs ([`protocol::figures`]).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,17 +11,17 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::time::ClockId;
 
-/// One, attached nowhere yet.
+/// The file system of one sandbox, not attached yet.
 #[derive(Debug)]
 pub(crate) struct Figures {
-    /// Where the kernel asks.
+    /// The descriptor on which the kernel sends requests.
     pub(crate) kernel: OwnedFd,
-    /// Its root.
+    /// The mount.
     pub(crate) mount: OwnedFd,
 }
 
 impl Figures {
-    /// Makes one; `None` where the kernel has no FUSE.
+    /// Creates the file system; `None` where the kernel has no FUSE.
     pub(crate) fn make(dev: &Path) -> io::Result<Option<Self>> {
         let kernel = match rustix::fs::open(dev.join("fuse"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => return Ok(None),
@@ -31,7 +31,7 @@ impl Figures {
             Err(Errno::NODEV) => return Ok(None),
             other => other?,
         };
-        // Read-only as a whole, so that reading changes no time of access.
+        // Read-only, so that reading does not change access times.
         for flag in ["ro", "allow_other", "default_permissions"] {
             rustix::mount::fsconfig_set_flag(&fs, flag)?;
         }
@@ -57,7 +57,7 @@ impl Figures {
     pub(crate) fn answer(&self) -> io::Result<()> {
         let mut buffer = vec![0; REQUEST_MAX];
         let length = match rustix::io::read(&self.kernel, &mut buffer) {
-            // It was taken back.
+            // The request was cancelled.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => return Ok(()),
             other => other?,
         };
@@ -73,7 +73,7 @@ impl Figures {
     }
 }
 
-/// Whether this host can tell sandboxes what they use.
+/// Whether this host supports the file system.
 pub(crate) fn are_possible(dev: &Path) -> bool {
     matches!(Figures::make(dev), Ok(Some(_)))
 }

@@ -1,4 +1,4 @@
-//! Small file operations relative to held directories.
+//! Small file operations relative to open directories.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-/// Opens a directory as a place to start paths from.
+/// Opens a directory as the base of relative paths.
 pub(crate) fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(
         CWD,
@@ -32,7 +32,7 @@ pub(crate) fn open_for_writing(dir: BorrowedFd<'_>, path: &str) -> io::Result<Fi
     Ok(rustix::fs::openat(dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
-/// Writes `text` into an existing file below a directory, in one call, as control files want it.
+/// Writes `text` into an existing file below a directory, in one call, as control files require.
 pub(crate) fn write_at(dir: BorrowedFd<'_>, path: &str, text: &str) -> io::Result<()> {
     open_for_writing(dir, path)
         .and_then(|mut file| file.write_all(text.as_bytes()))

@@ -1,14 +1,14 @@
-//! How far the disk of a sandbox has grown on the host, and how much further it may.
+//! How much the disk of a sandbox has grown on the host, and limits on further growth.
 //!
-//! Images are sparse: together they are larger than the host's disk. Data that the file system of a sandbox has accepted
-//! and that then finds no block on the host is lost, and `fsync` has said that it is there. So a sandbox has to be
-//! refused at the moment of the write. ext4 has the means: what is set aside as `reserved_clusters` is given to nobody,
-//! root of the sandbox included, and the amount can be changed while the file system is in use. With more of it set
-//! aside, the next write that wants a block gets `ENOSPC`; what was accepted before keeps its blocks, and reading,
-//! overwriting and deleting go on.
+//! Images are sparse: together they are larger than the host's disk. Data that the file system of a sandbox has
+//! accepted and that then finds no block on the host is lost, although `fsync` reported success. So writes have to be
+//! refused when they are made. ext4 has the means: blocks counted in `reserved_clusters` are given to no process, root
+//! of the sandbox included, and the number can be changed while the file system is mounted. When it is raised, the next
+//! write that needs a block fails with `ENOSPC`; data that was accepted before keeps its blocks, and reading,
+//! overwriting and deleting still work.
 //!
-//! What is not held by it: inode tables and bitmaps, which a new file system writes when they are first needed (1.6 %
-//! of the size of an image at most), and blocks of the host's own for keeping track of an image.
+//! Not limited by this: inode tables and bitmaps, which a new file system writes when they are first needed (1.6 % of
+//! the size of an image at most), and the host's own metadata of an image.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,56 +23,56 @@ use parking_lot::Mutex;
 use crate::container::has_ended;
 use crate::usage::statfs_of;
 
-/// Granularity of an image's file system, in bytes.
+/// Cluster size of an image's file system, in bytes.
 const CLUSTER: u64 = 4096;
-/// What ext4 sets aside by itself: 2 % of the file system, at most 4096 clusters.
-const USUAL_CLUSTERS: u64 = 4096;
+/// What ext4 reserves by default: 2 % of the file system, at most 4096 clusters.
+const DEFAULT_RESERVED_CLUSTERS: u64 = 4096;
 /// Shortest time between two searches of the host's loop devices.
 const SEARCH_PAUSE: Duration = Duration::from_millis(20);
 
-/// The disk of a sandbox at one moment.
+/// State of a sandbox's disk at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Disk {
     /// Size of the image, in bytes.
     pub size_bytes: u64,
-    /// What the host has given for the image, in bytes.
+    /// Space allocated on the host for the image, in bytes.
     pub held_bytes: u64,
-    /// What the file system in it has promised to files, in bytes, written or not.
+    /// Space that its file system has promised to files, in bytes, written or not.
     pub used_bytes: u64,
-    /// What it could still promise, in bytes.
+    /// Free space of its file system, in bytes.
     pub free_bytes: u64,
-    /// What it may still promise, in bytes.
+    /// Free space that it may still promise, in bytes.
     pub allowed_bytes: u64,
 }
 
 impl Disk {
-    /// What the host will have to give for what was promised already, in bytes.
+    /// Space that is promised to files but not allocated on the host yet, in bytes.
     #[must_use]
     pub fn owed_bytes(&self) -> u64 {
         self.used_bytes.saturating_sub(self.held_bytes)
     }
 
-    /// Whether the host has given the whole image, or as good as: it then takes no more, whatever happens inside.
+    /// Whether (almost) the whole image is allocated on the host: it then cannot grow any more.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held_bytes / 19 >= self.size_bytes / 20
     }
 
-    /// What ext4 sets aside when nobody tells it otherwise, in bytes.
-    fn usual_bytes(&self) -> u64 {
-        (self.size_bytes / 50).min(USUAL_CLUSTERS * CLUSTER)
+    /// What ext4 reserves by default, in bytes.
+    fn default_reserved_bytes(&self) -> u64 {
+        (self.size_bytes / 50).min(DEFAULT_RESERVED_CLUSTERS * CLUSTER)
     }
 
-    /// Whether less is allowed than there is.
+    /// Whether an allowance below the free space is set.
     #[must_use]
     pub fn is_limited(&self) -> bool {
-        self.free_bytes.saturating_sub(self.allowed_bytes) > self.usual_bytes()
+        self.free_bytes.saturating_sub(self.allowed_bytes) > self.default_reserved_bytes()
     }
 }
 
 /// Reads the state of the disk whose image is `image`, in the sandbox whose agent is `pid` behind `agent`.
 pub(crate) fn read(image: &Path, pid: i32, agent: BorrowedFd<'_>) -> io::Result<Disk> {
-    // The image first: what is promised in between is then owed, not overlooked.
+    // The image first: what is promised in between is then counted as owed, not overlooked.
     let metadata = fs::metadata(image)?;
     let inside = statfs_of(pid)?;
     if has_ended(agent)? {
@@ -87,25 +87,22 @@ pub(crate) fn read(image: &Path, pid: i32, agent: BorrowedFd<'_>) -> io::Result<
     })
 }
 
-/// Lets the file system of an image promise no more than `allowance` bytes beyond what it has, or, when none is given,
-/// all that it has. What was promised since `disk` was read counts against it.
+/// Limits what the file system of an image may promise to `allowance` bytes beyond what it has, or removes the limit
+/// with `None`. What was promised since `disk` was read counts against it.
 pub(crate) fn allow(device: &str, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
-    let set_aside = match allowance {
-        None => disk.usual_bytes() / CLUSTER,
+    let reserved = match allowance {
+        None => disk.default_reserved_bytes() / CLUSTER,
         Some(bytes) => disk.free_bytes.saturating_sub(bytes).div_ceil(CLUSTER),
     };
-    fs::write(
-        format!("/sys/fs/ext4/{device}/reserved_clusters"),
-        set_aside.to_string(),
-    )
+    fs::write(format!("/sys/fs/ext4/{device}/reserved_clusters"), reserved.to_string())
 }
 
-/// Which loop device an image is attached to.
+/// Cache of the loop devices that images are attached to.
 #[derive(Debug, Default)]
-pub(crate) struct LoopDevices(Mutex<Known>);
+pub(crate) struct LoopDevices(Mutex<DeviceCache>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct DeviceCache {
     devices: HashMap<PathBuf, String>,
     searched: Option<Instant>,
 }
@@ -114,21 +111,21 @@ impl LoopDevices {
     /// The device of an image.
     ///
     /// # Errors
-    /// When there is none, or the last search is so recent that the next has to wait.
+    /// When there is none, or [`io::ErrorKind::WouldBlock`] when the last search was less than [`SEARCH_PAUSE`] ago.
     pub(crate) fn of(&self, image: &Path) -> io::Result<String> {
-        let mut known = self.0.lock();
-        // Devices are used again for other images as soon as they are free.
-        if let Some(device) = known.devices.get(image)
+        let mut cache = self.0.lock();
+        // Loop devices are reused for other images as soon as they are free.
+        if let Some(device) = cache.devices.get(image)
             && backing(device).as_deref() == Some(image)
         {
             return Ok(device.clone());
         }
-        if known.searched.is_some_and(|at| at.elapsed() < SEARCH_PAUSE) {
+        if cache.searched.is_some_and(|at| at.elapsed() < SEARCH_PAUSE) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        known.devices = search()?;
-        known.searched = Some(Instant::now());
-        known
+        cache.devices = search()?;
+        cache.searched = Some(Instant::now());
+        cache
             .devices
             .get(image)
             .cloned()
@@ -170,7 +167,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_promised_and_not_yet_given_is_owed() {
+    fn space_promised_but_not_allocated_is_owed() {
         assert_eq!(DISK.owed_bytes(), 2 << 20);
         let written = Disk {
             held_bytes: 4 << 20,
@@ -180,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ext4_sets_aside_by_itself_is_no_limit() {
+    fn the_default_reservation_of_ext4_is_not_a_limit() {
         assert!(!DISK.is_limited());
         let limited = Disk {
             allowed_bytes: 1 << 30,
@@ -190,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_images_are_told_from_sparse_ones() {
+    fn fully_allocated_images_are_recognized() {
         assert!(!DISK.is_held());
         let whole = Disk {
             held_bytes: 10 << 30,

@@ -1,8 +1,7 @@
-//! Who holds the lock of a file: found by the descriptor that has it, ended by a pidfd.
+//! Finds the processes that hold the lock of a file by their descriptors, and kills them through pidfds.
 //!
-//! A number in a file may name an innocent process by now. What the kernel says about an open descriptor may not: only
-//! who was given the locked descriptor has it, and its process is looked at and signalled through a pidfd that was
-//! taken before.
+//! A pid stored in a file may belong to an unrelated process by now. An open descriptor cannot: only processes that
+//! were given the locked descriptor have it, and they are checked and signalled through a pidfd that was taken before.
 
 use std::fs;
 use std::io;
@@ -10,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-/// Kills every other process that holds the lock of this open file. Returns their numbers.
+/// Kills every other process that holds the lock of this open file. Returns their pids.
 ///
 /// # Errors
 /// When the file or `/proc` cannot be read.
@@ -37,7 +36,7 @@ pub(crate) fn kill(file: &OwnedFd) -> io::Result<Vec<i32>> {
     Ok(killed)
 }
 
-/// Whether a descriptor of this process holds a lock on this file. Having it open for another purpose is not enough.
+/// Whether a descriptor of this process holds a lock on this file. Merely having it open is not enough.
 fn holds(pid: i32, device: u64, inode: u64) -> io::Result<bool> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let entry = entry?;
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_holds_the_lock_is_killed() {
+    fn only_lock_holders_are_killed() {
         let file = tempfile::tempfile().unwrap();
         let path = format!(
             "/proc/{}/fd/{}",

@@ -1,5 +1,5 @@
-//! What names a process for good. A number alone does not: the kernel gives it to another process later, after a reboot
-//! to any at all.
+//! Identifies processes permanently. A pid alone does not: the kernel reuses it, and after a reboot it may belong to
+//! any process.
 
 use std::fmt;
 use std::fs;
@@ -9,23 +9,23 @@ use std::os::linux::fs::MetadataExt;
 
 use rustix::process::{Pid, PidfdFlags};
 
-/// A process: its number, when it began, and in which life of the machine.
+/// A process: its pid, its start time and the boot of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessIdentity {
     pid: i32,
-    /// In clock ticks since the machine started.
+    /// Start time, in clock ticks since boot.
     began: u64,
     boot: String,
 }
 
 impl ProcessIdentity {
-    /// That of the process that has this number now.
+    /// The process that has this pid now.
     ///
     /// # Errors
-    /// When there is none, or it has ended and nobody has waited for it yet.
+    /// When there is none, or it is a zombie.
     pub fn of(pid: i32) -> io::Result<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The second field is the program's name in parentheses, with whatever is in it.
+        // The second field is the program's name in parentheses, which may contain anything.
         let fields: Vec<&str> = stat
             .rsplit_once(')')
             .map(|(_, rest)| rest.split_ascii_whitespace().collect())
@@ -42,7 +42,7 @@ impl ProcessIdentity {
         })
     }
 
-    /// That of this process.
+    /// The current process.
     ///
     /// # Errors
     /// As [`Self::of`].
@@ -50,24 +50,24 @@ impl ProcessIdentity {
         Self::of(std::process::id().cast_signed())
     }
 
-    /// The number.
+    /// Its pid.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Whether this very process runs.
+    /// Whether this process is still running.
     #[must_use]
-    pub fn lives(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == *self)
     }
 
-    /// A pidfd of this very process, if it runs.
+    /// A pidfd of this process, if it is running.
     #[must_use]
     pub fn open(&self) -> Option<OwnedFd> {
         let pidfd = rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
-        // It was there after the pidfd was taken, so the pidfd is of no later one.
-        self.lives().then_some(pidfd)
+        // It is still running after the pidfd was opened, so the pidfd does not refer to a later process.
+        self.is_running().then_some(pidfd)
     }
 
     /// Reads what [`fmt::Display`] writes.
@@ -88,7 +88,7 @@ impl fmt::Display for ProcessIdentity {
     }
 }
 
-/// An agent as it is written down where no control group names it: the process, its user namespace and its program.
+/// Record of an agent where no control group identifies it: the process, its user namespace and its program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgentRecord {
     process: ProcessIdentity,
@@ -98,7 +98,7 @@ pub(crate) struct AgentRecord {
 }
 
 impl AgentRecord {
-    /// That of a process which is to become the agent by executing this program.
+    /// The record of a process that will become the agent by executing this program.
     pub(crate) fn of(pid: i32, program: &str) -> io::Result<Self> {
         let program = fs::metadata(program)?;
         Ok(Self {
@@ -108,13 +108,13 @@ impl AgentRecord {
         })
     }
 
-    /// The pid, if it is the agent's still.
+    /// The pid, if it still belongs to the agent.
     pub(crate) fn living(&self) -> Option<i32> {
         let pid = self.process.pid();
         let program = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
         let same = (program.st_dev(), program.st_ino()) == self.program
             && user_namespace(pid).ok()? == self.user_namespace
-            && self.process.lives();
+            && self.process.is_running();
         same.then_some(pid)
     }
 
@@ -139,13 +139,13 @@ impl fmt::Display for AgentRecord {
     }
 }
 
-/// The number of a process's user namespace.
+/// Inode number of a process's user namespace.
 pub(crate) fn user_namespace(pid: i32) -> io::Result<u64> {
     Ok(fs::metadata(format!("/proc/{pid}/ns/user"))?.st_ino())
 }
 
-/// The agent of a sandbox of which an earlier version wrote down no more than a number: a process that is the first of a
-/// pid namespace, has a user namespace of its own and runs the agent. Of any other the number is not believed.
+/// The agent of a sandbox of which an earlier version recorded only a pid. The pid is accepted only for a process that
+/// is the first of a pid namespace, has its own user namespace and runs the agent.
 pub(crate) fn agent_by_number(pid: i32) -> Option<i32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
@@ -162,9 +162,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_itself_and_no_other() {
+    fn a_process_is_identified_by_start_time_and_boot() {
         let own = ProcessIdentity::own().unwrap();
-        assert!(own.lives());
+        assert!(own.is_running());
         assert!(own.open().is_some());
         assert_eq!(ProcessIdentity::parse(&own.to_string()), Some(own.clone()));
         let earlier = ProcessIdentity {
@@ -176,7 +176,7 @@ mod tests {
             ..own
         };
         for other in [earlier, before_the_reboot] {
-            assert!(!other.lives(), "{other}");
+            assert!(!other.is_running(), "{other}");
             assert!(other.open().is_none(), "{other}");
         }
         for bad in ["", "1", "1 2", "x 2 boot", "1 x boot", "1 2 boot more"] {
@@ -185,20 +185,20 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_waited_for_is_gone() {
+    fn a_zombie_is_not_running() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let identity = ProcessIdentity::of(child.id().cast_signed()).unwrap();
-        assert!(identity.lives());
+        assert!(identity.is_running());
         child.kill().unwrap();
-        while identity.lives() {
+        while identity.is_running() {
             std::thread::yield_now();
         }
         child.wait().unwrap();
-        assert!(!identity.lives());
+        assert!(!identity.is_running());
     }
 
     #[test]
-    fn an_agent_is_told_from_whoever_has_its_number_now() {
+    fn an_agent_is_distinguished_from_a_later_process_with_its_pid() {
         let own = std::process::id().cast_signed();
         let record = AgentRecord::of(own, "/proc/self/exe").unwrap();
         assert_eq!(record.living(), Some(own));
@@ -231,7 +231,7 @@ mod tests {
         for other in others {
             assert_eq!(other.living(), None, "{other}");
         }
-        // This process is no agent, whatever a file says.
+        // This process is not an agent, whatever a file says.
         assert_eq!(agent_by_number(own), None);
         assert_eq!(agent_by_number(1), None);
         for bad in ["", "4711", "1 2 boot;3;4", "1 2 boot;3;4;5;6", "1 2;3;4;5"] {

@@ -1,10 +1,10 @@
-//! The platform's side of its launchers: the processes, what they are asked, and the lock that they hold.
+//! The launcher pool: the platform's side of its launchers, and the lock that they hold.
 //!
-//! Those that make sandboxes are waited for by nothing that a sandbox can stop. The one that replaces spawners works in
-//! namespaces where root of a sandbox is at home, so it shares no process and no queue with them.
+//! Launchers that start sandboxes never wait for anything that a sandbox can stop. The one that replaces spawners works
+//! in namespaces where root of a sandbox has privileges, so it shares no process and no queue with them.
 //!
 //! Every launcher has the lock file of the data directory as its standard output. A platform that finds the lock held
-//! knows that launchers of an earlier one are still there, and by that descriptor which processes they are.
+//! knows that launchers of an earlier one still exist, and finds their processes by that descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,34 +21,34 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::holders;
 use crate::wire::{self, Hello, Reply, Request, Work};
 
-/// How long a launcher may take for one sandbox. It takes milliseconds; the bound is for a host that has come to a
-/// stop, so that a create fails instead of waiting for ever.
+/// How long a launcher may take to start one sandbox. It takes milliseconds; the bound is for an overloaded host, so
+/// that a create request fails instead of waiting forever.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an attempt at a spawner may take. Its three steps have a second each.
+/// How long replacing a spawner may take. Each of its three steps may take a second.
 const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a launcher may take to end once its socket is closed, and again after it was killed. It ends at once, or
-/// after the step that it is at; only the kernel, waiting for a disk, keeps one that was killed.
+/// How long a launcher may take to end once its socket is closed, and again after it was killed. It ends immediately or
+/// after its current step; only one that is blocked in the kernel, for example on disk I/O, survives being killed.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long launchers of an earlier platform may take to notice that it is gone, before they are killed.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// How long launchers of an earlier platform may take to notice its end before they are killed.
+const LOCK_GRACE: Duration = Duration::from_secs(1);
 /// How long the lock may stay held after that.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause between two looks at the lock, at the start of the platform alone.
+/// Pause between two attempts to take the lock, at platform start only.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// The launchers of a platform.
+/// The launcher processes of a platform.
 #[derive(Debug)]
 pub(crate) struct LauncherPool {
-    /// None once they have ended for good.
+    /// `None` once the pool has been shut down.
     locks: Mutex<Option<Locks>>,
     hello: Hello,
     free: Mutex<Vec<LauncherProcess>>,
     freed: Condvar,
-    /// Taken for the length of a message, never for that of an attempt.
+    /// Locked while a message is sent, never for a whole attempt.
     spawners: Mutex<Option<LauncherProcess>>,
 }
 
-/// What is locked as long as one of them lives.
+/// Files that stay locked as long as one of the launchers lives.
 #[derive(Debug)]
 struct Locks {
     /// The lock file of the data directory.
@@ -58,10 +58,10 @@ struct Locks {
 }
 
 impl LauncherPool {
-    /// Starts them.
+    /// Starts `count` launchers for sandboxes and one for spawners.
     ///
     /// # Errors
-    /// With what one of them reports.
+    /// With the error that a launcher reports.
     pub(crate) fn start(launchers: OwnedFd, region: OwnedFd, hello: Hello, count: usize) -> io::Result<Self> {
         let locks = Locks { launchers, region };
         let free = (0..count.max(1))
@@ -85,15 +85,15 @@ impl LauncherPool {
         };
         match &*self.locks.lock() {
             Some(locks) => LauncherProcess::start(&hello, locks),
-            None => Err(io::Error::other("the launchers have ended")),
+            None => Err(io::Error::other("the launchers have been shut down")),
         }
     }
 
-    /// Has a free launcher carry out a request. Waits for one, so callers bound their number.
+    /// Sends a request to a free launcher and returns its reply. Waits for a free one, so callers limit their number.
     ///
     /// # Errors
-    /// When it does not answer in time.
-    pub(crate) fn ask(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    /// When the launcher does not reply in time.
+    pub(crate) fn request(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let mut launcher = {
             let mut free = self.free.lock();
             loop {
@@ -105,8 +105,8 @@ impl LauncherPool {
         };
         let answer = wire::send_message(&launcher.socket, request, &[])
             .and_then(|()| wire::receive_message(&launcher.socket))
-            .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher ended")));
-        // A launcher that failed to answer may be in any state; its place is taken by a new one.
+            .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher exited")));
+        // A launcher that failed to reply may be in any state; it is replaced.
         let launcher = match &answer {
             Ok(_) => Ok(launcher),
             Err(_) => {
@@ -137,7 +137,7 @@ impl LauncherPool {
                 .as_ref()
                 .is_some_and(|launcher| wire::send_message(&launcher.socket, &request, &fds).is_ok());
             if !sent {
-                // It was killed by somebody.
+                // It was killed by another process.
                 *spawners = None;
                 let launcher = self.start_one(Work::Spawners)?;
                 wire::send_message(&launcher.socket, &request, &fds)?;
@@ -148,13 +148,13 @@ impl LauncherPool {
         match wire::receive_message(&answer) {
             Ok(Some((Reply::Done, _))) => Ok(()),
             Ok(Some((Reply::Failed(why), _))) => Err(io::Error::other(why)),
-            Ok(Some(_)) => Err(io::Error::other("unexpected answer of the launcher")),
-            Ok(None) => Err(io::Error::other("the attempt ended without an answer")),
+            Ok(Some(_)) => Err(io::Error::other("unexpected reply from the launcher")),
+            Ok(None) => Err(io::Error::other("the spawner helper exited without a reply")),
             Err(error) => Err(error),
         }
     }
 
-    /// Ends all of them. For the very end: nothing can be asked after.
+    /// Shuts down all launchers. Called last: no requests are possible afterwards.
     pub(crate) fn end(&self) {
         self.free.lock().clear();
         *self.spawners.lock() = None;
@@ -166,14 +166,14 @@ impl LauncherPool {
 struct LauncherProcess {
     socket: OwnedFd,
     process: Child,
-    /// It did not answer in time, so it will not notice that its socket closes either.
+    /// It did not reply in time, so it will not notice that its socket closes either.
     stuck: bool,
 }
 
 impl LauncherProcess {
     fn start(hello: &Hello, locks: &Locks) -> io::Result<Self> {
         let (socket, theirs) = packet_pair()?;
-        // The launcher's standard output is nowhere; what it inherits there holds the lock while it lives.
+        // The launcher writes nothing to its standard output; the descriptor there holds the lock while it lives.
         #[expect(clippy::disallowed_methods, reason = "launchers are processes of this program")]
         let process = Command::new("/proc/self/exe")
             .arg("launcher")
@@ -192,18 +192,18 @@ impl LauncherProcess {
         match wire::receive_message(&launcher.socket)? {
             Some((Reply::Ready, _)) => Ok(launcher),
             Some((Reply::Failed(why), _)) => Err(io::Error::other(why)),
-            _ => Err(io::Error::other("the launcher ended at its start")),
+            _ => Err(io::Error::other("the launcher exited at startup")),
         }
     }
 
-    /// Whether it ends by itself in time.
-    fn ends(&mut self) -> bool {
+    /// Waits until the process has ended. Returns whether it did in time.
+    fn wait_ended(&mut self) -> bool {
         let deadline = Instant::now() + END_TIMEOUT;
         loop {
             match self.process.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
                 Ok(None) => return false,
-                // Somebody else waited for it.
+                // It was already reaped.
                 Ok(Some(_)) | Err(_) => return true,
             }
         }
@@ -212,18 +212,18 @@ impl LauncherProcess {
 
 impl Drop for LauncherProcess {
     fn drop(&mut self) {
-        // Closing the socket ends it; a new socket pair's other half takes its place for the moment.
+        // Closing the socket ends the launcher; an unconnected socket takes its place here.
         if let Ok((unconnected, _)) = UnixStream::pair() {
             self.socket = unconnected.into();
         }
-        if !self.stuck && self.ends() {
+        if !self.stuck && self.wait_ended() {
             return;
         }
         let _ = self.process.kill();
-        if !self.ends() {
+        if !self.wait_ended() {
             tracing::error!(
                 process.id = self.process.id(),
-                "a launcher does not end although it was killed; the kernel waits for something, a disk most likely"
+                "a launcher was killed but has not exited, most likely blocked on disk I/O"
             );
         }
     }
@@ -239,28 +239,28 @@ fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Takes the lock that launchers share. Those of an earlier platform end by themselves when it does; one that was
-/// stopped, or waits for something, is killed.
+/// Takes the lock that launchers share. Launchers of an earlier platform end when the platform ends; one that was
+/// stopped or is blocked is killed.
 ///
 /// # Errors
-/// When a process holds the lock that does not end.
+/// When a process that does not end holds the lock.
 pub(crate) fn lock(path: &Path) -> io::Result<OwnedFd> {
     let lock = rustix::fs::open(
         path,
         OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC,
         Mode::from_raw_mode(0o600),
     )?;
-    if !try_until(&lock, Instant::now() + LOCK_PATIENCE)? {
+    if !try_until(&lock, Instant::now() + LOCK_GRACE)? {
         let deadline = Instant::now() + LOCK_TIMEOUT;
-        while !try_until(&lock, Instant::now() + LOCK_PATIENCE / 4)? {
+        while !try_until(&lock, Instant::now() + LOCK_GRACE / 4)? {
             let ended = holders::kill(&lock)?;
             if !ended.is_empty() {
-                tracing::warn!(processes = ?ended, "launchers of an earlier platform did not end and were killed");
+                tracing::warn!(processes = ?ended, "launchers of an earlier platform did not exit and were killed");
             }
             if Instant::now() > deadline {
                 return Err(io::Error::other(format!(
-                    "{} is still locked by launchers of an earlier platform, processes {ended:?}, which were killed but \
-                     do not end: see what the kernel says about the disk",
+                    "{} is still locked by launchers of an earlier platform (processes {ended:?}), which were killed but \
+                     have not exited: check the kernel log for disk errors",
                     path.display()
                 )));
             }

@@ -1,13 +1,13 @@
-//! The primitive of one Linux host: start a sandbox, end it, find it again after a crash.
+//! Runs sandboxes on one Linux host: start, end, and find them again after a crash.
 //!
-//! What must stay true:
+//! Invariants:
 //!
-//! - The kernel's objects are the record. A sandbox is found by its cgroup's name, its mounts exist in its own mount
-//!   namespace only, its disk's loop device clears itself: when its processes are gone, so is all of it but an empty
+//! - The kernel's objects are the record. A sandbox is found by the name of its cgroup, its mounts exist only in its
+//!   own mount namespace, its loop device clears itself: when its processes are gone, all that remains is an empty
 //!   cgroup and one image file, and both carry the id of the sandbox's disk in their names.
-//! - Nothing on the create path starts a program or waits for a clock.
-//! - This crate knows no team, no key, no database; ids are names to it.
-//! - What is above it knows the traits of `driver` and nothing of what isolates.
+//! - Nothing on the create path executes a program or sleeps.
+//! - This crate knows no teams, keys or database; to it, ids are only names.
+//! - Crates above it use the traits of `driver` and know nothing about the kind of isolation.
 //! - It is the only host-side crate with raw system calls; all `unsafe` is in `sys.rs`.
 
 #![cfg_attr(

@@ -1,15 +1,14 @@
 //! The network of a sandbox, set up over netlink from inside its namespace.
 //!
-//! `lo`, and an `eth0` that leads nowhere: an interface with an address, because some programs call themselves
-//! offline with `lo` alone. There is no route to anywhere else, so a connection to the outside fails at once with
-//! ENETUNREACH.
+//! `lo`, and an `eth0` without a connection: an interface with an address, because some programs consider themselves
+//! offline with `lo` alone. There is no other route, so a connection to the outside fails immediately with ENETUNREACH.
 
 use std::io;
 use std::mem::size_of;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Address of `eth0`, the same in every sandbox: nothing but the sandbox itself ever sees it.
+/// Address of `eth0`, the same in every sandbox: it is visible only inside the sandbox.
 pub(crate) const ADDRESS: [u8; 4] = [10, 0, 0, 2];
 
 const NLM_F_REQUEST: u16 = 0x1;
@@ -26,15 +25,15 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const NLA_F_NESTED: u16 = 0x8000;
 const IFF_UP: u32 = 1;
-/// Kinds of interface that can stand for `eth0`, best first. All of them drop what they are given. A bridge is in
-/// every kernel, but making and ending one takes milliseconds of a host-wide lock under load.
+/// Kinds of interface that can be used as `eth0`, best first. All of them drop every packet. A bridge is in every
+/// kernel, but creating and removing one takes milliseconds of a host-wide lock under load.
 pub(crate) const KINDS: [&str; 3] = ["dummy", "ifb", "bridge"];
 /// Index of `lo` in every network namespace.
 const LOOPBACK: i32 = 1;
-/// Index asked for `eth0`, so that no reply has to be read to learn it.
+/// Requested index of `eth0`, so that no reply has to be read to learn it.
 const ETH0: i32 = 2;
 
-/// One request, built up front to back.
+/// A request under construction.
 #[derive(Debug)]
 struct Message(Vec<u8>);
 
@@ -87,7 +86,7 @@ fn nested(kind: u16, value: &[u8]) -> Vec<u8> {
     [&length.to_ne_bytes()[..], &kind.to_ne_bytes()[..], value].concat()
 }
 
-/// The requests that make a sandbox's network with an `eth0` of `kind`, in order.
+/// The requests that create a sandbox's network with an `eth0` of `kind`, in order.
 fn requests(kind: &str) -> [Vec<u8>; 3] {
     [
         Message::new(RTM_NEWLINK, 0).link(LOOPBACK, IFF_UP).finish(),
@@ -162,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_say_their_length_and_are_aligned() {
+    fn requests_contain_their_length_and_are_aligned() {
         for request in requests(KINDS[0]) {
             assert_eq!(
                 u32::from_ne_bytes(request[..4].try_into().unwrap()) as usize,
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_read_without_trust() {
+    fn malformed_replies_are_rejected() {
         let ack = |error: i32| {
             let mut reply = vec![0; 16];
             reply[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());

@@ -1,7 +1,7 @@
 //! Sockets inside a sandbox's network namespace.
 //!
-//! A socket stays in the namespace it was made in, so the host needs no interface, no address and no route to reach
-//! a server in a sandbox, not even one that listens on 127.0.0.1 only. Making one costs about 3 µs.
+//! A socket stays in the namespace where it was created, so the host needs no interface, address or route to reach a
+//! server in a sandbox, not even one that listens on 127.0.0.1 only. Creating one takes about 3 µs.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,17 +11,17 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::sys;
 
-/// Makes sockets in other network namespaces.
+/// Creates sockets in other network namespaces.
 ///
-/// The calling thread is in the other namespace for the length of two system calls and nothing else runs on it
-/// meanwhile, so any thread will do, a worker of an async runtime included.
+/// The calling thread is in the other namespace for two system calls and runs nothing else meanwhile, so it may be any
+/// thread, including a worker of an async runtime.
 #[derive(Debug)]
 pub(crate) struct SocketMaker {
     home: OwnedFd,
 }
 
 impl SocketMaker {
-    /// For threads whose home is the namespace of the calling one.
+    /// For threads whose own namespace is that of the calling thread.
     ///
     /// # Errors
     /// When that namespace cannot be opened.
@@ -45,7 +45,7 @@ impl SocketMaker {
         })
     }
 
-    /// A socket that asks for the sockets of `namespace`.
+    /// A socket that lists the sockets of `namespace`.
     pub(crate) fn diagnosis(&self, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         sys::in_namespace(namespace, self.home.as_fd(), || {
             let protocol = Some(rustix::net::netlink::SOCK_DIAG);

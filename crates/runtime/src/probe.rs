@@ -1,4 +1,4 @@
-//! What this host offers, what each gap costs, and how to close it.
+//! Checks what this host supports, what each gap costs, and how to close it.
 
 use std::fs;
 use std::path::Path;
@@ -6,27 +6,27 @@ use std::path::Path;
 use crate::cgroup::Backend;
 use crate::{base, container};
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// As it should be.
+    /// No gap.
     Ok,
-    /// The platform runs, and something is weaker, slower or missing.
+    /// The platform runs, but something is weaker, slower or missing.
     Degraded,
     /// The platform cannot run.
     Missing,
 }
 
-/// One finding.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub name: &'static str,
-    /// How it is.
+    /// Outcome.
     pub status: Status,
     /// What was found.
     pub detail: String,
-    /// What a gap costs; empty when there is none.
+    /// Consequence of the gap; empty when there is none.
     pub cost: &'static str,
     /// How to close the gap; empty when there is none.
     pub fix: &'static str,
@@ -60,7 +60,7 @@ impl Check {
     }
 }
 
-/// Looks at everything. Changes nothing.
+/// Runs all checks. Changes nothing.
 #[must_use]
 pub fn probe(data_dir: &Path) -> Vec<Check> {
     vec![
@@ -257,7 +257,7 @@ fn mkfs() -> Check {
 }
 
 fn merged_usr() -> Check {
-    match base::unfit(Path::new("/")) {
+    match base::unsupported_reason(Path::new("/")) {
         None => Check::ok("base template", "the host's /usr is suitable"),
         Some(why) => Check::gap(
             "base template",
@@ -288,7 +288,7 @@ fn pid_space() -> Check {
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(0);
-    /// What service managers set on 64-bit machines is 4 Mi; this is where many sandboxes begin to meet the bound.
+    /// Service managers set 4 Mi on 64-bit machines; below this value many sandboxes may reach the limit.
     const ENOUGH: u64 = 131_072;
     if max >= ENOUGH {
         Check::ok("pid space", format!("{max}"))
@@ -311,11 +311,11 @@ fn kvm() -> Check {
     }
 }
 
-/// What programs inside read about memory, processor time and load.
+/// FUSE, which serves `/proc` files about memory, processor time and load in sandboxes.
 fn figures() -> Check {
     let check = file_system(
         "fuse",
-        "programs inside that read /proc/meminfo, stat and loadavg size themselves by the host",
+        "programs in sandboxes that read /proc/meminfo, stat or loadavg see the host's values",
         "enable CONFIG_FUSE_FS",
     );
     match check.status {

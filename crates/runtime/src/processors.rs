@@ -1,11 +1,12 @@
-//! Which processors a sandbox runs on, and the files in which it reads which ones those are.
+//! The CPU window of a sandbox, and the files in which it reads which processors it has.
 //!
-//! A quota alone would let a sandbox of one core find all of the host's and start a thread for each. So the workload
-//! is born onto a window of as many processors as it has cores; windows follow each other around the host by slot, so
-//! that sandboxes spread. The files keep the host's numbers: what `sched_getcpu` answers is in the lists, and nothing
-//! that a program sizes by the highest number is too small.
+//! With a quota alone, a sandbox of one core would see all of the host's processors and start a thread for each. So the
+//! workload is started on a window of as many processors as it has cores; windows follow each other around the host by
+//! slot, so that sandboxes spread. The files keep the host's numbers: what `sched_getcpu` returns is in the lists, and
+//! nothing that a program sizes by the highest number is too small.
 //!
-//! The window is no boundary, and code inside may leave it with `sched_setaffinity`: the quota holds wherever it runs.
+//! The window is not a security boundary, and code inside may leave it with `sched_setaffinity`: the quota applies
+//! wherever it runs.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -18,30 +19,30 @@ use rustix::thread::CpuSet;
 use crate::setup::place;
 use crate::slot::Slot;
 
-/// Where a sandbox reads which processors it has.
+/// File with the processors that are online.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 /// Lists of processors in `/sys/devices/system/cpu` that name what the sandbox has.
 const LISTS: [&str; 3] = ["online", "possible", "present"];
-/// Lists there that are empty, because a sandbox knows of no processor that it cannot use.
+/// Lists there that are empty, because a sandbox sees no processor that it cannot use.
 const EMPTY_LISTS: [&str; 2] = ["offline", "isolated"];
 
 /// The processors of a sandbox.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct View {
-    /// Numbers of the host, ascending.
+    /// Processor numbers of the host, ascending.
     pub(crate) numbers: Vec<u32>,
-    /// Directory of the launcher with the files that tell them, none where the host's own tell the same: below it are
-    /// `cpu`, in the place of `/sys/devices/system/cpu`, and `cpuinfo`.
+    /// Directory of the launcher with the files that list them; `None` where the host's own files are the same. Below
+    /// it are `cpu`, in the place of `/sys/devices/system/cpu`, and `cpuinfo`.
     pub(crate) files: Option<String>,
 }
 
-/// The views that a launcher has made so far.
+/// Cache of the views that a launcher has created.
 #[derive(Debug, Default)]
 pub(crate) struct Views(HashMap<Vec<u32>, Rc<View>>);
 
 impl Views {
-    /// The processors of the sandbox in `slot` that has `cores`, or as many as there are. The launcher's own affinity,
-    /// which is the platform's, is what there is: an operator may have narrowed it.
+    /// The processors of the sandbox in `slot` with `cores` cores, or with all of them. Selected from the launcher's
+    /// own affinity, which is the platform's: an operator may have narrowed it.
     pub(crate) fn of(&mut self, cores: Option<u32>, slot: Slot) -> io::Result<Rc<View>> {
         let allowed = rustix::thread::sched_getaffinity(None)?;
         let allowed: Vec<u32> = (0..)
@@ -61,7 +62,7 @@ impl Views {
     }
 }
 
-/// As many of `allowed` as there are cores, from where the slot before ends.
+/// As many of `allowed` as there are cores, starting after the window of the previous slot.
 fn window(allowed: &[u32], cores: Option<u32>, slot: Slot) -> Vec<u32> {
     let count = cores.map_or(allowed.len(), |cores| cores as usize);
     if count >= allowed.len() {
@@ -108,9 +109,9 @@ fn of_processors(info: &str, numbers: &[u32]) -> String {
         .collect()
 }
 
-/// Puts the calling process, and what it will start, onto the processors that its sandbox shows. Those of a sandbox
-/// whose processors have all been taken offline since are no reason not to run.
-pub(crate) fn stay_on_own() -> io::Result<()> {
+/// Pins the calling process, and its future children, to the processors that its sandbox sees. If all of them have been
+/// taken offline since, it runs anywhere.
+pub(crate) fn pin_to_window() -> io::Result<()> {
     let mut set = CpuSet::new();
     for number in numbers_of(&fs::read_to_string(ONLINE)?) {
         if number < CpuSet::MAX_CPU {
@@ -135,7 +136,7 @@ fn list_of(numbers: &[u32]) -> String {
     text
 }
 
-/// Reads what [`list_of`] writes. What is no number is passed over.
+/// Parses the output of [`list_of`]. Entries that are not numbers are skipped.
 fn numbers_of(list: &str) -> Vec<usize> {
     list.trim()
         .split(',')

@@ -1,4 +1,5 @@
-//! What the platforms of one host share: the regions of ids, and settings of the kernel that are put back at the end.
+//! The host registry, shared by the platforms of one host: the regions, and kernel settings that are restored at the
+//! end.
 //!
 //! ```text
 //!   /run/ringfence/lock          held for the moment of a change
@@ -6,11 +7,11 @@
 //!   /run/ringfence/file-max      what `fs.file-max` was before the first platform raised it
 //! ```
 //!
-//! It lies in `/run` because all of it ends with the machine's uptime: a region matters while processes with its ids
-//! live. A data directory keeps its region as long as its entry is there; `down` takes that away. Nothing relies on that:
-//! an entry whose platform does not run and of whose ids no process is left may be taken over, and a region without an
-//! entry is taken only when no process has ids of it. A data directory is known by its path, as its control groups are,
-//! so a copy of it is another one, and a moved one too.
+//! It is in `/run` because none of it matters after a reboot: a region is needed while processes with its ids live. A
+//! data directory keeps its region as long as its entry exists; `down` removes the entry. Correctness does not depend
+//! on that: an entry may be taken over if its platform does not run and no process has its ids, and a region without an
+//! entry is used only when no process has ids of it. A data directory is identified by its path, as its control groups
+//! are, so a copied or moved one counts as another.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
@@ -26,10 +27,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use crate::identity::user_namespace;
 use crate::slot::{Region, path_hash};
 
-/// Where it lies.
+/// Directory of the registry.
 const DIRECTORY: &str = "/run/ringfence";
 const FILE_MAX: &str = "/proc/sys/fs/file-max";
-/// How long another platform may take for its change, which takes milliseconds.
+/// How long another platform may hold the lock. A change takes milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -37,20 +38,20 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct Registry {
     directory: PathBuf,
-    /// The kernel's bound on open files.
+    /// The kernel's limit on open files.
     file_max: PathBuf,
 }
 
-/// A region that belongs to a data directory.
+/// A region claimed for a data directory.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) region: Region,
-    /// Kept locked by the platform and its launchers.
+    /// Locked by the platform and its launchers.
     pub(crate) lock: OwnedFd,
 }
 
 impl Registry {
-    /// That of this host.
+    /// The registry of this host.
     pub(crate) fn of_host() -> Self {
         Self {
             directory: DIRECTORY.into(),
@@ -58,8 +59,8 @@ impl Registry {
         }
     }
 
-    /// Takes the region that a data directory has, or one that is free. `own` tells the user namespaces of the sandboxes
-    /// that the directory has already: those of an earlier version have ids without an entry.
+    /// Claims the region that a data directory already has, or a free one. `own` returns the user namespaces of the
+    /// directory's existing sandboxes: those of an earlier version have ids without an entry.
     ///
     /// # Errors
     /// When every region is in use, or the registry cannot be written.
@@ -73,12 +74,12 @@ impl Registry {
         };
         let lock = self.open(region)?;
         rustix::io::pwrite(&lock, data_dir.as_os_str().as_bytes(), 0)?;
-        // Launchers that an earlier platform of this directory left have it locked in the same way.
+        // Launchers of an earlier platform of this directory hold the same shared lock.
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared)?;
         Ok(Claim { region, lock })
     }
 
-    /// Gives a region back, and with the last one everything else.
+    /// Releases the region of a data directory, and with the last one restores everything else.
     ///
     /// # Errors
     /// When the registry cannot be written.
@@ -95,7 +96,7 @@ impl Registry {
         }
         if Region::all().all(|region| self.holder(region).is_none()) {
             self.restore_open_files();
-            // Others may wait for the lock, so its file goes last, and they look whether it is still there.
+            // Others may wait for the lock, so its file is removed last, and they check whether it still exists.
             let _ = fs::remove_dir(self.directory.join("regions"));
             let _ = fs::remove_file(self.directory.join("lock"));
             let _ = fs::remove_dir(&self.directory);
@@ -103,15 +104,15 @@ impl Registry {
         Ok(())
     }
 
-    /// A region that nobody uses, the preferred one of the directory's path first.
+    /// A region that is not in use, starting with the preferred one of the directory's path.
     fn free_region(&self, data_dir: &Path, own: &BTreeSet<u64>) -> io::Result<Region> {
         let used = used_regions(own);
         let preferred = Region::of_hash(path_hash(data_dir));
         let mut holders = Vec::new();
-        for region in preferred.and_those_after() {
+        for region in preferred.iter_from() {
             match self.holder(region) {
                 None if !used.contains(&region) => return Ok(region),
-                None => holders.push("processes of no known platform".to_owned()),
+                None => holders.push("processes of an unknown platform".to_owned()),
                 Some(_) if self.is_stale(region, &used)? => {
                     fs::remove_file(self.entry(region))?;
                     return Ok(region);
@@ -120,12 +121,12 @@ impl Registry {
             }
         }
         Err(io::Error::other(format!(
-            "every range of ids for sandboxes is in use on this host, by {}: end one with `ringfence down`",
+            "all id ranges for sandboxes are in use on this host, by {}: end one of them with `ringfence down`",
             holders.join(", ")
         )))
     }
 
-    /// Whether nobody misses an entry: its platform does not run, and no process has its ids.
+    /// Whether an entry is stale: its platform does not run, and no process has its ids.
     fn is_stale(&self, region: Region, used: &BTreeSet<Region>) -> io::Result<bool> {
         if used.contains(&region) {
             return Ok(false);
@@ -147,13 +148,13 @@ impl Registry {
         Ok(rustix::fs::open(self.entry(region), flags, Mode::from_raw_mode(0o600))?)
     }
 
-    /// The data directory that a region belongs to; empty when its platform died before it had written that.
+    /// The data directory that a region belongs to; empty when its platform died before it had written it.
     fn holder(&self, region: Region) -> Option<PathBuf> {
         let bytes = fs::read(self.entry(region)).ok()?;
         Some(Path::new(std::ffi::OsStr::from_bytes(&bytes)).to_owned())
     }
 
-    /// Waits for the moment in which nobody else changes anything.
+    /// Waits for exclusive access to the registry.
     fn lock(&self) -> io::Result<OwnedFd> {
         let path = self.directory.join("lock");
         let deadline = Instant::now() + LOCK_TIMEOUT;
@@ -165,7 +166,7 @@ impl Registry {
                 .create(self.directory.join("regions"))?;
             let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
             let lock = match rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)) {
-                // Removed by the last `down` in this moment.
+                // Removed by the last `down` at the same time.
                 Err(rustix::io::Errno::NOENT) => continue,
                 other => other?,
             };
@@ -183,29 +184,30 @@ impl Registry {
             if Instant::now() > deadline {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    format!("{} stays locked by another ringfence", path.display()),
+                    format!("{} is locked by another ringfence process", path.display()),
                 ));
             }
             std::thread::sleep(LOCK_PAUSE);
         }
     }
 
-    /// Lifts the host-wide bound on open files, as service managers do at boot: it counts the files of every sandbox, and
-    /// only the host's root is exempt from it, so one sandbox could use it up for its neighbours. What each sandbox may
-    /// open is bounded by its memory, to which open files are charged.
+    /// Raises the host-wide limit on open files, as service managers do at boot: it counts the files of all sandboxes,
+    /// and only the host's root is exempt, so one sandbox could exhaust it for the others. What each sandbox may open
+    /// is limited by its memory, to which open files are charged.
     fn raise_open_files(&self) {
         let Some(have) = number(&self.file_max) else { return };
         if have >= i64::MAX.unsigned_abs() {
             return;
         }
-        // First what it was: a platform that dies in between must not make the raised value the one to put back.
+        // Save the old value first: a platform that dies in between must not leave the raised value as the one to
+        // restore.
         let noted = self.directory.join("file-max");
         if noted.exists() || fs::write(&noted, have.to_string()).is_ok() {
             let _ = fs::write(&self.file_max, i64::MAX.to_string());
         }
     }
 
-    /// Puts the bound back, unless somebody else has set it meanwhile.
+    /// Restores the limit, unless another program has changed it meanwhile.
     fn restore_open_files(&self) {
         let noted = self.directory.join("file-max");
         if let Some(before) = number(&noted) {
@@ -221,8 +223,8 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Regions of which some process has ids, those in the user namespaces `own` apart. Other programs that give ranges of
-/// ids to containers are seen in this way, too.
+/// Regions of which some process has ids, except processes in the user namespaces `own`. This also detects other
+/// programs that give id ranges to containers.
 fn used_regions(own: &BTreeSet<u64>) -> BTreeSet<Region> {
     let mut used = BTreeSet::new();
     let Ok(entries) = fs::read_dir("/proc") else {
@@ -242,7 +244,7 @@ fn used_regions(own: &BTreeSet<u64>) -> BTreeSet<Region> {
     used
 }
 
-/// Regions that an id map leads into. One that begins at the host's root is no range that was set apart.
+/// Regions that an id map maps into. A map that begins at the host's root is not a reserved range.
 fn regions_of_map(map: &str) -> impl Iterator<Item = Region> {
     map.lines().flat_map(|line| {
         let numbers: Vec<u64> = line
@@ -272,12 +274,12 @@ mod tests {
         }
     }
 
-    fn nobody() -> BTreeSet<u64> {
+    fn no_namespaces() -> BTreeSet<u64> {
         BTreeSet::new()
     }
 
     #[test]
-    fn directories_whose_hashes_meet_get_regions_of_their_own() {
+    fn directories_with_colliding_hashes_get_separate_regions() {
         let temp = tempfile::tempdir().unwrap();
         let registry = registry(temp.path());
         let wanted = Region::of_hash(path_hash(Path::new("/data/0")));
@@ -285,26 +287,26 @@ mod tests {
             .map(|number| PathBuf::from(format!("/data/{number}")))
             .find(|path| Region::of_hash(path_hash(path)) == wanted)
             .unwrap();
-        let first = registry.claim(Path::new("/data/0"), &nobody).unwrap();
-        let second = registry.claim(&collides, &nobody).unwrap();
+        let first = registry.claim(Path::new("/data/0"), &no_namespaces).unwrap();
+        let second = registry.claim(&collides, &no_namespaces).unwrap();
         assert_ne!(first.region, second.region);
-        // Both keep theirs, whoever comes first the next time.
+        // Both keep their regions, whatever the order of the next claims.
         let regions = (first.region, second.region);
         drop((first, second));
-        let second = registry.claim(&collides, &nobody).unwrap();
-        let first = registry.claim(Path::new("/data/0"), &nobody).unwrap();
+        let second = registry.claim(&collides, &no_namespaces).unwrap();
+        let first = registry.claim(Path::new("/data/0"), &no_namespaces).unwrap();
         assert_eq!((first.region, second.region), regions);
     }
 
     #[test]
-    fn the_last_one_puts_everything_back() {
+    fn the_last_release_restores_everything() {
         let temp = tempfile::tempdir().unwrap();
         let registry = registry(temp.path());
         let max = || fs::read_to_string(temp.path().join("file-max")).unwrap();
-        let first = registry.claim(Path::new("/one"), &nobody).unwrap();
-        let second = registry.claim(Path::new("/two"), &nobody).unwrap();
+        let first = registry.claim(Path::new("/one"), &no_namespaces).unwrap();
+        let second = registry.claim(Path::new("/two"), &no_namespaces).unwrap();
         assert_eq!(max(), i64::MAX.to_string());
-        // The launchers of a platform have its lock, too, and end a moment after it was released.
+        // The launchers of a platform hold its lock, too, and end shortly after the release.
         registry.release(Path::new("/one")).unwrap();
         drop(first);
         assert_eq!(max(), i64::MAX.to_string(), "the second still needs it");
@@ -312,20 +314,20 @@ mod tests {
         drop(second);
         assert_eq!(max(), "1000");
         assert!(!temp.path().join("run/ringfence").exists());
-        registry.claim(Path::new("/one"), &nobody).unwrap();
-        // Somebody else's choice stays.
+        registry.claim(Path::new("/one"), &no_namespaces).unwrap();
+        // A value set by another program is kept.
         fs::write(temp.path().join("file-max"), "77").unwrap();
         registry.release(Path::new("/one")).unwrap();
         assert_eq!(max(), "77");
     }
 
     #[test]
-    fn regions_of_platforms_that_run_are_not_taken_and_those_of_the_gone_are() {
+    fn regions_are_taken_over_only_from_platforms_that_are_gone() {
         let temp = tempfile::tempdir().unwrap();
         let registry = registry(temp.path());
         let mut running = Vec::new();
         let refused = loop {
-            match registry.claim(&PathBuf::from(format!("/data/{}", running.len())), &nobody) {
+            match registry.claim(&PathBuf::from(format!("/data/{}", running.len())), &no_namespaces) {
                 Ok(claim) => running.push(claim),
                 Err(error) => break error.to_string(),
             }
@@ -334,18 +336,18 @@ mod tests {
         assert_eq!(regions.len(), running.len(), "no region twice");
         assert!(refused.contains("/data/0"), "{refused}");
         let freed = running.pop().unwrap().region;
-        assert_eq!(registry.claim(Path::new("/new"), &nobody).unwrap().region, freed);
+        assert_eq!(registry.claim(Path::new("/new"), &no_namespaces).unwrap().region, freed);
     }
 
     #[test]
-    fn starts_at_once_get_different_regions() {
+    fn concurrent_claims_get_different_regions() {
         let temp = tempfile::tempdir().unwrap();
         let registry = registry(temp.path());
         let claims: Vec<Claim> = std::thread::scope(|scope| {
             let starts: Vec<_> = (0..4)
                 .map(|number| {
                     let registry = &registry;
-                    scope.spawn(move || registry.claim(&PathBuf::from(format!("/at-once/{number}")), &nobody))
+                    scope.spawn(move || registry.claim(&PathBuf::from(format!("/at-once/{number}")), &no_namespaces))
                 })
                 .collect();
             starts.into_iter().map(|start| start.join().unwrap().unwrap()).collect()
@@ -355,16 +357,19 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_was_cut_short_is_nobodys() {
+    fn an_empty_entry_is_taken_over() {
         let temp = tempfile::tempdir().unwrap();
         let registry = registry(temp.path());
-        let region = registry.claim(Path::new("/one"), &nobody).unwrap().region;
+        let region = registry.claim(Path::new("/one"), &no_namespaces).unwrap().region;
         fs::write(registry.entry(region), "").unwrap();
-        assert_eq!(registry.claim(Path::new("/one"), &nobody).unwrap().region, region);
+        assert_eq!(
+            registry.claim(Path::new("/one"), &no_namespaces).unwrap().region,
+            region
+        );
     }
 
     #[test]
-    fn maps_of_processes_tell_which_regions_are_used() {
+    fn used_regions_are_read_from_id_maps() {
         let regions = |map: &str| regions_of_map(map).collect::<Vec<_>>();
         let first = Region::all().next().unwrap();
         let base = first.ids().start;

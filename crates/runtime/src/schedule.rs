@@ -1,39 +1,38 @@
-//! How the threads of the platform share processors with what runs in sandboxes.
+//! Scheduling of the platform's threads relative to the processes in sandboxes.
 //!
-//! A create request is a relay of a dozen short steps in several processes, and so is each command. The kernel lets a
-//! thread that wakes up wait until the running one has used up its slice, 3 ms by default, so beside sandboxes that
-//! compute without a pause every step of the relay costs that much. A thread with shorter slices has the earlier
-//! deadline and preempts (since Linux 6.12; before, slices have one length). It gets no larger share: the scheduler
-//! makes it wait afterwards for what it used beyond its fair one.
+//! A create request consists of a dozen short steps in several processes, and so does each command. The kernel lets a
+//! thread that wakes up wait until the running one has used up its slice, 3 ms by default, so next to sandboxes that
+//! compute continuously every step costs that much. A thread with shorter slices has the earlier deadline and preempts
+//! (since Linux 6.12; before, all slices have the same length). It does not get a larger share: the scheduler makes it
+//! wait afterwards for what it used beyond its fair share.
 //!
-//! Programs of sandboxes get neither: their slices are the default, and the system-call filter keeps them from setting
-//! others.
+//! Programs in sandboxes get neither: they have default slices, and the system-call filter prevents setting others.
 
 use std::io;
 use std::time::Duration;
 
 use crate::sys;
 
-/// The shortest slice that the kernel accepts.
+/// Shortest slice that the kernel accepts.
 const SLICE: Duration = Duration::from_micros(100);
-/// The weight of a launcher among its neighbours in the cgroup of all sandboxes, each of which counts as one thread of
-/// nice 0 for every processor. Their number must not decide how long a create takes.
+/// Nice value of a launcher in the cgroup of all sandboxes, each of which counts as one thread of nice 0 for every
+/// processor. The number of sandboxes must not decide how long a create request takes.
 const LAUNCHER_NICE: i32 = -15;
 
-/// For the calling thread of the platform and the threads that it starts.
+/// Schedules the calling thread of the platform and the threads that it starts.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// When the kernel rejects it.
 pub fn platform() -> io::Result<()> {
     sys::set_schedule(0, SLICE, false)
 }
 
-/// For a launcher.
+/// Schedules a launcher.
 pub(crate) fn launcher() -> io::Result<()> {
     sys::set_schedule(LAUNCHER_NICE, SLICE, false).or_else(|_| sys::set_schedule(0, SLICE, false))
 }
 
-/// For the agent and the spawner of a sandbox. What they start is scheduled like any program.
+/// Schedules the agent or the spawner of a sandbox. Their children are scheduled like any program.
 pub(crate) fn of_sandbox() -> io::Result<()> {
     sys::set_schedule(0, SLICE, true)
 }

@@ -1,23 +1,23 @@
-//! The system calls that code in a sandbox may make.
+//! The system-call filter of sandboxes.
 //!
-//! An allow-list: what is not named is refused. It runs for the agent, the spawner and everything they start, and
-//! cannot be taken off. The kernel is the boundary of the container driver, so the list is what ordinary programs
-//! need and no more:
+//! An allow-list: calls that are not on it are rejected. It applies to the agent, the spawner and everything they
+//! start, and cannot be removed. The kernel is the security boundary of the container driver, so the list has what
+//! ordinary programs need and no more:
 //!
-//! - `clone3` answers ENOSYS, because its flags lie in memory that a filter cannot see; every libc then falls back to
-//!   `clone`, whose flags are checked: no new namespace of any kind.
-//! - `io_uring_*` answer ENOSYS, so that runtimes which probe for it go on without.
-//! - what the host has one budget of for everybody is refused as if the kernel were built without it: asynchronous I/O
-//!   (`io_setup` takes from `fs.aio-max-nr`), huge pages, and programs for the kernel's packet filter, whose machine
-//!   code comes out of `net.core.bpf_jit_limit`; without room there, no sandbox can be started.
-//! - sockets: UNIX, INET, INET6, and of NETLINK only route and sock_diag. Other families answer EAFNOSUPPORT, and
-//!   protocols other than TCP, UDP and ICMP EPROTONOSUPPORT: the kernel would load modules for some, and not all tell
+//! - `clone3` returns ENOSYS, because its flags are in memory that a filter cannot read; every libc then falls back to
+//!   `clone`, whose flags are checked: no new namespaces of any kind.
+//! - `io_uring_*` return ENOSYS, so that runtimes which probe for it continue without it.
+//! - resources with one host-wide limit are rejected as if the kernel were built without them: asynchronous I/O
+//!   (`io_setup` counts against `fs.aio-max-nr`), huge pages, and programs for the kernel's packet filter, whose
+//!   machine code counts against `net.core.bpf_jit_limit`; when that is exhausted, no sandbox can be started.
+//! - sockets: UNIX, INET, INET6, and of NETLINK only route and sock_diag. Other families return EAFNOSUPPORT, and
+//!   protocols other than TCP, UDP and ICMP EPROTONOSUPPORT: the kernel would load modules for some, and not all report
 //!   how much memory they hold.
-//! - `sched_setattr` answers ENOSYS, because the length of a process's slices lies in memory that a filter cannot see:
-//!   long ones, which no limit of processor time holds, stall the neighbours. `sched_setscheduler` does the rest.
-//! - scheduling of process 1, the agent, is not the workload's to change.
-//! - i386 and x32 calls answer ENOSYS: the numbers would mean other calls.
-//! - calls newer than this list answer ENOSYS, older ones that are not on it EPERM, as container runtimes do.
+//! - `sched_setattr` returns ENOSYS, because the slice length is in memory that a filter cannot read: long slices,
+//!   which no limit of processor time prevents, stall other sandboxes. `sched_setscheduler` covers the rest.
+//! - the workload cannot change the scheduling of process 1, the agent.
+//! - i386 and x32 calls return ENOSYS: their numbers mean other calls.
+//! - calls newer than this list return ENOSYS, older ones that are not on it EPERM, as container runtimes do.
 //!
 //! `no_new_privs` stays off on purpose: `sudo` must work inside, where it only leads to the sandbox's own root.
 
@@ -26,7 +26,7 @@ use std::sync::LazyLock;
 
 use libc::{c_long, sock_filter};
 
-/// What the filter answers.
+/// Result of the filter for a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Allow,
@@ -42,8 +42,8 @@ impl Answer {
     }
 }
 
-/// Namespaces that `clone`, `unshare` may not make, by their flags. `CLONE_NEWTIME` shares its bit with the exit
-/// signal mask of `clone` and is only seen by `unshare`, which is not on the list at all.
+/// Namespaces that `clone` and `unshare` may not create, by their flags. `CLONE_NEWTIME` shares its bit with the exit
+/// signal mask of `clone` and only matters for `unshare`, which is not on the list at all.
 const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -56,7 +56,7 @@ const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
 /// The highest call number this list was written against (`mseal`); anything above is newer than it.
 const NEWEST: c_long = 462;
 
-/// Calls that need no look at their arguments.
+/// Calls that are allowed with any arguments.
 const ALLOWED: &[c_long] = &[
     libc::SYS_accept,
     libc::SYS_accept4,
@@ -344,7 +344,7 @@ const FUTEX_WAIT: c_long = 455;
 const FUTEX_REQUEUE: c_long = 456;
 const MSEAL: c_long = 462;
 
-/// Calls that a runtime probes for and does without.
+/// Calls that runtimes probe for and can do without.
 const ABSENT: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_io_cancel,
@@ -359,7 +359,7 @@ const ABSENT: &[c_long] = &[
     libc::SYS_sched_setattr,
 ];
 
-/// The agent's number inside.
+/// The agent's pid inside.
 const AGENT: u32 = 1;
 /// `IOPRIO_WHO_USER` of linux/ioprio.h.
 const IOPRIO_WHO_USER: u32 = 3;
@@ -374,27 +374,27 @@ mod data {
     pub(super) const NUMBER: u32 = 0;
     pub(super) const ARCH: u32 = 4;
 
-    /// Offset of the low half of an argument. The high half is not looked at: every argument that is checked is an
-    /// `int` to the kernel.
+    /// Offset of the low half of an argument. The high half is ignored: every argument that is checked is an `int` to
+    /// the kernel.
     pub(super) const fn argument(index: u32) -> u32 {
         16 + index * 8
     }
 }
 
-/// One instruction, or a place to jump to.
+/// One instruction, or a jump target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// Loads a word of the call's data into the accumulator.
     Load(u32),
-    /// Goes on when the accumulator equals the value, else skips `n` steps.
+    /// Continues when the accumulator equals the value, otherwise skips `n` steps.
     IfEqualElseSkip(u32, u8),
     /// Skips `n` steps when the accumulator equals the value.
     SkipIfEqual(u32, u8),
-    /// Goes on when the accumulator is at least the value, else skips `n` steps.
+    /// Continues when the accumulator is at least the value, otherwise skips `n` steps.
     IfAtLeastElseSkip(u32, u8),
     /// Skips `n` steps when the accumulator is at least the value.
     SkipIfAtLeast(u32, u8),
-    /// Goes on when the accumulator shares a bit with the value, else skips `n` steps.
+    /// Continues when the accumulator shares a bit with the value, otherwise skips `n` steps.
     IfAnyBitElseSkip(u32, u8),
     /// Skips `n` steps.
     Skip(u32),
@@ -434,7 +434,7 @@ fn number(call: c_long) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
 }
 
-/// The filter, ready to install. A launcher builds it before its first sandbox, so that no process of one has to.
+/// The filter program. A launcher builds it before its first sandbox, so that no child has to.
 pub(crate) static PROGRAM: LazyLock<Vec<sock_filter>> = LazyLock::new(program);
 
 /// Builds the filter.
@@ -448,7 +448,7 @@ fn program() -> Vec<sock_filter> {
     let mut when = |call: c_long, then: &[Step]| {
         checks.insert(number(call), then.to_vec());
     };
-    // Huge pages: each is charged to a controller of its own, which hosts seldom have.
+    // Huge pages: charged to a separate controller, which hosts rarely enable.
     for (call, flags, bit) in [
         (libc::SYS_mmap, 3, libc::MAP_HUGETLB),
         (libc::SYS_memfd_create, 1, libc::MFD_HUGETLB.cast_signed()),
@@ -478,7 +478,7 @@ fn program() -> Vec<sock_filter> {
             Return(Allow),
         ],
     );
-    // As a kernel without filters answers, which programs that would confine themselves further take in their stride.
+    // The same error as from a kernel without filters, which programs that would confine themselves further handle.
     when(
         libc::SYS_prctl,
         &[
@@ -551,7 +551,7 @@ fn program() -> Vec<sock_filter> {
                 Return(Allow),
                 SkipIfEqual(libc::AF_INET.cast_unsigned(), 1),
                 family(libc::AF_INET6, 12),
-                // A raw socket may be of any protocol, and no module is loaded for it.
+                // A raw socket may use any protocol, and no module is loaded for it.
                 Load(data::argument(1)),
                 Mask(SOCKET_TYPE),
                 IfEqualElseSkip(libc::SOCK_RAW.cast_unsigned(), 1),
@@ -600,7 +600,7 @@ fn program() -> Vec<sock_filter> {
     for &call in ABSENT {
         when(call, &enosys);
     }
-    // Every number has its place: what the kernel got after this list was written, and the calls of x32, are above it.
+    // Covers every number: calls added to the kernel after this list, and those of x32, are above it.
     let mut ranges: Vec<(u32, Vec<Step>)> = Vec::new();
     for number in 0..=number(NEWEST) {
         let refused = || vec![Return(Errno(libc::EPERM))];
@@ -620,9 +620,9 @@ fn program() -> Vec<sock_filter> {
     steps.into_iter().map(Step::instruction).collect()
 }
 
-/// Steps that find the range of a call's number by halves and go on with what is to be done there. The kernel runs the
-/// filter once for each call that exists when it is installed, which happens twice for a sandbox, so a walk along the
-/// whole list would cost each start a quarter of a millisecond.
+/// Binary search for the range of a call's number, followed by its steps. The kernel runs the filter once for each
+/// existing call when it is installed, which happens twice for a sandbox, so a linear search would cost each start a
+/// quarter of a millisecond.
 fn decide(ranges: &[(u32, Vec<Step>)]) -> Vec<Step> {
     let (below, from) = ranges.split_at(ranges.len() / 2);
     let Some((first, then)) = from.first() else {

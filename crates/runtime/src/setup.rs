@@ -1,8 +1,8 @@
-//! What happens inside a sandbox before its first program: the steps of the cloned child on its way to the agent.
+//! Setup of a sandbox before its first program: the steps of the cloned child until it becomes the agent.
 //!
-//! The child shares nothing with the launcher but a packet socket. It sets up its network while the launcher makes
-//! the disk, receives the overlays, builds the tree around them, leaves the launcher's mounts for good and
-//! becomes the agent. Paths in the new tree are resolved from a held descriptor without following links out of it.
+//! The child shares only a packet socket with the launcher. It sets up its network while the launcher creates the disk,
+//! receives the overlays, builds the tree around them, leaves the launcher's mounts and becomes the agent. Paths in the
+//! new tree are resolved from an open descriptor without following links out of it.
 
 use std::convert::Infallible;
 use std::ffi::CStr;
@@ -23,7 +23,7 @@ use crate::rootfs::Overlay;
 use crate::sys::attr;
 use crate::{base, confine, netlink, sys, wire};
 
-/// Files of /proc that tell about the host or its other tenants: covered with /dev/null.
+/// Files of /proc that expose the host or its other tenants: covered with /dev/null.
 const MASKED_FILES: [&str; 26] = [
     "allocinfo",
     "bootconfig",
@@ -52,20 +52,20 @@ const MASKED_FILES: [&str; 26] = [
     "timer_list",
     "zoneinfo",
 ];
-/// Directories of /proc that tell about the host: covered with an empty one.
+/// Directories of /proc that expose the host: covered with an empty directory.
 const MASKED_DIRS: [&str; 8] = ["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi"];
-/// Terminals that a sandbox can have open: they count against `kernel.pty.max`, which is one for the host.
+/// Maximum number of open terminals in a sandbox: they count against the host-wide `kernel.pty.max`.
 const TERMINALS: &str = "128";
 /// Parts of /proc that may be read but not written.
 const READ_ONLY: [&str; 2] = ["sys", "sysrq-trigger"];
 /// Parts of the sandbox's own sysfs that appear in its /sys, besides its processors; the rest is the launcher's.
 const SYS_OF_NETWORK: [&str; 2] = ["class/net", "devices/virtual/net"];
-/// Where sysfs tells about processors.
+/// Directory of the processors in sysfs.
 const CPU: &str = "devices/system/cpu";
 
 /// Places in the launcher's root file system, from which a child's mount namespace is copied.
 pub(crate) mod place {
-    /// Where the new tree grows.
+    /// Mount point of the new tree.
     pub(crate) const NEW: &str = "/new";
     /// The shared, minimal /dev.
     pub(crate) const DEV: &str = "/dev";
@@ -75,47 +75,47 @@ pub(crate) mod place {
     pub(crate) const SYSFS: &str = "/sysfs";
     /// An empty directory.
     pub(crate) const EMPTY: &str = "/empty";
-    /// Where layers get a path each on kernels whose overlayfs needs one.
+    /// Mount points of layers, for kernels whose overlayfs needs a path for each.
     pub(crate) const LAYERS: &str = "/layers";
-    /// Where the disk gets one.
+    /// Mount point of the disk, for the same kernels.
     pub(crate) const DISK: &str = "/disk";
     /// The agent's binary.
     pub(crate) const AGENT: &str = "/agent";
     /// Directories of the cgroups that sandboxes see, by number.
     pub(crate) const CGROUPS: &str = "/cgroups";
-    /// What is shown as `/proc/cgroups`.
+    /// The content of `/proc/cgroups` in sandboxes.
     pub(crate) const CONTROLLERS: &str = "/controllers";
-    /// Where a child attaches the file system of figures to take its files.
+    /// Where a child attaches its FUSE file system to take the `/proc` files.
     pub(crate) const FIGURES: &str = "/figures";
-    /// Files that tell which processors a sandbox has.
+    /// Files that list the processors of sandboxes.
     pub(crate) const PROCESSORS: &str = "/processors";
 }
 
-/// Files and directories in /dev/shm, for each MiB of its size. Each takes about a kibibyte of the sandbox's memory that
-/// the size does not count, so all together take a sixteenth of it.
+/// Inodes in /dev/shm for each MiB of its size. Each takes about a kibibyte of the sandbox's memory that the size does
+/// not count, so all together take a sixteenth of it.
 const INODES_PER_MB: u64 = 64;
 
-/// Descriptors from here on are never the target of a placement before exec.
+/// Descriptors from here on are never a fixed target before exec.
 pub(crate) const ABOVE_PLACES: i32 = 10;
 
-/// What a sandbox is to be.
+/// The parameters of a new sandbox.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    /// What its cgroups are called.
+    /// Name of its cgroups.
     pub(crate) name: &'a str,
-    /// What `eth0` is.
+    /// Kind of the interface `eth0`.
     pub(crate) interface: &'a str,
-    /// Its file system, of which the mounts come in this order.
+    /// The overlays of its file system. Their mounts are sent in this order.
     pub(crate) overlays: &'a [Overlay],
     pub(crate) shared_memory_mb: u32,
     pub(crate) processors: &'a View,
-    /// The groups that it sees.
+    /// The cgroups that it sees.
     pub(crate) groups: &'a [Shown],
-    /// When it began.
+    /// Its start time.
     pub(crate) began: Clocks,
 }
 
-/// What a child says when its tree is complete.
+/// Message of a child whose tree is complete.
 pub(crate) const READY: &[u8] = b"ready";
 
 /// A step that failed.
@@ -151,10 +151,10 @@ pub(crate) fn become_agent(
     boot: OwnedFd,
     spawner: OwnedFd,
 ) -> Result<Infallible, Failure> {
-    // Nothing of the host may stay open in a process of the sandbox.
+    // No descriptor of the host may stay open in a process of the sandbox.
     let kept = [socket.as_raw_fd(), boot.as_raw_fd(), spawner.as_raw_fd()];
     sys::close_all_but(&kept).step("close the launcher's descriptors")?;
-    begin_time(plan.began).step("make the time namespace")?;
+    begin_time(plan.began).step("create the time namespace")?;
     netlink::configure(plan.interface).step("network")?;
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
     let Some((_, mounts)) = wire::receive(socket).step("receive the file system")? else {
@@ -169,7 +169,7 @@ pub(crate) fn become_agent(
     // The id maps are written by now, so 0 is the sandbox's root.
     sys::set_ids(0, 0, 0).step("become root of the sandbox")?;
     sys::clear_groups().step("drop groups")?;
-    bound_segments(plan.shared_memory_mb / 2).step("bound shared memory")?;
+    limit_shared_memory(plan.shared_memory_mb / 2).step("limit shared memory")?;
     build_tree(socket, plan, overlays, figures)?;
     check_overlays(plan.overlays.len())?;
     wire::send(socket, READY, &[]).step("report")?;
@@ -181,16 +181,17 @@ pub(crate) fn become_agent(
 /// Runs in a process that is root of a sandbox, in its namespaces and in its workload's cgroup. Returns only if it
 /// fails.
 pub(crate) fn become_spawner(spawner: OwnedFd) -> Result<Infallible, Failure> {
-    processors::stay_on_own().step("keep to the processors")?;
-    // The root of what it and its children see of cgroups is the group that it was born in.
-    sys::unshare(libc::CLONE_NEWCGROUP).step("make the cgroup namespace")?;
+    processors::pin_to_window().step("set the CPU affinity")?;
+    // It and its children see the cgroup that it was born in as the root.
+    sys::unshare(libc::CLONE_NEWCGROUP).step("create the cgroup namespace")?;
     become_program(&[(spawner, SPAWNER_FD)], &[c"ringfence", c"spawner"])
 }
 
 /// Puts descriptors where the program expects them, confines the process and executes it.
 fn become_program(placed: &[(OwnedFd, i32)], arguments: &[&CStr]) -> Result<Infallible, Failure> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).step("open /dev/null")?;
-    // First out of the way of the places, then into them. The socket to report a failed exec on is above already.
+    // First move the descriptors above all target numbers, then to their targets. The socket that reports a failed exec
+    // is already above.
     let raise = |fd: &dyn AsRawFd| sys::raise_fd(fd.as_raw_fd(), ABOVE_PLACES).step("move descriptors");
     let null = raise(&null)?;
     let placed = placed
@@ -201,13 +202,13 @@ fn become_program(placed: &[(OwnedFd, i32)], arguments: &[&CStr]) -> Result<Infa
     for (fd, target) in [(null, 0), (null, 1), (null, 2)].into_iter().chain(placed) {
         sys::place_fd(fd, target).step("place descriptors")?;
     }
-    // A session of its own: what is typed at the platform's terminal must not reach a sandbox.
+    // A new session: input on the platform's terminal must not reach a sandbox.
     rustix::process::setsid().step("leave the session")?;
     confine::confine().step("confine")?;
     Err(sys::exec(c"/run/ringfence/agent", arguments)).step("execute the agent")
 }
 
-/// What the host's clocks told at one moment.
+/// The host's clocks at one time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clocks([(&'static str, Timespec); 2]);
 
@@ -217,7 +218,7 @@ impl Clocks {
         Self([now("monotonic", ClockId::Monotonic), now("boottime", ClockId::Boottime)])
     }
 
-    /// Offsets, as the kernel takes them, of a time namespace that began at this moment.
+    /// Offsets, in the kernel's format, of a time namespace that starts at this time.
     fn offsets(&self) -> String {
         let lines = self.0.map(|(name, then)| match then.tv_nsec {
             0 => format!("{name} -{} 0\n", then.tv_sec),
@@ -228,15 +229,16 @@ impl Clocks {
     }
 }
 
-/// Moves the calling process into a time namespace in which everything began when `began` was read: how long the system
-/// is up, and with it when processes were started, which is told relative to that, are the sandbox's and not the host's.
-/// Kernels without time namespaces go on telling the host's.
+/// Moves the calling process into a time namespace that starts at `began`: uptime, and with it the start times of
+/// processes, which are relative to that, are the sandbox's and not the host's. Kernels without time namespaces keep
+/// showing the host's.
 fn begin_time(began: Clocks) -> io::Result<()> {
     match sys::unshare(libc::CLONE_NEWTIME) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(()),
         other => other?,
     }
-    // The file is this process's own only while it may be looked at, and nothing that could look is in here yet.
+    // The file is writable only while this process is dumpable, and no process that could inspect it exists in here
+    // yet.
     sys::prctl(libc::PR_SET_DUMPABLE, 1)?;
     write_at(CWD, "/proc/self/timens_offsets", &began.offsets())?;
     let children = rustix::fs::open(
@@ -248,10 +250,10 @@ fn begin_time(began: Clocks) -> io::Result<()> {
     sys::prctl(libc::PR_SET_DUMPABLE, 0)
 }
 
-/// Bounds what segments of System V shared memory come to. Like files in memory they stay when their makers are gone, so
-/// that no kill frees them, and unlike those they have no size that bounds them. Older kernels let nobody inside set
-/// this, and the sandbox's own limit is the only one then.
-fn bound_segments(memory_mb: u32) -> io::Result<()> {
+/// Limits System V shared memory. Like files in memory, segments remain when their creators are gone, so that killing
+/// processes does not free them, and unlike files they have no size limit of their own. Older kernels do not allow
+/// setting this inside, and then only the sandbox's own limit applies.
+fn limit_shared_memory(memory_mb: u32) -> io::Result<()> {
     let pages = (u64::from(memory_mb) << 20) / sys::page_size();
     match write_at(CWD, "/proc/sys/kernel/shmall", &pages.to_string()) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
@@ -308,7 +310,8 @@ fn build_tree(
     )
     .step("attach mqueue")?;
 
-    // Both need one that is fully visible in this namespace, so they come before the launcher's mounts go.
+    // Both require an instance that is fully visible in this namespace, so they come before the launcher's mounts are
+    // left.
     let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC;
     put(mount("proc", &[], harmless)?, "proc").step("attach /proc")?;
     attach(mount("sysfs", &[], harmless | attr::RDONLY)?.as_fd(), CWD, place::SYSFS).step("attach sysfs")?;
@@ -336,7 +339,7 @@ fn build_tree(
     }
 
     put(read_only(place::CONTROLLERS)?, "proc/cgroups").step("attach /proc/cgroups")?;
-    // The workload's groups are made meanwhile.
+    // The launcher creates the workload's groups meanwhile.
     if wire::receive(socket).step("wait for the cgroups")?.is_none() {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups");
     }
@@ -350,11 +353,11 @@ fn build_tree(
         put(group_tree, &format!("sys/fs/cgroup/{}", group.name)).step("attach a cgroup")?;
     }
     if let Some(figures) = figures {
-        // Older kernels clone nothing out of a mount that is attached nowhere.
-        attach(figures.as_fd(), CWD, place::FIGURES).step("attach the figures")?;
+        // Older kernels cannot clone from a detached mount.
+        attach(figures.as_fd(), CWD, place::FIGURES).step("attach the FUSE file system")?;
         for file in FILES {
             let tree = clone_tree(&format!("{}/{file}", place::FIGURES), false)?;
-            put(tree, &format!("proc/{file}")).step("attach a figure")?;
+            put(tree, &format!("proc/{file}")).step("attach a file of /proc")?;
         }
     }
 
@@ -372,7 +375,7 @@ fn mask_proc(new: BorrowedFd<'_>) -> Result<(), Failure> {
     let cover = |source: &str, target: &str| -> Result<(), Failure> {
         match inside(proc.as_fd(), target) {
             Ok(at) => attach(clone_tree(source, false)?.as_fd(), at.as_fd(), "").step("mask /proc"),
-            // Kernels differ in what they offer.
+            // Not every kernel has all of them.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error).step("mask /proc"),
         }
@@ -393,8 +396,8 @@ fn mask_proc(new: BorrowedFd<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Overlayfs falls back silently, to a read-only mount or to one without the properties that layers need, so what it
-/// did is read back.
+/// Overlayfs falls back silently to a read-only mount or to one without the properties that layers need, so its mount
+/// options are read back.
 fn check_overlays(count: usize) -> Result<(), Failure> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").step("read mountinfo")?;
     let overlays: Vec<&str> = mounts.lines().filter(|line| line.contains(" - overlay ")).collect();
@@ -407,12 +410,12 @@ fn check_overlays(count: usize) -> Result<(), Failure> {
         return Ok(());
     }
     Err(io::Error::other(
-        "overlayfs switched to read-only, or index or nfs_export off",
+        "overlayfs fell back to read-only, or disabled index or nfs_export",
     ))
     .step("check the overlays")
 }
 
-/// A descriptor of a place in the new tree, reached without leaving it and without following any link.
+/// Opens a path in the new tree without leaving it and without following any link.
 fn inside(root: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(rustix::fs::openat2(
@@ -437,7 +440,7 @@ fn clone_tree(path: &str, recursive: bool) -> Result<OwnedFd, Failure> {
     rustix::mount::open_tree(CWD, path, flags).step("clone a mount")
 }
 
-/// A clone of something of the launcher's that nobody in the sandbox may change.
+/// A clone of one of the launcher's mounts that the sandbox cannot write.
 fn read_only(path: &str) -> Result<OwnedFd, Failure> {
     let tree = clone_tree(path, false)?;
     let attributes = attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC;
@@ -445,7 +448,7 @@ fn read_only(path: &str) -> Result<OwnedFd, Failure> {
     Ok(tree)
 }
 
-/// A new file system, attached nowhere yet.
+/// A new file system, not attached yet.
 fn mount(kind: &str, options: &[(&str, &str)], attributes: u64) -> Result<OwnedFd, Failure> {
     let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step("open a file system")?;
     for (key, value) in options {
@@ -469,7 +472,7 @@ pub(crate) fn attach(mount: BorrowedFd<'_>, dir: BorrowedFd<'_>, path: &str) -> 
     Ok(rustix::mount::move_mount(mount, "", dir, path, flags)?)
 }
 
-/// A failure of the launcher's own part of a child.
+/// Creates a failure of one of the launcher's own steps.
 pub(crate) fn failure(what: &'static str, error: io::Error) -> Failure {
     Failure { what, error }
 }
@@ -479,7 +482,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_namespace_begins_at_nought() {
+    fn a_time_namespace_starts_at_zero() {
         let at = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
         let clocks = Clocks([("monotonic", at(7, 0)), ("boottime", at(8, 1))]);
         assert_eq!(clocks.offsets(), "monotonic -7 0\nboottime -9 999999999\n");

@@ -1,29 +1,29 @@
 //! Slots: the numbers that keep sandboxes of one host apart.
 //!
-//! A slot stands for a range of 65,536 user and group ids and a window of processors. A sandbox has it as long as
-//! something of it runs; its disk has an id of its own, so that it can outlive the processes.
+//! A slot represents a range of 65,536 user and group ids and a CPU window. A sandbox keeps it while anything of it
+//! runs; its disk has its own id, so that it can outlive the processes.
 //!
-//! Nothing that a neighbour could see (a mount's path, a loop device's file) names a sandbox id.
+//! Nothing that another sandbox could see (a mount's path, a loop device's file) contains a sandbox id.
 
 use std::fmt;
 
 use model::id::{DiskId, SandboxId};
 
-/// Ids in the range of one sandbox.
+/// Number of ids in the range of one sandbox.
 pub(crate) const IDS_PER_SLOT: u32 = 65_536;
 /// First id of slot 0 of region 0. Far above the ranges that distributions give to users (`/etc/subuid` starts at
 /// 100,000 and seldom passes a few million) and to services.
 const FIRST_ID: u32 = 0x2000_0000;
-/// Slots in a region; each data directory of a host has one region, which the registry gives it.
+/// Slots in a region. Each data directory of a host has one region, assigned by the registry.
 pub(crate) const SLOTS_PER_REGION: u32 = 4096;
 /// Regions that fit between [`FIRST_ID`] and the end of 32-bit ids.
 const REGIONS: u32 = (u32::MAX - FIRST_ID) / (IDS_PER_SLOT * SLOTS_PER_REGION);
 
-/// The number of a sandbox on its host.
+/// Number of a slot on its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Slot(pub(crate) u32);
 
-/// The block of ids of one data directory.
+/// The id ranges of one data directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Region(u32);
 
@@ -34,7 +34,7 @@ impl fmt::Display for Region {
 }
 
 impl Region {
-    /// The region that a data directory gets if it is free, from a hash of its path.
+    /// The preferred region of a data directory, from a hash of its path.
     #[must_use]
     pub(crate) fn of_hash(hash: u64) -> Self {
         Self(u32::try_from(hash % u64::from(REGIONS)).unwrap_or(0))
@@ -45,12 +45,12 @@ impl Region {
         (0..REGIONS).map(Self)
     }
 
-    /// Every region, this one first.
-    pub(crate) fn and_those_after(self) -> impl Iterator<Item = Self> {
+    /// Every region, starting with this one.
+    pub(crate) fn iter_from(self) -> impl Iterator<Item = Self> {
         (0..REGIONS).map(move |offset| Self((self.0 + offset) % REGIONS))
     }
 
-    /// All ids of it.
+    /// All ids of the region.
     pub(crate) fn ids(self) -> std::ops::Range<u64> {
         let first = u64::from(self.base_id(Slot(0)));
         first..first + u64::from(SLOTS_PER_REGION) * u64::from(IDS_PER_SLOT)
@@ -63,8 +63,8 @@ impl Region {
     }
 }
 
-/// What the cgroup of a sandbox is called: `<id>.<slot>.<disk>`. It is the record of what belongs together. Versions
-/// before named disks by their slots, and groups `<id>.<slot>`.
+/// Name of the cgroup of a sandbox: `<id>.<slot>.<disk>`. It records which of them belong together. Earlier versions
+/// named disks by their slots, and groups `<id>.<slot>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name {
     /// The sandbox.
@@ -98,17 +98,18 @@ impl Name {
             slot: Slot(number),
             disk,
         };
-        // What is not written in this way (a number with zeros before it, a slot twice) is not a name.
+        // Reject non-canonical forms (a number with leading zeros, a slot twice).
         (number < SLOTS_PER_REGION && name.to_string() == text).then_some(name)
     }
 
-    /// Whether a version before named its disk by its slot.
+    /// Whether an earlier version named its disk by its slot.
     pub(crate) fn is_of_earlier_version(&self) -> bool {
         self.disk.as_str().parse() == Ok(self.slot.0)
     }
 }
 
-/// FNV-1a of a path: names the tree and picks the region of a data directory. Not a defence against anybody.
+/// FNV-1a of a path: names the cgroup tree and selects the preferred region of a data directory. Not
+/// collision-resistant.
 #[must_use]
 pub(crate) fn path_hash(path: &std::path::Path) -> u64 {
     fnv1a(path.as_os_str().as_encoded_bytes())
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_neither_meet_nor_leave_the_id_space() {
+    fn id_ranges_neither_overlap_nor_exceed_the_id_space() {
         let last = Region(REGIONS - 1).base_id(Slot(SLOTS_PER_REGION - 1));
         assert!(last.checked_add(IDS_PER_SLOT - 1).is_some_and(|end| end < u32::MAX));
         let region = Region::of_hash(path_hash(std::path::Path::new("/var/lib/ringfence")));
@@ -138,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_back() {
-        // The last is a disk of an earlier version in another slot.
+    fn names_round_trip() {
+        // The last one is a disk of an earlier version in another slot.
         for disk in ["d0123456789abcdefghij", "17", "18"] {
             let name = Name {
                 id: "iabc".parse().unwrap(),

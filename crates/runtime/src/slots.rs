@@ -1,4 +1,4 @@
-//! Which sandboxes have which slots.
+//! Assignment of slots to sandboxes.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,23 +7,23 @@ use model::id::{DiskId, SandboxId};
 use crate::driver::StartError;
 use crate::slot::{Name, SLOTS_PER_REGION, Slot};
 
-/// The slots of a host, lowest first, so that ranges of ids stay small. A sandbox is in here from before its cgroup is
-/// made until the cgroup is gone.
+/// The slots of a host, lowest first, so that the used id ranges stay together. A sandbox has its entry from before its
+/// cgroup is created until the cgroup is removed.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    /// Slots below this were given out at some time.
+    /// Slots below this have been allocated before.
     next: u32,
-    /// Slots below `next` that are free again.
+    /// Released slots below `next`.
     free: BTreeSet<u32>,
     names: HashMap<SandboxId, Name>,
 }
 
 impl Slots {
-    /// Gives a free slot to a sandbox.
+    /// Allocates a free slot for a sandbox.
     ///
     /// # Errors
-    /// When there is none, or the sandbox has one.
-    pub(crate) fn take(&mut self, id: &SandboxId, disk: &DiskId) -> Result<Name, StartError> {
+    /// When no slot is free, or the sandbox already has one.
+    pub(crate) fn allocate(&mut self, id: &SandboxId, disk: &DiskId) -> Result<Name, StartError> {
         if self.names.contains_key(id) {
             return Err(StartError::Exists(id.clone()));
         }
@@ -44,8 +44,8 @@ impl Slots {
         Ok(name)
     }
 
-    /// Notes a sandbox that was found.
-    pub(crate) fn occupy(&mut self, name: &Name) {
+    /// Records the slot of a sandbox that was found on the host.
+    pub(crate) fn mark_used(&mut self, name: &Name) {
         let slot = name.slot.0;
         self.free.extend(self.next..slot);
         self.free.remove(&slot);
@@ -53,13 +53,13 @@ impl Slots {
         self.names.insert(name.id.clone(), name.clone());
     }
 
-    /// The name of a sandbox of which something is there.
+    /// The name of a sandbox that has a slot.
     pub(crate) fn name(&self, id: &SandboxId) -> Option<&Name> {
         self.names.get(id)
     }
 
-    /// Frees the slot of a sandbox of which nothing is left.
-    pub(crate) fn give_back(&mut self, id: &SandboxId) {
+    /// Releases the slot of a sandbox of which nothing is left.
+    pub(crate) fn release(&mut self, id: &SandboxId) {
         if let Some(name) = self.names.remove(id) {
             self.free.insert(name.slot.0);
         }
@@ -76,36 +76,36 @@ mod tests {
 
     fn take(slots: &mut Slots, number: u32) -> Result<u32, StartError> {
         let disk = DiskId::from_random(&[0; 20]);
-        slots.take(&id(number), &disk).map(|name| name.slot.0)
+        slots.allocate(&id(number), &disk).map(|name| name.slot.0)
     }
 
     #[test]
-    fn a_slot_is_given_to_one_at_a_time() {
+    fn a_slot_belongs_to_one_sandbox_at_a_time() {
         let mut slots = Slots::default();
         let found = Name::parse("ifound.2").unwrap();
-        slots.occupy(&found);
+        slots.mark_used(&found);
         // Found twice.
-        slots.occupy(&found);
+        slots.mark_used(&found);
         let taken: Vec<_> = (0..3).map(|number| take(&mut slots, number).unwrap()).collect();
         assert_eq!(taken, [0, 1, 3]);
         assert!(matches!(take(&mut slots, 1), Err(StartError::Exists(_))));
-        slots.give_back(&id(1));
-        slots.give_back(&id(900));
+        slots.release(&id(1));
+        slots.release(&id(900));
         assert_eq!(take(&mut slots, 1).unwrap(), 1);
         assert_eq!(take(&mut slots, 3).unwrap(), 4);
-        slots.give_back(&found.id);
+        slots.release(&found.id);
         assert_eq!(slots.name(&found.id), None);
         assert_eq!(take(&mut slots, 4).unwrap(), 2);
     }
 
     #[test]
-    fn the_last_slot_is_the_last() {
+    fn no_slot_beyond_the_last_is_allocated() {
         let mut slots = Slots::default();
         for number in 0..SLOTS_PER_REGION {
             assert_eq!(take(&mut slots, number).unwrap(), number);
         }
         assert!(matches!(take(&mut slots, SLOTS_PER_REGION), Err(StartError::Full)));
-        slots.give_back(&id(7));
+        slots.release(&id(7));
         assert_eq!(take(&mut slots, SLOTS_PER_REGION).unwrap(), 7);
     }
 }

@@ -1,14 +1,14 @@
-//! Memory in the sockets of a sandbox that no control group is charged with.
+//! Memory in the sockets of a sandbox that is not charged to its control group.
 //!
-//! The kernel charges what waits in TCP and UDP sockets to be read or to be acknowledged, and what is in UNIX sockets.
-//! It charges nobody with netlink replies, with what raw sockets receive, with reports in error queues (refused
-//! packets, timestamps), with datagrams that are held back to grow, and with connections that nobody has accepted yet.
-//! Each socket is bounded by its buffer sizes, up to `net.core.rmem_max`; their number is not bounded by anything else
-//! than the few kilobytes that each is charged with. A sandbox can so take a hundred times its memory from the host.
+//! The kernel charges unread and unacknowledged data in TCP and UDP sockets, and data in UNIX sockets. It does not
+//! charge netlink replies, data received by raw sockets, reports in error queues (refused packets, timestamps),
+//! datagrams held back to grow, and connections that are not accepted yet. Each socket is limited by its buffer sizes,
+//! up to `net.core.rmem_max`; the number of sockets is limited only by the few kilobytes charged for each. A sandbox
+//! can thus take a hundred times its memory from the host.
 //!
-//! Nothing short of looking bounds that, so this looks: the sum of what all sockets of a network namespace hold, by
-//! socket diagnosis and by what /proc tells of the kinds that diagnosis does not know everywhere, less what the
-//! sandbox's group is charged with. Sockets that the platform made in the namespace are not the sandbox's.
+//! It can only be bounded by measuring it: the sum of what all sockets of a network namespace hold, read from socket
+//! diagnosis and, for the kinds that diagnosis does not support everywhere, from /proc, minus what the sandbox's group
+//! is charged for. Sockets that the platform created in the namespace do not count.
 
 use std::fs;
 use std::io;
@@ -27,16 +27,16 @@ const INET_DIAG_SKMEMINFO: u16 = 7;
 const HEADER: usize = 16;
 const SOCKET_ID: usize = 48;
 const ANSWER: usize = 72;
-/// Where `struct inet_diag_msg` has the state, the user id and the inode.
+/// Offsets of the state, the user id and the inode in `struct inet_diag_msg`.
 const STATE: usize = 1;
 const UID: usize = 64;
 const INODE: usize = 68;
-/// What the kernel fills a reply with at most.
+/// Maximum size of a reply of the kernel, in bytes.
 const REPLY: usize = 32 * 1024;
 /// States of TCP.
 const ESTABLISHED: u8 = 1;
 const CLOSE_WAIT: u8 = 8;
-/// What a connection that nobody has accepted takes besides its buffers.
+/// Memory of an unaccepted connection besides its buffers, in bytes.
 const UNACCEPTED: u64 = 4096;
 
 /// Bytes that all TCP and UDP sockets hold in the namespace of this `NETLINK_SOCK_DIAG` socket, charged or not.
@@ -51,7 +51,7 @@ pub(crate) fn held_by_inet(diagnosis: &OwnedFd) -> io::Result<u64> {
     Ok(sum)
 }
 
-/// Bytes that raw and netlink sockets hold in the network namespace of a process. None of them is ever charged.
+/// Bytes that raw and netlink sockets hold in the network namespace of a process. They are never charged.
 pub(crate) fn held_by_others(pid: i32) -> io::Result<u64> {
     let table = |name: &str, columns| match fs::File::open(format!("/proc/{pid}/net/{name}")) {
         // No IPv6.
@@ -61,7 +61,7 @@ pub(crate) fn held_by_others(pid: i32) -> io::Result<u64> {
     Ok(table("raw", Columns::Queues)? + table("raw6", Columns::Queues)? + table("netlink", Columns::Buffers)?)
 }
 
-/// What TCP and UDP sockets in the network namespace of a process could hold uncharged, going by their number.
+/// Upper bound of the uncharged memory of TCP and UDP sockets in the network namespace of a process, from their number.
 pub(crate) fn most_of_inet(pid: i32) -> io::Result<u64> {
     let mut number = 0;
     for table in ["sockstat", "sockstat6"] {
@@ -76,7 +76,7 @@ pub(crate) fn most_of_inet(pid: i32) -> io::Result<u64> {
         .trim()
         .parse()
         .map_err(|_| io::ErrorKind::InvalidData)?;
-    // The kernel doubles what a program asks for.
+    // The kernel doubles the size that a program requests.
     Ok(number.saturating_mul(largest).saturating_mul(2))
 }
 
@@ -89,7 +89,7 @@ fn in_use(table: &str) -> u64 {
     table.lines().filter_map(number).sum()
 }
 
-/// Asks for all sockets of a kind, with their memory.
+/// Request for all sockets of a kind, with their memory.
 fn request(family: u8, protocol: u8) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + 8 + SOCKET_ID);
     let length = u32::try_from(HEADER + 8 + SOCKET_ID).unwrap_or_default();
@@ -119,7 +119,7 @@ fn dump(diagnosis: &OwnedFd, request: &[u8]) -> io::Result<u64> {
     }
 }
 
-/// What the sockets of one reply hold, and whether it is the last.
+/// Bytes held by the sockets of one reply, and whether it is the last.
 fn add(mut reply: &[u8]) -> io::Result<(u64, bool)> {
     let broken = || io::Error::from(io::ErrorKind::InvalidData);
     let mut sum = 0;
@@ -140,12 +140,12 @@ fn add(mut reply: &[u8]) -> io::Result<(u64, bool)> {
     Ok((sum, false))
 }
 
-/// What one socket holds.
+/// Bytes held by one socket.
 fn held(message: &[u8]) -> Option<u64> {
     let (state, uid, inode) = (*message.get(STATE)?, word(message, UID)?, word(message, INODE)?);
-    // The platform's own end of a connection; or an end that was closed and keeps what is still to be sent, which is
-    // charged to whoever closed it. Before 6.17 the kernel forgets with the close who that was, and knows no owner of
-    // a connection that nobody has accepted either.
+    // The platform's own end of a connection; or a closed end with data still to be sent, which is charged to the
+    // process that closed it. Before 6.17 the kernel forgets the owner on close, and does not report an owner of an
+    // unaccepted connection either.
     if uid == 0 && (inode != 0 || !matches!(state, ESTABLISHED | CLOSE_WAIT)) {
         return Some(0);
     }
@@ -154,8 +154,8 @@ fn held(message: &[u8]) -> Option<u64> {
         let length = usize::from(length);
         let value = attributes.get(4..length)?;
         if kind == INET_DIAG_SKMEMINFO {
-            // Received; being sent; set aside; waiting to be sent or acknowledged. What is being sent by TCP is counted
-            // among what waits as well, so the larger one counts.
+            // Received; being sent; reserved; waiting to be sent or acknowledged. TCP counts data being sent as waiting
+            // as well, so the larger one counts.
             let [received, sending, aside, waiting] =
                 [word(value, 0)?, word(value, 8)?, word(value, 16)?, word(value, 20)?];
             let own = if inode == 0 { UNACCEPTED } else { 0 };
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_summed_and_read_without_trust() {
+    fn replies_are_summed_and_malformed_ones_rejected() {
         let memory = Some([100, 9999, 20, 9999, 3, 50, 9999, 9999, 9999]);
         let done = {
             let mut bytes = vec![0; 20];
@@ -222,7 +222,7 @@ mod tests {
         for unaccepted in [ESTABLISHED, CLOSE_WAIT] {
             check(&socket(unaccepted, 0, 0, memory), (153 + UNACCEPTED, false));
         }
-        // Those of the platform, open and closed.
+        // Sockets of the platform, open and closed.
         check(&socket(ESTABLISHED, 0, 7, memory), (0, false));
         check(&socket(fin_wait, 0, 0, memory), (0, false));
         check(&socket(time_wait, 0, 0, None), (0, false));

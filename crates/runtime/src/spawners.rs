@@ -1,8 +1,8 @@
-//! Ending the spawners that a sandbox has left behind.
+//! Kills the spawners that an agent has given up.
 //!
-//! An agent gives up a spawner that does not answer, and one that was stopped would stay for good: it holds memory and
-//! a place among the sandbox's processes, and woken up it would act on a request that was answered as failed. The
-//! agent cannot tell which of its children that is; the host can, by the program they run.
+//! An agent gives up a spawner that does not respond. One that was stopped would remain forever: it holds memory and
+//! counts against the sandbox's process limit, and once continued it would act on a request that was already answered
+//! as failed. The agent cannot tell which of its children it is; the host can, by the program they run.
 
 use std::fs;
 use std::io;
@@ -13,17 +13,17 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::container::has_ended;
 
-/// Kills every child of this agent that is a spawner or was to become one, stopped or not.
+/// Kills every child of this agent that is a spawner or about to become one, stopped or not.
 ///
-/// Pids of children are looked at through a pidfd, so that a signal never reaches a later process of the same number.
-/// The agent's own is trusted as long as its pidfd says that it lives.
+/// Children are checked through a pidfd, so that a signal never reaches a later process with the same pid. The agent's
+/// own pid is valid as long as its pidfd says that it lives.
 ///
 /// # Errors
 /// When the agent is gone, or its children cannot be read.
 pub(crate) fn end_all(agent: i32, pidfd: BorrowedFd<'_>) -> io::Result<()> {
     let file = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     let program = file(fs::metadata(format!("/proc/{agent}/exe"))?);
-    // What one runs that has not got as far as its program: the sandbox's processes cannot run that file.
+    // The program of a process that has not executed the spawner yet: the sandbox's processes cannot run that file.
     let unfinished = file(fs::metadata("/proc/self/exe")?);
     let children = fs::read_to_string(format!("/proc/{agent}/task/{agent}/children"))?;
     if has_ended(pidfd)? {
@@ -35,7 +35,7 @@ pub(crate) fn end_all(agent: i32, pidfd: BorrowedFd<'_>) -> io::Result<()> {
         else {
             continue;
         };
-        // It ended meanwhile, or is another's by now, when either cannot be read.
+        // When this cannot be read, it ended meanwhile or is no longer a child.
         let Ok(of_child) = fs::metadata(format!("/proc/{child}/exe")) else {
             continue;
         };

@@ -1,8 +1,8 @@
 //! The system calls that have no safe wrapper, one function each. All `unsafe` of the host side is in this file.
 //!
-//! Everything here is called from the launcher, which has one thread, or from a child that the launcher cloned:
-//! that is what makes running ordinary code after `clone3` sound, and what makes per-process state (namespaces,
-//! user ids) safe to change for a moment. [`in_namespace`] is the one exception and restores or aborts.
+//! Everything here is called from the launcher, which has one thread, or from a child that the launcher cloned: that
+//! makes running ordinary code after `clone3` sound, and makes it safe to change per-process state (namespaces, user
+//! ids) temporarily. [`in_namespace`] is the one exception and restores or aborts.
 
 #![expect(unsafe_code, reason = "raw system calls; each block says why it is sound")]
 
@@ -22,7 +22,7 @@ fn check(result: c_long) -> io::Result<c_long> {
     }
 }
 
-/// What `clone3` gave to the caller.
+/// Result of `clone3`.
 #[derive(Debug)]
 pub(crate) enum Cloned {
     /// In the parent: the child's pid and a pidfd of it.
@@ -70,7 +70,7 @@ pub(crate) const NAMESPACES: c_int = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// Real, effective and saved user and group ids of the calling thread.
+/// Sets the real, effective and saved user and group ids of the calling thread.
 pub(crate) fn set_ids(real: uid_t, effective: uid_t, saved: uid_t) -> io::Result<()> {
     // SAFETY: these calls change credentials only. The raw system calls act on one thread, unlike libc's wrappers,
     // which is what is wanted. Groups go first: they need the privilege that the user id may take away.
@@ -106,14 +106,14 @@ pub(crate) fn page_size() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Forbids everybody but the host's root to look into this process, what it clones included: its memory, descriptors
-/// and directories. Executing another program ends that.
+/// Restricts access to this process, and to what it clones, to the host's root: its memory, descriptors and
+/// directories. Executing another program ends that.
 pub(crate) fn hide_memory() -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, 0)
 }
 
-/// Sets the permitted and effective capability sets to `set`, and empties the inheritable one: what a process of
-/// another user inherits, a program whose file capabilities name it would turn into its own.
+/// Sets the permitted and effective capability sets to `set`, and clears the inheritable set: a program whose file
+/// capabilities include an inherited one would gain it.
 pub(crate) fn set_capabilities(set: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
@@ -166,7 +166,7 @@ pub(crate) mod attr {
     pub(crate) const IDMAP: u64 = 0x0010_0000;
 }
 
-/// Sets attributes on the mount that `mount` is; with [`attr::IDMAP`], `userns` says how ids are mapped.
+/// Sets attributes on a mount; with [`attr::IDMAP`], `userns` defines how ids are mapped.
 pub(crate) fn mount_setattr(
     mount: BorrowedFd<'_>,
     recursive: bool,
@@ -201,8 +201,8 @@ pub(crate) fn mount_setattr(
     .map(drop)
 }
 
-/// `pivot_root(".", ".")` and a lazy unmount of the old root: the current directory becomes the root, and nothing
-/// of what was there before stays reachable.
+/// `pivot_root(".", ".")` and a lazy unmount of the old root: the current directory becomes the root, and the old tree
+/// is no longer reachable.
 pub(crate) fn pivot_to_current_directory() -> io::Result<()> {
     // SAFETY: constant NUL-terminated paths.
     unsafe {
@@ -283,13 +283,13 @@ pub(crate) fn reset_signals() {
     }
 }
 
-/// Has the kernel reap children by itself.
+/// Lets the kernel reap children automatically.
 pub(crate) fn ignore_children() {
     // SAFETY: SIG_IGN is a valid handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
-/// Schedules the calling thread as an ordinary one with this nice value and slices of this length. With
+/// Schedules the calling thread with the default policy, this nice value and slices of this length. With
 /// `reset_on_fork` the threads and processes that it starts have the defaults again.
 pub(crate) fn set_schedule(nice: i32, slice: Duration, reset_on_fork: bool) -> io::Result<()> {
     /// `struct sched_attr` of linux/sched/types.h, in its first version.
@@ -321,8 +321,8 @@ pub(crate) fn set_schedule(nice: i32, slice: Duration, reset_on_fork: bool) -> i
 /// `SCHED_FLAG_RESET_ON_FORK` of linux/sched.h.
 const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 
-/// Sets a resource limit, lowered to the hard limit that this process has. Never raises a hard limit, which would
-/// need CAP_SYS_RESOURCE.
+/// Sets a resource limit, capped at the current hard limit. Never raises a hard limit, which would require
+/// CAP_SYS_RESOURCE.
 pub(crate) fn limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> io::Result<()> {
     let mut have = libc::rlimit {
         rlim_cur: 0,
@@ -400,7 +400,7 @@ pub(crate) fn loop_configure(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io
     // SAFETY: all-zero is a valid loop_config.
     let mut config: Config = unsafe { std::mem::zeroed() };
     config.fd = file.as_raw_fd().cast_unsigned();
-    // The file system on it has 4 KiB blocks; larger sectors mean fewer, whole-page requests.
+    // The file system on it has 4 KiB blocks; larger sectors lead to fewer, whole-page requests.
     config.block_size = 4096;
     config.info.flags = AUTOCLEAR;
     // SAFETY: `config` has the layout of struct loop_config and outlives the call.
@@ -410,11 +410,11 @@ pub(crate) fn loop_configure(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io
     .map(drop)
 }
 
-/// Runs `work` with this thread in the network namespace `target` and brings it back to `home`.
+/// Runs `work` with this thread in the network namespace `target` and switches back to `home`.
 ///
-/// A socket keeps the namespace it was made in, so this is how the host makes sockets inside a sandbox. When the way
-/// back fails, the process is aborted: a thread of the platform that stays in a sandbox's network would hand that
-/// network to its next user. `work` must not panic or yield.
+/// A socket keeps the namespace it was created in, so this is how the host creates sockets inside a sandbox. If
+/// switching back fails, the process is aborted: a thread of the platform that stays in a sandbox's network would
+/// expose that network to its next task. `work` must not panic or yield.
 pub(crate) fn in_namespace<T>(
     target: BorrowedFd<'_>,
     home: BorrowedFd<'_>,
@@ -428,8 +428,8 @@ pub(crate) fn in_namespace<T>(
     result
 }
 
-/// Ends this process at once, running nothing of what a normal exit runs: for children that share their parent's
-/// buffers and handlers.
+/// Ends this process immediately, without the cleanup of a normal exit: for children that share their parent's buffers
+/// and handlers.
 pub(crate) fn exit_now(code: c_int) -> ! {
     // SAFETY: _exit takes a number and does not return.
     unsafe { libc::_exit(code) }

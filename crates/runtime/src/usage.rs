@@ -1,14 +1,13 @@
-//! What a sandbox uses, read from the host's side: nothing that the agent says goes in here.
+//! Resource usage of a sandbox, measured on the host: reports of the agent are not used.
 //!
-//! - Processor time and memory are those of the sandbox's own control group: the workload's, and what the agent does
+//! - Processor time and memory are those of the sandbox's own control group: the workload's, and what the agent uses
 //!   for clients. Processor time comes from the v2 group, which counts it with and without the cpu controller, so both
-//!   back ends have it in one place.
-//! - The total is the workload's limit. What the agent may use beyond it is not the sandbox's to plan with, and is cut
-//!   off: nobody is told of more in use than there is.
-//! - Memory is split into what only the processes can give back and the page cache of files on disk. Files in memory
-//!   are cache to the kernel, but it cannot drop them, so they are on the processes' side here.
-//! - The disk is asked for the numbers that `df` tells inside. Its image would tell blocks that were freed, too, until
-//!   the kernel gets to giving them back.
+//!   back ends read it from one place.
+//! - The total is the workload's limit. What the agent may use beyond it is not available to the sandbox and is cut
+//!   off: usage is never reported as larger than the total.
+//! - Memory is split into what only the processes can free and the page cache of files on disk. Files in memory are
+//!   cache to the kernel, but it cannot drop them, so they count as used here.
+//! - Disk usage is what `df` reports inside. The image would also count freed blocks until the kernel gives them back.
 //!
 //! Without control groups there is nothing to read, and that is an error rather than a guess.
 
@@ -23,7 +22,7 @@ use crate::cgroup::meters::Sum;
 use crate::container::has_ended;
 use crate::slot::Name;
 
-/// What a sandbox uses at one moment.
+/// Resource usage of a sandbox at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Processor time of the sandbox since its start, on all cores together, in microseconds.
@@ -32,35 +31,35 @@ pub struct Usage {
     pub memory_used_bytes: u64,
     /// Page cache of files on disk.
     pub memory_cache_bytes: u64,
-    /// Most that the workload may have, and that both come to.
+    /// Memory limit of the workload, and of both together.
     pub memory_total_bytes: u64,
-    /// What is written on the disk, in bytes.
+    /// Space used on the disk, in bytes.
     pub disk_used_bytes: u64,
     /// Size of the disk for files, in bytes.
     pub disk_total_bytes: u64,
 }
 
-/// What is free on a host.
+/// Free capacity of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Memory that could be used without swapping, in bytes.
     pub memory_available_bytes: u64,
-    /// Space on the file system of the data directory, in bytes.
+    /// Free space on the file system of the data directory, in bytes.
     pub disk_available_bytes: u64,
 }
 
-/// Most that is read of a control file, in bytes. `memory.stat` has about 2 KiB.
+/// Maximum size of a control file, in bytes. `memory.stat` has about 2 KiB.
 const CONTROL_FILE_MAX: usize = 8 * 1024;
 
-/// The files in which the kernel counts for one sandbox, kept open: opening them would take most of the time that a
-/// reading takes. They do not keep the groups from being removed.
+/// The files in which the kernel counts the usage of one sandbox, kept open: opening them would take most of the time
+/// of a reading. They do not prevent removing the groups.
 #[derive(Debug)]
 pub(crate) struct Meter {
     cpu: File,
     memory_charged: File,
     memory_stat: File,
     memory_kills: File,
-    /// Where sockets are charged apart.
+    /// Where socket memory is charged separately.
     sockets: Option<File>,
     memory_total_bytes: u64,
     cache_field: &'static str,
@@ -71,14 +70,14 @@ impl Meter {
     /// The meter of the sandbox of this name.
     pub(crate) fn open(tree: &Tree, name: &Name) -> io::Result<Self> {
         let meters = tree.meters(name).ok_or(io::ErrorKind::Unsupported)?;
-        // No limit, which is a word in v2, is as good as a very large one.
+        // No limit, which is not a number in v2, counts as a very large one.
         let limit = std::fs::read_to_string(&meters.memory_limit)?;
         Ok(Self {
             cpu: File::open(&meters.cpu)?,
             memory_charged: File::open(&meters.memory_charged)?,
             memory_stat: File::open(&meters.memory_stat)?,
             memory_kills: File::open(&meters.memory_kills)?,
-            // Absent where the kernel counts sockets in no way at all.
+            // Absent where the kernel does not count sockets at all.
             sockets: meters.sockets.and_then(|path| File::open(path).ok()),
             memory_total_bytes: number(&limit).unwrap_or(u64::MAX),
             cache_field: meters.cache_field,
@@ -86,7 +85,7 @@ impl Meter {
         })
     }
 
-    /// Reads what the sandbox uses, whose agent is `pid` behind `agent`.
+    /// Reads the usage of the sandbox whose agent is `pid`, with pidfd `agent`.
     pub(crate) fn read(&self, pid: i32, agent: BorrowedFd<'_>) -> io::Result<Usage> {
         let mut buffer = [0; CONTROL_FILE_MAX];
         let charged = number(read_into(&self.memory_charged, &mut buffer)?)?;
@@ -96,7 +95,7 @@ impl Meter {
         let (memory_used_bytes, memory_cache_bytes) = split(charged, cache, self.memory_total_bytes);
         let cpu_time_us = field(read_into(&self.cpu, &mut buffer)?, "usage_usec").ok_or(io::ErrorKind::InvalidData)?;
         let disk = statfs_of(pid)?;
-        // The agent lives still, so its pid was nobody else's while the disk was asked.
+        // The agent is still running, so its pid was not reused while the disk was queried.
         if has_ended(agent)? {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -110,14 +109,14 @@ impl Meter {
         })
     }
 
-    /// Reads how many processes of the workload were killed for want of memory.
+    /// Reads how many processes of the workload were killed for lack of memory.
     pub(crate) fn memory_kills(&self) -> io::Result<u64> {
         let mut buffer = [0; CONTROL_FILE_MAX];
         let text = read_into(&self.memory_kills, &mut buffer)?;
         field(text, "oom_kill").ok_or(io::ErrorKind::InvalidData.into())
     }
 
-    /// Reads what the sandbox is charged with for its sockets.
+    /// Reads how much memory the sandbox is charged for its sockets.
     pub(crate) fn sockets(&self) -> io::Result<u64> {
         let mut buffer = [0; CONTROL_FILE_MAX];
         match &self.sockets {
@@ -127,17 +126,17 @@ impl Meter {
     }
 }
 
-/// Splits what is charged into what is used and what is cache, which together are no more than the total.
+/// Splits charged memory into used and cache, which together do not exceed the total.
 fn split(charged: u64, cache: u64, total: u64) -> (u64, u64) {
-    // The counters are not read at one moment, so there may be more cache than charges.
+    // The counters are not read at the same time, so the cache may exceed the charges.
     let used = charged.saturating_sub(cache).min(total);
     (used, cache.min(charged).min(total - used))
 }
 
-/// Reads what is free on the host that holds `data_dir`.
+/// Reads the free capacity of the host and of the file system of `data_dir`.
 ///
 /// # Errors
-/// When the kernel tells neither.
+/// When one of them cannot be read.
 pub(crate) fn capacity(data_dir: &Path) -> io::Result<Capacity> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let available_kb = field(&text, "MemAvailable:").ok_or(io::ErrorKind::InvalidData)?;
@@ -147,7 +146,7 @@ pub(crate) fn capacity(data_dir: &Path) -> io::Result<Capacity> {
     })
 }
 
-/// Reads what is free on the file system of `data_dir`, in bytes.
+/// Reads the free space on the file system of `data_dir`, in bytes.
 pub(crate) fn disk_available(data_dir: &Path) -> io::Result<u64> {
     let disk = rustix::fs::statvfs(data_dir)?;
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
@@ -168,26 +167,26 @@ pub(crate) fn uncharged(sum: &Sum) -> io::Result<u64> {
     Ok(used.saturating_sub(charged).saturating_sub(sockets))
 }
 
-/// What the file system of a sandbox's disk says of itself, in bytes.
+/// Statistics of the file system on a sandbox's disk, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DiskNumbers {
+pub(crate) struct DiskStats {
     pub(crate) total_bytes: u64,
     pub(crate) used_bytes: u64,
     pub(crate) free_bytes: u64,
-    /// What may be used of what is free.
+    /// Free space that may be used.
     pub(crate) allowed_bytes: u64,
 }
 
-/// Asks for the disk below the root of the sandbox whose agent has this pid. An overlay answers for the disk that its
-/// upper lies on, and waits for nothing. Anything but an overlay is no root that this platform made.
-pub(crate) fn statfs_of(pid: i32) -> io::Result<DiskNumbers> {
+/// Queries the disk below the root of the sandbox whose agent has this pid. An overlay returns the statistics of the
+/// disk with its upper, and waits for nothing. A root that is not an overlay was not created by this platform.
+pub(crate) fn statfs_of(pid: i32) -> io::Result<DiskStats> {
     let disk = rustix::fs::statfs(format!("/proc/{pid}/root"))?;
     if disk.f_type != libc::OVERLAYFS_SUPER_MAGIC {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let block = u64::try_from(disk.f_bsize).map_err(|_| io::ErrorKind::InvalidData)?;
     let bytes = |blocks: u64| blocks.saturating_mul(block);
-    Ok(DiskNumbers {
+    Ok(DiskStats {
         total_bytes: bytes(disk.f_blocks),
         used_bytes: bytes(disk.f_blocks.saturating_sub(disk.f_bfree)),
         free_bytes: bytes(disk.f_bfree),
@@ -195,7 +194,7 @@ pub(crate) fn statfs_of(pid: i32) -> io::Result<DiskNumbers> {
     })
 }
 
-/// Reads a control file in one call, as the kernel makes its text for each.
+/// Reads a control file in one call, because the kernel generates its text for each.
 fn read_into<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
     let length = file.read_at(buffer, 0)?;
     std::str::from_utf8(&buffer[..length]).map_err(|_| io::ErrorKind::InvalidData.into())
@@ -205,7 +204,7 @@ fn number(text: &str) -> io::Result<u64> {
     text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The number after a word at the beginning of a line.
+/// The number in the line that starts with this word.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn never_more_in_use_than_there_is() {
+    fn usage_never_exceeds_the_total() {
         assert_eq!(split(100, 30, 1000), (70, 30));
         assert_eq!(split(100, 130, 1000), (0, 100));
         assert_eq!(split(1010, 30, 1000), (980, 20));
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_has_room() {
+    fn this_host_has_free_capacity() {
         let dir = tempfile::tempdir().unwrap();
         let free = capacity(dir.path()).unwrap();
         assert!(free.memory_available_bytes > 1 << 20, "{free:?}");
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged_is_not_uncharged() {
+    fn charged_memory_is_not_uncharged() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = dir.path().join(name);

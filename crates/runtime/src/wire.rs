@@ -1,4 +1,4 @@
-//! What the driver and its launcher say to each other: one JSON message per packet, with descriptors beside.
+//! The protocol between the driver and its launchers: one JSON message per packet, with descriptors attached.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,21 +21,21 @@ pub(crate) struct Hello {
     pub(crate) tree: Tree,
     /// First id on the host of slot 0.
     pub(crate) first_id: u32,
-    /// Whether disks are taken from the host as a whole.
+    /// Whether disks are allocated in full.
     pub(crate) reserve_disks: bool,
     pub(crate) work: Work,
 }
 
-/// What a launcher is for. What sandboxes can hold up has one of its own.
+/// Task of a launcher. Requests that a sandbox can delay have a launcher of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
     /// [`Request::Start`], one after the other.
     Sandboxes,
-    /// [`Request::Respawn`], side by side.
+    /// [`Request::Respawn`], in parallel.
     Spawners,
 }
 
-/// What a launcher is asked to do.
+/// Request to a launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// Answered with [`Reply::Started`] and the descriptors pidfd, network namespace, boot connection.
@@ -44,12 +44,12 @@ pub(crate) enum Request {
         rootfs: Rootfs,
         resources: Resources,
     },
-    /// Gives a sandbox a new spawner. With the message come the pidfd of its agent and a socket, on which it is answered
-    /// with [`Reply::Done`]; closing the other end of that ends the attempt.
+    /// Gives a sandbox a new spawner. Attached are the pidfd of its agent and a socket, on which [`Reply::Done`] is
+    /// sent; closing its other end aborts the attempt.
     Respawn { name: String },
 }
 
-/// What a launcher answers.
+/// Reply of a launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// The launcher is ready.
@@ -60,13 +60,13 @@ pub(crate) enum Reply {
         stages: Vec<(String, u64)>,
     },
     Done,
-    /// Nothing is left of the attempt but its groups and its image, which the driver removes.
+    /// All that is left of the attempt are its groups and its image, which the driver removes.
     Failed(String),
 }
 
-/// Longest message, in bytes.
+/// Maximum message size, in bytes.
 const MESSAGE_MAX: usize = 16 * 1024;
-/// Most descriptors beside one message: the overlays of a sandbox and its figures, which are two.
+/// Maximum number of descriptors attached to one message: the overlays of a sandbox and the two of its `/proc` files.
 const FDS_MAX: usize = OVERLAYS_MAX + 2;
 
 /// Sends one packet with descriptors.
@@ -108,12 +108,12 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec
     Ok(Some((bytes, fds)))
 }
 
-/// [`send`] of a message.
+/// Encodes and sends a message.
 pub(crate) fn send_message(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send(socket.as_fd(), &serde_json::to_vec(message)?, fds)
 }
 
-/// [`receive`] of a message.
+/// Receives and decodes a message.
 pub(crate) fn receive_message<T: for<'de> Deserialize<'de>>(
     socket: impl AsFd,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {

@@ -131,7 +131,7 @@ impl Driver for Processes {
     fn clean(&self, id: &SandboxId) -> bool {
         let home = self.home(id);
         let process = fs::read_to_string(home.join("process")).unwrap_or_default();
-        if ProcessIdentity::parse(&process).is_some_and(|process| process.lives()) {
+        if ProcessIdentity::parse(&process).is_some_and(|process| process.is_running()) {
             return false;
         }
         match fs::remove_dir_all(home) {

@@ -1,8 +1,9 @@
-//! Who there is in a sandbox: root, `user`, and the names that files and programs of a distribution refer to.
+//! User and group accounts of a sandbox: root, `user`, and the names that files and programs of a distribution refer
+//! to.
 //!
-//! Of the host's own accounts come those alone that mean the same on every machine of its distribution (ids below
-//! 100), `_apt`, and those that its package database names: `dpkg` ends with an error where it does not know them.
-//! They come as a name and a number, without what else the host says of them.
+//! Of the host's own accounts only these are copied: those that are the same on every machine of its distribution (ids
+//! below 100), `_apt`, and those that its package database refers to: `dpkg` fails where it does not know them. Only
+//! name and number are copied.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -11,11 +12,11 @@ use std::path::Path;
 
 use super::USER;
 
-/// Ids from here on are given by each machine in the order in which its packages came.
-const OF_THE_MACHINE: u32 = 100;
+/// Ids from here on are assigned by each machine in the order in which packages were installed.
+const FIRST_DYNAMIC_ID: u32 = 100;
 /// Ids from here on are not in a sandbox's range, or are `nobody`.
 const NOBODY: u32 = 65_534;
-/// What a sandbox has wherever it runs: name, uid and gid, home, shell.
+/// Users of every sandbox: name, uid and gid, home, shell.
 const USERS: [(&str, u32, &str, &str); 8] = [
     ("root", 0, "/root", "/bin/bash"),
     ("daemon", 1, "/usr/sbin", NO_LOGIN),
@@ -63,7 +64,7 @@ struct User {
 }
 
 impl Accounts {
-    /// The accounts for a base that stands on this host.
+    /// The accounts for a `base` of this host.
     pub(super) fn of(host: &Path) -> Self {
         let read = |file: &str| fs::read_to_string(host.join(file)).unwrap_or_default();
         let overrides = read("var/lib/dpkg/statoverride");
@@ -100,14 +101,14 @@ impl Accounts {
     }
 
     fn add_group(&mut self, name: &str, gid: &str, named: &BTreeSet<&str>) {
-        let Some(gid) = taken(name, gid, named) else { return };
+        let Some(gid) = copied_id(name, gid, named) else { return };
         if !self.groups.iter().any(|(have, id)| have == name || *id == gid) {
             self.groups.push((name.to_owned(), gid));
         }
     }
 
     fn add_user(&mut self, name: &str, uid: &str, gid: &str, home: &str, named: &BTreeSet<&str>) {
-        let Some(uid) = taken(name, uid, named) else { return };
+        let Some(uid) = copied_id(name, uid, named) else { return };
         if self.users.iter().any(|user| user.name == name || user.uid == uid) {
             return;
         }
@@ -126,7 +127,7 @@ impl Accounts {
         });
     }
 
-    /// The uid of a name, if there is such a user.
+    /// The uid of a user, if it exists.
     pub(super) fn uid(&self, name: &str) -> Option<u32> {
         self.users.iter().find(|user| user.name == name).map(|user| user.uid)
     }
@@ -160,7 +161,7 @@ impl Accounts {
         })
     }
 
-    /// Nobody has a password: who may become whom is said by `sudoers`.
+    /// No account has a password: `sudoers` decides who may become whom.
     pub(super) fn shadow(&self) -> String {
         self.users.iter().fold(String::new(), |mut text, user| {
             let _ = writeln!(text, "{}:*:19000:0:99999:7:::", user.name);
@@ -180,10 +181,10 @@ fn members(group: &str) -> &'static str {
     if group == "sudo" { "user" } else { "" }
 }
 
-/// The id of an account of the host, if it comes along.
-fn taken(name: &str, id: &str, named: &BTreeSet<&str>) -> Option<u32> {
+/// The id of an account of the host, if the account is copied.
+fn copied_id(name: &str, id: &str, named: &BTreeSet<&str>) -> Option<u32> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     let id: u32 = id.parse().ok()?;
-    let comes = id < OF_THE_MACHINE || named.contains(name);
-    (comes && id < NOBODY && !name.is_empty() && name.chars().all(plain)).then_some(id)
+    let is_copied = id < FIRST_DYNAMIC_ID || named.contains(name);
+    (is_copied && id < NOBODY && !name.is_empty() && name.chars().all(plain)).then_some(id)
 }

@@ -1,11 +1,11 @@
-//! Small steps of making a skeleton: directories, files, and careful copies of the host's.
+//! Helpers for creating a skeleton: directories, files, and careful copies of the host's files.
 
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-/// What a file holds whose content nobody but its owner may have, in every format that is text.
+/// Marker of files with private keys, in every text format.
 const PRIVATE: &[u8] = b"PRIVATE KEY";
 
 pub(super) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
@@ -13,14 +13,14 @@ pub(super) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Writes a file in the place of whatever is there: a link is replaced, not followed.
+/// Writes a file, replacing an existing one: a link is replaced, not followed.
 pub(super) fn put(path: &Path, mode: u32, content: impl AsRef<[u8]>) -> io::Result<()> {
     remove(path)?;
     fs::write(path, content)?;
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Makes a link in the place of whatever file is there.
+/// Creates a link, replacing an existing file.
 pub(super) fn put_link(target: impl AsRef<Path>, path: &Path) -> io::Result<()> {
     remove(path)?;
     symlink(target, path)
@@ -33,12 +33,12 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The content of a file that every user of the host may read, and that does not hold a private key: some keep theirs
-/// in one file with the certificate.
+/// The content of a file that is world-readable and contains no private key: some programs keep theirs in one file with
+/// the certificate.
 pub(super) fn read_public(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let metadata = match path.symlink_metadata() {
         Ok(metadata) => metadata,
-        // Packages of the host come and go while it is copied.
+        // The host's packages may change while it is copied.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -49,8 +49,8 @@ pub(super) fn read_public(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(memchr::memmem::find(&content, PRIVATE).is_none().then_some(content))
 }
 
-/// Copies a file, a link as a link, or a directory with all that is in it; nothing else, and nothing that not everybody
-/// on the host may read.
+/// Copies a file, a link as a link, or a directory with its contents; nothing of another type, and nothing that is not
+/// world-readable.
 pub(super) fn copy_public(from: &Path, to: &Path) -> io::Result<()> {
     let Ok(metadata) = from.symlink_metadata() else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The sandbox's own `/etc`, and the few tables of the host's that are no package's files but that programs need.
+//! The sandbox's own `/etc`, and the few files of the host that belong to no package but that programs need.
 
 use std::fs;
 use std::io;
@@ -9,8 +9,8 @@ use super::HOST_NAME;
 use super::accounts::Accounts;
 use super::copy::{copy_public, make_dir, put, put_link};
 
-/// Files and directories of the host's `/etc` that are copied, where they exist: what its package manager and its
-/// tools made there from the packages in `/usr`.
+/// Files and directories of the host's `/etc` that are copied, if they exist: those that its package manager and tools
+/// generated from the packages in `/usr`.
 const COPIED: [&str; 18] = [
     "alternatives",
     "ca-certificates.conf",
@@ -34,8 +34,8 @@ const COPIED: [&str; 18] = [
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const NSSWITCH: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
                         protocols: files\nservices: files\nrpc: files\n";
-/// Distributions mark their Python as theirs alone. In a sandbox nobody else uses it, so `pip` may install beside their
-/// packages, also once an update has brought the mark back that [`super::usr`] hides.
+/// Distributions reserve their Python for their packages. In a sandbox nothing else uses it, so `pip` may install next
+/// to their packages, even after an update has restored the marker that [`super::usr`] hides.
 const PIP: &str = "[global]\nbreak-system-packages = true\nroot-user-action = ignore\n";
 
 /// Fills the sandbox's `/etc`.
@@ -132,7 +132,7 @@ fn pam() -> [(&'static str, String); 11] {
         ("su", from_root.clone()),
         ("su-l", from_root.clone()),
         ("runuser", from_root),
-        // What the services of Debian's packages include.
+        // Included by the services of Debian's packages.
         ("common-auth", common("auth")),
         ("common-account", common("account")),
         ("common-password", common("password")),
@@ -141,7 +141,7 @@ fn pam() -> [(&'static str, String); 11] {
     ]
 }
 
-/// A PAM service with one module for who may come in and one for everything after.
+/// A PAM service with one module for authentication and one for everything after.
 fn stack(auth: &str, after: &str) -> String {
     format!("auth required {auth}\naccount required {after}\npassword required {auth}\nsession required {after}\n")
 }

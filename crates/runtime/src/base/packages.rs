@@ -1,9 +1,9 @@
-//! The package database of a host of the Debian family, as a copy that `apt` and `dpkg` in a sandbox can work with.
+//! The package database of a Debian host, as a copy that `apt` and `dpkg` in a sandbox can use.
 //!
-//! The programs are those of the host's `/usr`, so the database has to say which packages they came from. Outside
-//! `/usr` a sandbox gets what the database vouches for, and nothing else: the directories and links of packages, and
-//! those files of `/etc` whose content is to the letter what the package came with. What an administrator wrote or
-//! changed is never copied, and neither are answers to questions of packages, caches, logs and states of services.
+//! The programs are those of the host's `/usr`, so the database must say which packages they came from. Outside `/usr`
+//! a sandbox gets only what the database lists: the directories and links of packages, and those files of `/etc` whose
+//! content is unchanged since the package was installed. What an administrator wrote or changed is never copied, and
+//! neither are answers to package questions, caches, logs and service state.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -19,13 +19,13 @@ use super::sources;
 
 /// The database, below the root.
 const DATABASE: &str = "var/lib/dpkg";
-/// What says which packages there are; it is replaced by each run of `dpkg`.
+/// The list of installed packages; replaced by each run of `dpkg`.
 pub(super) const STATUS: &str = "var/lib/dpkg/status";
 /// What `dpkg` and `apt` lock while they change the database.
 pub(super) const LOCKS: [&str; 2] = ["var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend"];
 /// Files of the database besides the status, where they exist.
 const TABLES: [&str; 4] = ["arch", "cmethopt", "diversions", "statoverride"];
-/// Packages that boot the host: an upgrade inside must leave them alone, since it could not do what they ask for.
+/// Packages that boot the host: an upgrade inside must skip them, because their scripts cannot work in a sandbox.
 const BOOT: [&str; 16] = [
     "dracut",
     "flash-kernel",
@@ -44,18 +44,18 @@ const BOOT: [&str; 16] = [
     "shim-signed",
     "systemd-boot",
 ];
-/// Where links of packages may point.
+/// Prefixes that targets of links may have.
 const REACHED: [&str; 7] = ["/bin/", "/dev/null", "/etc/", "/lib/", "/run/", "/usr/", "/var/"];
-/// Nobody is there to answer questions. Own files of `/etc` stay, missing ones come back, and no file is synced: a
-/// sandbox that was not kept in full is not kept at all.
+/// Non-interactive: modified files of `/etc` are kept, missing ones restored, and no file is synced: a sandbox that was
+/// not saved completely is not kept at all.
 const DPKG: &str = "force-confdef\nforce-confold\nforce-confmiss\nforce-unsafe-io\n";
 
-/// Whether the host has such a database.
+/// Whether the host has a dpkg database.
 pub(super) fn are_debian(host: &Path) -> bool {
     host.join(STATUS).is_file() && host.join("usr/bin/dpkg").exists()
 }
 
-/// Puts the database, and what it vouches for outside `/usr`, into the skeleton of a root.
+/// Copies the database, and what it lists outside `/usr`, into the skeleton of a root.
 pub(super) fn copy(host: &Path, root: &Path, accounts: &Accounts) -> io::Result<()> {
     let status = String::from_utf8_lossy(&fs::read(host.join(STATUS))?).into_owned();
     let listed = copy_database(host, root, &status)?;
@@ -115,7 +115,7 @@ fn copy_database(host: &Path, root: &Path, status: &str) -> io::Result<BTreeSet<
     Ok(listed)
 }
 
-/// Copies the plain files of a directory, and shows those that list files of a package.
+/// Copies the plain files of a directory, and calls `list` with those that list files of a package.
 fn copy_files(from: &Path, to: &Path, mut list: impl FnMut(&[u8])) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -133,7 +133,7 @@ fn copy_files(from: &Path, to: &Path, mut list: impl FnMut(&[u8])) -> io::Result
             fs::copy(entry.path(), to.join(&*name)).map(|_| ())
         };
         match copied {
-            // Packages of the host come and go while they are copied.
+            // The host's packages may change while they are copied.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => other?,
         }
@@ -160,7 +160,7 @@ pub(super) fn held(status: &str) -> String {
     text
 }
 
-/// The files of `/etc` that packages came with, below the root, and the MD5 sums of what they came with.
+/// The files of `/etc` that belong to packages, relative to the root, with the MD5 sums of their original content.
 pub(super) fn conffiles(status: &str) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
     let mut within = false;
@@ -182,14 +182,14 @@ pub(super) fn conffiles(status: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// A path of the host as one below a root, if it is a plain one.
+/// A path of the host relative to a root, if it has only normal components.
 fn below_root(path: &str) -> Option<&str> {
     let path = path.strip_prefix('/')?;
     let mut parts = Path::new(path).components();
     (!path.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))).then_some(path)
 }
 
-/// A directory with the mode and, where a sandbox knows him, the owner that the host's has.
+/// Creates a directory with the mode of the host's and, if the sandbox has the account, its owner.
 fn copy_dir(to: &Path, host: &fs::Metadata, accounts: &Accounts) -> io::Result<()> {
     if to.symlink_metadata().is_ok() {
         return Ok(());
@@ -226,7 +226,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A link as it is, if it leads to a file and to a place that a sandbox has too.
+/// Copies a link unchanged, if its target is in a directory that sandboxes have, too.
 fn copy_link(host: &Path, root: &Path, path: &str) -> io::Result<()> {
     let target = fs::read_link(host.join(path))?;
     let inside = target.is_relative() || REACHED.iter().any(|place| target.to_string_lossy().starts_with(place));
@@ -237,7 +237,7 @@ fn copy_link(host: &Path, root: &Path, path: &str) -> io::Result<()> {
     put_link(target, &to)
 }
 
-/// What `apt` remembers: which packages came as dependencies of others. Lists and archives are left to its user.
+/// The state of `apt`: which packages were installed as dependencies. Lists and archives are left to its user.
 fn make_state_of_apt(host: &Path, root: &Path, accounts: &Accounts) -> io::Result<()> {
     for dir in [
         "var/lib/apt/lists",
@@ -247,7 +247,7 @@ fn make_state_of_apt(host: &Path, root: &Path, accounts: &Accounts) -> io::Resul
     ] {
         make_dir(&root.join(dir), 0o755)?;
     }
-    // `apt` downloads as a user who may do nothing else.
+    // `apt` downloads as an unprivileged user.
     for partial in [
         "var/lib/apt/lists/partial",
         "var/lib/apt/mirrors/partial",

@@ -1,4 +1,4 @@
-//! The skeleton of the root: what lies outside `/usr`.
+//! The skeleton of the root: everything outside `/usr`.
 
 use std::fs;
 use std::io;
@@ -43,7 +43,7 @@ const DIRECTORIES: [(&str, u32); 31] = [
     ("var/tmp", 0o1777),
 ];
 
-/// Makes the skeleton of the root.
+/// Creates the skeleton of the root.
 pub(super) fn make(host: &Path, root: &Path) -> io::Result<()> {
     for (dir, mode) in DIRECTORIES {
         make_dir(&root.join(dir), mode)?;
@@ -57,7 +57,7 @@ pub(super) fn make(host: &Path, root: &Path) -> io::Result<()> {
     symlink("/run/lock", root.join("var/lock"))?;
     put(&root.join(AGENT), 0o644, "")?;
     let accounts = Accounts::of(host);
-    // What packages of the host put into /etc comes first, so that what is the sandbox's own takes its place.
+    // What packages of the host put into /etc comes first, so that the sandbox's own files replace it.
     if packages::are_debian(host) {
         packages::copy(host, root, &accounts)?;
     }

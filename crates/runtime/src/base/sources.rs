@@ -1,8 +1,8 @@
-//! Where `apt` in a sandbox gets packages from: the host's sources, as far as they are nobody's secret.
+//! Package sources of `apt` in a sandbox: the host's sources that contain no secrets.
 //!
-//! A source comes along when anybody could use it: no user or password in its address, nothing in it that looks like
-//! a key, no file of the host. Comments, proxies, pins and credentials of the host stay where they are. Keyrings come
-//! along when they hold public keys and nothing else.
+//! A source is copied if it is public: no user or password in its address, nothing that looks like a key, no file of
+//! the host. Comments, proxies, pins and credentials of the host are not copied. Keyrings are copied if they contain
+//! only public keys.
 
 use std::fs;
 use std::io;
@@ -10,11 +10,11 @@ use std::path::Path;
 
 use super::copy::{make_dir, put, read_public};
 
-/// Keyrings that a source may name: all that can be seen inside.
+/// Directories of keyrings that a source may name: those that are visible inside.
 const KEYRINGS: [&str; 3] = ["/usr/share/keyrings/", "/etc/apt/keyrings/", "/etc/apt/trusted.gpg.d/"];
-/// How a public key begins that is text.
+/// Start of a public key in text form.
 const BEGIN: &str = "-----BEGIN PGP PUBLIC KEY BLOCK-----";
-/// A part of an address as long as this that looks random is taken for a key.
+/// Minimum length of a random-looking part of an address to be considered a key.
 const KEY_LENGTH: usize = 16;
 
 /// Fills `/etc/apt` with sources and keyrings.
@@ -61,7 +61,7 @@ pub(super) fn copy(host: &Path, etc: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Names of the files of a directory that `apt` would read.
+/// Names of the files of a directory that `apt` reads.
 fn names_in(dir: &Path) -> Vec<String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -85,7 +85,7 @@ pub(super) fn is_public_key(content: &[u8]) -> bool {
     content.starts_with(BEGIN.as_bytes()) || content.first().is_some_and(|first| matches!(first, 0x98..=0x9b | 0xc6))
 }
 
-/// The sources of a file of one line each that may be seen.
+/// The public sources of a file in one-line format.
 pub(super) fn lines(text: &str) -> String {
     let sources = text
         .lines()
@@ -115,7 +115,7 @@ fn is_open_line(line: &str) -> bool {
     options.split_whitespace().all(open) && is_open(uri)
 }
 
-/// The sources of a file of paragraphs that may be seen.
+/// The public sources of a file in deb822 format.
 pub(super) fn stanzas(text: &str) -> String {
     let uncommented: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let kept: Vec<String> = uncommented
@@ -129,7 +129,7 @@ pub(super) fn stanzas(text: &str) -> String {
 fn is_open_stanza(stanza: &[&str]) -> bool {
     let mut addresses = 0;
     let mut field = "";
-    let mut written_out = false;
+    let mut embedded_key = false;
     for line in stanza {
         let value = if line.starts_with([' ', '\t']) {
             line.trim()
@@ -143,9 +143,9 @@ fn is_open_stanza(stanza: &[&str]) -> bool {
             addresses += value.split_whitespace().count();
             value.split_whitespace().all(is_open)
         } else if field.eq_ignore_ascii_case("Signed-By") {
-            // A key may be written out in the lines that follow.
-            written_out = written_out || value == BEGIN;
-            written_out || value.split_whitespace().all(is_open_keyring)
+            // A key may be embedded in the lines that follow.
+            embedded_key = embedded_key || value == BEGIN;
+            embedded_key || value.split_whitespace().all(is_open_keyring)
         } else {
             true
         };
@@ -156,13 +156,13 @@ fn is_open_stanza(stanza: &[&str]) -> bool {
     addresses > 0
 }
 
-/// A path that can be seen inside, or a fingerprint.
+/// Whether this is a keyring path that is visible inside, or a fingerprint.
 fn is_open_keyring(value: &str) -> bool {
     let seen = KEYRINGS.iter().any(|dir| value.starts_with(dir)) && !value.contains("..");
     seen || value.chars().all(|c| c.is_ascii_hexdigit() || c == '!')
 }
 
-/// Whether everybody may know and use an address.
+/// Whether an address is public.
 fn is_open(uri: &str) -> bool {
     let schemes = ["http://", "https://", "ftp://", "mirror+http://", "mirror+https://"];
     let Some(rest) = schemes.iter().find_map(|scheme| uri.strip_prefix(scheme)) else {
@@ -173,8 +173,8 @@ fn is_open(uri: &str) -> bool {
     !rest.is_empty() && rest.chars().all(plain) && !parts.into_iter().any(looks_random)
 }
 
-/// Hexadecimal, as in a UUID, or digits or both cases among letters. The time in the address of a snapshot, two letters
-/// among digits, is none.
+/// Hexadecimal, as in a UUID, or digits or both cases among letters. The timestamp in the address of a snapshot, two
+/// letters among digits, does not match.
 fn looks_random(part: &str) -> bool {
     let hexadecimal: String = part.chars().filter(|c| *c != '-').collect();
     let random = |run: &str| {
@@ -201,7 +201,7 @@ fn joined<T: AsRef<str>>(parts: &[T], between: &str) -> String {
     text
 }
 
-/// The archive of the distribution, for a host none of whose sources may be seen.
+/// The archive of the distribution, for a host without public sources.
 pub(super) fn of_distribution(release: &str) -> Option<String> {
     let value = |key: &str| {
         let line = release

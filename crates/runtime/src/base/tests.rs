@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::accounts::Accounts;
 use super::packages::{conffiles, held};
 use super::sources::{is_public_key, lines, of_distribution, stanzas};
-use super::{Versions, unfit};
+use super::{Versions, unsupported_reason};
 
 const MD5_OF_SHIPPED: &str = "fd3d1512c1f4af5f65da9313a20a3bbb"; // of "shipped\n"
 
@@ -35,7 +35,7 @@ impl Host {
         host
     }
 
-    /// A host of the Debian family, with one package that has these files outside `/usr`.
+    /// A Debian host with one package that has these files outside `/usr`.
     fn debian(listed: &[&str], status: &str) -> Self {
         let host = Self::new();
         host.write("usr/bin/dpkg", "");
@@ -65,7 +65,7 @@ impl Host {
         Versions::new(self.dir.path(), self.data.path())
     }
 
-    /// Makes the base that fits now and returns its directory.
+    /// Creates the version that matches now and returns its directory.
     fn made(&self) -> PathBuf {
         self.versions().make_current().unwrap();
         let all = self.data.path().join("base");
@@ -92,17 +92,21 @@ fn everything_in(dir: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_host_without_a_merged_usr_is_refused_with_the_reason() {
+fn a_host_without_a_merged_usr_is_rejected_with_the_reason() {
     let host = Host::new();
-    assert_eq!(unfit(host.dir.path()), None);
+    assert_eq!(unsupported_reason(host.dir.path()), None);
     fs::remove_file(host.path("sbin")).unwrap();
     fs::create_dir(host.path("sbin")).unwrap();
-    assert!(unfit(host.dir.path()).unwrap().contains("/sbin is not a link"));
+    assert!(
+        unsupported_reason(host.dir.path())
+            .unwrap()
+            .contains("/sbin is not a link")
+    );
     assert!(host.versions().make_current().is_err());
 }
 
 #[test]
-fn python_is_there_by_its_short_name_unless_the_host_has_one() {
+fn python_is_linked_to_python3_unless_the_host_has_it() {
     let host = Host::new();
     let link = "usr/bin/python";
     assert_eq!(fs::read_link(host.made().join(link)).unwrap(), Path::new("python3"));
@@ -114,7 +118,7 @@ fn python_is_there_by_its_short_name_unless_the_host_has_one() {
 }
 
 #[test]
-fn the_mark_that_keeps_pip_away_is_hidden_for_every_python() {
+fn externally_managed_markers_are_hidden_for_every_python() {
     let host = Host::new();
     for version in ["3.11", "3.13"] {
         host.write(
@@ -143,7 +147,7 @@ fn the_mark_that_keeps_pip_away_is_hidden_for_every_python() {
 }
 
 #[test]
-fn settings_of_npm_that_may_hold_keys_are_replaced() {
+fn the_hosts_npm_settings_are_replaced() {
     let host = Host::new();
     assert!(!host.made().join("usr/etc").exists());
     host.write("usr/etc/npmrc", "//registry.example/:_authToken=MARK\n");
@@ -151,7 +155,7 @@ fn settings_of_npm_that_may_hold_keys_are_replaced() {
 }
 
 #[test]
-fn a_host_of_another_family_gets_no_package_database() {
+fn a_host_without_dpkg_gets_no_package_database() {
     let host = Host::new();
     host.write("var/lib/rpm/rpmdb.sqlite", "");
     let made = host.made();
@@ -168,7 +172,7 @@ fn a_host_of_another_family_gets_no_package_database() {
 }
 
 #[test]
-fn of_etc_comes_what_packages_came_with_to_the_letter() {
+fn only_unchanged_conffiles_of_packages_are_copied() {
     let listed = [
         "/etc",
         "/etc/thing",
@@ -202,7 +206,7 @@ fn of_etc_comes_what_packages_came_with_to_the_letter() {
     host.write("var/lib/thing/state", "MARK");
     symlink("same", host.path("etc/thing/link")).unwrap();
     symlink("/root/secret", host.path("etc/thing/far")).unwrap();
-    // Links in the place of directories, into which nothing may be written on the host.
+    // Links in place of directories: nothing may be written through them on the host.
     let elsewhere = tempfile::tempdir().unwrap();
     fs::write(elsewhere.path().join("file"), "shipped\n").unwrap();
     symlink(elsewhere.path(), host.path("etc/rerouted")).unwrap();
@@ -236,7 +240,7 @@ fn of_etc_comes_what_packages_came_with_to_the_letter() {
 }
 
 #[test]
-fn the_package_database_is_whole_and_nobody_elses() {
+fn the_package_database_is_complete_and_contains_no_secrets() {
     let host = Host::debian(&[], "Package: thing\nStatus: install ok installed\n");
     host.write("var/lib/dpkg/info/thing.md5sums", "");
     host.write("var/lib/apt/extended_states", "Package: thing\nAuto-Installed: 1\n");
@@ -269,7 +273,7 @@ fn the_package_database_is_whole_and_nobody_elses() {
     assert!(made.join("root/var/lib/apt/extended_states").is_file());
     assert_eq!(memchr::memmem::find(&everything_in(&made), b"MARK"), None);
     assert_eq!(text(&made.join("usr/sbin/policy-rc.d")), "#!/bin/sh\nexit 101\n");
-    // None of the host's sources may be seen, as it has none: the distribution's own are there.
+    // The host has no sources that may be copied: the distribution's own are there.
     let sources = text(&made.join("root/etc/apt/sources.list.d/distribution.sources"));
     assert!(sources.contains("Suites: bookworm bookworm-updates\n"));
 }
@@ -286,7 +290,7 @@ fn packages_that_boot_the_host_are_held() {
 }
 
 #[test]
-fn conffiles_are_read_from_their_field_alone() {
+fn conffiles_are_read_only_from_their_field() {
     let status = "Package: a\nDescription: text\n /etc/no 1\nConffiles:\n /etc/a 1\n /etc/b 2 obsolete\nVersion: 1\n \
                   /etc/no 3\n\nPackage: b\nConffiles:\n /usr/c 4\n /etc/./d 5\n /etc/e 6\n";
     let found = conffiles(status);
@@ -298,7 +302,7 @@ fn conffiles_are_read_from_their_field_alone() {
 }
 
 #[test]
-fn only_what_everybody_may_read_is_copied_and_no_private_key() {
+fn only_world_readable_files_without_private_keys_are_copied() {
     let host = Host::new();
     let key = "-----BEGIN EC PRIVATE KEY-----\nMARK\n-----END EC PRIVATE KEY-----\n";
     let certificate = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
@@ -325,7 +329,7 @@ fn only_what_everybody_may_read_is_copied_and_no_private_key() {
 }
 
 #[test]
-fn accounts_of_the_host_come_when_packages_need_them() {
+fn accounts_of_the_host_are_copied_when_packages_need_them() {
     let host = Host::new();
     host.write(
         "etc/passwd",
@@ -366,7 +370,7 @@ fn accounts_of_the_host_come_when_packages_need_them() {
 }
 
 #[test]
-fn sources_of_one_line_come_when_anybody_may_use_them() {
+fn only_public_one_line_sources_are_copied() {
     let check = |source: &str, comes: bool| {
         let expect = if comes { format!("{source}\n") } else { String::new() };
         assert_eq!(lines(source), expect, "{source}");
@@ -407,10 +411,10 @@ fn sources_of_one_line_come_when_anybody_may_use_them() {
 }
 
 #[test]
-fn sources_of_paragraphs_come_when_anybody_may_use_them() {
+fn only_public_deb822_sources_are_copied() {
     let open = "Types: deb\nURIs: http://deb.debian.org/debian https://b.example/debian\nSuites: bookworm\n\
                 Components: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg";
-    let written_out = "Types: deb\nURIs: https://a.example/\nSuites: ./\nSigned-By:\n \
+    let embedded_key = "Types: deb\nURIs: https://a.example/\nSuites: ./\nSigned-By:\n \
                        -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n /mDMEY865UxYJKwYBBAHaRw8BAQ\n -----END PGP PUBLIC KEY BLOCK-----";
     let closed = [
         "Types: deb\nURIs: http://a.example/ https://me:secret@b.example/\nSuites: x",
@@ -424,14 +428,14 @@ fn sources_of_paragraphs_come_when_anybody_may_use_them() {
         assert_eq!(stanzas(stanza), "", "{stanza}");
     }
     let file = format!(
-        "# secret\n{open}\n\n{}\n \n# secret\n{written_out}\n# secret\n",
+        "# secret\n{open}\n\n{}\n \n# secret\n{embedded_key}\n# secret\n",
         closed[0]
     );
-    assert_eq!(stanzas(&file), format!("{open}\n\n{written_out}\n"));
+    assert_eq!(stanzas(&file), format!("{open}\n\n{embedded_key}\n"));
 }
 
 #[test]
-fn keyrings_come_when_they_hold_public_keys() {
+fn only_keyrings_of_public_keys_are_copied() {
     assert!(is_public_key(b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"));
     assert!(is_public_key(&[0x99, 0x01, 0x0d]));
     assert!(is_public_key(&[0xc6, 0x33]));
@@ -447,18 +451,18 @@ fn keyrings_come_when_they_hold_public_keys() {
 }
 
 #[test]
-fn the_distribution_has_sources_of_its_own() {
+fn default_sources_of_distributions() {
     let ubuntu = of_distribution("NAME=\"Ubuntu\"\nID=ubuntu\nVERSION_CODENAME=noble\n").unwrap();
     assert!(ubuntu.contains("URIs: http://security.ubuntu.com/ubuntu\nSuites: noble-security\n"));
     assert!(of_distribution("ID=\"debian\"\nVERSION_CODENAME=\"trixie\"\n").is_some());
     assert_eq!(of_distribution("ID=fedora\nVERSION_CODENAME=x\n"), None);
     assert_eq!(of_distribution(""), None);
-    // What it says would itself come along.
+    // The default sources themselves pass the filter.
     assert_eq!(stanzas(&ubuntu), ubuntu);
 }
 
 #[test]
-fn a_version_is_kept_while_a_sandbox_stands_on_it() {
+fn a_version_is_kept_while_a_sandbox_uses_it() {
     let host = Host::debian(&[], "Package: a\n");
     let versions = host.versions();
     let sweep = |names: &[&str]| {
@@ -483,7 +487,7 @@ fn a_version_is_kept_while_a_sandbox_stands_on_it() {
     sweep(&["one", "two"]);
     assert!(first.is_dir());
     sweep(&["two", "three"]);
-    assert!(first.is_dir(), "two may stand on it");
+    assert!(first.is_dir(), "two may use it");
     sweep(&["three"]);
     assert!(!first.exists(), "three came later");
     assert!(second.is_dir());
@@ -495,7 +499,7 @@ fn a_version_is_kept_while_a_sandbox_stands_on_it() {
 }
 
 #[test]
-fn a_version_that_fits_again_is_used_again() {
+fn a_version_that_matches_again_is_reused() {
     let host = Host::new();
     let names = |names: &[&str]| Ok(names.iter().map(|name| (*name).to_owned()).collect());
     let first = host.made();
@@ -504,7 +508,7 @@ fn a_version_that_fits_again_is_used_again() {
     host.versions().sweep(|| names(&["one"])).unwrap();
     fs::remove_dir_all(host.path("etc/skel")).unwrap();
     assert_eq!(host.made(), first);
-    // Who stands on it is asked anew when it is replaced again.
+    // Its users are recorded anew when it is replaced again.
     fs::create_dir(host.path("etc/skel")).unwrap();
     assert_ne!(host.made(), first);
     host.versions().sweep(|| names(&["late"])).unwrap();
@@ -514,10 +518,10 @@ fn a_version_that_fits_again_is_used_again() {
 }
 
 #[test]
-fn what_a_killed_platform_left_is_taken_up() {
+fn leftovers_of_a_killed_platform_are_cleaned_up() {
     let host = Host::new();
     let all = host.data.path().join("base");
-    // Of an older release, half made, half removed, and a link that was not yet renamed.
+    // A version of an older release, a half-created one, a half-removed one, and a link that was not renamed yet.
     for dir in ["1/root", "unfinished/root/etc", "removed/root"] {
         fs::create_dir_all(all.join(dir)).unwrap();
     }
@@ -526,10 +530,7 @@ fn what_a_killed_platform_left_is_taken_up() {
     host.versions()
         .sweep(|| Ok(BTreeSet::from(["old".to_owned()])))
         .unwrap();
-    assert!(
-        all.join("1/root").is_dir(),
-        "a sandbox of the older release may stand on it"
-    );
+    assert!(all.join("1/root").is_dir(), "a sandbox of the older release may use it");
     assert!(!all.join("unfinished").exists() && !all.join("removed").exists());
     host.versions().sweep(|| Ok(BTreeSet::new())).unwrap();
     let mut names: Vec<_> = fs::read_dir(&all)
@@ -543,7 +544,7 @@ fn what_a_killed_platform_left_is_taken_up() {
 }
 
 #[test]
-fn a_change_under_way_is_seen_without_a_lock() {
+fn a_package_change_in_progress_is_detected_without_taking_the_lock() {
     let host = Host::debian(&[], "");
     host.write("var/lib/dpkg/lock", "");
     assert!(!host.versions().host_is_changing());

@@ -1,5 +1,5 @@
-//! The layer between the host's `/usr` and a sandbox's: it hides what is the host's own and adds what makes a place
-//! to work in.
+//! The layer between the host's `/usr` and a sandbox's: it hides what is specific to the host and adds what sandboxes
+//! need.
 
 use std::fs;
 use std::io;
@@ -10,17 +10,18 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use super::copy::{make_dir, put, put_link};
 use super::packages;
 
-/// What a host's administrator puts there is not for sandboxes.
+/// Directories for the host's administrator, hidden in sandboxes.
 const HIDDEN: [&str; 2] = ["local", "src"];
-/// The mark by which a distribution keeps `pip` from its Python (PEP 668).
+/// The marker file with which a distribution stops `pip` from changing its Python (PEP 668).
 const MARK: &str = "EXTERNALLY-MANAGED";
-/// As an ordinary user, `npm install -g` could not write beside the host's programs. Hides the host's own settings,
-/// which may hold keys.
+/// An ordinary user could not write next to the host's programs with `npm install -g`. Hides the host's own settings,
+/// which may contain keys.
 const NPM: &str = "prefix=/usr/local\n";
-/// What Debian asks before it starts the services of a package that was just installed: nothing here would watch them.
+/// Script that Debian runs before it starts the services of a newly installed package: in a sandbox nothing supervises
+/// them.
 const NO_SERVICES: &str = "#!/bin/sh\nexit 101\n";
 
-/// Makes the layer.
+/// Creates the layer.
 pub(super) fn make(host: &Path, usr: &Path) -> io::Result<()> {
     make_dir(usr, 0o755)?;
     for hidden in HIDDEN {
@@ -54,7 +55,7 @@ pub(super) fn make(host: &Path, usr: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The marks of every Python that the host has, below `/usr`.
+/// The marker files of every Python on the host, relative to `/usr`.
 pub(super) fn marks(host: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for lib in ["lib", "lib64"] {
@@ -73,7 +74,7 @@ pub(super) fn marks(host: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Makes a file of the host's `/usr` look absent: overlayfs takes a device 0:0 for that.
+/// Hides a file of the host's `/usr`: a device 0:0 is a whiteout for overlayfs.
 fn hide(host: &Path, usr: &Path, file: &Path) -> io::Result<()> {
     if let Some(parent) = file.parent() {
         like_host(host, usr, parent)?;
@@ -88,7 +89,8 @@ fn hide(host: &Path, usr: &Path, file: &Path) -> io::Result<()> {
     )?)
 }
 
-/// A directory of the layer, and those above it, with the modes of the host's: the upper one's is what is seen.
+/// Creates a directory of the layer, and its parents, with the modes of the host's: overlayfs shows those of the upper
+/// one.
 fn like_host(host: &Path, usr: &Path, dir: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
     let mut path = PathBuf::new();

@@ -1,14 +1,14 @@
-//! The versions of `base` in a data directory: made anew when the host's packages change, kept while they are used.
+//! The versions of `base` in a data directory: created when the host's packages change, kept while they are used.
 //!
 //! ```text
 //!   base/<key>/root, base/<key>/usr   the two lower layers of one version
-//!   base/<key>/users                  of a version that was replaced: the sandboxes there were at that moment
-//!   base/current                      a link to the version that new sandboxes stand on
+//!   base/<key>/users                  of a version that was replaced: the sandboxes that existed at that time
+//!   base/current                      a link to the version that new sandboxes use
 //! ```
 //!
-//! No step needs the one before to have been finished: a platform that was killed anywhere goes on from what it finds.
-//! A sandbox reads `current` after its cgroup was made, so the names that are read after `current` has changed hold
-//! every sandbox that may stand on an older version.
+//! No step requires the previous one to be finished: after a crash at any point the next platform continues. A sandbox
+//! reads `current` after its cgroup was created, so the names that are read after `current` has changed include every
+//! sandbox that may use an older version.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -17,18 +17,18 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::{packages, root, unfit, usr};
+use super::{packages, root, unsupported_reason, usr};
 
-/// The link to the version that new sandboxes stand on.
+/// The link to the version that new sandboxes use.
 pub(crate) const CURRENT: &str = "current";
 /// A version that is not complete.
 const UNFINISHED: &str = "unfinished";
 /// A version that is being removed.
 const REMOVED: &str = "removed";
-/// In a version that was replaced: names of the sandboxes that may stand on it.
+/// In a replaced version: names of the sandboxes that may use it.
 const USERS: &str = "users";
 
-/// What a version is made from, below the root: a change of any of these changes its key.
+/// Sources of a version, below the root: a change of any of them changes its key.
 const SOURCES: [&str; 28] = [
     packages::STATUS,
     "var/lib/dpkg/diversions",
@@ -68,7 +68,7 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// The versions below `data_dir`, made from the host whose root this is.
+    /// The versions below `data_dir`, created from the host with this root.
     pub(crate) fn new(host: &Path, data_dir: &Path) -> Self {
         Self {
             host: host.to_owned(),
@@ -76,21 +76,21 @@ impl Versions {
         }
     }
 
-    /// The directory that all of them lie in.
+    /// The directory of all versions.
     pub(crate) fn path(&self) -> &Path {
         &self.all
     }
 
-    /// Whether there is a version for new sandboxes to stand on.
+    /// Whether there is a current version.
     pub(crate) fn is_there(&self) -> bool {
         self.all.join(CURRENT).is_dir()
     }
 
-    /// Makes the version that fits the host now, unless it is there, and the current one of it. Says whether it is
-    /// another than before.
+    /// Creates the version that matches the host now, unless it exists, and makes it current. Returns whether the
+    /// current version changed.
     ///
     /// # Errors
-    /// When the host is unfit or the data directory cannot be written.
+    /// When the host is not supported or the data directory cannot be written.
     pub(crate) fn make_current(&self) -> io::Result<bool> {
         let name = key(&self.host)?;
         if fs::read_link(self.all.join(CURRENT)).is_ok_and(|target| target == Path::new(&name)) {
@@ -98,12 +98,12 @@ impl Versions {
         }
         let version = self.all.join(&name);
         if !version.is_dir() {
-            if let Some(why) = unfit(&self.host) {
+            if let Some(why) = unsupported_reason(&self.host) {
                 return Err(io::Error::other(why));
             }
             let unfinished = self.all.join(UNFINISHED);
             remove_all(&unfinished)?;
-            // Not with the directories above them: a data directory that is gone stays gone.
+            // Without parent directories: a removed data directory must stay removed.
             match fs::create_dir(&self.all) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => fs::create_dir(&unfinished)?,
@@ -112,7 +112,7 @@ impl Versions {
             usr::make(&self.host, &unfinished.join("usr"))?;
             fs::rename(&unfinished, &version)?;
         }
-        // It may have been current before; who uses it is known once it is replaced again.
+        // It may have been current before; its users are recorded when it is replaced again.
         match fs::remove_file(version.join(USERS)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -124,8 +124,8 @@ impl Versions {
         Ok(true)
     }
 
-    /// Whether the host is changing its packages right now, so that a copy would be of neither state. Its locks are
-    /// looked at and never taken.
+    /// Whether the host is changing its packages right now, so that a copy would be inconsistent. Its locks are tested
+    /// and never taken.
     pub(crate) fn host_is_changing(&self) -> bool {
         packages::LOCKS.iter().any(|lock| {
             File::open(self.host.join(lock)).is_ok_and(|file| {
@@ -135,8 +135,8 @@ impl Versions {
         })
     }
 
-    /// Removes the versions that no sandbox stands on. `names` are those of all sandboxes, living or not yet cleaned
-    /// up; it is asked only if there is a version to remove.
+    /// Removes the versions that no sandbox uses. `names` returns the names of all sandboxes, running or not yet
+    /// cleaned up; it is called only if there is a version to remove.
     ///
     /// # Errors
     /// When the data directory cannot be read or written.
@@ -158,7 +158,7 @@ impl Versions {
         let names = names()?;
         for version in replaced {
             if !Self::is_used(&version, &names)? {
-                // By this name first, so that what is left of it is never taken for a version.
+                // Renamed first, so that a partly removed version is never used.
                 let removed = self.all.join(REMOVED);
                 fs::rename(&version, &removed)?;
                 remove_all(&removed)?;
@@ -186,8 +186,8 @@ impl Versions {
     }
 }
 
-/// Names what a version is made from: what says which packages the host has, this program, and this boot of the host.
-/// The last, because nobody waits until a version has reached the disk: what a power cut left of one is not used.
+/// Key of the sources of a version: files that change with the host's packages, this program, and the boot of the host.
+/// The boot is included because versions are not synced to disk: what a power failure left of one is not used.
 fn key(host: &Path) -> io::Result<String> {
     let mut text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let program = fs::metadata("/proc/self/exe")?;

@@ -3,7 +3,7 @@ use super::*;
 /// Bit that marks a call of the x32 table.
 const X32_BIT: u32 = 0x4000_0000;
 
-/// What a filter answers to a call: a small interpreter of the instructions that [`Step`] makes.
+/// Result of the filter for a call: a small interpreter of the instructions that [`Step`] produces.
 fn answer<const N: usize>(arch: u32, number: u32, arguments: [u32; N]) -> u32 {
     let program = program();
     let mut accumulator = 0;
@@ -41,7 +41,7 @@ fn check<const N: usize>(call: c_long, arguments: [i32; N], want: Answer) {
 }
 
 #[test]
-fn every_number_has_the_answer_of_its_list() {
+fn every_call_number_has_the_result_of_its_list() {
     let is_checked = |call| checked().contains(&call);
     for call in (0..2 * NEWEST).filter(|call| !is_checked(*call)) {
         let want = match call {
@@ -51,14 +51,14 @@ fn every_number_has_the_answer_of_its_list() {
         };
         check(call, [0; 3], want);
     }
-    // A call is on one list.
+    // A call is on exactly one list.
     let mut all: Vec<c_long> = [ALLOWED, ABSENT, &checked()].concat();
     all.sort_unstable();
     assert!(all.is_sorted_by(|a, b| a < b), "{all:?}");
     assert!(all.iter().all(|call| (0..=NEWEST).contains(call)));
 }
 
-/// Calls whose arguments decide.
+/// Calls whose arguments are checked.
 fn checked() -> [c_long; 15] {
     [
         libc::SYS_mmap,
@@ -80,7 +80,7 @@ fn checked() -> [c_long; 15] {
 }
 
 #[test]
-fn calls_get_the_answer_that_the_header_promises() {
+fn calls_have_the_documented_results() {
     use Answer::{Allow, Errno};
     for &call in ALLOWED {
         check(call, [0; 3], Allow);
@@ -131,7 +131,7 @@ fn calls_get_the_answer_that_the_header_promises() {
 }
 
 #[test]
-fn clone_makes_threads_and_processes_but_no_namespaces() {
+fn clone_creates_threads_and_processes_but_no_namespaces() {
     use Answer::{Allow, Errno};
     check(libc::SYS_clone, [libc::SIGCHLD, 0, 0], Allow);
     check(
@@ -153,7 +153,7 @@ fn clone_makes_threads_and_processes_but_no_namespaces() {
 }
 
 #[test]
-fn sockets_are_of_the_families_that_programs_need() {
+fn only_common_socket_families_are_allowed() {
     use Answer::{Allow, Errno};
     for call in [libc::SYS_socket, libc::SYS_socketpair] {
         for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
@@ -186,7 +186,7 @@ fn sockets_are_of_the_families_that_programs_need() {
 }
 
 #[test]
-fn protocols_that_would_load_a_module_are_refused() {
+fn protocols_that_would_load_a_module_are_rejected() {
     use Answer::{Allow, Errno};
     for family in [libc::AF_INET, libc::AF_INET6] {
         for (kind, protocol) in [
@@ -215,7 +215,7 @@ fn protocols_that_would_load_a_module_are_refused() {
 }
 
 #[test]
-fn budgets_of_the_whole_host_are_out_of_reach() {
+fn resources_with_host_wide_limits_are_rejected() {
     use Answer::{Allow, Errno};
     check(
         libc::SYS_mmap,
@@ -253,7 +253,7 @@ fn budgets_of_the_whole_host_are_out_of_reach() {
 }
 
 #[test]
-fn the_scheduling_of_the_agent_is_its_own() {
+fn the_agents_scheduling_cannot_be_changed() {
     use Answer::{Allow, Errno};
     for call in [
         libc::SYS_sched_setaffinity,
@@ -275,7 +275,7 @@ fn the_scheduling_of_the_agent_is_its_own() {
 }
 
 #[test]
-fn personalities_that_weaken_a_process_are_refused() {
+fn personalities_that_weaken_a_process_are_rejected() {
     use Answer::{Allow, Errno};
     for persona in [0, 0x8, 0x2_0000, 0x4_0000, -1] {
         check(libc::SYS_personality, [persona, 0, 0], Allow);
@@ -284,7 +284,7 @@ fn personalities_that_weaken_a_process_are_refused() {
 }
 
 #[test]
-fn foreign_call_tables_are_absent() {
+fn calls_of_other_tables_are_rejected() {
     const ARCH_I386: u32 = 0x4000_0003;
     assert_eq!(answer(ARCH_I386, 1, [0; 3]), Answer::Errno(libc::ENOSYS).code());
     assert_eq!(

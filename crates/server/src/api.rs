@@ -1,7 +1,7 @@
 //! The REST API.
 //!
-//! Every answer that is not a success, whoever gives it (a handler, the router, a limit, a panic), is the JSON object
-//! `{code, message[, error_code]}`, because SDKs read the code from the body and not from the status line.
+//! Every error response, from a handler, the router, a limit or a panic, is the JSON object `{code, message[,
+//! error_code]}`, because SDKs read the code from the body and not from the status line.
 
 mod access_tokens;
 mod address;
@@ -42,7 +42,7 @@ use observe::{Observer, Operations};
 use sandboxes::{create, lifetime, list, logs, metrics, single};
 use state::ApiState;
 
-/// How long answering a request may take. Clients have given up by then (the SDKs after 60 s).
+/// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
 const ANSWER_BOUND: Duration = Duration::from_secs(70);
 
 /// The routes, each with its operation.
@@ -75,8 +75,8 @@ fn routes() -> OpenApiRouter<ApiState> {
     not_built::add(built)
 }
 
-/// The routes, with everything that wraps them, and what tells that a request is for them. `longest_s` is the longest
-/// life of a sandbox of any team.
+/// The routes with all layers, and the rules by which requests are recognized as API requests. `longest_s` is the
+/// longest maximum lifetime of any team, in seconds.
 pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     let (router, document) = routes().split_for_parts();
     let document = openapi::finish(document, longest_s);
@@ -98,7 +98,7 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     (router, address)
 }
 
-/// Sandboxes can be created: whoever is not ready to does not route here.
+/// Reports that sandboxes can be created.
 #[utoipa::path(
     get,
     path = "/health",
@@ -106,19 +106,19 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     security(),
     responses(
         (status = 200, description = "Sandboxes can be created", body = str, content_type = "text/plain"),
-        (status = 503, description = "The platform starts or ends", body = ErrorBody),
+        (status = 503, description = "The platform is starting or stopping", body = ErrorBody),
     )
 )]
 async fn check_health() -> &'static str {
     "Health check successful"
 }
 
-/// The answer while the server starts or drains.
+/// The response while the server starts or drains.
 pub(crate) fn unavailable() -> Response {
     ApiError::not_ready().into_response()
 }
 
-/// Answers for the handlers that take too long.
+/// Limits the duration of requests.
 async fn limit_duration(request: Request, next: Next) -> Response {
     let is_safe = request.method().is_safe();
     match tokio::time::timeout(ANSWER_BOUND, next.run(request)).await {
@@ -127,12 +127,12 @@ async fn limit_duration(request: Request, next: Next) -> Response {
     }
 }
 
-/// The body of the answer to what is no request, for the statuses that such answers have.
+/// The body of the response to a malformed HTTP request, for the statuses of such responses.
 pub(crate) fn malformed_request_body(status: StatusCode) -> Option<Vec<u8>> {
     let why = match status {
-        StatusCode::BAD_REQUEST => "this is not an HTTP request",
-        StatusCode::URI_TOO_LONG => "the address of the request is too long",
-        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => "the request has too many headers, or too large ones",
+        StatusCode::BAD_REQUEST => "malformed HTTP request",
+        StatusCode::URI_TOO_LONG => "the request target is too long",
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => "the request headers are too many or too large",
         _ => return None,
     };
     Some(ErrorBody::new(status, why.to_owned()).to_json())
@@ -148,7 +148,7 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
     ApiError::internal().into_response()
 }
 
-/// SDKs run in browsers too, and there the API and sandboxes are other origins.
+/// Allows requests from other origins: SDKs also run in browsers.
 fn cors() -> CorsLayer {
     const ALLOWED: [&str; 24] = [
         "authorization",
@@ -195,7 +195,7 @@ fn cors() -> CorsLayer {
         .max_age(Duration::from_secs(3600))
 }
 
-/// The document of a platform with the usual settings, as it is committed: JSON with a line feed at its end.
+/// The document of a platform with the default settings, as it is committed: JSON with a final line feed.
 #[must_use]
 pub fn document() -> String {
     let document = openapi::finish(routes().into_openapi(), DEFAULT_MAX_LIFETIME_S);

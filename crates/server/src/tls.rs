@@ -38,7 +38,7 @@ pub enum TlsError {
     /// The certificates are not PEM.
     #[error("the certificate file is not readable as PEM: {0}")]
     Certificate(pem::Error),
-    /// The certificate file is empty.
+    /// The file contains no certificate.
     #[error("the certificate file holds no certificate")]
     NoCertificate,
     /// The key is missing or not PEM.

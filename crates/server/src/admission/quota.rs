@@ -87,7 +87,7 @@ impl TeamQuota {
         let mut used = self.used.lock();
         for (resource, limit, used, requested) in [
             (
-                "sandboxes at once",
+                "concurrent sandboxes",
                 self.limits.sandboxes,
                 used.sandboxes,
                 share.sandboxes,
@@ -217,7 +217,7 @@ mod tests {
                     ..none
                 },
                 3,
-                "sandboxes at once",
+                "concurrent sandboxes",
             ),
             (
                 TeamLimits {

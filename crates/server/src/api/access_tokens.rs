@@ -1,7 +1,7 @@
 //! `/access-tokens`: the access tokens of the caller.
 //!
-//! A token speaks for its user wherever an API key does, and is what clients log in with. It is shown once, in the
-//! answer that made it, and stops to count with the request after its deletion.
+//! A token acts for its user wherever an API key is accepted, and clients log in with it. It is shown once, in the
+//! response that creates it, and is refused from the first request after its deletion.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -20,26 +20,26 @@ use super::json::json;
 use crate::clock::{Clock, rfc3339};
 use crate::keys::NewKey;
 
-/// An access token that was just made.
+/// A newly created access token.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct CreatedAccessToken {
     id: String,
     name: String,
-    /// The token itself, this once.
+    /// The token itself. It is shown only in this response.
     token: String,
     mask: ShownMask,
     #[schema(format = DateTime)]
     created_at: String,
 }
 
-/// Makes an access token for the caller.
+/// Creates an access token for the caller.
 #[utoipa::path(
     post,
     path = "/access-tokens",
     tag = "keys",
     request_body(content = KeyName),
-    responses((status = 201, description = "It is made, and shown this once", body = CreatedAccessToken))
+    responses((status = 201, description = "The new token, shown only this once", body = CreatedAccessToken))
 )]
 pub(crate) async fn create_access_token(
     State(store): State<Store>,
@@ -58,7 +58,7 @@ pub(crate) async fn create_access_token(
         last_used_us: None,
     };
     store.access_token_insert(&row, &token.hash()).await?;
-    tracing::info!(token.id = row.id, "made an access token");
+    tracing::info!(token.id = row.id, "created an access token");
     let created = CreatedAccessToken {
         id: row.id,
         name: row.name,
@@ -69,7 +69,7 @@ pub(crate) async fn create_access_token(
     json(StatusCode::CREATED, &created)
 }
 
-/// Deletes an access token of the caller, which may be the one that asks: requests that present it are refused from now
+/// Deletes an access token of the caller, which may be the token of this request. Requests with it are refused from now
 /// on.
 #[utoipa::path(
     delete,
@@ -77,7 +77,7 @@ pub(crate) async fn create_access_token(
     tag = "keys",
     params(("accessTokenID" = inline(KeyPath), Path, description = "The id of the token.")),
     responses(
-        (status = 204, description = "It is gone"),
+        (status = 204, description = "The token was deleted"),
         (status = 404, description = "The caller has no such token", body = ErrorBody),
     )
 )]

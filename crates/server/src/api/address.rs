@@ -1,4 +1,4 @@
-//! Which requests are the API's although they carry what routes to a sandbox.
+//! Recognizes API requests that carry headers for routing to a sandbox.
 
 use http::{Method, request};
 use proxy::ingress::route::Api;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::auth::API_KEY;
 use crate::keys::hash_api_key;
 
-/// The name of the API, and what it answers to those who have a key.
+/// The host name of the API, and its operations that require a key.
 #[derive(Debug)]
 pub(crate) struct ApiAddress {
     host: String,
@@ -18,13 +18,13 @@ pub(crate) struct ApiAddress {
 #[derive(Debug)]
 enum Segment {
     Fixed(String),
-    /// A parameter, which is anything.
+    /// A parameter, which matches any text.
     Any,
 }
 
 impl ApiAddress {
-    /// The API of a domain, which may have a port, with the operations of an `OpenAPI` document. Operations that ask for
-    /// no credential are left out: a key says nothing there, and the agents have a `/health` too.
+    /// The API of a domain, which may have a port, with the operations of an `OpenAPI` document. Operations without
+    /// credentials are left out: a key does not identify them, and agents have a `/health` too.
     pub(super) fn new(domain: &str, document: &Value) -> Self {
         let name = domain.rsplit_once(':').map_or(domain, |(name, _)| name);
         let mut routes = Vec::new();
@@ -129,7 +129,7 @@ mod tests {
             ("POST", "/sandboxes//connect", &[KEY], false),
             ("POST", "/sandboxes/iabc/connect/more", &[KEY], false),
             ("POST", "/process.Process/Start", &[KEY], false),
-            // The agent has one of these too, and a key says nothing there.
+            // Agents have this route too, and it needs no key.
             ("GET", "/health", &[KEY], false),
             ("GET", "/sandboxes", &[], false),
             ("GET", "/sandboxes", &["a key of some application"], false),

@@ -1,7 +1,7 @@
 //! `/api-keys`: the API keys of the caller's team.
 //!
-//! A key is shown once, in the answer that made it. A deleted key stops to count with the request after its deletion,
-//! because every request looks its key up.
+//! A key is shown once, in the response that creates it. A deleted key is refused from the first request after its
+//! deletion, because every request looks up its key.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -22,9 +22,9 @@ use crate::clock::{Clock, rfc3339};
 use crate::keys::NewKey;
 
 body! {
-    /// What a key or token is to be called.
+    /// The name of a key or token.
     pub(crate) struct KeyName {
-        /// To recognise it by: no control character, no outer space.
+        /// The name. It must not contain control characters, or begin or end with a space.
         "name" name: Name;
     }
 }
@@ -41,7 +41,7 @@ impl KeyName {
 #[serde(rename_all = "camelCase")]
 pub(super) struct ShownMask {
     prefix: String,
-    /// How many characters follow the prefix.
+    /// Number of characters after the prefix.
     value_length: u32,
     /// The first of them.
     masked_value_prefix: String,
@@ -60,7 +60,7 @@ impl From<KeyMask> for ShownMask {
     }
 }
 
-/// Somebody who acts for a team.
+/// A user of a team.
 #[derive(Serialize, ToSchema)]
 struct TeamUser {
     id: String,
@@ -78,7 +78,7 @@ struct TeamApiKey {
     #[schema(format = DateTime)]
     created_at: String,
     created_by: TeamUser,
-    /// When it last let somebody in, to the minute.
+    /// When it was last used, with a precision of a minute.
     #[schema(format = DateTime)]
     last_used: Option<String>,
 }
@@ -99,16 +99,16 @@ impl From<ApiKeyRow> for TeamApiKey {
     }
 }
 
-/// An API key that was just made.
+/// A newly created API key.
 #[derive(Serialize, ToSchema)]
 struct CreatedTeamApiKey {
     #[serde(flatten)]
     facts: TeamApiKey,
-    /// The key itself, this once.
+    /// The key itself. It is shown only in this response.
     key: String,
 }
 
-/// The API keys of the team that count, oldest first.
+/// Lists the valid API keys of the team, oldest first.
 #[utoipa::path(
     get,
     path = "/api-keys",
@@ -125,13 +125,13 @@ pub(crate) async fn list_api_keys(State(store): State<Store>, caller: Caller) ->
     json(StatusCode::OK, &keys)
 }
 
-/// Makes an API key for the team.
+/// Creates an API key for the team.
 #[utoipa::path(
     post,
     path = "/api-keys",
     tag = "keys",
     request_body(content = KeyName),
-    responses((status = 201, description = "It is made, and shown this once", body = CreatedTeamApiKey))
+    responses((status = 201, description = "The new key, shown only this once", body = CreatedTeamApiKey))
 )]
 pub(crate) async fn create_api_key(
     State(store): State<Store>,
@@ -152,7 +152,7 @@ pub(crate) async fn create_api_key(
         last_used_us: None,
     };
     store.api_key_insert(&row, &key.hash()).await?;
-    tracing::info!(key.id = row.id, "made an API key");
+    tracing::info!(key.id = row.id, "created an API key");
     let created = CreatedTeamApiKey {
         facts: row.into(),
         key: key.expose(),
@@ -168,7 +168,7 @@ pub(crate) async fn create_api_key(
     params(("apiKeyID" = inline(KeyPath), Path, description = "The id of the key.")),
     request_body(content = KeyName),
     responses(
-        (status = 200, description = "The key as it is now", body = TeamApiKey),
+        (status = 200, description = "The renamed key", body = TeamApiKey),
         (status = 404, description = "The team has no such key", body = ErrorBody),
     )
 )]
@@ -185,14 +185,14 @@ pub(crate) async fn rename_api_key(
     }
 }
 
-/// Revokes an API key of the team, which may be the one that asks: requests that present it are refused from now on.
+/// Revokes an API key of the team, which may be the key of this request. Requests with it are refused from now on.
 #[utoipa::path(
     delete,
     path = "/api-keys/{apiKeyID}",
     tag = "keys",
     params(("apiKeyID" = inline(KeyPath), Path, description = "The id of the key.")),
     responses(
-        (status = 204, description = "It is revoked"),
+        (status = 204, description = "The key was revoked"),
         (status = 404, description = "The team has no such key", body = ErrorBody),
     )
 )]

@@ -1,8 +1,8 @@
-//! Who asks.
+//! Authentication of requests.
 //!
-//! A request presents an API key as `X-API-Key`, or an API key or an access token as `Authorization: Bearer`. Where both
-//! headers are there, the first decides alone: clients send a stale token along with a good key. Every credential speaks
-//! for one user of one team and may do what the team may.
+//! A request presents an API key as `X-API-Key`, or an API key or an access token as `Authorization: Bearer`. If both
+//! headers are present, only the first one counts: clients send a stale token along with a valid key. Every credential
+//! acts for one user of one team and has all rights of the team.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,27 +24,27 @@ use crate::keys::ACCESS_TOKEN_PREFIX;
 
 /// Header that carries the API key.
 pub(super) const API_KEY: &str = "x-api-key";
-/// Header that names the team to act for. A credential has but one, so this can only be wrong.
+/// Header that names the team to act for. A credential has only one team, so any other is refused.
 const TEAM_ID: &str = "x-team-id";
 
-/// The user and team of a request's credential. It comes before all else in a handler, because whoever is not known is
-/// not told what else is wrong.
+/// The user and team of a request's credential. It is the first extractor of a handler, so that unauthenticated clients
+/// get no other errors.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     /// The team.
     pub(crate) team: TeamId,
     /// The user.
     pub(crate) user: UserId,
-    /// The API key that was presented, unless it was an access token.
+    /// The API key of the request, unless it has an access token.
     pub(crate) api_key: Option<SecretString>,
     /// What the team may use.
     pub(crate) quota: Arc<TeamQuota>,
-    /// What finding that out took.
+    /// How long the authentication took.
     pub(crate) auth_time: Duration,
     rate: RateSlot,
 }
 
-/// What a request presents.
+/// The credential of a request.
 fn credential(headers: &HeaderMap) -> Result<Credential, ApiError> {
     if let Some(key) = headers.get(API_KEY) {
         return Ok(Credential::ApiKey(key.to_str().unwrap_or_default().trim().into()));
@@ -70,7 +70,7 @@ fn credential(headers: &HeaderMap) -> Result<Credential, ApiError> {
 }
 
 impl Caller {
-    /// Counts a create against the team's rate of them.
+    /// Counts a create request against the rate limit of the team.
     pub(crate) fn count_create(&self, now_us: i64) -> Result<(), ApiError> {
         let Some(creates) = &self.quota.creates else {
             return Ok(());
@@ -117,7 +117,7 @@ impl FromRequestParts<ApiState> for Caller {
     }
 }
 
-/// What the id of a sandbox looks like where a client names one.
+/// Pattern of sandbox ids in requests.
 pub(super) const SANDBOX_ID_PATTERN: &str = "^[a-z0-9]{1,60}(-[a-z0-9]+)?$";
 
 /// The sandbox of a path.

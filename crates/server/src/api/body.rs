@@ -1,6 +1,5 @@
-//! Reading a JSON body as the API describes it: unknown keys are ignored, integers are 32 bits and may be written `1.0`,
-//! and only the first fault is told. What the keys are is declared beside each handler, by [`shape`], of the
-//! [`values`] that there are.
+//! Parsing of JSON bodies: unknown keys are ignored, integers have 32 bits and may be written `1.0`, and only the first
+//! error is reported. The keys are declared next to each handler with [`shape`], from the types in [`values`].
 
 pub(crate) mod shape;
 pub(crate) mod values;
@@ -18,15 +17,15 @@ use serde_json::{Map, Value};
 use self::shape::{Body, FieldPath};
 use super::error::ApiError;
 
-/// How much of a body that is too large is read before the connection is closed on the rest.
+/// How much of an oversized body is read before the connection is closed.
 const DISCARD_MAX_BYTES: usize = 4 * BODY_MAX_BYTES;
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A body that may be absent, which is the same as one without keys.
+/// A body that may be absent, which is the same as an empty object.
 pub(crate) struct OptionalBody<T>(Map<String, Value>, PhantomData<fn() -> T>);
 
-/// A body that must be there.
+/// A required body.
 pub(crate) struct RequiredBody<T>(Map<String, Value>, PhantomData<fn() -> T>);
 
 impl<T: Body> OptionalBody<T> {
@@ -42,7 +41,7 @@ impl<T: Body> RequiredBody<T> {
         T::read(&self.0, &FieldPath::BODY)
     }
 
-    /// The body as text that is the same for the same values, in whatever order and with whatever spaces they came.
+    /// The body in a canonical form, independent of the order of keys and of white space.
     pub(crate) fn canonical(&self) -> String {
         let mut text = String::new();
         write_canonical(&Value::Object(self.0.clone()), &mut text);
@@ -105,7 +104,7 @@ async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> 
         .headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse().ok());
-    // A client that waits to be told to send is told not to; any other is sending already.
+    // A client that waits for `100 Continue` is refused early; any other is sending already.
     if announced.is_some_and(|bytes| bytes > BODY_MAX_BYTES) && parts.headers.contains_key(header::EXPECT) {
         return Err(ApiError::too_large(BODY_MAX_BYTES));
     }
@@ -132,8 +131,8 @@ async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> 
     }
 }
 
-/// Reads a body up to the limit. What is beyond is read too and dropped, within reason, because a connection that is
-/// closed on unread bytes is reset, and the client would not see why.
+/// Reads a body up to the limit. Some of what exceeds it is read and dropped, because a connection that is closed with
+/// unread bytes is reset, and the client would not see the response.
 async fn collect(mut body: HttpBody) -> Result<Vec<u8>, ApiError> {
     let mut kept = Vec::new();
     let mut total: usize = 0;

@@ -1,4 +1,4 @@
-//! The one error of the API: what a client is told, and what only the log is.
+//! The error type of the API: what is returned to the client, and what is only logged.
 
 use std::error::Error;
 
@@ -23,22 +23,22 @@ use crate::sandboxes::elsewhere::AbsentError;
 use crate::sandboxes::idempotency::ClaimError;
 use crate::templates::{InvalidTemplateName, TemplateError};
 
-/// Tells SDKs that know it not to try again by themselves, whatever the status.
+/// Tells SDKs that support it not to retry, whatever the status.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
-/// The `error_code` of a host without room.
+/// The `error_code` of a host without capacity.
 const NO_CAPACITY: &str = "sandbox_capacity_unavailable";
-/// Seconds after which to ask again a server that is not ready. A start takes less, a drain and a start a little more.
+/// Retry interval for a server that is not ready, in seconds. A start takes less, a drain and a start a little more.
 const READY_AFTER_S: u32 = 1;
-/// Seconds after which to ask again a server whose disk is full: somebody has to make room.
+/// Retry interval for a server whose disk is full, in seconds: the operator has to free space.
 const FULL_AFTER_S: u32 = 10;
-/// Seconds after which a create that is in progress has most likely ended.
+/// Retry interval for a create request in progress, in seconds: it has most likely ended by then.
 const IN_PROGRESS_AFTER_S: u32 = 1;
 
-/// What every answer says that is not a success.
+/// The body of every error response.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Error)]
 pub(crate) struct ErrorBody {
-    /// The HTTP status: SDKs read it here.
+    /// The HTTP status, which SDKs read from here.
     #[schema(minimum = 400, maximum = 599)]
     code: u16,
     /// What went wrong, for people.
@@ -63,7 +63,7 @@ impl ErrorBody {
     }
 }
 
-/// An answer that is not a success.
+/// An error response.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -91,35 +91,35 @@ impl ApiError {
         self
     }
 
-    /// Says after how many seconds another try may work.
+    /// Adds a `Retry-After` header.
     fn retry_after(mut self, seconds: u32) -> Self {
         self.headers.push((header::RETRY_AFTER, HeaderValue::from(seconds)));
         self
     }
 
-    /// Adds what the log is told and the client is not.
+    /// Adds the cause, which is logged but not returned to the client.
     pub(crate) fn caused_by(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.source = Some(Box::new(source));
         self
     }
 
-    /// 400: what was sent does not have the shape that the API describes.
+    /// 400: the request does not match the schema.
     pub(crate) fn schema(why: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::BAD_REQUEST, format!("validation error: {why}"))
     }
 
-    /// 400: what was sent is well-formed and not acceptable.
+    /// 400: the request matches the schema but is not acceptable.
     pub(crate) fn invalid(why: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, why)
     }
 
-    /// What the client is told.
+    /// The message for the client.
     #[cfg(test)]
     pub(super) fn message(&self) -> &str {
         &self.message
     }
 
-    /// What a create that was answered with this counts as.
+    /// The outcome under which a create request with this response is counted.
     pub(crate) fn create_outcome(&self) -> CreateOutcome {
         match self.status {
             StatusCode::TOO_MANY_REQUESTS => CreateOutcome::Limited,
@@ -129,7 +129,7 @@ impl ApiError {
         }
     }
 
-    /// 401: nobody is known by what was presented.
+    /// 401: the credentials are missing or invalid.
     pub(crate) fn unauthenticated(why: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::UNAUTHORIZED, why);
         let challenge = HeaderValue::from_static("Bearer realm=\"ringfence\"");
@@ -137,7 +137,7 @@ impl ApiError {
         error
     }
 
-    /// 404: the sandbox does not exist, or belongs to somebody else, which is told alike.
+    /// 404: the sandbox does not exist or belongs to another team; the response is the same.
     pub(crate) fn no_sandbox(id: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -145,7 +145,7 @@ impl ApiError {
         )
     }
 
-    /// What to answer for a sandbox that this server cannot change: 404, or 503 when the server of another node can.
+    /// The response for a sandbox that this server cannot change: 404, or 503 if it is on another node.
     pub(crate) fn absent(error: AbsentError, id: impl std::fmt::Display) -> Self {
         match error {
             AbsentError::Store(error) => error.into(),
@@ -158,19 +158,19 @@ impl ApiError {
         }
     }
 
-    /// 404: the template does not exist, or belongs to somebody else, which is told alike.
+    /// 404: the template does not exist or belongs to another team; the response is the same.
     pub(crate) fn unknown_template(name: &str) -> Self {
         Self::no_template(format!(
             "template \"{name}\" doesn't exist or you don't have access to it"
         ))
     }
 
-    /// 404: nothing can be made of that template.
+    /// 404: no sandbox can be created from the template.
     pub(crate) fn no_template(why: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, why)
     }
 
-    /// 404: the team does not exist, or is another one than the caller's.
+    /// 404: the team does not exist, or is not the caller's.
     pub(crate) fn no_team(id: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -196,7 +196,7 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is already running"))
     }
 
-    /// 501: clients know this operation, and this platform does not have it yet.
+    /// 501: an operation that clients know and that is not built yet.
     pub(crate) fn not_built(what: &str, method: &str, path: &str) -> Self {
         let why = format!("{what} is not built yet: this platform does not have {method} {path}");
         Self::new(StatusCode::NOT_IMPLEMENTED, why).code("not_built")
@@ -210,7 +210,7 @@ impl ApiError {
         )
     }
 
-    /// 405: the route does not take this method.
+    /// 405: the route does not support this method.
     pub(crate) fn wrong_method() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -231,18 +231,18 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "request body did not arrive in time")
     }
 
-    /// 500: not the client's fault, and no more than that is told.
+    /// 500: not the client's fault. The response has no details.
     pub(crate) fn internal() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal server error").code("internal_server_error")
     }
 
-    /// 504, or 500 for a request that may have changed something: it was not answered in time. SDKs repeat a request
-    /// that was answered 504, and what was made must not be made twice.
+    /// The request was not answered in time: 504, or 500 for a request that may have changed something. SDKs retry
+    /// after a 504, and nothing must be created twice.
     pub(crate) fn too_long(is_safe: bool) -> Self {
         if is_safe {
             return Self::new(StatusCode::GATEWAY_TIMEOUT, "the request could not be answered in time");
         }
-        let why = "the request could not be answered in time, and whether it took effect is not known";
+        let why = "the request could not be answered in time, and it is not known whether it took effect";
         let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, why).code("internal_server_error");
         error.headers.push((SHOULD_RETRY, HeaderValue::from_static("false")));
         error
@@ -257,8 +257,8 @@ impl ApiError {
         .retry_after(READY_AFTER_S)
     }
 
-    /// What an idempotency key cannot be used for. `mismatch` is the status for another request with the same key,
-    /// in which the two paths differ.
+    /// The response when an idempotency key could not be claimed. `mismatch` is the status for another request with the
+    /// same key, which depends on the path.
     pub(crate) fn idempotency(error: ClaimError, mismatch: StatusCode) -> Self {
         match error {
             ClaimError::Store(error) => error.into(),
@@ -276,17 +276,17 @@ impl ApiError {
         }
     }
 
-    /// 503: the host has no room for another sandbox.
+    /// 503: the host has no capacity for another sandbox.
     fn no_capacity(retry_after_s: u32) -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "there is no room for another sandbox at the moment",
+            "there is no capacity for another sandbox at the moment: try again later",
         )
         .code(NO_CAPACITY)
         .retry_after(retry_after_s)
     }
 
-    /// 429: the team asks more often than it may.
+    /// 429: a rate limit of the team is exceeded.
     pub(crate) fn rate_limited(what: &str, level: Level) -> Self {
         Self::new(
             StatusCode::TOO_MANY_REQUESTS,
@@ -362,9 +362,9 @@ impl From<AuthenticationError> for ApiError {
                 "authorization header is malformed: not an API key"
             }
             AuthenticationError::InvalidApiKey(InvalidKey::Digits) => "invalid API key: invalid format",
-            AuthenticationError::UnknownApiKey => "invalid API key: cannot get the team for it",
+            AuthenticationError::UnknownApiKey => "invalid API key: unknown key",
             AuthenticationError::InvalidAccessToken(_) => "invalid access token: invalid format",
-            AuthenticationError::UnknownAccessToken => "invalid access token: nobody is known by it",
+            AuthenticationError::UnknownAccessToken => "invalid access token: unknown token",
         };
         Self::unauthenticated(why)
     }
@@ -392,7 +392,7 @@ impl From<TemplateError> for ApiError {
 }
 
 impl From<OverQuota> for ApiError {
-    /// 429 that waiting does not mend: without `Retry-After`, and with the word that keeps SDKs from trying again.
+    /// 429 that waiting does not resolve: without `Retry-After`, and with a header that keeps SDKs from retrying.
     fn from(over: OverQuota) -> Self {
         let OverQuota {
             resource,
@@ -413,7 +413,7 @@ impl From<OverQuota> for ApiError {
 }
 
 impl ApiError {
-    /// What became of a change of the deadline of `id`.
+    /// The response when the deadline of a sandbox could not be changed.
     pub(crate) fn deadline_not_changed(error: ExtendError, id: impl std::fmt::Display) -> Self {
         match error {
             ExtendError::Store(error) => error.into(),

@@ -1,4 +1,4 @@
-//! Answers that are JSON.
+//! JSON responses.
 
 use axum::response::{IntoResponse as _, Response};
 use http::{HeaderValue, StatusCode, header};
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::error::ApiError;
 
-/// A JSON answer.
+/// A JSON response.
 pub(super) fn json<T: Serialize>(status: StatusCode, body: &T) -> Result<Response, ApiError> {
     let bytes = serde_json::to_vec(body).map_err(|error| ApiError::internal().caused_by(error))?;
     let content_type = HeaderValue::from_static("application/json; charset=utf-8");

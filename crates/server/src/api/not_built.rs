@@ -1,9 +1,9 @@
-//! Operations of clients that this platform does not have yet.
+//! Operations that clients know and that are not built yet.
 //!
-//! Without a route they would be 404, which clients take for a sandbox that is gone. So each is a route that answers 501
-//! and names what is missing, after all that comes before it on any other route: whoever is not known gets a 401, and a
-//! sandbox or a template that the team does not have gets a 404. The description of the API has them for what they are.
-//! Whoever builds one deletes its entry here and from the list in `tests/it/not_built.rs`.
+//! Without a route they would be answered 404, which clients take for a missing sandbox. So each has a route that
+//! answers 501 and names what is missing, after the checks of any other route: 401 without valid credentials, and 404
+//! for a sandbox or a template that the team does not have. The API document marks them as not built. To build one,
+//! delete its entry here and in the list in `tests/it/not_built.rs`.
 
 use axum::extract::RawPathParams;
 use axum::extract::State;
@@ -20,13 +20,13 @@ use super::error::ApiError;
 use super::state::ApiState;
 use super::{openapi, templates};
 
-/// An operation that is not there.
+/// An operation that is not built yet.
 struct NotBuilt {
     method: HttpMethod,
     path: &'static str,
     id: &'static str,
     tag: &'static str,
-    /// What it would do, as the subject of a sentence.
+    /// What it does, as the subject of a sentence.
     what: &'static str,
 }
 
@@ -50,7 +50,7 @@ macro_rules! not_built {
     };
 }
 
-/// All of them.
+/// All operations that are not built yet.
 const NOT_BUILT: &[NotBuilt] = not_built! {
     Post "/sandboxes/{sandboxID}/pause" pause_sandbox SANDBOXES "pausing a sandbox";
     Post "/sandboxes/{sandboxID}/snapshots" create_snapshot SANDBOXES "taking a snapshot of a sandbox";
@@ -67,8 +67,8 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Get "/templates/{templateID}/files/{hash}" get_template_upload TEMPLATES "uploading files for a build";
     Post "/templates/{templateID}/builds/{buildID}" start_build_v1 TEMPLATES "building a template";
     Post "/v2/templates/{templateID}/builds/{buildID}" start_build TEMPLATES "building a template";
-    Get "/templates/{templateID}/builds/{buildID}/status" get_build_status TEMPLATES "telling how far a build is";
-    Get "/templates/{templateID}/builds/{buildID}/logs" get_build_logs TEMPLATES "telling the logs of a build";
+    Get "/templates/{templateID}/builds/{buildID}/status" get_build_status TEMPLATES "reading the status of a build";
+    Get "/templates/{templateID}/builds/{buildID}/logs" get_build_logs TEMPLATES "reading the logs of a build";
     Post "/templates/tags" assign_template_tags TEMPLATES "tagging a build";
     Delete "/templates/tags" delete_template_tags TEMPLATES "removing the tags of a build";
     Get "/templates/{templateID}/tags" list_template_tags TEMPLATES "listing the tags of a template";
@@ -76,14 +76,14 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Get "/templates/{templateID}/tags/exists" has_template_tag TEMPLATES "looking for a tag of a template";
     Get "/templates/{templateID}/tags/groups" list_template_tag_groups TEMPLATES "grouping the tags of a template";
     Get "/templates/{templateID}/tags/{tag}/assignments" list_template_tag_assignments TEMPLATES
-        "telling the history of a tag";
+        "reading the history of a tag";
     Get "/injection-rules" list_injection_rules RULES "listing injection rules";
     Post "/injection-rules" create_injection_rule RULES "storing an injection rule";
     Get "/injection-rules/{ruleID}" get_injection_rule RULES "reading an injection rule";
     Put "/injection-rules/{ruleID}" update_injection_rule RULES "changing an injection rule";
     Delete "/injection-rules/{ruleID}" delete_injection_rule RULES "deleting an injection rule";
     Get "/volumes" list_volumes VOLUMES "listing volumes";
-    Post "/volumes" create_volume VOLUMES "making a volume";
+    Post "/volumes" create_volume VOLUMES "creating a volume";
     Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";
     Delete "/volumes/{volumeID}" delete_volume VOLUMES "deleting a volume";
     Get "/secrets" list_secrets SECRETS "listing secrets";
@@ -91,12 +91,12 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Get "/secrets/{secretID}" get_secret SECRETS "reading a secret";
     Post "/secrets/{secretID}" update_secret SECRETS "changing a secret";
     Delete "/secrets/{secretID}" delete_secret SECRETS "deleting a secret";
-    Get "/teams/{teamID}/metrics" get_team_metrics TEAMS "telling the metrics of a team";
-    Get "/teams/{teamID}/metrics/max" get_team_metrics_max TEAMS "telling the most that a team has used";
+    Get "/teams/{teamID}/metrics" get_team_metrics TEAMS "reading the metrics of a team";
+    Get "/teams/{teamID}/metrics/max" get_team_metrics_max TEAMS "reading the peak usage of a team";
     Post "/mcp" call_documentation_tool DOCUMENTATION "searching the documentation by MCP";
 };
 
-/// Adds them to the routes, each with its operation.
+/// Adds their routes, each with its operation.
 pub(super) fn add(mut router: OpenApiRouter<ApiState>) -> OpenApiRouter<ApiState> {
     for missing in NOT_BUILT {
         let (filter, method) = match missing.method {
@@ -119,7 +119,7 @@ pub(super) fn add(mut router: OpenApiRouter<ApiState>) -> OpenApiRouter<ApiState
     router
 }
 
-/// The parameters of a path, whichever it has.
+/// The parameters of any path.
 type Parameters = Result<RawPathParams, RawPathParamsRejection>;
 
 trait Check {
@@ -127,9 +127,9 @@ trait Check {
 }
 
 impl Check for Parameters {
-    /// Refuses what the team does not have, of what there can be.
+    /// Refuses ids of resources that the team does not have.
     async fn check(self, caller: &Caller, state: &ApiState) -> Result<(), ApiError> {
-        let parameters = self.map_err(|_| ApiError::invalid("invalid path: it is not text"))?;
+        let parameters = self.map_err(|_| ApiError::invalid("invalid path: not valid UTF-8"))?;
         for (name, text) in &parameters {
             match name {
                 "sandboxID" => {

@@ -1,4 +1,4 @@
-//! Counts every request to the API, by its operation and never by its path.
+//! Metrics of API requests, by operation and never by path.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use serde_json::Value;
 
 use crate::metrics::Metrics;
 
-/// Marks an answer that the database is to blame for.
+/// Marks a response to a request that failed because of the database.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StoreFailed;
 
-/// What the layer needs.
+/// State of the layer.
 #[derive(Debug, Clone)]
 pub(super) struct Observer {
     pub(super) metrics: Arc<Metrics>,
     pub(super) operations: Operations,
 }
 
-/// The layer.
+/// A layer that counts requests and measures their duration.
 pub(super) async fn observe(State(observer): State<Observer>, request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().clone();
@@ -43,7 +43,7 @@ pub(super) async fn observe(State(observer): State<Observer>, request: Request, 
     response
 }
 
-/// The operations of a document, by method and path as routes spell it.
+/// The ids of the operations of a document, by method and route path.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Operations(Arc<HashMap<(Method, String), Arc<str>>>);
 
@@ -67,7 +67,7 @@ impl Operations {
     }
 }
 
-/// A method, or one word for all that a client may have made up.
+/// A label value for a method: its name, or `other` for unknown ones.
 fn known_method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

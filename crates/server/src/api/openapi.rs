@@ -1,9 +1,9 @@
-//! The description of the API, which is the router itself: every route enters through the router together with
-//! its operation, so that none exists without one.
+//! The OpenAPI document, generated from the router: every route is added together with its operation, so that none is
+//! undocumented.
 //!
-//! What handlers answer is said beside each handler. What the layers around them answer (authentication, the body's
-//! limits, a panic) is added here, to every operation that can meet it. A schema says what is accepted: a key whose
-//! effect this platform does not have is left out of it, and refused by name where a client sends it.
+//! The responses of a handler are declared next to it. The responses of the layers around it (authentication, body
+//! limits, panics) are added here, to every operation that can have them. A schema describes what is accepted: keys
+//! that this platform does not support are not part of it, and are refused by name.
 
 use axum::Extension;
 use axum::response::Response;
@@ -27,22 +27,22 @@ const BEARER: &str = "Bearer";
 #[openapi(
     info(
         title = "Ringfence",
-        description = "Isolated sandboxes for code that nobody reviewed. Keys of a request body that are not described \
+        description = "Isolated sandboxes for unreviewed code. Keys of a request body that are not described \
                        are ignored, unless they ask for something that this platform does not do: then the answer is \
                        400 and names the key. Operations that answer 501 are not built yet.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     components(schemas(ErrorBody)),
     tags(
-        (name = "sandboxes", description = "Making, finding, keeping and ending sandboxes"),
-        (name = "templates", description = "What sandboxes are made of"),
+        (name = "sandboxes", description = "Creating, finding, extending and ending sandboxes"),
+        (name = "templates", description = "Templates that sandboxes are created from"),
         (name = "keys", description = "Teams, API keys and access tokens"),
         (name = "platform", description = "The platform itself"),
     )
 )]
 struct Base;
 
-/// The document before any route is in it.
+/// The document without any routes.
 pub(super) fn base() -> OpenApi {
     let mut openapi = Base::openapi();
     let components = openapi.components.get_or_insert_with(Components::new);
@@ -63,8 +63,8 @@ pub(super) fn base() -> OpenApi {
     openapi
 }
 
-/// Adds what the layers around the handlers answer, and the bound that the operator sets: the longest life of a sandbox
-/// of any team, in seconds.
+/// Adds the responses of the layers around the handlers, and the configured limit: the longest maximum lifetime of any
+/// team, in seconds.
 pub(super) fn finish(mut openapi: OpenApi, max_lifetime_s: u32) -> Value {
     for item in openapi.paths.paths.values_mut() {
         let operations = [
@@ -76,7 +76,7 @@ pub(super) fn finish(mut openapi: OpenApi, max_lifetime_s: u32) -> Value {
         ];
         operations.into_iter().flatten().for_each(add_common_answers);
         if let Some(operation) = &mut item.get {
-            add(operation, 504, "It could not be answered in time");
+            add(operation, 504, "The request could not be answered in time");
         }
     }
     let mut document = serde_json::to_value(openapi).expect("a document is JSON");
@@ -88,7 +88,7 @@ pub(super) fn finish(mut openapi: OpenApi, max_lifetime_s: u32) -> Value {
         .filter_map(Value::as_object_mut)
         .flat_map(|item| item.values_mut())
     {
-        // A body that may be absent may still not be `null`, which is what the macro makes of an `Option`.
+        // A body that may be absent must not be `null`, but the macro generates that for an `Option`.
         if let Some(schema) = operation.pointer_mut("/requestBody/content/application~1json/schema")
             && let Some(body) = schema.pointer_mut("/oneOf/0").map(Value::take)
         {
@@ -116,20 +116,20 @@ fn add_common_answers(operation: &mut Operation) {
     let takes_input = operation.request_body.is_some() || has_parameters;
     let mut answers = Vec::new();
     if takes_input {
-        answers.push((400, "What was sent is not acceptable; `message` names what and why"));
+        answers.push((400, "The request is invalid; `message` explains why"));
     }
     if !is_open {
-        answers.push((401, "Nobody is known by the credentials that were sent, or none were"));
+        answers.push((401, "The credentials are missing or invalid"));
         answers.push((404, "X-Team-ID names a team that the caller has no access to"));
         answers.push((
             429,
-            "The team asks more often than it may; try again after as many seconds as `Retry-After` says",
+            "A rate limit of the team is exceeded; retry after the number of seconds in `Retry-After`",
         ));
         answers.push((
             503,
-            "The database cannot be reached, the platform starts or ends, or the sandbox is on another node",
+            "The database is unavailable, the platform is starting or stopping, or the sandbox is on another node",
         ));
-        answers.push((500, "Not the client's fault"));
+        answers.push((500, "Internal error"));
     }
     let too_large = format!("The body is larger than {BODY_MAX_BYTES} bytes");
     if operation.request_body.is_some() {
@@ -149,7 +149,7 @@ fn add(operation: &mut Operation, status: u16, description: &str) {
         .or_insert_with(|| error(description).into());
 }
 
-/// A response that is the envelope of an error.
+/// An error response.
 pub(super) fn error(description: &str) -> utoipa::openapi::Response {
     let schema = Ref::from_schema_name("Error");
     ResponseBuilder::new()
@@ -168,7 +168,7 @@ impl ServedDocument {
     }
 }
 
-/// This document.
+/// Returns this document.
 #[utoipa::path(
     get,
     path = "/openapi.json",

@@ -1,7 +1,7 @@
-//! Where one page of a list ends and the next begins.
+//! Page tokens of lists.
 //!
-//! A place in a list is the time and the id of the last item before it, and the order where it is not the usual one.
-//! Clients take the token as opaque.
+//! A token contains the time and the id of the last item of a page, and the order unless it is the default. It is
+//! opaque to clients.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ use crate::clock::{parse_rfc3339, rfc3339};
 
 const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
 
-/// Says where the next page begins, if there is one.
+/// Adds the token of the next page to a response, if there is one.
 pub(super) fn with_next<I: Display>(
     mut response: Response,
     next: Option<(i64, I)>,
@@ -39,7 +39,7 @@ fn token(at_us: i64, id: impl Display, order: Order) -> String {
     URL_SAFE.encode(format!("{}__{id}{suffix}", rfc3339(at_us)))
 }
 
-/// The time and the id of a token of a list in this order.
+/// The time and the id in a token of a list with this order.
 pub(super) fn parse_token<I: FromStr>(token: &str, order: Order) -> Result<(i64, I), ApiError> {
     read(token, order).ok_or_else(|| ApiError::invalid("invalid next token"))
 }

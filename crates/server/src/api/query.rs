@@ -1,4 +1,4 @@
-//! Query strings, read as the SDKs write them. What the parameters are is declared beside each handler, by [`shape`].
+//! Parsing of query strings as SDKs encode them. The parameters are declared next to each handler with [`shape`].
 
 pub(crate) mod shape;
 
@@ -15,22 +15,22 @@ use super::error::ApiError;
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Reads the query of a request's target.
+    /// Decodes the query of a request target.
     pub(crate) fn of(uri: &Uri) -> Result<Self, ApiError> {
         percent::query_pairs(uri.query().unwrap_or_default())
             .collect::<Result<_, _>>()
             .map(Self)
-            .map_err(|_| ApiError::schema("the query holds a broken percent escape"))
+            .map_err(|_| ApiError::schema("the query has an invalid percent escape"))
     }
 
-    /// The value of a parameter that is given once at most: of two, either could be meant.
+    /// The value of a parameter. It may occur only once, because of two values neither is preferred.
     pub(crate) fn single<'a>(&'a self, name: &'a str) -> Result<Option<&'a str>, ApiError> {
         let mut values = self.all(name);
         let value = values.next();
         match values.next() {
             None => Ok(value),
             Some(_) => Err(ApiError::schema(format_args!(
-                "parameter \"{name}\": it must not be given more than once"
+                "parameter \"{name}\": must not be given more than once"
             ))),
         }
     }
@@ -43,7 +43,7 @@ impl Query {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The whole number of a parameter, if it is there.
+    /// The integer value of a parameter, if it is present.
     pub(crate) fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let Some(text) = self.single(name)? else {
             return Ok(None);
@@ -65,18 +65,17 @@ impl Query {
     }
 }
 
-/// Reads a metadata filter out of its parameter, decoded once.
+/// Parses a metadata filter from its parameter, which has been decoded once.
 ///
 /// SDKs encode each key and value, then the joined pairs, then the query; documents describe the same without the
-/// second step. So the text is decoded as a whole first, and if no pairs come out of that, the parts are decoded once.
+/// second step. So the text is decoded as a whole first; if that gives no valid pairs, the parts of the original text
+/// are decoded.
 pub(crate) fn parse_metadata(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
     percent::decode(text, Plus::Space)
         .ok()
         .and_then(|pairs| parse_pairs(&pairs))
         .or_else(|| parse_pairs(text))
-        .ok_or_else(|| {
-            ApiError::invalid("invalid metadata filter: it must consist of key=value pairs that are joined by &")
-        })
+        .ok_or_else(|| ApiError::invalid("invalid metadata filter: it must consist of key=value pairs joined by &"))
 }
 
 fn parse_pairs(text: &str) -> Option<BTreeMap<String, String>> {
@@ -101,9 +100,9 @@ mod tests {
             let want = want.map(|pairs| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect());
             assert_eq!(parse_metadata(text).ok(), want, "{text}");
         };
-        // What is left of the SDKs' three encodings of {"us er": "a&b"} after one.
+        // {"us er": "a&b"} with the three encodings of SDKs, after one decoding.
         check("us%2520er%3Da%2526b", Some(&[("us er", "a&b")]));
-        // What is left of two.
+        // With two encodings, after one decoding.
         check("us%20er=a%26b", Some(&[("us er", "a&b")]));
         check("a=1%3D", Some(&[("a", "1=")]));
         check("user=alice", Some(&[("user", "alice")]));

@@ -1,7 +1,7 @@
-//! How often a team may still ask, in the headers of every answer to it.
+//! Rate limit headers of responses.
 //!
-//! The rate is known where the team is, deep inside a handler, and an answer is made in many places, so the one leaves
-//! it in a slot of the request and a layer around all handlers picks it up.
+//! The rate limit is known only after authentication, inside a handler, and responses are created in many places. So
+//! the extractor stores the level in a slot of the request, and a layer around all handlers adds it to the response.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// Where the rate of a request is left for its answer.
+/// Passes the level of the rate limit from a request to its response.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RateSlot(Arc<Mutex<Option<Level>>>);
 
 impl RateSlot {
-    /// Leaves a rate; the last one counts, which is that of the narrower limit.
+    /// Stores a level; the last one counts, which is that of the narrower limit.
     pub(super) fn set(&self, level: Level) {
         *self.0.lock() = Some(level);
     }
 }
 
-/// The layer.
+/// A layer that adds the headers.
 pub(super) async fn add_rate_headers(mut request: Request, next: Next) -> Response {
     let slot = RateSlot::default();
     request.extensions_mut().insert(slot.clone());

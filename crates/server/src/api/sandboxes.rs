@@ -1,7 +1,7 @@
-//! Sandboxes on the wire.
+//! Sandboxes in requests and responses.
 //!
-//! Keys without a value are left out and never `null`: SDKs of some versions break on either `null` or absence, and
-//! what is sent here is what all of them take.
+//! Keys without a value are absent and never `null`: some SDK versions fail on `null` and others on absence, and this
+//! form works with all of them.
 
 pub(super) mod create;
 pub(super) mod lifetime;
@@ -22,10 +22,10 @@ use super::state::SandboxAccess;
 use crate::clock::rfc3339;
 use crate::sandboxes::idempotency::StoredSandbox;
 
-/// The same for every sandbox; SDKs that still read it need it to be there.
+/// The same for every sandbox; required by SDKs that still read it.
 const CLIENT_ID: &str = "6532622b";
 
-/// Where a sandbox is in its life.
+/// The state of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum SandboxState {
@@ -48,8 +48,8 @@ struct ConnectionInfo {
     alias: Option<String>,
     envd_version: String,
     envd_access_token: String,
-    /// What traffic must carry as header `e2b-traffic-access-token` where the sandbox was created with
-    /// `allowPublicTraffic` off. Any other sandbox has one too, and does not ask for it.
+    /// The token that traffic must send as header `e2b-traffic-access-token` if the sandbox was created with
+    /// `allowPublicTraffic: false`. Any other sandbox has one too, but does not require it.
     traffic_access_token: String,
     domain: String,
 }
@@ -59,7 +59,7 @@ impl ConnectionInfo {
         Self::from_stored(row.into(), access)
     }
 
-    /// From what was kept of an answer.
+    /// The response of a repeated request, from the stored sandbox.
     fn from_stored(stored: StoredSandbox, access: &SandboxAccess) -> Self {
         let id = &stored.sandbox_id;
         Self {
@@ -75,7 +75,7 @@ impl ConnectionInfo {
     }
 }
 
-/// What a list and the detail have in common.
+/// The fields that lists and details have in common.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct SandboxFacts {
@@ -88,10 +88,10 @@ struct SandboxFacts {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     alias: Option<String>,
-    /// When it began to run.
+    /// When it started.
     #[schema(format = DateTime)]
     started_at: String,
-    /// When it ends, unless that is changed.
+    /// Its deadline.
     #[schema(format = DateTime)]
     end_at: String,
     cpu_count: u32,
@@ -126,7 +126,7 @@ impl SandboxFacts {
     }
 }
 
-/// One sandbox of a list.
+/// A sandbox in a list.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct ListedSandbox {
@@ -146,7 +146,7 @@ impl ListedSandbox {
     }
 }
 
-/// Everything about one sandbox.
+/// The details of a sandbox.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct SandboxDetail {
@@ -164,7 +164,7 @@ struct SandboxDetail {
     lifecycle: Lifecycle,
 }
 
-/// What happens to a sandbox at its deadline, and on traffic after it.
+/// What happens to a sandbox at its deadline, and on traffic after that.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Lifecycle {
@@ -179,7 +179,7 @@ impl SandboxDetail {
             envd_access_token: token.expose_secret().to_owned(),
             domain: access.domain.clone(),
             allow_internet_access: row.allow_internet_access,
-            // Written by this crate; a row that holds anything else has no settings to show.
+            // Written by this crate; invalid content is left out.
             network: row
                 .network_json
                 .take()

@@ -1,4 +1,4 @@
-//! What handlers work with. Each takes the services that it needs, by their types, and no other.
+//! The services of handlers. Each handler extracts those that it needs by their types.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Deref for ApiState {
 
 macro_rules! services {
     ($($(#[doc = $doc:literal])* $service:ident: $type:ty,)*) => {
-        /// Everything that some handler needs.
+        /// The services of all handlers.
         #[derive(Debug)]
         pub(crate) struct Services {
             $($(#[doc = $doc])* pub(crate) $service: $type,)*
@@ -66,22 +66,22 @@ services! {
     metrics: Arc<Metrics>,
 }
 
-/// What clients are told of how to reach sandboxes.
+/// How clients reach sandboxes.
 #[derive(Debug)]
 pub(crate) struct SandboxAccess {
-    /// Domain of sandbox traffic, with the port where it is not the scheme's own.
+    /// Domain of sandbox traffic, with the port unless it is the default of the scheme.
     pub(crate) domain: String,
-    /// What the tokens of a sandbox are derived from.
+    /// The seed of the tokens of sandboxes.
     pub(crate) tokens: TokenSeed,
 }
 
 impl SandboxAccess {
-    /// The token that the agent of a sandbox asks for.
+    /// The agent token of a sandbox.
     pub(crate) fn agent_token(&self, id: &SandboxId) -> SecretString {
         self.tokens.access_token(id)
     }
 
-    /// The token that traffic to a sandbox must carry where it is not public.
+    /// The traffic token of a sandbox, required unless its traffic is public.
     pub(crate) fn traffic_token(&self, id: &SandboxId) -> SecretString {
         self.tokens.traffic_token(id)
     }

@@ -1,9 +1,9 @@
-//! `GET /teams`: the team that a credential speaks for, with a key for it.
+//! `GET /teams`: the team of a credential, with an API key for it.
 //!
-//! Clients that log in with a token ask here for the API key to use from then on. Keys are kept as hashes only, so none
-//! of the others can be shown. Whoever presents an API key gets that one back. A user with an access token gets a key of
-//! their own, made at the first call and shown again at every later one: it is derived from the platform's seed and the
-//! id of its row. It is listed and revoked like any other key; once it is, the next call makes a new one.
+//! Clients that log in with a token get the API key to use from then on here. Keys are stored as hashes only, so
+//! existing ones cannot be shown. A caller with an API key gets that key back. A user with an access token gets a key
+//! of their own, created by the first call and returned by every later one: it is derived from the platform's seed and
+//! the id of its row. It is listed and revoked like any other key; after that, the next call creates a new one.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -21,8 +21,8 @@ use super::json::json;
 use crate::clock::Clock;
 use crate::keys::{NewKey, TokenSeed};
 
-/// What the key of a user is called until somebody renames it.
-const KEY_NAME: &str = "made for a login";
+/// Initial name of the key of a user.
+const KEY_NAME: &str = "created at login";
 
 /// A team.
 #[derive(Serialize, ToSchema)]
@@ -31,13 +31,13 @@ struct Team {
     #[serde(rename = "teamID")]
     id: String,
     name: String,
-    /// A key that acts for it: the one that was presented, or one of the caller's own.
+    /// An API key of the team: that of the request, or one of the caller's own.
     api_key: String,
-    /// Whether it is the one to use unless another is named.
+    /// Whether it is used unless another team is named.
     is_default: bool,
 }
 
-/// The teams of the caller, which is one.
+/// Lists the teams of the caller, which is always one.
 #[utoipa::path(
     get,
     path = "/teams",
@@ -66,12 +66,12 @@ pub(crate) async fn list_teams(
     json(StatusCode::OK, &[team])
 }
 
-/// The key of a user that can be shown again, made if there is none.
+/// The derived key of a user. It is created if there is none.
 async fn key_of_user((store, tokens): (&Store, &TokenSeed), now_us: i64, caller: &Caller) -> Result<String, ApiError> {
     for row in store.api_key_list(&caller.team).await? {
         let key = NewKey::derived(tokens, &row.id);
         let may_be = row.revoked_us.is_none() && row.user_id == caller.user && row.mask == key.mask();
-        // The mask is a part of the key only; the hash is all of it.
+        // The mask has only a part of the key; the hash compares all of it.
         if may_be
             && let Some(owner) = store.api_key_by_hash(&key.hash()).await?
             && owner.key_id == row.id

@@ -1,7 +1,7 @@
-//! Templates: what sandboxes are made of. Reading them; what builds and changes them is in [`super::not_built`].
+//! Reading templates. Operations that build and change them are in [`super::not_built`].
 //!
-//! A team sees its own templates and the global ones, which every team can start. Those of other teams are what does not
-//! exist, and so is a template that another team made public: it is started by its id and not listed.
+//! A team sees its own templates and the global ones, which every team can use. Templates of other teams are not found,
+//! even if they are public: those can be used by their id but are not listed.
 
 use std::str::FromStr;
 
@@ -24,10 +24,10 @@ use super::query::shape::{PageLimit, Params, Text, query};
 use crate::clock::rfc3339;
 use crate::templates::TemplateName;
 
-/// The id of a build that there is not: clients read it as an id before they look at `buildStatus`.
+/// The build id of a template without a build: clients parse it as an id before they check `buildStatus`.
 const NO_BUILD: &str = "00000000-0000-0000-0000-000000000000";
 
-/// How far a build has come.
+/// The status of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum TemplateBuildStatus {
@@ -47,44 +47,44 @@ impl From<BuildStatus> for TemplateBuildStatus {
     }
 }
 
-/// One template of a list.
+/// A template in a list.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Template {
     #[serde(rename = "templateID")]
     template_id: String,
-    /// The newest build that sandboxes can be started from; only zeros when there is none.
+    /// The newest finished build; all zeros if there is none.
     #[serde(rename = "buildID")]
     build_id: String,
-    /// Of a sandbox that is started from it, like the two after it; 0 when there is no build.
+    /// Cores of a sandbox created from it; like `memoryMB` and `diskSizeMB`, 0 without a finished build.
     cpu_count: u32,
     #[serde(rename = "memoryMB")]
     memory_mb: u32,
     #[serde(rename = "diskSizeMB")]
     disk_mb: u32,
-    /// Whether other teams can start it.
+    /// Whether other teams can use it.
     public: bool,
-    /// The names that it answers to.
+    /// Its names.
     aliases: Vec<String>,
-    /// The same with the team's name before them, where they are the team's own.
+    /// Its names, with the name of the team as namespace unless it is a global template.
     names: Vec<String>,
     #[schema(format = DateTime)]
     created_at: String,
     #[schema(format = DateTime)]
     updated_at: String,
-    /// Not kept.
+    /// Not recorded, always `null`.
     #[schema(value_type = Option<Object>)]
     created_by: Option<()>,
-    /// When a sandbox was last started from it.
+    /// When a sandbox was last created from it.
     #[schema(format = DateTime)]
     last_spawned_at: Option<String>,
-    /// How many sandboxes were started from it, by whichever team.
+    /// How many sandboxes of all teams were created from it.
     spawn_count: i64,
-    /// How many builds there were, however they ended.
+    /// Number of builds, including failed ones.
     build_count: i64,
-    /// The version of the agent; empty when there is no build.
+    /// The version of the agent; empty without a finished build.
     envd_version: String,
-    /// Of the newest build.
+    /// The status of the newest build.
     build_status: TemplateBuildStatus,
     /// Whether it comes with the platform.
     is_default: bool,
@@ -129,7 +129,7 @@ impl Template {
     }
 }
 
-/// The agent's version of a build. One that was built before the version was kept starts with the platform's own.
+/// The agent version of a build. Builds from before the version was recorded use the platform's current version.
 fn version(build: &BuildRow) -> String {
     let own = || protocol::agent::VERSION.to_owned();
     build.agent_version.clone().unwrap_or_else(own)
@@ -146,7 +146,7 @@ struct TemplateBuild {
     created_at: String,
     #[schema(format = DateTime)]
     updated_at: String,
-    /// When it ended.
+    /// When it was finished.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, nullable = false)]
     finished_at: Option<String>,
@@ -179,32 +179,32 @@ impl TemplateBuild {
 struct TemplateWithBuilds {
     #[serde(flatten)]
     template: Template,
-    /// The newest first.
+    /// The builds, newest first.
     builds: Vec<TemplateBuild>,
 }
 
-/// What a name leads to.
+/// The template of a name.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct TemplateAlias {
     #[serde(rename = "templateID")]
     template_id: String,
-    /// Whether other teams can start it.
+    /// Whether other teams can use it.
     public: bool,
 }
 
 query! {
-    /// Which page of a list.
+    /// Paging parameters.
     pub(crate) struct PageParameters {
-        /// `X-Next-Token` of the page before.
+        /// `X-Next-Token` of the previous page.
         "nextToken" next_token: Text;
-        /// Most items on one page.
+        /// Maximum number of items on one page.
         "limit" limit: PageLimit = *LIST_LIMIT.end();
     }
 }
 
 impl PageParameters {
-    /// The time and the id of the last item before the page, of a list whose items have ids of this kind.
+    /// The time and the id of the last item of the previous page.
     fn after<I: FromStr>(&self) -> Result<Option<(i64, I)>, ApiError> {
         let token = self.next_token.as_deref().filter(|token| !token.is_empty());
         token.map(|token| parse_token(token, Order::Desc)).transpose()
@@ -216,7 +216,7 @@ impl PageParameters {
 }
 
 query! {
-    /// Whose list. Clients name their own team, and no other can be asked for.
+    /// The team of a list. Clients send their own team, and any other is refused.
     pub(crate) struct TeamParameter {
         "teamID" team: Text => hidden;
     }
@@ -225,22 +225,22 @@ query! {
 impl TeamParameter {
     fn check(&self, caller: &Caller) -> Result<(), ApiError> {
         match &self.team {
-            Some(team) if team != caller.team.as_str() => Err(ApiError::invalid(
-                "teamID names another team than the one that the key is of",
-            )),
+            Some(team) if team != caller.team.as_str() => {
+                Err(ApiError::invalid("teamID is not the team of the API key"))
+            }
             Some(_) | None => Ok(()),
         }
     }
 }
 
-/// The template that a part of a path names, by its id or by a name that leads to it, if the team may know of it.
+/// The template with this id or name, if it is visible to the team.
 pub(crate) async fn find(text: &str, team: &TeamId, store: &Store) -> Result<TemplateRow, ApiError> {
     let name = TemplateName::parse(text)?;
     let found = name.resolve(store, team).await?;
     let known = found.filter(|row| row.team_id.as_ref().is_none_or(|owner| owner == team));
     match (known, &name.tag) {
         (Some(row), None) => Ok(row),
-        // No build has another tag than the usual one.
+        // Builds have no tag but `default`.
         (Some(_), Some(_)) | (None, _) => Err(ApiError::unknown_template(text)),
     }
 }
@@ -254,12 +254,12 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, ApiError> {
         let Path(text) = Path::<String>::from_request_parts(parts, state)
             .await
-            .map_err(|_| ApiError::invalid("invalid template reference: it is not text"))?;
+            .map_err(|_| ApiError::invalid("invalid template reference: not valid UTF-8"))?;
         Ok(Self(text))
     }
 }
 
-/// The overviews that a team may have, and what its name is.
+/// The templates visible to a team, and the name of the team.
 async fn overviews(
     store: &Store,
     caller: &Caller,
@@ -270,7 +270,7 @@ async fn overviews(
     Ok((found, team.map_or_else(String::new, |team| team.name)))
 }
 
-/// The team's templates and those of the platform, the oldest first.
+/// Lists the templates of the team and of the platform, oldest first.
 #[utoipa::path(
     get,
     path = "/templates",
@@ -291,7 +291,7 @@ pub(crate) async fn list_templates_v1(
     json(StatusCode::OK, &all)
 }
 
-/// A page of the team's templates and those of the platform, the newest first.
+/// Lists the templates of the team and of the platform in pages, newest first.
 #[utoipa::path(
     get,
     path = "/v2/templates",
@@ -301,7 +301,7 @@ pub(crate) async fn list_templates_v1(
         status = 200,
         description = "A page of the templates",
         body = Vec<Template>,
-        headers(("X-Next-Token" = String, description = "Where the next page begins; absent on the last one")),
+        headers(("X-Next-Token" = String, description = "Token of the next page; absent on the last page")),
     ))
 )]
 pub(crate) async fn list_templates(
@@ -313,7 +313,7 @@ pub(crate) async fn list_templates(
     whose.check(&caller)?;
     let after = page.after::<TemplateId>()?;
     let (mut found, team) = overviews(&store, &caller, None).await?;
-    // The database has them in the other order.
+    // The database returns the oldest first.
     found.reverse();
     let place = |row: &TemplateOverview| (row.template.created_us, row.template.id.clone());
     if let Some((created_us, id)) = &after {
@@ -326,7 +326,7 @@ pub(crate) async fn list_templates(
     with_next(json(StatusCode::OK, &all)?, next, Order::Desc)
 }
 
-/// The templates that come with the platform, the same for everybody.
+/// Lists the templates of the platform, which are the same for every team.
 #[utoipa::path(
     get,
     path = "/default-templates",
@@ -343,7 +343,7 @@ pub(crate) async fn list_default_templates(State(store): State<Store>, caller: C
     json(StatusCode::OK, &all)
 }
 
-/// One template with a page of its builds.
+/// Returns a template with a page of its builds.
 #[utoipa::path(
     get,
     path = "/templates/{templateID}",
@@ -351,7 +351,7 @@ pub(crate) async fn list_default_templates(State(store): State<Store>, caller: C
     params(
         (
             "templateID" = String, Path,
-            description = "The template, by its id or by a name that leads to it",
+            description = "The id or a name of the template",
             pattern = "^[A-Za-z0-9_-]+$",
         ),
         PageParameters,
@@ -361,7 +361,7 @@ pub(crate) async fn list_default_templates(State(store): State<Store>, caller: C
             status = 200,
             description = "The template",
             body = TemplateWithBuilds,
-            headers(("X-Next-Token" = String, description = "Where the next builds begin; absent with the last")),
+            headers(("X-Next-Token" = String, description = "Token of the next builds; absent on the last page")),
         ),
         (status = 404, description = "The team has no such template", body = ErrorBody),
     )
@@ -392,7 +392,7 @@ pub(crate) async fn get_template(
     with_next(json(StatusCode::OK, &detail)?, next, Order::Desc)
 }
 
-/// Which template a name leads to.
+/// Returns the template of a name.
 #[utoipa::path(
     get,
     path = "/templates/aliases/{alias}",
@@ -403,8 +403,8 @@ pub(crate) async fn get_template(
         pattern = "^[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$",
     )),
     responses(
-        (status = 200, description = "The template that it leads to", body = TemplateAlias),
-        (status = 404, description = "It leads to none that the team may use", body = ErrorBody),
+        (status = 200, description = "The template of the name", body = TemplateAlias),
+        (status = 404, description = "The team can use no template with this name", body = ErrorBody),
     )
 )]
 pub(crate) async fn get_template_alias(

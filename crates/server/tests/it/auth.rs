@@ -1,4 +1,4 @@
-//! Who is let in.
+//! Authentication with API keys.
 
 use super::platform::{KEY, OTHER_KEY, TestPlatform};
 
@@ -30,7 +30,7 @@ async fn every_route_checks_the_key_first() {
             (Some("e2b_000"), "invalid API key"),
             (Some(unknown.as_str()), "invalid API key"),
         ] {
-            // The body is bad too, and that is not what is told.
+            // The body is invalid too, but the key is checked first.
             let reply = platform.call_as(key, method, path, "{").await;
             assert!(
                 reply.error(401).contains(fragment),
@@ -81,7 +81,7 @@ async fn sandboxes_of_other_teams_are_not_found() {
         assert_eq!(
             foreign.error(404).replace(&id, "inobody"),
             missing.error(404),
-            "no difference between the two"
+            "foreign and missing sandboxes get the same response"
         );
     }
     let list = platform.call_as(Some(OTHER_KEY), "GET", "/sandboxes", "").await;

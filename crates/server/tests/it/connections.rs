@@ -1,4 +1,4 @@
-//! The port itself: protocols, garbage, silence.
+//! Connections: protocols, malformed input, silence.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ async fn malformed_input_does_not_affect_other_clients() {
         &many,
     ] {
         let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
-        // Whether it is taken, answered or cut off is the server's choice.
+        // The server may read it, answer it or close the connection.
         let _ = tcp.write_all(garbage.as_bytes()).await;
         let _ = tcp.shutdown().await;
         let mut answer = Vec::new();

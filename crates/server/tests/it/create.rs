@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use super::platform::{BASE, Behaviour, KEY, MAX_LIFETIME_S, Reply, TestPlatform, within};
 
-/// Creates with `base` and more keys.
+/// Sends a create request for `base` with additional keys.
 async fn create(platform: &TestPlatform, path: &str, keys: &str) -> Reply {
     let separator = if keys.is_empty() { "" } else { "," };
     platform
@@ -34,7 +34,7 @@ async fn create_returns_all_fields() {
     assert_eq!(token.len(), 64);
     let traffic = reply.json["trafficAccessToken"]
         .as_str()
-        .expect("a token, asked for or not");
+        .expect("a traffic token in every response");
     assert!(traffic.len() == 64 && traffic != token);
     assert_eq!(
         reply.json,
@@ -74,7 +74,7 @@ async fn only_v1_may_create_an_open_agent() {
         ("/sandboxes", "\"secure\":true", false),
         ("/v2/sandboxes", "", false),
         ("/v2/sandboxes", "\"secure\":false", false),
-        // Whoever closes the ports and says nothing of the agent means that too.
+        // Private ports make the agent secure by default.
         ("/sandboxes", r#""network":{"allowPublicTraffic":false}"#, false),
         ("/sandboxes", r#""network":{"allowPublicTraffic":true}"#, true),
         ("/sandboxes", r#""network":{"allowPublicTraffic":null}"#, true),
@@ -283,7 +283,7 @@ async fn template_names_are_resolved_for_the_team() {
 async fn checks_come_in_the_order_of_the_contract() {
     let platform = TestPlatform::start().await;
     for (body, status) in [
-        // Shape before the template, the template before the timeout, the timeout before what is unavailable.
+        // Schema before the template, the template before the timeout, the timeout before unsupported keys.
         (json!({"templateID": "unknown", "timeout": -1}), 400),
         (json!({"templateID": "a b", "timeout": 0}), 400),
         (json!({"templateID": "unknown", "timeout": 0, "autoPause": true}), 404),
@@ -443,7 +443,7 @@ async fn a_sandbox_without_a_start_response_is_ended() {
         }
     })
     .await;
-    // It is tried again until it worked.
+    // It is retried until it succeeds.
     *platform.node.kill.lock() = Behaviour::Works;
     within(async {
         while !platform.node.ids().is_empty() {
@@ -475,7 +475,7 @@ async fn a_start_after_the_timeout_is_ended() {
     assert!(answer.starts_with("HTTP/1.1 504 "), "{answer}");
     assert!(answer.contains("sandbox_placement_timeout"), "{answer}");
 
-    // It comes all the same, and is ended before any client sees it.
+    // It starts nevertheless, and is ended before any client sees it.
     *platform.node.start.lock() = Behaviour::Works;
     platform.node.go.notify_one();
     within(async {
@@ -484,7 +484,7 @@ async fn a_start_after_the_timeout_is_ended() {
         }
     })
     .await;
-    // The key is free again, so that a repetition makes one.
+    // The key is free again, so that a retry creates one.
     let headers = [
         ("host", "localhost"),
         ("x-api-key", KEY),

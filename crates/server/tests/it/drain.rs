@@ -80,9 +80,9 @@ async fn a_failed_start_stops_listening_and_keeps_the_callers_token() {
     );
     assert!(matches!(within(start).await, Err(StartError::Adopt(_))));
     assert!(!stop.is_cancelled());
-    TcpStream::connect(addr).await.expect_err("nobody listens");
+    TcpStream::connect(addr).await.expect_err("not listening");
 
-    // The node is not taken by it either.
+    // The lease of the node was released, too.
     *node.reconcile.lock() = Behaviour::Works;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let second = Server::start(
@@ -111,7 +111,7 @@ async fn drain_finishes_requests_and_keeps_sandboxes() {
     );
     client.write_all(request.as_bytes()).await.expect("written");
     within(platform.node.waiting.notified()).await;
-    // An idle connection, kept by a client for later.
+    // An idle connection of a client's pool.
     let mut idle = TcpStream::connect(platform.addr).await.expect("connect");
     idle.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .await
@@ -129,7 +129,7 @@ async fn drain_finishes_requests_and_keeps_sandboxes() {
     within(client.read_to_string(&mut text)).await.expect("an answer");
     assert!(text.starts_with("HTTP/1.1 201 "), "{text}");
     within(drained).await.expect("no panic");
-    TcpStream::connect(addr).await.expect_err("nobody listens");
+    TcpStream::connect(addr).await.expect_err("not listening");
     let ids = node.ids();
     assert!(ids.contains(&old) && ids.len() == 2);
     assert_eq!(node.kills.load(std::sync::atomic::Ordering::SeqCst), 0);

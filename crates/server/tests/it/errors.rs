@@ -1,4 +1,4 @@
-//! Answers that no handler gives, and bodies that are none.
+//! Error responses from outside of handlers, and invalid bodies.
 
 use bytes::Bytes;
 use model::limits::BODY_MAX_BYTES;
@@ -91,7 +91,7 @@ async fn body_parsing_follows_the_contract() {
     post(&[JSON], &deep).await.error(400);
     let reply = post(&[JSON], "").await;
     assert!(reply.error(400).contains("value is required but missing"), "{reply:?}");
-    // A body where none is defined is ignored.
+    // A body of an operation without one is ignored.
     let reply = platform
         .send("GET", "/sandboxes", &[HOST, AUTH], "whatever".to_owned())
         .await;
@@ -117,7 +117,8 @@ async fn body_size_is_limited_with_and_without_content_length() {
         .await
         .error(413);
 
-    // Chunked, so that only counting tells; and written whole before the answer is read, as most clients do.
+    // Chunked, so that the size is not known in advance; written completely before the response is read, as most
+    // clients do.
     let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
     let head = format!(
         "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n\
@@ -133,7 +134,7 @@ async fn body_size_is_limited_with_and_without_content_length() {
     within(tcp.read_to_string(&mut text)).await.expect("a clean end");
     assert!(text.starts_with("HTTP/1.1 413 "), "{text}");
 
-    // Whoever asks first is told before it sends anything.
+    // A client with `Expect` is refused before it sends the body.
     let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
     let head = head.replace(
         "Transfer-Encoding: chunked",
@@ -202,7 +203,7 @@ async fn malformed_requests_have_json_errors() {
         (format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(70_000)), 414),
         (format!("GET / HTTP/1.1\r\n{headers}\r\n"), 431),
     ] {
-        // On a new connection, and after a request that was answered.
+        // On a new connection, and after a successful request.
         for first in ["", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
             let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
             tcp.write_all(first.as_bytes()).await.expect("written");
@@ -250,7 +251,7 @@ async fn a_request_that_times_out_is_not_retried() {
         answer.contains("should-retry: false") && answer.contains("in time"),
         "{answer}"
     );
-    // What was begun goes on.
+    // The work that was begun continues.
     platform.node.go.notify_one();
     platform.until_gone(&id).await;
 }

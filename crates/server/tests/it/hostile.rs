@@ -1,4 +1,4 @@
-//! What clients without any credential can do to the port, and what sandboxes may not learn from their requests.
+//! Attacks by clients without credentials, and credentials that sandboxes must not receive.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ use tokio::time::Instant;
 
 use super::platform::{KEY, OTHER_KEY, TestPlatform, within};
 
-/// A key of the platform's form that it does not know.
+/// A key in the platform's format that is unknown to it.
 const FOREIGN_KEY: &str = "e2b_00000000000000000000000000000000000000ff";
 
-/// A server in every sandbox that answers with the request's head.
+/// A server in every sandbox that responds with the request head.
 async fn mirror() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("address");
@@ -70,7 +70,7 @@ async fn only_platform_credentials_are_stripped() {
             ("x-access-token", "an application's own".to_owned(), true),
             ("cookie", format!("key={KEY}"), true),
         ] {
-            // What was found out once holds the second time.
+            // The second time, the result is cached.
             for _ in 0..2 {
                 let host = format!("{port}-{id}.x");
                 let headers = [
@@ -90,7 +90,7 @@ async fn only_platform_credentials_are_stripped() {
             }
         }
     }
-    // Of several values only ours goes.
+    // Of several values, only the platform's is removed.
     let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
     let request = format!(
         "GET / HTTP/1.1\r\nHost: 3000-{id}.x\r\nConnection: close\r\nX-API-Key: one\r\nX-API-Key: {KEY}\r\n\
@@ -116,7 +116,7 @@ async fn a_refused_upload_still_gets_its_response() {
             "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
             body.len()
         );
-        // Like most clients: everything is written before anything is read.
+        // Like most clients, writes everything before reading.
         within(async {
             tcp.write_all(head.as_bytes()).await?;
             tcp.write_all(&body).await
@@ -145,7 +145,7 @@ async fn a_refused_upload_still_gets_its_response() {
     }
 }
 
-/// A body that is sent part by part.
+/// A body that is sent in parts.
 struct Parts(mpsc::Receiver<Bytes>);
 
 impl http_body::Body for Parts {
@@ -194,7 +194,7 @@ async fn idle_connections_do_not_block_new_clients() {
         }
         assert_eq!(platform.call("GET", "/health", "").await.status, 200);
     }
-    // Those that had to go are closed, and as many as may be are left.
+    // Evicted connections are closed, and the maximum number is left.
     let mut open = 0;
     for tcp in &mut held {
         let silent = tokio::time::timeout(Duration::from_millis(20), tcp.read_u8()).await;
@@ -218,7 +218,7 @@ async fn busy_connections_are_not_evicted() {
         streams.push((client, server));
     }
     for _ in 0..20 {
-        // There is no room, and nobody to make it.
+        // The limit is reached, and no connection can be evicted.
         if let Ok(mut refused) = TcpStream::connect(platform.addr).await {
             let got = within(refused.read(&mut [0; 16])).await.unwrap_or(0);
             assert_eq!(got, 0);
@@ -255,7 +255,7 @@ async fn incomplete_heads_time_out() {
     tokio::time::pause();
     let begun = Instant::now();
     let mut rest = Vec::new();
-    // Whatever of the body is left, and then the end.
+    // The rest of the body, and then the end.
     let _ = tcp.read_to_end(&mut rest).await;
     let waited = begun.elapsed();
     assert!(waited < Duration::from_secs(20), "{waited:?}");

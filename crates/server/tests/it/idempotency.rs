@@ -1,4 +1,4 @@
-//! Creates with an `Idempotency-Key`.
+//! Create requests with an `Idempotency-Key`.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn id(reply: &Reply) -> SandboxId {
     reply.json["sandboxID"].as_str().expect("an id").parse().expect("an id")
 }
 
-/// Repeats a create until the key is not in progress any more.
+/// Repeats a create request until its key is not in progress any more.
 async fn settled(platform: &TestPlatform, key: &str, body: &str) -> Reply {
     within(async {
         loop {
@@ -51,7 +51,7 @@ async fn repeated_requests_return_the_same_sandbox() {
     let platform = TestPlatform::start().await;
     for path in ["/sandboxes", "/v2/sandboxes"] {
         let first = create_as(&platform, KEY, path, path, BODY).await;
-        // The same values in another order and with other spaces.
+        // The same values in another order and with other white space.
         let other = r#"{"envVars": {"PASSWORD":"hunter2"}, "metadata":{"b":"2","a":"1"}, "timeout":600,
                         "templateID":"base"}"#;
         for body in [BODY, other, BODY] {
@@ -59,13 +59,13 @@ async fn repeated_requests_return_the_same_sandbox() {
             assert_eq!(id(&again), id(&first));
             assert_eq!(again.json, first.json);
         }
-        // Without the key, and with another, it is another request.
+        // Without a key or with another key, it is another request.
         assert_ne!(id(&platform.call("POST", path, BODY).await), id(&first));
         assert_ne!(
             id(&create_as(&platform, KEY, path, &format!("{path}2"), BODY).await),
             id(&first)
         );
-        // Another team's keys are its own.
+        // Keys are separate for each team.
         assert_ne!(id(&create_as(&platform, OTHER_KEY, path, path, BODY).await), id(&first));
     }
     assert_eq!(platform.node.ids().len(), 8);
@@ -173,7 +173,7 @@ async fn a_failed_create_frees_its_key() {
         ("dies", Behaviour::ExitsEarly),
     ] {
         *platform.node.start.lock() = behaviour;
-        // What a start left behind may be removed after the answer, the key with it.
+        // The remains of a failed start, including the key, may be removed after the response.
         let status = within(async {
             loop {
                 let status = settled(&platform, key, BODY).await.status.as_u16();
@@ -199,7 +199,7 @@ async fn a_failed_create_frees_its_key() {
             .await;
         assert_eq!(killed.status, 204);
     }
-    // What is refused before anything is made: at once, and the key is free when the answer is there.
+    // Requests refused before anything is created: the key is free when the response arrives.
     create(&platform, "k", r#"{"templateID":"unknown"}"#).await.error(404);
     create(&platform, "k", r#"{"templateID":"base","timeout":0}"#)
         .await
@@ -265,7 +265,7 @@ async fn claims_interrupted_by_a_crash_are_resolved() {
     let row = platform.store.idempotency_by_key(&team(1), "made").await;
     let row = row.expect("a database").expect("a row");
     let running = id(&platform.call("POST", "/sandboxes", BODY).await);
-    // Claims as they are when the platform was killed: before there was a sandbox, and just after it ran.
+    // Claims as left by a killed platform: before there was a sandbox, and just after it ran.
     let now_us = platform.clock.now_us();
     let claim = async |platform: &TestPlatform, key: &str, sandbox: &SandboxId| {
         let new = NewIdempotencyKey {
@@ -296,7 +296,7 @@ async fn claims_interrupted_by_a_crash_are_resolved() {
     assert!(new != running && new != made && new != nothing);
     assert_eq!(platform.node.ids().len(), 3);
 
-    // The same without a restart: the database failed when the end was to be noted.
+    // The same without a restart: the database failed when the claim was to be completed.
     for (key, sandbox) in [("nothing2", &nothing), ("running2", &running)] {
         claim(&platform, key, sandbox).await;
     }

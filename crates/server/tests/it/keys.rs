@@ -1,4 +1,4 @@
-//! Teams, API keys and access tokens, and what each lets in.
+//! Teams, API keys and access tokens, and what each is accepted for.
 
 use serde_json::Value;
 
@@ -69,7 +69,7 @@ async fn bearer_takes_an_api_key_or_an_access_token() {
         )
         .await;
     assert_eq!(reply.status, 200, "the scheme's case does not matter");
-    // An access token is no API key.
+    // An access token is not an API key.
     platform.call_as(Some(&token), "GET", "/sandboxes", "").await.error(401);
 }
 
@@ -120,7 +120,7 @@ async fn api_keys_are_created_listed_renamed_and_revoked() {
     assert_eq!(text(mask, "maskedValuePrefix"), &key[4..6]);
     assert_eq!(text(mask, "maskedValueSuffix"), &key[40..]);
     assert!(made.json["lastUsed"].is_null());
-    // It counts at once, for the same team.
+    // It is valid immediately, for the same team.
     let sandbox = platform.create("").await;
     let path = format!("/sandboxes/{sandbox}");
     assert_eq!(platform.call_as(Some(&key), "GET", &path, "").await.status, 200);
@@ -183,7 +183,7 @@ async fn access_tokens_belong_to_their_user_and_are_revoked_immediately() {
     let path = format!("/access-tokens/{id}");
     platform.call_as(Some(OTHER_KEY), "DELETE", &path, "").await.error(404);
     assert_eq!(bearer(&platform, &token, "GET", "/sandboxes", "").await.status, 200);
-    // With the very token that ends.
+    // With the token that is deleted.
     assert_eq!(bearer(&platform, &token, "DELETE", &path, "").await.status, 204);
     bearer(&platform, &token, "GET", "/sandboxes", "").await.error(401);
     platform.call("DELETE", &path, "").await.error(404);
@@ -192,7 +192,7 @@ async fn access_tokens_belong_to_their_user_and_are_revoked_immediately() {
 #[tokio::test]
 async fn a_login_gets_the_same_key_until_it_is_revoked() {
     let platform = TestPlatform::start().await;
-    // Whoever has an API key gets that one.
+    // A caller with an API key gets that key.
     let reply = platform.call("GET", "/teams", "").await;
     assert_eq!(
         reply.json,
@@ -215,7 +215,7 @@ async fn a_login_gets_the_same_key_until_it_is_revoked() {
     let keys = keys.json.as_array().expect("an array").clone();
     let row = keys
         .iter()
-        .find(|row| row["name"] == "made for a login")
+        .find(|row| row["name"] == "created at login")
         .expect("listed");
     let path = format!("/api-keys/{}", text(row, "id"));
     assert_eq!(platform.call("DELETE", &path, "").await.status, 204);

@@ -1,4 +1,4 @@
-//! When sandboxes end.
+//! Timeouts and deadlines of sandboxes.
 
 use model::lifecycle::State;
 use protocol::node::WantedState;
@@ -90,7 +90,7 @@ async fn a_refresh_only_extends() {
     ] {
         platform.call("POST", &path, body).await.error(400);
     }
-    // Cut at the longest life. The last refresh came an instant before the end of the hour.
+    // Cut at the maximum lifetime. The last refresh was sent just before the end of the hour.
     platform.clock.advance(3599);
     assert_eq!(post(&platform, &path, r#"{"duration":3600}"#).await, 204);
     platform.clock.advance(3599);
@@ -167,10 +167,10 @@ async fn sandboxes_end_at_their_deadline_and_not_before() {
 async fn a_thousand_sandboxes_expire_at_their_deadlines() {
     let platform = TestPlatform::start().await;
     for n in 1..=1000 {
-        // 7919 is prime: every deadline from 1 to 1000, in no order.
+        // 7919 is prime: every deadline from 1 to 1000, unordered.
         platform.create(&format!(",\"timeout\":{}", n * 7919 % 1000 + 1)).await;
     }
-    // The clock stood still until now.
+    // The clock has not been advanced until now.
     let mut passed = 0;
     for ended in [1, 400, 999, 1000] {
         platform.clock.advance(ended - passed);
@@ -188,7 +188,7 @@ async fn a_thousand_sandboxes_expire_at_their_deadlines() {
         .await;
         assert_eq!((left.len(), platform.node.ids().len()), (rest, rest));
         let now_us = platform.clock.now_us();
-        assert!(left.iter().all(|row| row.end_us > now_us), "none before its time");
+        assert!(left.iter().all(|row| row.end_us > now_us), "no sandbox ends early");
     }
 }
 
@@ -202,7 +202,7 @@ async fn an_extension_is_effective_once_answered() {
         204
     );
     platform.clock.advance(2);
-    // Past the first deadline; another one that is due proves that deadlines were looked at since.
+    // Past the first deadline; the end of another sandbox proves that deadlines were checked since.
     let probe = platform.create(r#","timeout":1"#).await;
     platform.clock.advance(1);
     platform.until_gone(&probe).await;
@@ -216,7 +216,7 @@ async fn deadlines_survive_a_restart_and_orphans_are_removed() {
     let expired = platform.create(r#","timeout":10"#).await;
     let lost = platform.create(r#","timeout":1000"#).await;
     platform.node.running.lock().remove(&lost.parse().expect("an id"));
-    // One that a crash left behind half made, and one half ended.
+    // One that was being created and one that was being ended at the crash.
     *platform.node.start.lock() = Behaviour::Waits;
     let row = platform
         .store
@@ -270,7 +270,7 @@ async fn deadlines_survive_a_restart_and_orphans_are_removed() {
     platform.until_gone(&kept).await;
 }
 
-/// What a crash leaves of sandboxes on their way from running to paused or back.
+/// Recovery of sandboxes that were being paused or resumed at a crash.
 #[tokio::test]
 async fn every_state_is_recovered_after_a_crash() {
     use WantedState::{Paused, Running, RunningOrPaused};
@@ -283,7 +283,7 @@ async fn every_state_is_recovered_after_a_crash() {
         .await
         .expect("a database")
         .expect("a row");
-    // What is in the row, whether it runs, what the node is asked for, and what is in the row after.
+    // State of the row, whether it runs, the state that the node is asked for, and the state of the row afterwards.
     let table = [
         ("icreating", State::Creating, true, None, None),
         ("irunning", State::Running, true, Some(Running), Some(State::Running)),
@@ -407,7 +407,7 @@ async fn a_running_sandbox_is_not_resumed() {
     let foreign = platform.call_as(Some(OTHER_KEY), "POST", &path, "").await;
     let missing = platform.call("POST", "/sandboxes/inobody/resume", "").await;
     assert_eq!(foreign.error(404).replace(&id, "inobody"), missing.error(404));
-    // Word for word what clients look for.
+    // Clients compare this text.
     let known = "doesn't exist or you don't have access to it";
     assert!(missing.error(404).contains(known), "{missing:?}");
 }

@@ -1,4 +1,4 @@
-//! What teams may use, how often they may ask, and what the host has room for.
+//! Quotas and rate limits of teams, and the capacity of the host.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ async fn create(platform: &TestPlatform) -> Reply {
     create_as(platform, KEY, r#","timeout":600"#).await
 }
 
-/// Fails unless the answer is that of a limit that waiting does not mend.
+/// Asserts that the response is that of a limit that waiting does not resolve.
 fn over_quota(reply: &Reply, fragment: &str) {
     assert!(reply.error(429).contains(fragment), "{reply:?}");
     assert_eq!(reply.header("should-retry"), "false");
@@ -29,7 +29,7 @@ fn over_quota(reply: &Reply, fragment: &str) {
     );
 }
 
-/// Waits until another create works: an end that nobody waited for has come then.
+/// Waits until another create succeeds, which means that an earlier termination is complete.
 async fn until_created(platform: &TestPlatform) -> String {
     within(async {
         loop {
@@ -47,11 +47,11 @@ async fn the_sandbox_limit_of_a_team_is_enforced() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.sandboxes = Some(2)).await;
     let first = platform.create("").await;
     let second = platform.create(r#","timeout":60"#).await;
-    over_quota(&create(&platform).await, "2 sandboxes at once");
+    over_quota(&create(&platform).await, "2 concurrent sandboxes");
     assert_eq!(platform.node.ids().len(), 2, "nothing was started");
     assert_eq!(create_as(&platform, OTHER_KEY, "").await.status, 201, "another team");
 
-    // Every way to end makes room: killed, past its deadline, ended by itself, failed to start.
+    // Every kind of end releases the quota: killed, expired, exited, failed to start.
     let killed = platform.call("DELETE", &format!("/sandboxes/{first}"), "").await;
     assert_eq!(killed.status, 204);
     let third = until_created(&platform).await;
@@ -71,7 +71,7 @@ async fn the_sandbox_limit_of_a_team_is_enforced() {
     ] {
         *platform.node.start.lock() = behaviour;
         assert!(create(&platform).await.status.is_server_error(), "{behaviour:?}");
-        // What a start left behind may be removed after the answer.
+        // The remains of a failed start may be removed after the response.
         within(async {
             while platform.rows().sandbox_list_live().await.expect("a database").len() > 2 {
                 tokio::task::yield_now().await;
@@ -115,7 +115,7 @@ async fn adopted_sandboxes_count_against_the_quota() {
 
 #[tokio::test]
 async fn core_and_memory_limits_are_enforced() {
-    // A sandbox of `base` is given 2 cores and 1024 MiB.
+    // A sandbox from `base` has 2 cores and 1024 MiB.
     for (adjust, fit, fragment) in [
         (
             (|settings: &mut ServerSettings| settings.limits.default.cpu_count = Some(6)) as fn(&mut ServerSettings),
@@ -162,7 +162,7 @@ async fn team_limits_are_configured_by_name() {
             reply.json["sandboxID"].as_str().expect("an id").clone_into(&mut id);
         }
         over_quota(&create_as(&platform, key, "").await, "sandboxes");
-        // Set exactly, and cut at the team's longest life; a connect beyond it is refused.
+        // Set exactly, and cut at the team's maximum lifetime; a connect beyond it is refused.
         let path = format!("/sandboxes/{id}/timeout");
         platform
             .call_as(Some(key), "POST", &path, r#"{"timeout":2147483647}"#)
@@ -177,7 +177,7 @@ async fn team_limits_are_configured_by_name() {
     }
 }
 
-/// The limit, what is left of it, seconds until it is whole, and seconds to wait.
+/// The limit, the remaining permits, seconds until the bucket is full, and seconds to wait.
 fn rate(reply: &Reply) -> [&str; 4] {
     [
         "ratelimit-limit",
@@ -216,7 +216,7 @@ async fn the_create_rate_is_limited_separately() {
         settings.limits.default.requests_per_second = Some(100);
     })
     .await;
-    // A body that is refused is no create.
+    // A refused body does not count as a create.
     platform.call("POST", "/sandboxes", "{}").await.error(400);
     assert_eq!(rate(&create(&platform).await), ["2", "1", "30", ""]);
     assert_eq!(rate(&create(&platform).await), ["2", "0", "60", ""]);
@@ -241,7 +241,7 @@ async fn no_rate_headers_without_limits() {
     }
 }
 
-/// Fails unless the answer is that of a host without room, and returns after how many seconds to try again.
+/// Asserts that the response is that of a host without capacity, and returns the seconds until a retry.
 fn no_room(reply: &Reply) -> u32 {
     reply.error(503);
     assert_eq!(reply.json["error_code"], "sandbox_capacity_unavailable");
@@ -304,7 +304,7 @@ async fn creates_are_refused_below_the_memory_and_disk_floor() {
             memory_available_bytes: memory_bytes,
             disk_available_bytes: disk_bytes,
         });
-        // Beyond the time that a reading is good for.
+        // Longer than a reading is valid.
         platform.clock.advance(1);
         let reply = create(&platform).await;
         if fits {
@@ -313,11 +313,7 @@ async fn creates_are_refused_below_the_memory_and_disk_floor() {
             no_room(&reply);
         }
     }
-    assert_eq!(
-        platform.node.ids().len(),
-        2,
-        "nothing was started where there was no room"
-    );
+    assert_eq!(platform.node.ids().len(), 2, "nothing was started without capacity");
     *platform.node.room.lock() = None;
     platform.clock.advance(1);
     assert_eq!(create(&platform).await.status, 201, "a host that cannot tell is tried");
@@ -331,7 +327,7 @@ async fn a_refused_create_releases_its_quota() {
     })
     .await;
     let other = create_as(&platform, OTHER_KEY, r#","timeout":600"#).await;
-    // The team could, the host could not: the team's share must be free again after each.
+    // The team has quota, the host has no capacity: the quota must be released after each attempt.
     for _ in 0..3 {
         no_room(&create(&platform).await);
     }
@@ -340,7 +336,7 @@ async fn a_refused_create_releases_its_quota() {
     assert_eq!(create(&platform).await.status, 201);
 }
 
-/// As long as the host was not asked again, what was admitted since counts with the whole disk that it takes.
+/// Until the next reading, admitted sandboxes count with their whole preallocated disk.
 #[tokio::test]
 async fn preallocated_disks_are_counted_before_the_next_reading() {
     let platform = TestPlatform::start_adjusted(|settings| {
@@ -356,7 +352,7 @@ async fn preallocated_disks_are_counted_before_the_next_reading() {
         assert_eq!(create(&platform).await.status, 201);
     }
     no_room(&create(&platform).await);
-    // The next reading has them.
+    // The next reading includes them.
     platform.clock.advance(1);
     assert_eq!(create(&platform).await.status, 201);
 }

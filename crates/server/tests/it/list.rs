@@ -91,11 +91,11 @@ async fn paging_works_in_both_orders() {
         }
         assert_eq!(got, made, "{order}");
     }
-    // Exactly full is the last page.
+    // A page that is exactly full can be the last one.
     let reply = get(&platform, "/v2/sandboxes?limit=5").await;
     assert_eq!(ids(&reply), made);
     assert!(!reply.headers.contains_key("x-next-token"));
-    // A page stays where it is while sandboxes go.
+    // Page tokens stay valid while sandboxes end.
     let reply = get(&platform, "/v2/sandboxes?limit=2").await;
     let token = reply.header("x-next-token").replace('=', "%3D");
     platform.call("DELETE", &format!("/sandboxes/{}", made[1]), "").await;

@@ -11,7 +11,7 @@ use store::records::{LogRow, NewLogEntry, RecordBatch};
 
 use super::platform::{OTHER_KEY, TestPlatform, team, within};
 
-/// Says something of a sandbox as the node does, `at_ms` milliseconds after the test began.
+/// Adds a log entry of a sandbox as the node does, `at_ms` milliseconds after the start of the test.
 async fn say(platform: &TestPlatform, id: &str, at_ms: i64, level: Level, message: &str) {
     let entry = SandboxLog {
         id: id.parse().expect("an id"),
@@ -24,7 +24,7 @@ async fn say(platform: &TestPlatform, id: &str, at_ms: i64, level: Level, messag
     platform.node.log(entry).await;
 }
 
-/// Entries of the older path, as the lines say them, once there are at least `count`.
+/// The parsed lines of version 1, once there are at least `count`.
 async fn lines(platform: &TestPlatform, id: &str, count: usize) -> Vec<Value> {
     within(async {
         loop {
@@ -47,7 +47,7 @@ fn messages(entries: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-/// What the newer path answers.
+/// The entries of version 2.
 async fn entries(platform: &TestPlatform, id: &str, query: &str) -> Vec<Value> {
     let reply = platform
         .call("GET", &format!("/v2/sandboxes/{id}/logs?{query}"), "")
@@ -56,7 +56,7 @@ async fn entries(platform: &TestPlatform, id: &str, query: &str) -> Vec<Value> {
     reply.json["logs"].as_array().expect("logs").clone()
 }
 
-/// Stores `count` entries of a sandbox, numbered, a millisecond apart from 1970 on.
+/// Stores `count` numbered entries of a sandbox, a millisecond apart, beginning at the Unix epoch.
 async fn store_entries(platform: &TestPlatform, id: &str, count: u16) {
     let entries = (0..count).map(|n| NewLogEntry {
         team_id: team(1),
@@ -84,7 +84,7 @@ async fn lifecycle_events_are_logged_and_outlive_the_sandbox() {
     platform
         .call("POST", &format!("/sandboxes/{id}/timeout"), r#"{"timeout":90}"#)
         .await;
-    // It lives longer already, so nothing changes.
+    // Its deadline is later already, so nothing changes.
     platform
         .call("POST", &format!("/sandboxes/{id}/refreshes"), r#"{"duration":20}"#)
         .await;
@@ -253,7 +253,7 @@ async fn v1_parameters_are_bounded() {
         ("limit=1", 1, "entry 0"),
         ("limit=9999", 9999, "entry 0"),
         ("limit=10000", 10_000, "entry 0"),
-        // Cut, and not refused.
+        // Cut, not refused.
         ("limit=10001", 10_000, "entry 0"),
         ("limit=9223372036854775807", 10_000, "entry 0"),
         ("start=0&limit=2", 2, "entry 0"),
@@ -349,7 +349,7 @@ async fn logs_survive_a_restart_completely() {
     }
     platform.node.running.lock().remove(&lost.parse().expect("an id"));
     let platform = platform.restart().await;
-    // Nothing waits here: the start before has written everything before it ended.
+    // Available immediately: the previous server wrote everything before it stopped.
     let all = entries(&platform, &kept, "").await;
     assert_eq!(all.len(), 601);
     say(&platform, &kept, 1000, Level::Info, "said after").await;
@@ -429,7 +429,7 @@ async fn logs_are_removed_after_their_retention() {
     assert_eq!(lines(&platform, &second, 2).await.len(), 2);
     platform.clock.advance(60);
     within(async { while !entries(&platform, &first, "").await.is_empty() {} }).await;
-    // Too young, and not ended at all.
+    // The second is within the retention, the third has not ended.
     assert_eq!(lines(&platform, &second, 2).await.len(), 2);
     assert_eq!(lines(&platform, &third, 1).await.len(), 1);
     platform.clock.advance(60);
@@ -437,7 +437,7 @@ async fn logs_are_removed_after_their_retention() {
     assert_eq!(lines(&platform, &third, 1).await.len(), 1);
 }
 
-/// Nothing is looked for every now and then here: it is the growth itself that has the logs cut.
+/// With a long purge interval: the growth itself triggers the removal.
 #[tokio::test]
 async fn total_logs_are_bounded_and_ended_sandboxes_removed_first() {
     fn adjust(settings: &mut ServerSettings) {

@@ -1,4 +1,4 @@
-//! The server as its clients meet it: over sockets, with a database in a temporary directory and a fake node.
+//! Tests of the server from a client's view: over sockets, with a database in a temporary directory and a fake node.
 
 #![expect(clippy::disallowed_methods, reason = "clients of the tests are tasks of their own")]
 
@@ -31,7 +31,7 @@ mod templates;
 mod tls;
 mod traffic;
 
-/// How the server reaches its node: in this process. The suite `remote` puts encoded streams between the two.
+/// Connects the server to its node in the same process. The suite `remote` connects them through encoded streams.
 fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {
     Arc::clone(node) as Arc<dyn NodeApi>
 }

@@ -1,4 +1,4 @@
-//! The metrics: what is counted, and that the text is one that scrapers read.
+//! The metrics: what is counted, and that the format is valid for scrapers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ async fn get(platform: &TestPlatform, method: &str, path: &str) -> Reply {
     send(platform.metrics, method, path, &[("host", "localhost")], Bytes::new()).await
 }
 
-/// The metrics of a platform, read strictly.
+/// Scrapes the metrics of a platform with a strict parser.
 async fn scrape(platform: &TestPlatform) -> Scrape {
     let reply = get(platform, "GET", "/metrics").await;
     assert_eq!(reply.status, 200, "{reply:?}");
@@ -29,8 +29,8 @@ struct Scrape {
 }
 
 impl Scrape {
-    /// Reads text as the `OpenMetrics` specification has it: a type and a help for every family, samples of a family
-    /// together and with the suffix of its type, no series twice, buckets that only grow, and the end marked.
+    /// Parses text according to the `OpenMetrics` specification: a type and a help for every family, samples of a
+    /// family together and with the suffix of its type, no series twice, buckets that only grow, and the end marked.
     fn parse(text: &str) -> Self {
         let body = text.strip_suffix("# EOF\n").expect("an end");
         let mut scrape = Self {
@@ -105,7 +105,7 @@ impl Scrape {
     }
 }
 
-/// Every label is one that is known, and has a value that is the program's own.
+/// Asserts that every label is known and has a value defined by the program.
 fn check_labels(labels: &str) {
     for label in labels.split(',').filter(|label| !label.is_empty()) {
         let (name, value) = label.split_once('=').expect("a value");
@@ -248,7 +248,7 @@ async fn creates_and_terminations_are_counted_by_outcome() {
     for (reason, count) in [("killed", 1.0), ("expired", 1.0), ("exited", 1.0), ("lost", 0.0)] {
         read.is(&format!("ringfence_sandbox_ends_total{{reason=\"{reason}\"}}"), count);
     }
-    // By the clock that was turned 12 s, for a deadline after 10.
+    // The clock was advanced by 12 s, for a deadline after 10 s.
     read.is("ringfence_expiry_lateness_seconds_sum", 2.0);
     read.is("ringfence_creates_total{outcome=\"failed\"}", 1.0);
 

@@ -1,4 +1,4 @@
-//! Several servers on one database, each of a node of its own.
+//! Several servers on one database, each with a node of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +54,7 @@ async fn rows_of_other_nodes_survive_start_restart_and_removal() {
         .collect();
     assert_eq!(wanted, [&*own]);
 
-    // Both see both, and each has its own.
+    // Both list both sandboxes, and each node has its own.
     let mut both = vec![theirs.clone(), own.clone()];
     both.sort_unstable();
     for (platform, one) in [(&first, &theirs), (&second, &own)] {
@@ -62,7 +62,7 @@ async fn rows_of_other_nodes_survive_start_restart_and_removal() {
         assert_eq!(running(platform).await, [&**one]);
     }
 
-    // What `down` does: the node, its rows, and nothing else.
+    // As `down` does: removes the node and its rows, and nothing else.
     second.stop.cancel();
     within(second.server.drained()).await;
     let lease = NodeLease::take(&first.store, host(2), Clock::system())
@@ -101,10 +101,10 @@ async fn changes_to_a_sandbox_on_another_node_name_that_node() {
         let message = reply.error(503);
         assert!(message.contains("on node \"host-1\""), "{method} {path}: {message}");
         assert_eq!(reply.json["error_code"], "sandbox_on_other_node", "{method} {path}");
-        // Another team is told as little as ever.
+        // Another team still gets a plain 404.
         second.call_as(Some(OTHER_KEY), method, path, body).await.error(404);
     }
-    // Nothing has changed, and everything can be read.
+    // Nothing was changed, and everything can be read.
     for platform in [&first, &second] {
         let detail = platform.call("GET", &path, "").await;
         assert_eq!(detail.status, 200, "{detail:?}");
@@ -113,7 +113,7 @@ async fn changes_to_a_sandbox_on_another_node_name_that_node() {
     }
     second.call_as(Some(OTHER_KEY), "GET", &path, "").await.error(404);
     assert_eq!(first.seconds_left(&sandbox).await, 1000);
-    // One that nobody has told a client about is not there, wherever it is.
+    // A sandbox that is being created is not found on any node.
     *first.node.start.lock() = Behaviour::Waits;
     let creating = tokio::spawn({
         let addr = first.addr;
@@ -156,7 +156,7 @@ async fn a_key_claimed_by_another_node_is_in_progress() {
         async move { create_keyed(&first).await }
     });
     within(first.node.waiting.notified()).await;
-    // Neither its start nor a request settles what the first is at work on.
+    // Neither its start nor a request resolves a claim that the first server is working on.
     let second = first.start_beside(2).await;
     let reply = create_keyed(&second).await;
     reply.error(409);
@@ -177,7 +177,7 @@ async fn database() -> (TempDir, Store) {
     (directory, Store::open(&url).await.expect("a database"))
 }
 
-/// The same node for another owner, as from a copy of the data directory.
+/// The same node with another owner, as from a copy of the data directory.
 fn copy_of(n: u8) -> NodeIdentity {
     NodeIdentity {
         owner: host(n + 100).owner,
@@ -198,7 +198,7 @@ async fn a_renewed_lease_cannot_be_taken() {
     };
     assert!(error.to_string().contains("host-1"), "{error}");
     assert!(error.to_string().contains("node.json"), "{error}");
-    // Given back, it is free at once, and so is another node in the meantime.
+    // After its release it is free immediately, and other nodes are never affected.
     NodeLease::take(&store, host(2), Clock::system())
         .await
         .expect("a lease")
@@ -220,7 +220,7 @@ async fn only_the_same_owner_takes_an_unreleased_lease_immediately() {
     };
     drop(NodeLease::take(&store, host(1), time()).await.expect("a lease"));
     drop(NodeLease::take(&store, host(1), time()).await.expect("a lease"));
-    // Anybody else waits until it is over.
+    // Any other owner waits until it expires.
     let waiting = tokio::spawn({
         let (store, time) = (store.clone(), time());
         async move { NodeLease::take(&store, copy_of(1), time).await }
@@ -248,13 +248,13 @@ async fn a_server_stops_when_it_loses_its_lease() {
         .await
         .expect("a server");
     let stopping = server.stopping();
-    // As if it had stood still for a while.
+    // As if the server had been suspended.
     clock.advance(10);
     let other = NodeLease::take(&store, copy_of(1), time()).await.expect("a lease");
     within(stopping).await;
     assert!(!stop.is_cancelled());
     within(server.drained()).await;
-    // Its end gave nothing back that is not its own.
+    // Its stop did not release the lease of the other owner.
     let row = store
         .node_by_id(&host(1).id)
         .await

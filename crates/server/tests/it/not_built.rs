@@ -1,4 +1,4 @@
-//! What clients may ask for and this platform does not have yet: routes that say so.
+//! Operations that clients know and that are not built yet.
 
 use std::collections::BTreeSet;
 
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::platform::{OTHER_KEY, TestPlatform, team};
 
-/// What remains to be built. Whoever builds one deletes it here and in `api/not_built.rs`; nothing is added, unless
-/// clients learn to ask for more.
+/// The operations that are not built yet. To build one, delete it here and in `api/not_built.rs`; add one only when
+/// clients get a new operation.
 const REMAINS: &[&str] = &[
     "DELETE /injection-rules/{ruleID}",
     "DELETE /secrets/{secretID}",
@@ -52,7 +52,7 @@ const REMAINS: &[&str] = &[
     "PUT /sandboxes/{sandboxID}/network",
 ];
 
-/// The operations that the document says are not built: those that answer 501.
+/// The operations that are not built according to the document: those with a 501 response.
 fn described(document: &Value) -> BTreeSet<String> {
     let paths = document["paths"].as_object().expect("paths");
     let operations = paths.iter().flat_map(|(path, item)| {
@@ -94,7 +94,7 @@ async fn unbuilt_operations_answer_501() {
             );
             assert_eq!(reply.json["error_code"], "not_built", "{operation}");
         }
-        // Whoever is not known is told nothing, and what a team does not have is not there for it.
+        // Without valid credentials 401, and 404 for resources of other teams.
         platform.call_as(None, method, &path, "").await.error(401);
         let foreign = platform.call_as(Some(OTHER_KEY), method, &path, "").await;
         let names_one = ["{sandboxID}", "{templateID}", "{teamID}"]
@@ -121,7 +121,7 @@ async fn unbuilt_operations_answer_501() {
         .call("DELETE", "/templates/team1%2Fsnapshot%3Adefault", "")
         .await
         .error(404);
-    // A method that no client uses there is still none.
+    // Other methods of the path are not allowed.
     platform
         .call("GET", &format!("/sandboxes/{id}/pause"), "")
         .await

@@ -1,4 +1,4 @@
-//! The description of the API: committed as it is made, and served as it is committed.
+//! The OpenAPI document: the committed file is current, and the served document equals it.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn the_committed_document_is_current() {
     let committed = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         committed == document(),
-        "api/openapi.json is not what the router says: run `cargo run -p xtask -- openapi` and commit the file"
+        "api/openapi.json is out of date: run `cargo run -p xtask -- openapi` and commit the file"
     );
 }
 

@@ -1,7 +1,7 @@
-//! Every operation of the OpenAPI document, called in every way that the document lets one derive: without credentials,
-//! for another team, with bodies that are none, and on both sides of every bound. So whatever is added to the router is
-//! tested without being named here; what cannot be made up (an id in a path, a key that a body must have) is asked for
-//! by name, and a name that is not known fails.
+//! Tests of every operation of the OpenAPI document with calls derived from the document: without credentials, for
+//! another team, with invalid bodies, and on both sides of every bound. So new operations are tested automatically;
+//! values that cannot be generated (an id in a path, a required key of a body) are provided by name, and an unknown
+//! name fails the test.
 
 mod document;
 
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use self::document::{Document, Operation};
 use super::platform::{KEY, OTHER_KEY, Reply, TestPlatform};
 
-/// What a call sends.
+/// The request of a call.
 #[derive(Default, Clone)]
 struct Call {
     key: Option<&'static str>,
@@ -27,7 +27,7 @@ async fn document(platform: &TestPlatform) -> Document {
     Document(platform.call_as(None, "GET", "/openapi.json", "").await.json)
 }
 
-/// Something of the first team's for a parameter that must be there.
+/// A resource of the first team for a required parameter.
 async fn thing(platform: &TestPlatform, parameter: &str) -> String {
     let made = async |path: &str| {
         let reply = platform.call("POST", path, r#"{"name":"n"}"#).await;
@@ -40,13 +40,13 @@ async fn thing(platform: &TestPlatform, parameter: &str) -> String {
         "templateID" => "own00000000000000000".to_owned(),
         "alias" => "own".to_owned(),
         "teamID" => super::platform::team(1).to_string(),
-        // Nobody has any of these yet.
+        // None of these exist yet.
         "buildID" | "hash" | "tag" | "ruleID" | "volumeID" | "secretID" => nothing(parameter),
         _ => panic!("say here what the parameter {parameter} can be"),
     }
 }
 
-/// An id of the same form that nobody has.
+/// An unused id of the same form.
 fn nothing(parameter: &str) -> String {
     match parameter {
         "sandboxID" | "sandbox_ids" => "inobody".to_owned(),
@@ -58,7 +58,7 @@ fn nothing(parameter: &str) -> String {
     }
 }
 
-/// The least body that is accepted.
+/// The smallest body that is accepted.
 fn least_body(document: &Document, schema: &Value) -> Map<String, Value> {
     let required = document.resolve(schema)["required"]
         .as_array()
@@ -79,7 +79,7 @@ fn least_body(document: &Document, schema: &Value) -> Map<String, Value> {
         .collect()
 }
 
-/// A call that works, with things of its own.
+/// A successful call, with new resources.
 async fn good(platform: &TestPlatform, document: &Document, operation: &Operation) -> Call {
     let mut call = Call {
         key: Some(KEY),
@@ -105,7 +105,7 @@ async fn good(platform: &TestPlatform, document: &Document, operation: &Operatio
     call
 }
 
-/// Calls, and fails unless the answer is one that the document describes.
+/// Calls an operation, and asserts that the response is described in the document.
 async fn send(platform: &TestPlatform, document: &Document, operation: &Operation, call: &Call) -> Reply {
     let mut path = operation.path.clone();
     for (name, id) in &call.ids {
@@ -157,7 +157,8 @@ async fn every_operation_answers_as_documented() {
     for operation in document.operations() {
         let call = good(&platform, &document, &operation).await;
         let reply = send(&platform, &document, &operation, &call).await;
-        // What runs cannot be resumed, and nothing is ever paused. What is not built says so, see `not_built.rs`.
+        // Running sandboxes cannot be resumed, and sandboxes are never paused. For operations that are not built, see
+        // `not_built.rs`.
         let works = reply.status.is_success()
             || (operation.id == "resume_sandbox" && reply.status == 409)
             || (operation.is_not_built() && reply.status == 501);
@@ -226,9 +227,9 @@ async fn resources_of_other_teams_are_not_found() {
             all.fold(reply.text.clone(), |text, id| text.replace(id, ""))
         };
         if !good.ids.is_empty() {
-            // Logs and metrics outlive what they are of, so for them nobody's is an empty list.
+            // Logs and metrics outlive their sandbox, so those of unknown sandboxes are empty.
             let is_empty_list = operation.method == "GET" && found.status == 200;
-            // Of some things there are none yet, whoever asks.
+            // Some resources do not exist yet for any team.
             let is_of_nobody = operation.is_not_built()
                 && good
                     .ids
@@ -327,7 +328,7 @@ async fn documented_bounds_are_enforced() {
                 cases.push((None, "", case.value.to_string(), case.allowed));
             }
         }
-        // A parameter that is no list is given once.
+        // A parameter that is not a list may be given only once.
         for parameter in &operation.parameters {
             let name = parameter["name"].as_str().expect("a name");
             if parameter["in"] != "query" || document.resolve(&parameter["schema"])["type"] == "array" {

@@ -1,4 +1,4 @@
-//! A platform to test against: a server on a free port, SQLite in a temporary directory, a fake node.
+//! The test platform: a server on a free port, SQLite in a temporary directory, a fake node.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
@@ -31,14 +31,14 @@ pub(crate) use testkit::node::{Behaviour, FakeNode};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-/// Longest life of a sandbox on this platform, in seconds.
+/// Maximum lifetime of a sandbox on this platform, in seconds.
 pub(crate) const MAX_LIFETIME_S: u32 = 7200;
-/// The key of the team that most tests act for.
+/// The key of the team that most tests use.
 pub(crate) const KEY: &str = "e2b_0000000000000000000000000000000000000001";
 /// The key of another team.
 pub(crate) const OTHER_KEY: &str = "e2b_0000000000000000000000000000000000000002";
 
-/// Node `n`, and the owner whose lease it is.
+/// Node `n`, and the owner of its lease.
 pub(crate) fn host(n: u8) -> NodeIdentity {
     let id = format!("00000000-0000-4000-8000-0000000000{n:02x}");
     NodeIdentity {
@@ -48,7 +48,7 @@ pub(crate) fn host(n: u8) -> NodeIdentity {
     }
 }
 
-/// A clock that stands still until it is turned.
+/// A clock that stands still until it is advanced.
 #[derive(Clone)]
 pub(crate) struct TestClock(Arc<AtomicI64>);
 
@@ -69,19 +69,19 @@ impl TestClock {
     }
 }
 
-/// A server and what is around it.
+/// A running server with its database, fake node and clock.
 pub(crate) struct TestPlatform {
     pub(crate) addr: SocketAddr,
     pub(crate) store: Store,
     pub(crate) node: Arc<FakeNode>,
     pub(crate) clock: TestClock,
     pub(crate) stop: CancellationToken,
-    /// Where the metrics are.
+    /// The address of the metrics.
     pub(crate) metrics: SocketAddr,
     pub(crate) server: Server,
     pub(crate) directory: TempDir,
     adjust: fn(&mut ServerSettings),
-    /// Which node it is for.
+    /// The number of its node.
     n: u8,
 }
 
@@ -225,7 +225,7 @@ impl TestPlatform {
         Self::over(directory, store, FakeNode::new(), TestClock::new(), tls, |_| {}, 1).await
     }
 
-    /// A platform with other settings, also after a restart.
+    /// A platform with adjusted settings, which also apply after a restart.
     pub(crate) async fn start_adjusted(adjust: fn(&mut ServerSettings)) -> Self {
         let directory = TempDir::new().expect("a directory");
         let store = open(directory.path()).await;
@@ -284,7 +284,7 @@ impl TestPlatform {
         self.store.of_node(host(self.n).id)
     }
 
-    /// Stops the server and starts another over the same database, with what runs left running.
+    /// Stops the server and starts another one on the same database. Running sandboxes keep running.
     pub(crate) async fn restart(self) -> Self {
         let running: HashSet<SandboxId> = self.node.running.lock().iter().cloned().collect();
         self.stop.cancel();
@@ -317,7 +317,7 @@ impl TestPlatform {
         send(self.addr, method, path, headers, body.into()).await
     }
 
-    /// Creates a sandbox of `base` with more keys and returns its id.
+    /// Creates a sandbox from `base` with additional keys and returns its id.
     pub(crate) async fn create(&self, keys: &str) -> String {
         let reply = self
             .call("POST", "/sandboxes", &format!("{{\"templateID\":\"base\"{keys}}}"))
@@ -333,7 +333,7 @@ impl TestPlatform {
         (row.expect("a row").end_us - self.clock.now_us()) / 1_000_000
     }
 
-    /// Waits until a sandbox is gone for clients.
+    /// Waits until clients get a 404 for a sandbox.
     pub(crate) async fn until_gone(&self, id: &str) {
         let path = format!("/sandboxes/{id}");
         within(async { while self.call("GET", &path, "").await.status != 404 {} }).await;
@@ -364,7 +364,7 @@ pub(crate) async fn send(addr: SocketAddr, method: &str, path: &str, headers: &[
     }
 }
 
-/// An answer of the server.
+/// A response of the server.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
@@ -379,7 +379,7 @@ impl Reply {
         self.headers.get(name).map_or("", |value| value.to_str().expect("text"))
     }
 
-    /// Fails unless this is the envelope of an error with `status`, and returns its message.
+    /// Asserts that this is an error response with `status`, and returns its message.
     pub(crate) fn error(&self, status: u16) -> &str {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(self.header("content-type"), "application/json; charset=utf-8");
@@ -388,7 +388,7 @@ impl Reply {
     }
 }
 
-/// Fails a test that would hang.
+/// Fails the test if the future takes longer than 20 s.
 pub(crate) async fn within<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(20), future)
         .await

@@ -10,13 +10,13 @@ use super::platform::{KEY, OTHER_KEY, Reply, TestPlatform, within};
 
 const MIB: u64 = 1 << 20;
 
-/// Rounds follow each other quickly; what time they are of, the samples say.
+/// Short sampling rounds; the times of samples come from the tests.
 fn quick(settings: &mut ServerSettings) {
     settings.records.metric_first = Duration::from_millis(1);
     settings.records.metric_interval = Duration::from_millis(1);
 }
 
-/// What a sandbox uses `at_s` seconds after the test began, having used `cpu_ms` in all.
+/// A reading `at_s` seconds after the start of the test, with a total CPU time of `cpu_ms`.
 fn sample(platform: &TestPlatform, id: &str, at_s: i64, cpu_ms: u64, memory_mib: u64) -> SandboxSample {
     SandboxSample {
         id: id.parse().expect("an id"),
@@ -42,7 +42,7 @@ async fn found(platform: &TestPlatform, id: &str, query: &str) -> Vec<Value> {
     reply.json.as_array().expect("samples").clone()
 }
 
-/// Lets the node tell a sample, and waits until it is the newest.
+/// Lets the node report a reading, and waits until it is the newest sample.
 async fn tell(platform: &TestPlatform, sample: SandboxSample) {
     let (id, at_s) = (sample.id.as_str().to_owned(), sample.at_us.div_euclid(1_000_000));
     *platform.node.samples.lock() = vec![sample];
@@ -135,7 +135,7 @@ async fn ranges_are_in_seconds_and_inclusive() {
     }
     assert_eq!(times(format!("start={}", now_s + 31)).await, all[6..]);
     assert_eq!(times(format!("end={}", now_s + 6)).await.len(), 2);
-    // In the future, with its end left open, is no mistake.
+    // A range in the future without an end is valid.
     assert_eq!(times(format!("start={}", now_s + 1_000_000)).await, [0; 0]);
     assert_eq!(times(format!("start={}", i64::MAX)).await, [0; 0]);
     let reply = get(&platform, &id, &format!("start={}&end={}", now_s + 2, now_s + 1)).await;
@@ -181,7 +181,7 @@ async fn metrics_outlive_the_sandbox_and_the_platform() {
     let path = format!("/sandboxes/metrics?sandbox_ids={id},{running}");
     let reply = platform.call("GET", &path, "").await;
     assert_eq!(reply.json["sandboxes"][&id], samples[7]);
-    // Of a sandbox that was found running the first look is only where counting begins.
+    // The first reading of an adopted sandbox only starts the measurement of its CPU time.
     let mut at_s: u32 = 50;
     within(async {
         while found(&platform, &running, "").await.len() < 2 {
@@ -221,13 +221,13 @@ async fn batch_ids_are_validated() {
     let batch = async |query: &str| platform.call("GET", &format!("/sandboxes/metrics?{query}"), "").await;
     let last = found(&platform, &id, "").await.remove(7);
     let want = json!({"sandboxes": {id.clone(): last}});
-    // One that has no samples is left out, whether it runs or never was.
+    // Sandboxes without samples are left out, whether they run or never existed.
     for query in [
         format!("sandbox_ids={id}"),
         format!("sandbox_ids={id},{silent},inone"),
         format!("sandbox_ids=inone%2C{id}"),
         format!("sandbox_ids={id}-6532622b"),
-        // Two forms of one id are two items, and one sandbox.
+        // Two forms of one id are two items, but one sandbox.
         format!("sandbox_ids={id},{id}-6532622b"),
     ] {
         let reply = batch(&query).await;
@@ -272,7 +272,7 @@ async fn old_samples_are_removed() {
     assert_eq!(found(&platform, &id, "").await.len(), 0);
     let path = format!("/sandboxes/metrics?sandbox_ids={id}");
     assert_eq!(platform.call("GET", &path, "").await.json, json!({"sandboxes": {}}));
-    // Not only hidden.
+    // Removed from the database, not only hidden.
     let (team, sandbox) = (super::platform::team(1), id.parse().expect("an id"));
     within(async {
         let row = async || platform.store.metric_latest(&team, &sandbox).await.expect("a database");

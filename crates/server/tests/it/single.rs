@@ -35,13 +35,13 @@ async fn detail_shows_the_requested_settings() {
             "lifecycle": {"autoResume": false, "onTimeout": "kill"},
         })
     );
-    // Absent, never null, when it was not asked for.
+    // Absent, never null, when it was not requested.
     let id = platform.create("").await;
     let reply = platform.call("GET", &format!("/sandboxes/{id}"), "").await;
     for key in ["allowInternetAccess", "network"] {
         assert!(reply.json.get(key).is_none(), "{key}");
     }
-    // The form of older clients.
+    // The id format of older clients.
     let path = format!("/sandboxes/{id}-6532622b");
     assert_eq!(platform.call("GET", &path, "").await.json["sandboxID"], id);
 }
@@ -140,7 +140,7 @@ async fn a_failed_termination_is_reported_and_retried() {
     assert_eq!(platform.call("DELETE", &path, "").await.status, 204);
     platform.call("DELETE", &path, "").await.error(404);
 
-    // Without a client that asks again, the platform does.
+    // If no client retries, the platform does.
     let id = platform.create("").await;
     *platform.node.kill.lock() = Behaviour::Fails;
     platform
@@ -171,7 +171,7 @@ async fn an_exited_sandbox_is_removed() {
         .call("DELETE", &format!("/sandboxes/{id}"), "")
         .await
         .error(404);
-    // Its row goes a moment after it is gone from memory.
+    // Its row is removed shortly after its entry in memory.
     let listed = within(async {
         loop {
             let list = platform.call("GET", "/sandboxes", "").await;
@@ -191,7 +191,7 @@ async fn a_missed_exit_is_detected_at_the_next_subscription() {
     platform.node.running.lock().remove(&lost.parse().expect("an id"));
     platform.node.end_subscription();
     platform.until_gone(&lost).await;
-    // Its row goes a moment after it has left memory.
+    // Its row is removed shortly after its entry in memory.
     within(async {
         loop {
             let list = platform.call("GET", "/sandboxes", "").await;
@@ -201,7 +201,7 @@ async fn a_missed_exit_is_detected_at_the_next_subscription() {
         }
     })
     .await;
-    // What is reported after that arrives.
+    // Later events arrive.
     platform.node.exit(&other.parse().expect("an id")).await;
     platform.until_gone(&other).await;
 }

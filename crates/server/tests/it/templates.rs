@@ -75,7 +75,7 @@ async fn spawn_count_includes_ended_sandboxes() {
     let (count, at) = spawns().await;
     assert_eq!(count, 2);
     assert_ne!(at, started);
-    // A create that fails is none.
+    // A failed create is not counted.
     *platform.node.start.lock() = super::platform::Behaviour::Fails;
     platform
         .call("POST", "/sandboxes", r#"{"templateID":"base"}"#)
@@ -100,7 +100,7 @@ async fn a_team_sees_its_own_templates_and_the_global_ones() {
     assert_eq!(own.json[2]["buildID"], "00000000-0000-0000-0000-000000000000");
     let other = platform.call_as(Some(OTHER_KEY), "GET", "/templates", "").await;
     assert_eq!(ids(&other), [BASE, "private0000000000000", "unbuilt0000000000000"]);
-    // What nobody can start is no template to offer.
+    // A template without a finished build is not listed.
     assert_eq!(ids(&platform.call("GET", "/default-templates", "").await), [BASE]);
 
     for (name, found) in [

@@ -1,4 +1,4 @@
-//! HTTPS on the port of plain HTTP, as rustls sees it: protocols, names, strangers, silence and cuts.
+//! HTTPS on the same port as HTTP, with a rustls client: protocols, names, failed handshakes, timeouts and cuts.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::platform::{KEY, TestPlatform, within};
 
-/// An authority that made a certificate for `sandbox.test` and everything one label below.
+/// A certificate authority with a certificate for `sandbox.test` and its wildcard.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     leaf: String,
@@ -72,7 +72,7 @@ impl Authority {
     }
 }
 
-/// A server in every sandbox that takes an upgrade or begins a body, and then returns what it gets.
+/// A server in every sandbox that accepts an upgrade or begins a body, and then echoes what it receives.
 async fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("address");
@@ -161,7 +161,7 @@ async fn one_port_serves_http_and_https_in_both_versions() {
     assert_eq!((response.status().as_u16(), response.version()), (200, Version::HTTP_2));
     within(response.into_body().collect()).await.expect("a body");
 
-    // No protocol in common is refused in the handshake.
+    // Without a common protocol, the handshake fails.
     authority
         .connect(platform.addr, name, &["spdy/1"])
         .await
@@ -271,7 +271,7 @@ async fn failed_handshakes_do_not_affect_other_clients() {
         b"\0",
     ] {
         let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
-        // Whether it is taken, answered or cut off is the server's choice.
+        // The server may read it, answer it or close the connection.
         let _ = tcp.write_all(garbage).await;
         let _ = tcp.shutdown().await;
         let _ = within(tcp.read_to_end(&mut Vec::new())).await;
@@ -284,7 +284,7 @@ async fn failed_handshakes_do_not_affect_other_clients() {
         .connect(platform.addr, "api.sandbox.test", &["h2"])
         .await
         .expect("a handshake");
-    // None of them holds up the end.
+    // None of them delays the drain.
     platform.stop.cancel();
     let stopping = Instant::now();
     within(platform.server.drained()).await;

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::platform::{Behaviour, KEY, Reply, TestPlatform, within};
 
-/// A server in every sandbox that answers with the request's first line.
+/// A server in every sandbox that responds with the request line.
 async fn origin() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("address");
@@ -93,7 +93,7 @@ async fn api_requests_with_routing_headers_reach_the_api() {
         platform.send(method, path, &headers, body).await
     };
     let connect = format!("/sandboxes/{id}/connect");
-    // What SDKs for Python from 2.7 to 2.26 send to connect, by address and by name.
+    // The connect request of Python SDKs 2.7 to 2.26, by address and by name.
     for host in [
         "127.0.0.1:3000",
         "localhost",
@@ -107,11 +107,11 @@ async fn api_requests_with_routing_headers_reach_the_api() {
             "{host}"
         );
     }
-    // An unknown key of the platform's form is refused by the API, which alone can say so.
+    // An unknown key in the platform's format is refused by the API, because only the API can check it.
     let unknown = "e2b_0000000000000000000000000000000000000009";
     send("POST", "localhost", &connect, "49983", unknown).await.error(401);
-    // Everything else is for the sandbox: another port, no route of the API, an application's own key, a route that
-    // asks for no key.
+    // Everything else goes to the sandbox: another port, a path that is not an API route, a key of an application, a
+    // route that needs no key.
     for (method, path, port, key) in [
         ("POST", connect.as_str(), "3000", KEY),
         ("GET", connect.as_str(), "49983", KEY),
@@ -123,7 +123,7 @@ async fn api_requests_with_routing_headers_reach_the_api() {
         let reply = send(method, "localhost", path, port, key).await;
         assert_eq!(reply.text, format!("{method} {path} HTTP/1.1"), "{port} {key}");
     }
-    // On the API's own name there is nothing but the API.
+    // The API's own host name serves only the API.
     let api = async |method: &str, path: &str, port: &str| send(method, "api.sandbox.test:3000", path, port, KEY).await;
     assert!(
         api("POST", "/process.Process/List", "49983")
@@ -153,7 +153,7 @@ async fn signed_links_are_routed_to_their_sandbox() {
         let path = format!("/files?path=%2Fa+b&username=user&signature_expiration=4000000000&signature={signature}");
         let reply = by_host(&platform, "localhost", &path).await;
         assert_eq!(reply.text, format!("GET {path} HTTP/1.1"));
-        // Another method is another operation, and another path another claim.
+        // Another method is another operation, and another path is not covered by the signature.
         platform
             .send("POST", &path, &[("host", "localhost")], "x")
             .await

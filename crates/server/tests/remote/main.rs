@@ -1,5 +1,5 @@
-//! The suites of `it` that have to do with a node, with encoded byte streams between the server and the node: what the
-//! two say to each other is plain data, and stays so.
+//! The suites of `it` that involve a node, with encoded byte streams between server and node, which proves that
+//! everything they exchange can be serialized.
 
 #![expect(clippy::disallowed_methods, reason = "clients of the tests are tasks of their own")]
 
@@ -38,7 +38,7 @@ mod tls;
 #[path = "../it/traffic.rs"]
 mod traffic;
 
-/// How the server reaches its node: through encoded byte streams.
+/// Connects the server to its node through encoded byte streams.
 fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {
     RemoteNode::of(Arc::clone(node) as Arc<dyn NodeApi>)
 }

@@ -1,9 +1,9 @@
-//! Bodies, declared once: how a key is read and how it is described come from the same line.
+//! Declarations of bodies: one line defines how a key is parsed and how it is described in the API document.
 //!
-//! [`body!`](super::body) makes a struct of a declaration. A field's type says what its value may be ([`BodyValue`]), and
-//! around that whether the key may be left out or be `null` ([`Field`]). Keys are read in the order of their lines, and
-//! only the first fault is told. A key that is `hidden` is read and not described: this platform does not do what it
-//! asks for, and refuses it by name.
+//! [`body!`](super::body) makes a struct of a declaration. The type of a field defines its values ([`BodyValue`]), and
+//! a wrapper whether the key may be absent or `null` ([`Field`]). Keys are read in the order of their lines, and only
+//! the first error is reported. A `hidden` key is read and not described: this platform does not support it, and
+//! refuses it by name.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use crate::api::error::ApiError;
 /// Schemas by name.
 pub(crate) type Components = Vec<(String, RefOr<Schema>)>;
 
-/// Where in a body a value is.
+/// The path of a value in a body, for error messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FieldPath<'a> {
     above: Option<&'a FieldPath<'a>>,
@@ -31,7 +31,7 @@ impl<'a> FieldPath<'a> {
         Self { above: Some(self), key }
     }
 
-    /// What is wrong there.
+    /// A validation error at this path.
     pub(crate) fn error(&self, why: impl fmt::Display) -> ApiError {
         ApiError::schema(format_args!("{self}: {why}"))
     }
@@ -46,12 +46,12 @@ impl fmt::Display for FieldPath<'_> {
     }
 }
 
-/// What a value may be.
+/// A type of value.
 pub(crate) trait BodyValue: Sized {
     /// Reads a value that is not `null`.
     fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError>;
 
-    /// Describes it.
+    /// The schema of the type.
     fn schema() -> RefOr<Schema>;
 
     /// Adds the schemas that [`Self::schema`] refers to.
@@ -70,21 +70,21 @@ pub(crate) trait Body: Sized {
     fn components(components: &mut Components);
 }
 
-/// A key: what its value may be, and whether it must have one. A plain [`BodyValue`] must be there, an `Option` may be left
-/// out.
+/// A key: the type of its value, and whether it is required. A plain [`BodyValue`] is required, an `Option` may be
+/// absent.
 pub(crate) trait Field: Sized {
-    /// What it is where the declaration has a default.
+    /// The type of the field if the declaration has a default.
     type Value;
-    /// Whether it must be there.
+    /// Whether the key is required.
     const IS_REQUIRED: bool;
 
     /// Reads the key of an object at `at`.
     fn take(map: &Map<String, Value>, key: &str, at: &FieldPath<'_>) -> Result<Self, ApiError>;
 
-    /// Its value, or else the default.
+    /// The value, or else the default.
     fn or(self, default: Self::Value) -> Self::Value;
 
-    /// Describes its value.
+    /// The schema of the value.
     fn schema() -> RefOr<Schema>;
 
     /// Adds the schemas that [`Self::schema`] refers to.
@@ -139,7 +139,7 @@ impl<T: BodyValue> Field for Option<T> {
     }
 }
 
-/// A key for which `null` is the same as leaving it out.
+/// A key for which `null` is the same as absence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Nullable<T>(pub(crate) Option<T>);
 
@@ -171,7 +171,7 @@ impl<T: BodyValue> Field for Nullable<T> {
     }
 }
 
-/// A key that means nothing where it is; what it holds is looked at and never a fault.
+/// A key whose invalid values are ignored instead of refused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lenient<T>(pub(crate) Option<T>);
 
@@ -196,7 +196,7 @@ impl<T: BodyValue> Field for Lenient<T> {
     }
 }
 
-/// The lines of a doc comment as a description has them.
+/// The lines of a doc comment as one description.
 pub(crate) fn description(lines: &[&str]) -> Option<String> {
     let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
     (!lines.is_empty()).then(|| lines.join("\n"))
@@ -216,8 +216,8 @@ pub(crate) fn add_key<F: Field>(object: &mut Object, key: &str, lines: &[&str], 
     }
 }
 
-/// Declares a body: `"key" field: Type;`, with `= default` where there is one, and with `=> hidden` or `=> deprecated`.
-/// What is `flatten`ed is declared elsewhere. What is `ignored` is checked and has no effect, so it has no field.
+/// Declares a body: `"key" field: Type;`, optionally with `= default`, and with `=> hidden` or `=> deprecated`. A
+/// `flatten` field is a body declared elsewhere. An `ignored` key is checked but has no effect, so it has no field.
 macro_rules! body {
     (
         $(#[doc = $about:literal])*
@@ -314,7 +314,7 @@ macro_rules! body {
 }
 pub(crate) use body;
 
-/// The parts of [`body!`] that depend on what a line has.
+/// The parts of [`body!`] that depend on the options of a line.
 macro_rules! value {
     (@type $type:ty) => { $type };
     (@type $type:ty = $default:expr) => { <$type as $crate::api::body::shape::Field>::Value };

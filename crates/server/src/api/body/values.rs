@@ -1,4 +1,4 @@
-//! What values of bodies may be.
+//! Types of values in bodies.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use super::shape::{BodyValue, Field, FieldPath};
 use crate::api::error::ApiError;
 
-/// Marks a timeout in a schema whose greatest value the operator sets.
+/// Marks a timeout in a schema whose maximum is configured by the operator.
 pub(crate) const LIFETIME: &str = "x-longest-lifetime";
 
 /// A schema of one type.
@@ -64,7 +64,7 @@ impl BodyValue for Name {
     }
 }
 
-/// A template as clients name it. Whether it is one is asked later, when it is looked for.
+/// A template reference. Its syntax is checked later, when it is resolved.
 pub(crate) struct TemplateReference(pub(crate) String);
 
 impl BodyValue for TemplateReference {
@@ -74,7 +74,7 @@ impl BodyValue for TemplateReference {
 
     #[expect(
         deprecated,
-        reason = "the successor is a list, which readers of the document would have to learn"
+        reason = "its successor is a list, which not all readers of the document support"
     )]
     fn schema() -> RefOr<Schema> {
         schema_of(Type::String)
@@ -84,7 +84,7 @@ impl BodyValue for TemplateReference {
     }
 }
 
-/// Reads an integer of 32 bits that is not negative. It may be written `1.0`.
+/// Reads a non-negative integer of 32 bits. It may be written `1.0`.
 fn read_whole(value: &Value, at: &FieldPath<'_>) -> Result<u32, ApiError> {
     let Value::Number(number) = value else {
         return Err(at.error("value must be an integer"));
@@ -140,13 +140,13 @@ impl<const MAX: u32> BodyValue for Count<MAX> {
     }
 }
 
-/// How long a sandbox is to live, in seconds: `MIN` at least, and at most as long as its team's sandboxes may. That is
-/// known once the team is, so the value is to be had from [`Self::within`] only.
+/// The timeout of a sandbox, in seconds: at least `MIN`, and at most the maximum lifetime of its team. The latter is
+/// known only after authentication, so the value is only available through [`Self::within`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lifetime<const MIN: u32>(u32);
 
 impl<const MIN: u32> Lifetime<MIN> {
-    /// The seconds, if they are allowed.
+    /// The seconds, if they are within the limits.
     pub(crate) fn within(self, longest_s: u32) -> Result<u32, ApiError> {
         let Self(seconds) = self;
         if seconds < MIN {
@@ -206,7 +206,7 @@ fn texts(names: ObjectBuilder, values: ObjectBuilder) -> RefOr<Schema> {
         .into()
 }
 
-/// Environment variables. Whether each can be one is asked later, after the template is found.
+/// Environment variables. Names and values are checked later, after the template is resolved.
 pub(crate) struct Variables(pub(crate) Texts);
 
 impl BodyValue for Variables {
@@ -222,10 +222,10 @@ impl BodyValue for Variables {
     }
 }
 
-/// An object, whatever is in it.
+/// An object with any content.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnyObject {
-    /// Whether it has a key.
+    /// Whether it has no keys.
     pub(crate) is_empty: bool,
 }
 
@@ -242,10 +242,10 @@ impl BodyValue for AnyObject {
     }
 }
 
-/// An array of at most `MAX` items, whatever they are.
+/// An array of at most `MAX` items of any type.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnyArray<const MAX: usize> {
-    /// Whether it has an item.
+    /// Whether it has no items.
     pub(crate) is_empty: bool,
 }
 

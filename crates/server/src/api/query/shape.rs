@@ -1,4 +1,4 @@
-//! Parameters of queries, declared once: how one is read and how it is described come from the same line.
+//! Declarations of query parameters: one line defines how a parameter is parsed and how it is described.
 
 use std::collections::BTreeMap;
 
@@ -13,26 +13,26 @@ use super::{Query, parse_metadata};
 use crate::api::error::ApiError;
 use crate::clock::parse_rfc3339;
 
-/// What a parameter may be.
+/// A type of parameter.
 pub(crate) trait Parameter {
-    /// What it is read as.
+    /// The type of its parsed value.
     type Value;
 
-    /// Reads it, if it is there.
+    /// Parses the parameter, if it is present.
     fn take(query: &Query, name: &str) -> Result<Option<Self::Value>, ApiError>;
 
-    /// Describes what it may be.
+    /// The schema of its values.
     fn schema() -> RefOr<Schema>;
 
-    /// Adds what the schema does not say.
+    /// Adds details that the schema does not have.
     fn describe(parameter: ParameterBuilder) -> ParameterBuilder {
         parameter
     }
 }
 
-/// Parameters that are declared.
+/// A declared set of parameters.
 pub(crate) trait Parameters: Sized {
-    /// Reads them.
+    /// Parses the parameters.
     fn read(query: &Query) -> Result<Self, ApiError>;
 }
 
@@ -48,7 +48,7 @@ impl<S: Send + Sync, T: Parameters> FromRequestParts<S> for Params<T> {
     }
 }
 
-/// Text of which only its words are looked at later.
+/// Any text.
 pub(crate) struct Text;
 
 impl Parameter for Text {
@@ -108,7 +108,7 @@ fn integer(format: KnownFormat) -> ObjectBuilder {
         .format(Some(SchemaFormat::KnownFormat(format)))
 }
 
-/// Most items on one page.
+/// Maximum number of items on one page.
 pub(crate) struct PageLimit;
 
 impl Parameter for PageLimit {
@@ -147,7 +147,7 @@ impl Parameter for Time {
     }
 }
 
-/// Pairs that must all be in a sandbox's metadata.
+/// Pairs that the metadata of a sandbox must contain.
 pub(crate) struct MetadataFilter;
 
 impl Parameter for MetadataFilter {
@@ -166,17 +166,17 @@ impl Parameter for MetadataFilter {
     }
 }
 
-/// One of some words.
+/// An enumeration as a parameter.
 pub(crate) trait EnumParameter: Sized + Copy + 'static {
-    /// The words and what they mean, as they are described.
+    /// The names of the values, in the order of the schema.
     const VALUES: &'static [(&'static str, Self)];
-    /// What they are about.
+    /// The description of the schema.
     const DESCRIPTION: &'static str;
-    /// The word that stands for none.
+    /// The name of the default value.
     const DEFAULT: Option<&'static str> = None;
 }
 
-/// A parameter that is one of some words.
+/// A parameter with a value of an enumeration.
 pub(crate) struct OneOf<T>(std::marker::PhantomData<T>);
 
 impl<T: EnumParameter> Parameter for OneOf<T> {
@@ -193,7 +193,7 @@ impl<T: EnumParameter> Parameter for OneOf<T> {
     }
 }
 
-/// What a word means.
+/// Parses the name of a value.
 pub(crate) fn parse_value<T: EnumParameter>(word: &str, name: &str) -> Result<T, ApiError> {
     let found = T::VALUES.iter().find(|(known, _)| *known == word);
     found.map(|(_, meaning)| *meaning).ok_or_else(|| {
@@ -211,7 +211,7 @@ fn enum_schema<T: EnumParameter>() -> ObjectBuilder {
         .enum_values(Some(T::VALUES.iter().map(|(word, _)| *word)))
 }
 
-/// The parameter of a declaration.
+/// The description of a declared parameter.
 pub(crate) fn parameter<P: Parameter>(
     name: &str,
     lines: &[&str],
@@ -234,8 +234,8 @@ pub(crate) fn parameter<P: Parameter>(
     P::describe(parameter).build()
 }
 
-/// Declares parameters: `"name" field: Kind;`, with `= default` where there is one, and with `=> required` or
-/// `=> hidden` (which is read and not described).
+/// Declares parameters: `"name" field: Kind;`, optionally with `= default`, and with `=> required` or `=> hidden`
+/// (which is parsed but not described).
 macro_rules! query {
     (
         $(#[doc = $about:literal])*
@@ -276,7 +276,7 @@ macro_rules! query {
 }
 pub(crate) use query;
 
-/// The parts of [`query!`] that depend on what a line has.
+/// The parts of [`query!`] that depend on the options of a line.
 macro_rules! part {
     (@type $kind:ty) => { Option<<$kind as $crate::api::query::shape::Parameter>::Value> };
     (@type $kind:ty => hidden) => { Option<<$kind as $crate::api::query::shape::Parameter>::Value> };

@@ -1,7 +1,7 @@
 //! `POST /sandboxes` and `POST /v2/sandboxes`.
 //!
-//! The order of the checks is part of the contract: shape of the body, syntax of the template's name, the template,
-//! the timeout, then the rest. What a client asks for is done or refused with the name of the field, never dropped.
+//! The order of the checks is part of the contract: schema of the body, syntax of the template reference, the template,
+//! the timeout, then the rest. Every key of a request is either supported or refused by name, never ignored silently.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -33,7 +33,7 @@ use crate::templates::TemplateName;
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Which of the two paths a create came by.
+/// The path of a create request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ApiVersion {
     V1,
@@ -41,7 +41,8 @@ enum ApiVersion {
 }
 
 impl ApiVersion {
-    /// What a key of one path is not good for on the other: the same body means something else there.
+    /// Part of the request digest: the same body means something else on the other path, so a key cannot be reused
+    /// there.
     fn operation(self) -> &'static str {
         match self {
             Self::V1 => "create-v1",
@@ -59,11 +60,11 @@ impl ApiVersion {
 }
 
 body! {
-    /// What both paths have in common.
+    /// The keys that both paths have in common.
     struct NewSandboxFields {
-        /// What to make it from: a template's id, or `[namespace/]name[:tag]`.
+        /// The template: its id, or `[namespace/]name[:tag]`.
         "templateID" template: TemplateReference;
-        /// What to find it by.
+        /// Metadata, by which lists can be filtered.
         "metadata" metadata: Option<Texts>;
         /// Environment variables of its processes.
         "envVars" env_vars: Option<Variables>;
@@ -78,29 +79,29 @@ body! {
         "injections" injections: Option<AnyArray<ATTACHMENTS_MAX>> => hidden;
         "resources" resources: Option<AnyArray<ATTACHMENTS_MAX>> => hidden;
         ignored {
-            /// For clients: they set up MCP servers inside the sandbox by it.
+            /// Used by clients to set up MCP servers in the sandbox; ignored by the platform.
             "mcp": Nullable<AnyObject>;
         }
     }
 }
 
 body! {
-    /// A sandbox to make.
+    /// A sandbox to create.
     pub(crate) struct NewSandboxV1 {
         flatten common: NewSandboxFields;
-        /// Seconds from the moment it runs until it is ended.
+        /// Timeout in seconds, counted from when it runs.
         "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V1_S;
-        /// Whether its agent answers only those who have its token. Left out, it does so where `allowPublicTraffic` is
-        /// `false`; `false` together with that is refused.
+        /// Whether its agent requires its token. If absent, it does so if `allowPublicTraffic` is `false`; `false`
+        /// together with that is refused.
         "secure" secure: Option<bool>;
     }
 }
 
 body! {
-    /// A sandbox to make.
+    /// A sandbox to create.
     pub(crate) struct NewSandbox {
         flatten common: NewSandboxFields;
-        /// Seconds from the moment it runs until it is ended.
+        /// Timeout in seconds, counted from when it runs.
         "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V2_S;
         "secure" secure: Lenient<bool> => hidden;
     }
@@ -109,7 +110,7 @@ body! {
 body! {
     /// How a sandbox is reached.
     struct NewSandboxNetwork {
-        /// `false` asks for `trafficAccessToken`, as header `e2b-traffic-access-token`, on every port but the agent's.
+        /// With `false`, every port but the agent's requires `trafficAccessToken` as header `e2b-traffic-access-token`.
         "allowPublicTraffic" allow_public_traffic: Nullable<bool> = true;
         "allowOut" allow_out: Option<AnyArray<{ usize::MAX }>> => hidden;
         "denyOut" deny_out: Option<AnyArray<{ usize::MAX }>> => hidden;
@@ -120,63 +121,63 @@ body! {
 }
 
 body! {
-    /// Whether a sandbox comes back on traffic.
+    /// Whether traffic resumes a paused sandbox.
     struct AutoResume {
         "enabled" enabled: bool;
     }
 }
 
 body! {
-    /// What a sandbox may act as.
+    /// Identities of a sandbox.
     struct Iam {
         "tokens" tokens: Nullable<AnyObject>;
     }
 }
 
-/// Creates a sandbox, with the defaults of the older path.
+/// Creates a sandbox, with the defaults of version 1.
 #[utoipa::path(
     post,
     path = "/sandboxes",
     tag = "sandboxes",
     params((
         "Idempotency-Key" = Option<String>, Header,
-        description = "Makes a repetition of this request harmless: within 24 hours the same key with the same body \
-                       is answered with the same sandbox",
+        description = "Makes it safe to repeat the request: for 24 hours, the same key with the same body is answered \
+                       with the same sandbox",
         min_length = 1, max_length = 255, pattern = "^[!-~]+$",
     )),
     request_body(content = NewSandboxV1),
     responses(
         (
             status = 201,
-            description = "It runs and its agent answers",
+            description = "The sandbox runs and its agent answers",
             body = ConnectionInfo,
             headers(("Server-Timing" = String, description = "How long each stage took")),
         ),
-        (status = 404, description = "There is no such template that the team may use", body = ErrorBody),
+        (status = 404, description = "The team can use no such template", body = ErrorBody),
         (
             status = 409,
             description = "The `Idempotency-Key` was used with another request, or the first one is in progress; \
-                           `error_code` tells which",
+                           see `error_code`",
             body = ErrorBody,
         ),
         (
             status = 429,
-            description = "The team is at one of its limits. With `Should-Retry: false`, only the end of a sandbox \
-                           makes room; with `Retry-After`, time does",
+            description = "The team is at one of its limits. With `Should-Retry: false`, a sandbox has to end \
+                           first; with `Retry-After`, a later retry can work",
             body = ErrorBody,
             headers(
-                ("Should-Retry" = String, description = "`false` where another try cannot work by itself"),
-                ("Retry-After" = u32, description = "Seconds after which another try can work"),
+                ("Should-Retry" = String, description = "`false` if a retry cannot work by itself"),
+                ("Retry-After" = u32, description = "Seconds after which a retry can work"),
             ),
         ),
         (
             status = 503,
-            description = "There is no room for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
-                           the database cannot be reached, or the platform starts or ends; try again",
+            description = "There is no capacity for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
+                           the database is unavailable, or the platform is starting or stopping; try again",
             body = ErrorBody,
-            headers(("Retry-After" = u32, description = "Seconds after which another try may work")),
+            headers(("Retry-After" = u32, description = "Seconds after which a retry may work")),
         ),
-        (status = 504, description = "It did not start in time, and there is none", body = ErrorBody),
+        (status = 504, description = "The sandbox did not start in time and was ended", body = ErrorBody),
     )
 )]
 pub(crate) async fn create_sandbox_v1(
@@ -195,19 +196,19 @@ pub(crate) async fn create_sandbox_v1(
     tag = "sandboxes",
     params((
         "Idempotency-Key" = Option<String>, Header,
-        description = "Makes a repetition of this request harmless: within 24 hours the same key with the same body \
-                       is answered with the same sandbox",
+        description = "Makes it safe to repeat the request: for 24 hours, the same key with the same body is answered \
+                       with the same sandbox",
         min_length = 1, max_length = 255, pattern = "^[!-~]+$",
     )),
     request_body(content = NewSandbox),
     responses(
         (
             status = 201,
-            description = "It runs and its agent answers",
+            description = "The sandbox runs and its agent answers",
             body = ConnectionInfo,
             headers(("Server-Timing" = String, description = "How long each stage took")),
         ),
-        (status = 404, description = "There is no such template that the team may use", body = ErrorBody),
+        (status = 404, description = "The team can use no such template", body = ErrorBody),
         (
             status = 409,
             description = "The first request with the `Idempotency-Key` is in progress",
@@ -217,22 +218,22 @@ pub(crate) async fn create_sandbox_v1(
         (status = 422, description = "The `Idempotency-Key` was used with another request", body = ErrorBody),
         (
             status = 429,
-            description = "The team is at one of its limits. With `Should-Retry: false`, only the end of a sandbox \
-                           makes room; with `Retry-After`, time does",
+            description = "The team is at one of its limits. With `Should-Retry: false`, a sandbox has to end \
+                           first; with `Retry-After`, a later retry can work",
             body = ErrorBody,
             headers(
-                ("Should-Retry" = String, description = "`false` where another try cannot work by itself"),
-                ("Retry-After" = u32, description = "Seconds after which another try can work"),
+                ("Should-Retry" = String, description = "`false` if a retry cannot work by itself"),
+                ("Retry-After" = u32, description = "Seconds after which a retry can work"),
             ),
         ),
         (
             status = 503,
-            description = "There is no room for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
-                           the database cannot be reached, or the platform starts or ends; try again",
+            description = "There is no capacity for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
+                           the database is unavailable, or the platform is starting or stopping; try again",
             body = ErrorBody,
-            headers(("Retry-After" = u32, description = "Seconds after which another try may work")),
+            headers(("Retry-After" = u32, description = "Seconds after which a retry may work")),
         ),
-        (status = 504, description = "It did not start in time, and there is none", body = ErrorBody),
+        (status = 504, description = "The sandbox did not start in time and was ended", body = ErrorBody),
     )
 )]
 pub(crate) async fn create_sandbox(
@@ -251,7 +252,7 @@ async fn create<T: Body + Into<CreateParameters>>(
     version: ApiVersion,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    // What the platform makes of it from there on, it counts itself: the client may be gone by then.
+    // After acceptance, the create task counts the outcome itself: the client may have disconnected by then.
     let create = match accept(state, caller, request, version).await {
         Ok(Accepted::New(create)) => *create,
         Ok(Accepted::Repeated(stored)) => {
@@ -281,14 +282,14 @@ async fn create<T: Body + Into<CreateParameters>>(
     Ok(response)
 }
 
-/// A request that is not refused.
+/// A request that was accepted.
 enum Accepted {
     New(Box<CreateRequest>),
-    /// It was answered before.
+    /// It repeats a request that was answered before.
     Repeated(StoredSandbox),
 }
 
-/// Reads a request and refuses it, or takes everything that a sandbox for it needs.
+/// Parses and checks a request, and reserves everything that its sandbox needs.
 async fn accept<T: Body + Into<CreateParameters>>(
     state: &ApiState,
     caller: &Caller,
@@ -318,14 +319,14 @@ async fn accept<T: Body + Into<CreateParameters>>(
             Ok(Accepted::New(create))
         }
         Err(error) => {
-            // Before the answer, because the client may try again at once.
+            // Before the response, because the client may retry immediately.
             claim.abandon().await;
             Err(error)
         }
     }
 }
 
-/// Everything that can be refused before anything is made: the template, what was asked for, the limits, the room.
+/// All checks before anything is created: the template, the parameters, the quota, the capacity.
 async fn prepare(
     state: &ApiState,
     caller: &Caller,
@@ -384,14 +385,13 @@ fn server_timing(stages: &[Stage]) -> String {
     })
 }
 
-/// What a client asks for, by whichever path.
+/// The parameters of a create request on either path.
 struct CreateParameters {
     common: NewSandboxFields,
     timeout: Lifetime<1>,
-    /// Whether its agent is to answer only those who have its token, if the client said so or the path does.
+    /// Whether its agent requires its token, if the client or the path defines it.
     secure: Option<bool>,
-    /// Whether the client said that the agent is to answer everybody, also on the newer path, where that has no other
-    /// meaning.
+    /// Whether the client sent `secure: false`, on either path. On version 2 it has no other effect.
     wants_open_agent: bool,
 }
 
@@ -418,19 +418,18 @@ impl From<NewSandbox> for CreateParameters {
 }
 
 impl CreateParameters {
-    /// Whether the agent is to ask for its token. Where nothing was said, a sandbox that keeps strangers from its ports
-    /// keeps them from its agent too.
+    /// Whether the agent requires its token. By default, it does if the ports of the sandbox require a token.
     fn is_secure(&self) -> bool {
         self.secure.unwrap_or_else(|| self.is_private())
     }
 
-    /// Whether its ports ask for a token.
+    /// Whether its ports require a token.
     fn is_private(&self) -> bool {
         let network = self.common.network.as_ref();
         network.is_some_and(|network| !network.allow_public_traffic)
     }
 
-    /// What is to be made, of what was found by the name. Refuses what is well-formed and cannot be done.
+    /// The sandbox to create from the resolved template. Refuses valid requests that this platform does not support.
     fn spec(
         self,
         caller: &Caller,
@@ -447,7 +446,7 @@ impl CreateParameters {
             .map_or_else(Texts::new, |Variables(variables)| variables);
         let env_vars = EnvVars::new(env_vars).ok_or_else(|| {
             ApiError::invalid(
-                "envVars: a name must not be empty or hold '=', and neither name nor value may hold a NUL",
+                "envVars: a name must not be empty or contain '=', and neither name nor value may contain a NUL",
             )
         })?;
         if let Some(why) = refusal {
@@ -473,13 +472,13 @@ impl CreateParameters {
         })
     }
 
-    /// Why what was asked for cannot be done: the first reason, if there is one.
+    /// The first reason why the request is not supported, if there is one.
     fn refusal(&self) -> Option<String> {
         let common = &self.common;
         if self.wants_open_agent && self.is_private() {
             return Some(
-                "secure: false and network.allowPublicTraffic: false contradict each other: whoever may call the agent \
-                 reaches every port through it; leave secure out or set it to true"
+                "secure: false and network.allowPublicTraffic: false contradict each other: a client of the agent \
+                 reaches every port through it; omit secure or set it to true"
                     .to_owned(),
             );
         }
@@ -488,7 +487,7 @@ impl CreateParameters {
             return Some(why.to_owned());
         }
         if !common.auto_pause_memory {
-            let why = "autoPauseMemory: false needs autoPause: true, which is not available on this platform";
+            let why = "autoPauseMemory: false requires autoPause: true, which is not available on this platform";
             return Some(why.to_owned());
         }
         if common.auto_resume.as_ref().is_some_and(|resume| resume.enabled) {
@@ -543,7 +542,7 @@ impl NewSandboxNetwork {
     }
 }
 
-/// The alias to show: the one that was asked by, else the first.
+/// The alias to return: the requested one, else the first.
 fn shown_alias(aliases: Vec<String>, requested: &str) -> Option<String> {
     if aliases.iter().any(|alias| alias == requested) {
         return Some(requested.to_owned());

@@ -22,60 +22,60 @@ use crate::sandboxes::Sandboxes;
 use crate::sandboxes::deadline::Deadline;
 
 body! {
-    /// When a sandbox is to end.
+    /// A new timeout of a sandbox.
     pub(crate) struct SandboxTimeout {
-        /// Seconds from now. Cut where the sandbox would outlive its longest life; 0 ends it at once.
+        /// Seconds from now, cut at the maximum lifetime; 0 ends the sandbox immediately.
         "timeout" timeout: Count<{ i32::MAX.unsigned_abs() }>;
     }
 }
 
 body! {
-    /// How long a sandbox is to live at least.
+    /// A minimum timeout of a sandbox.
     pub(crate) struct SandboxRefresh {
-        /// Seconds from now; less than 15 counts as 15.
+        /// Seconds from now, at least 15; smaller values count as 15.
         "duration" duration: Option<Count<REFRESH_MAX_S>> = REFRESH_FLOOR_S;
     }
 }
 
 body! {
-    /// How long a sandbox that is connected to is to live at least.
+    /// Parameters for connecting to a sandbox.
     pub(crate) struct ConnectSandboxV1 {
-        /// Seconds from now. Of a sandbox that runs, an end that is later stays.
+        /// Seconds from now. A later deadline of a running sandbox is kept.
         "timeout" timeout: Lifetime<0>;
         ignored {
-            /// Whether a paused sandbox gets its memory back.
+            /// Whether the memory of a paused sandbox is restored.
             "memory": Option<bool>;
         }
     }
 }
 
 body! {
-    /// How long a sandbox that is connected to is to live at least.
+    /// Parameters for connecting to a sandbox.
     pub(crate) struct ConnectSandbox {
-        /// Seconds from now. Of a sandbox that runs, an end that is later stays.
+        /// Seconds from now. A later deadline of a running sandbox is kept.
         "timeout" timeout: Nullable<Lifetime<0>> = DEFAULT_TIMEOUT_V2_S;
         ignored {
-            /// Whether a paused sandbox gets its memory back.
+            /// Whether the memory of a paused sandbox is restored.
             "memory": Option<bool>;
         }
     }
 }
 
 body! {
-    /// How a paused sandbox is to go on.
+    /// Parameters for resuming a paused sandbox.
     pub(crate) struct ResumeSandbox {
         /// Seconds from now until it ends.
         "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V1_S;
         ignored {
-            /// Whether it is paused again at its end.
+            /// Whether it is paused again at its deadline.
             "autoPause": Option<bool> => deprecated;
-            /// Whether it gets its memory back.
+            /// Whether its memory is restored.
             "memory": Option<bool>;
         }
     }
 }
 
-/// Sets the end to `timeout` seconds from now exactly, earlier or later.
+/// Sets the deadline to exactly `timeout` seconds from now, earlier or later than before.
 #[utoipa::path(
     post,
     path = "/sandboxes/{sandboxID}/timeout",
@@ -83,7 +83,7 @@ body! {
     params(SandboxPath),
     request_body(content = SandboxTimeout),
     responses(
-        (status = 204, description = "It is set"),
+        (status = 204, description = "The timeout was set"),
         (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
         (status = 409, description = "The sandbox is being killed", body = ErrorBody),
     )
@@ -99,7 +99,7 @@ pub(crate) async fn set_sandbox_timeout(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Makes a sandbox live for `duration` seconds from now at least.
+/// Extends the deadline of a sandbox to at least `duration` seconds from now.
 #[utoipa::path(
     post,
     path = "/sandboxes/{sandboxID}/refreshes",
@@ -107,7 +107,7 @@ pub(crate) async fn set_sandbox_timeout(
     params(SandboxPath),
     request_body(content = Option<SandboxRefresh>),
     responses(
-        (status = 204, description = "It lives that long at least"),
+        (status = 204, description = "The sandbox has at least this timeout"),
         (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
         (status = 409, description = "The sandbox is being killed", body = ErrorBody),
     )
@@ -124,7 +124,7 @@ pub(crate) async fn refresh_sandbox(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Connects with a timeout that must be given.
+/// Connects to a sandbox, with a required timeout.
 #[utoipa::path(
     post,
     path = "/sandboxes/{sandboxID}/connect",
@@ -132,7 +132,7 @@ pub(crate) async fn refresh_sandbox(
     params(SandboxPath),
     request_body(content = ConnectSandboxV1),
     responses(
-        (status = 200, description = "It runs, and this is how to reach it", body = ConnectionInfo),
+        (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
         (status = 409, description = "The sandbox is being killed", body = ErrorBody),
     )
@@ -147,7 +147,7 @@ pub(crate) async fn connect_sandbox_v1(
     connect((&sandboxes, &access), &caller, sandbox, body.read()?.timeout).await
 }
 
-/// Connects.
+/// Connects to a sandbox.
 #[utoipa::path(
     post,
     path = "/v2/sandboxes/{sandboxID}/connect",
@@ -155,7 +155,7 @@ pub(crate) async fn connect_sandbox_v1(
     params(SandboxPath),
     request_body(content = Option<ConnectSandbox>),
     responses(
-        (status = 200, description = "It runs, and this is how to reach it", body = ConnectionInfo),
+        (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
         (status = 409, description = "The sandbox is being killed", body = ErrorBody),
     )
@@ -177,12 +177,12 @@ async fn connect(
     timeout: Lifetime<0>,
 ) -> Result<Response, ApiError> {
     let timeout_s = timeout.within(caller.quota.limits.max_lifetime_s)?;
-    // Never shortens: of two clients that connect, the one that needs less must not end the other's sandbox.
+    // Never shortens: of two clients that connect, the one with the shorter timeout must not end the other's sandbox.
     let row = change(sandboxes, caller, sandbox, timeout_s, Deadline::AtLeast).await?;
     json(StatusCode::OK, &ConnectionInfo::new(row, access))
 }
 
-/// Resumes a paused sandbox. One that runs is not to be resumed, only to be connected to.
+/// Resumes a paused sandbox. A running sandbox can only be connected to.
 #[utoipa::path(
     post,
     path = "/sandboxes/{sandboxID}/resume",
@@ -191,7 +191,7 @@ async fn connect(
     request_body(content = Option<ResumeSandbox>),
     responses(
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "It runs already", body = ErrorBody),
+        (status = 409, description = "The sandbox is already running", body = ErrorBody),
     )
 )]
 pub(crate) async fn resume_sandbox(
@@ -201,7 +201,7 @@ pub(crate) async fn resume_sandbox(
     body: OptionalBody<ResumeSandbox>,
 ) -> Result<Response, ApiError> {
     body.read()?.timeout.within(caller.quota.limits.max_lifetime_s)?;
-    // Nothing is ever paused, so what a team has runs, or is on its way to or from that.
+    // Sandboxes are never paused, so those of a team are running, starting or stopping.
     match sandboxes.entry_of_team(&id, &caller.team).await {
         Ok(entry) if entry.state() == lifecycle::State::Running => Err(ApiError::running(id)),
         Ok(_) => Err(ApiError::no_sandbox(id)),
@@ -209,7 +209,7 @@ pub(crate) async fn resume_sandbox(
     }
 }
 
-/// Moves the end to `seconds` from now, cut at the sandbox's longest life.
+/// Changes the deadline to `seconds` from now, cut at the maximum lifetime.
 async fn change(
     sandboxes: &Arc<Sandboxes>,
     caller: &Caller,

@@ -25,37 +25,38 @@ use crate::templates::TemplateName;
 const TOTAL_RUNNING: HeaderName = HeaderName::from_static("x-total-running");
 
 query! {
-    /// What a list is asked for.
+    /// Filters and paging of a list.
     pub(crate) struct ListParameters {
-        /// Pairs `key=value`, joined by `&`, keys and values percent-encoded; all of them must be in a sandbox's metadata.
+        /// Pairs `key=value` joined by `&`, keys and values percent-encoded. The metadata of a sandbox must contain all
+        /// of them.
         "metadata" metadata: MetadataFilter;
-        /// In which state, several joined by commas; any, when left out.
+        /// States, separated by commas; default: any.
         "state" states: States;
         "order" order: OneOf<Order>;
-        /// Only those that were started then or later.
+        /// Only sandboxes started at this time or later.
         "startedAfter" started_from_us: Time;
-        /// Only those of this template, by id or name, without a tag.
+        /// Only sandboxes of this template, by id or name, without a tag.
         "template" template: TemplateFilter;
-        /// `X-Next-Token` of the page before.
+        /// `X-Next-Token` of the previous page.
         "nextToken" next_token: Text;
-        /// Most sandboxes on one page. Without it, 100; `GET /sandboxes` without any of `limit`, `nextToken` and `state` has
-        /// everything on one page.
+        /// Maximum number of sandboxes on one page; default: 100. `GET /sandboxes` without `limit`, `nextToken` and
+        /// `state` returns everything on one page.
         "limit" limit: PageLimit;
     }
 }
 
 impl EnumParameter for Order {
     const VALUES: &'static [(&'static str, Self)] = &[("asc", Self::Asc), ("desc", Self::Desc)];
-    const DESCRIPTION: &'static str = "By time of start: the latest first, or the earliest.";
+    const DESCRIPTION: &'static str = "Order by start time: latest first, or earliest first.";
     const DEFAULT: Option<&'static str> = Some("desc");
 }
 
 impl EnumParameter for SandboxState {
     const VALUES: &'static [(&'static str, Self)] = &[("running", Self::Running), ("paused", Self::Paused)];
-    const DESCRIPTION: &'static str = "Where a sandbox is in its life.";
+    const DESCRIPTION: &'static str = "The state of a sandbox.";
 }
 
-/// States joined by commas (SDKs), repeated, or with the brackets that some HTTP libraries add.
+/// States separated by commas (SDKs), repeated, or with the brackets that some HTTP libraries add.
 struct States;
 
 impl Parameter for States {
@@ -84,7 +85,7 @@ impl Parameter for States {
     }
 }
 
-/// A template, which is looked for later.
+/// A template reference, which is resolved later.
 struct TemplateFilter;
 
 impl Parameter for TemplateFilter {
@@ -102,7 +103,7 @@ impl Parameter for TemplateFilter {
     }
 }
 
-/// A page of the team's sandboxes.
+/// Lists the sandboxes of the team, in pages.
 #[utoipa::path(
     get,
     path = "/v2/sandboxes",
@@ -113,8 +114,8 @@ impl Parameter for TemplateFilter {
         description = "A page of the team's sandboxes",
         body = Vec<ListedSandbox>,
         headers(
-            ("X-Next-Token" = String, description = "Where the next page begins; absent on the last one"),
-            ("X-Total-Running" = u64, description = "How many match and run, on all pages; absent when `state` leaves out `running`"),
+            ("X-Next-Token" = String, description = "Token of the next page; absent on the last page"),
+            ("X-Total-Running" = u64, description = "Number of matching running sandboxes on all pages; absent if `state` excludes `running`"),
         ),
     ))
 )]
@@ -127,7 +128,7 @@ pub(crate) async fn list_sandboxes(
     list(&store, &caller, parameters, limit).await
 }
 
-/// The older path: everything that runs, unless it is asked for pages.
+/// Lists the sandboxes of the team (version 1): all running ones, unless paging is requested.
 #[utoipa::path(
     get,
     path = "/sandboxes",
@@ -138,8 +139,8 @@ pub(crate) async fn list_sandboxes(
         description = "A page of the team's sandboxes",
         body = Vec<ListedSandbox>,
         headers(
-            ("X-Next-Token" = String, description = "Where the next page begins; absent on the last one"),
-            ("X-Total-Running" = u64, description = "How many match and run, on all pages; absent when `state` leaves out `running`"),
+            ("X-Next-Token" = String, description = "Token of the next page; absent on the last page"),
+            ("X-Total-Running" = u64, description = "Number of matching running sandboxes on all pages; absent if `state` excludes `running`"),
         ),
     ))
 )]
@@ -182,7 +183,7 @@ async fn list(store: &Store, caller: &Caller, parameters: ListParameters, limit:
         template,
         started_from_us: parameters.started_from_us,
     };
-    // Nothing is ever paused, so a list of what is paused is empty.
+    // Sandboxes are never paused, so a list of paused ones is empty.
     if !wants_running {
         return page(&[], None, None, order);
     }

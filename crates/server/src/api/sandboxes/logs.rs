@@ -1,7 +1,7 @@
 //! `GET /sandboxes/{sandboxID}/logs` and `GET /v2/sandboxes/{sandboxID}/logs`.
 //!
-//! Logs outlive their sandbox, so whether it exists is not asked: a log that is not there, or is another team's, is an
-//! empty one. The name `logs` means raw lines on the older path and structured entries on the newer one.
+//! Logs outlive their sandbox, so its existence is not checked: the log of an unknown sandbox, or of another team's, is
+//! empty. The key `logs` has raw lines in version 1 and structured entries in version 2.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,48 +22,48 @@ use crate::api::query::shape::{EnumParameter, Number, OneOf, Params, ShortText, 
 use crate::clock::rfc3339;
 use crate::records::Records;
 
-/// Entries of an answer, when the request does not say.
+/// Default maximum number of entries in a response.
 const LIMIT_DEFAULT: i64 = 1000;
-/// Most entries that a client of the newer path may ask for (API contract).
+/// Largest `limit` in version 2 (API contract).
 const LIMIT_MAX: i64 = 1000;
-/// Most entries of an answer on the older path, whatever is asked for. The contract has no bound there, so nobody is
-/// refused, and an answer of this length is some megabytes.
+/// Maximum number of entries in a response of version 1. The contract has no bound for `limit` there, so larger values
+/// are accepted, and a response of this length has some megabytes.
 const LIMIT_V1_MAX: i64 = 10_000;
-/// Longest text to look for, in characters (API contract).
+/// Longest search text, in characters (API contract).
 const SEARCH_MAX: usize = 256;
 /// Microseconds in a millisecond.
 const MILLISECOND_US: i64 = 1000;
 
 query! {
-    /// What a log is asked for on the older path.
+    /// Parameters of version 1.
     pub(crate) struct LogParametersV1 {
-        /// No entries from before that time, in milliseconds since the Unix epoch.
+        /// Only entries from this time on, in milliseconds since the Unix epoch.
         "start" start_ms: Number<0, { i64::MAX }>;
-        /// Most entries of the answer, the oldest; no more than 10,000 come however large it is.
+        /// Maximum number of entries, oldest first; larger values count as 10,000.
         "limit" limit: Number<0, { i64::MAX }> = LIMIT_DEFAULT;
     }
 }
 
 query! {
-    /// What a log is asked for.
+    /// Parameters of version 2.
     pub(crate) struct LogParameters {
-        /// Where to begin, in milliseconds since the Unix epoch. Without it, at the newest entry, or with
-        /// `direction=forward` at the oldest.
+        /// Where to begin, in milliseconds since the Unix epoch; default: the newest entry, or the oldest with
+        /// `direction=forward`.
         "cursor" cursor_ms: Number<0, { i64::MAX }>;
-        /// Most entries of the answer.
+        /// Maximum number of entries.
         "limit" limit: Number<0, LIMIT_MAX> = LIMIT_DEFAULT;
-        /// The order of time in which to read on from `cursor`; `backward`, when left out.
+        /// Reading direction from `cursor`; default: `backward`.
         "direction" direction: OneOf<LogOrder>;
-        /// The least level.
+        /// Minimum level.
         "level" level: OneOf<Level>;
-        /// Only entries whose message contains this text, letter for letter.
+        /// Only entries whose message contains this text (case-sensitive).
         "search" search: ShortText<SEARCH_MAX>;
     }
 }
 
 impl EnumParameter for LogOrder {
     const VALUES: &'static [(&'static str, Self)] = &[("forward", Self::Forward), ("backward", Self::Backward)];
-    const DESCRIPTION: &'static str = "In which order of time a log is read.";
+    const DESCRIPTION: &'static str = "Chronological order in which a log is read.";
 }
 
 impl EnumParameter for Level {
@@ -73,10 +73,10 @@ impl EnumParameter for Level {
         ("warn", Self::Warn),
         ("error", Self::Error),
     ];
-    const DESCRIPTION: &'static str = "How much an entry matters.";
+    const DESCRIPTION: &'static str = "Severity of a log entry.";
 }
 
-/// How much an entry matters.
+/// Severity of a log entry.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum LogLevel {
@@ -97,13 +97,13 @@ impl From<Level> for LogLevel {
     }
 }
 
-/// A log on the older path.
+/// A log, in version 1.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct SandboxLogsV1 {
     /// The entries as lines.
     logs: Vec<SandboxLogLine>,
-    /// The same entries in parts.
+    /// The same entries with separate fields.
     log_entries: Vec<SandboxLogEntry>,
 }
 
@@ -113,16 +113,16 @@ struct SandboxLogs {
     logs: Vec<SandboxLogEntry>,
 }
 
-/// An entry of a log, as one line.
+/// A log entry as one line.
 #[derive(Serialize, ToSchema)]
 struct SandboxLogLine {
     #[schema(format = DateTime)]
     timestamp: String,
-    /// A flat JSON object whose values are strings, `timestamp`, `level`, `logger` and `message` among them.
+    /// A flat JSON object of strings, including `timestamp`, `level`, `logger` and `message`.
     line: String,
 }
 
-/// An entry of a log.
+/// A log entry.
 #[derive(Serialize, ToSchema)]
 struct SandboxLogEntry {
     #[schema(format = DateTime)]
@@ -130,7 +130,7 @@ struct SandboxLogEntry {
     #[schema(inline)]
     level: LogLevel,
     message: String,
-    /// What else is known of it, `logger` and `event_type` among them.
+    /// Further fields, including `logger` and `event_type`.
     fields: BTreeMap<String, String>,
 }
 
@@ -148,7 +148,7 @@ impl SandboxLogEntry {
 }
 
 impl SandboxLogLine {
-    /// Whatever an entry's own fields are called, they do not take the place of what the line is read by.
+    /// Fields of the entry cannot override the fixed keys of the line.
     fn new(row: &LogRow, sandbox: &str, team: &str) -> Self {
         let timestamp = rfc3339(row.at_us);
         let fixed = [
@@ -172,8 +172,8 @@ impl SandboxLogLine {
     }
 }
 
-/// The log of a sandbox, oldest entry first, as lines and in parts. It is kept for some days after the sandbox has
-/// ended; a log that is not there is empty.
+/// Returns the log of a sandbox, oldest entry first, as lines and as structured entries. It is kept for some days after
+/// the sandbox has ended; the log of an unknown sandbox is empty.
 #[utoipa::path(
     get,
     path = "/sandboxes/{sandboxID}/logs",
@@ -202,8 +202,8 @@ pub(crate) async fn get_sandbox_logs_v1(
     json(StatusCode::OK, &SandboxLogsV1 { logs, log_entries })
 }
 
-/// The log of a sandbox, newest entry first unless it is asked for otherwise. It is kept for some days after the sandbox
-/// has ended; a log that is not there is empty.
+/// Returns the log of a sandbox, newest entry first by default. It is kept for some days after the sandbox has ended;
+/// the log of an unknown sandbox is empty.
 #[utoipa::path(
     get,
     path = "/v2/sandboxes/{sandboxID}/logs",
@@ -225,7 +225,7 @@ pub(crate) async fn get_sandbox_logs(
 
 fn log_query(parameters: LogParameters) -> LogQuery {
     let order = parameters.direction.unwrap_or(LogOrder::Backward);
-    // A cursor is a millisecond, and what happened within it is on its near side either way.
+    // A cursor is a millisecond, and its entries are included in both directions.
     let from_us = parameters.cursor_ms.unwrap_or(0).saturating_mul(MILLISECOND_US);
     let to_us = parameters.cursor_ms.map_or(i64::MAX, |ms| {
         ms.saturating_mul(MILLISECOND_US).saturating_add(MILLISECOND_US - 1)

@@ -1,7 +1,7 @@
 //! `GET /sandboxes/{sandboxID}/metrics` and `GET /sandboxes/metrics`.
 //!
-//! Metrics outlive their sandbox for a while, so whether it exists is not asked: one that is not there, or is another
-//! team's, has none.
+//! Metrics outlive their sandbox for some time, so its existence is not checked: a sandbox that does not exist, or
+//! belongs to another team, has no metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,28 +25,28 @@ use crate::clock::{SECOND_US, rfc3339};
 use crate::records::buckets::downsample;
 use crate::records::{Records, Sample};
 
-/// Most sandboxes of one request (API contract).
+/// Maximum number of sandboxes in one request (API contract).
 const BATCH_MAX: usize = 100;
 
 query! {
-    /// Which samples are wanted.
+    /// The time range of the samples.
     pub(crate) struct MetricParameters {
-        /// The first second that counts, since the Unix epoch. Without it, that of the first sample.
+        /// First second of the range, since the Unix epoch; default: that of the first sample.
         "start" start_s: Number<0, { i64::MAX }>;
-        /// The last second that counts, since the Unix epoch. Without it, that of the last sample.
+        /// Last second of the range, since the Unix epoch; default: that of the last sample.
         "end" end_s: Number<0, { i64::MAX }>;
     }
 }
 
 query! {
-    /// Which sandboxes are wanted.
+    /// The requested sandboxes.
     pub(crate) struct BatchParameters {
-        /// Ids of sandboxes, joined by commas, each once.
+        /// Ids of sandboxes, separated by commas, without duplicates.
         "sandbox_ids" ids: SandboxIds => required;
     }
 }
 
-/// Ids of sandboxes, as paths have them too.
+/// Ids of sandboxes, in the same form as in paths.
 struct SandboxIds;
 
 impl Parameter for SandboxIds {
@@ -59,9 +59,9 @@ impl Parameter for SandboxIds {
             return Ok(None);
         };
         if values.next().is_some() {
-            return Err(fault("it must be given once, with all ids in it, joined by commas"));
+            return Err(fault("must be given once, with all ids separated by commas"));
         }
-        // Two forms of one id, with and without what older hosts put behind it, are no duplicates.
+        // The same id with and without an old client id is not a duplicate.
         let (mut ids, mut words) = (BTreeSet::new(), BTreeSet::new());
         for (place, word) in text.split(',').enumerate() {
             if place >= BATCH_MAX {
@@ -78,7 +78,7 @@ impl Parameter for SandboxIds {
     fn schema() -> RefOr<Schema> {
         let id = ObjectBuilder::new()
             .schema_type(Type::String)
-            .description(Some("The id of a sandbox, as paths have it too."))
+            .description(Some("The id of a sandbox, in the same form as in paths."))
             .pattern(Some(SANDBOX_ID_PATTERN));
         ArrayBuilder::new()
             .items(id)
@@ -93,7 +93,7 @@ impl Parameter for SandboxIds {
     }
 }
 
-/// What a sandbox used at one moment.
+/// A sample of the usage of a sandbox.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct SandboxMetric {
@@ -102,14 +102,14 @@ struct SandboxMetric {
     /// The same time, in seconds since the Unix epoch.
     timestamp_unix: i64,
     cpu_count: u32,
-    /// Share of its cores that it used since the sample before, in percent: 100 is all of them.
+    /// Share of its cores used since the previous sample, in percent: 100 is all of them.
     cpu_used_pct: f64,
-    /// Bytes that its processes hold.
+    /// Memory of its processes, in bytes.
     #[serde(rename = "memUsed")]
     memory_used_bytes: u64,
     #[serde(rename = "memTotal")]
     memory_total_bytes: u64,
-    /// Bytes of page cache, which the kernel drops when the memory is wanted.
+    /// Page cache, in bytes; the kernel frees it when memory is needed.
     #[serde(rename = "memCache")]
     memory_cache_bytes: u64,
     #[serde(rename = "diskUsed")]
@@ -137,18 +137,18 @@ impl SandboxMetric {
 /// The newest samples of some sandboxes.
 #[derive(Serialize, ToSchema)]
 struct SandboxesMetrics {
-    /// By id. A sandbox without samples is left out.
+    /// By id, without sandboxes that have no samples.
     sandboxes: BTreeMap<String, SandboxMetric>,
 }
 
-/// What a sandbox used over time, oldest sample first. There is one every five seconds; over an hour and more, each
-/// stands for a longer time and has the greatest of each value.
+/// Returns samples of the usage of a sandbox, oldest first. There is one every five seconds; for ranges of an hour and
+/// more, each covers a longer time and has the maximum of each value.
 #[utoipa::path(
     get,
     path = "/sandboxes/{sandboxID}/metrics",
     tag = "sandboxes",
     params(SandboxPath, MetricParameters),
-    responses((status = 200, description = "The samples; none of a sandbox that is not there", body = Vec<SandboxMetric>))
+    responses((status = 200, description = "The samples; empty for an unknown sandbox", body = Vec<SandboxMetric>))
 )]
 pub(crate) async fn get_sandbox_metrics(
     State(records): State<Arc<Records>>,
@@ -165,7 +165,7 @@ pub(crate) async fn get_sandbox_metrics(
         ));
     }
     let from_us = start_s.unwrap_or(0).saturating_mul(SECOND_US);
-    // The last second counts to its end.
+    // The last second is included completely.
     let to_us = end_s.map_or(i64::MAX, |end_s| {
         end_s.saturating_mul(SECOND_US).saturating_add(SECOND_US - 1)
     });
@@ -182,7 +182,7 @@ pub(crate) async fn get_sandbox_metrics(
     json(StatusCode::OK, &metrics)
 }
 
-/// The newest sample of each of some sandboxes.
+/// Returns the newest sample of each requested sandbox.
 #[utoipa::path(
     get,
     path = "/sandboxes/metrics",

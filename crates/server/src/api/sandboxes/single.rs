@@ -15,7 +15,7 @@ use crate::api::state::SandboxAccess;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::registry::StopOutcome;
 
-/// Everything about one sandbox.
+/// Returns the details of a sandbox.
 #[utoipa::path(
     get,
     path = "/sandboxes/{sandboxID}",
@@ -34,7 +34,7 @@ pub(crate) async fn get_sandbox(
 ) -> Result<Response, ApiError> {
     let row = sandboxes.store.sandbox_by_id(&id).await?;
     match row.filter(|row| row.team_id == caller.team && row.state == lifecycle::State::Running) {
-        // Of its own sandboxes, this server's memory knows first that they stop.
+        // For sandboxes of this node, the registry is the first to know that they are stopping.
         Some(row) if sandboxes.is_elsewhere(&row) || sandboxes.registry.running(&id).is_some() => {
             json(StatusCode::OK, &SandboxDetail::new(row, &access))
         }
@@ -42,14 +42,14 @@ pub(crate) async fn get_sandbox(
     }
 }
 
-/// Ends a sandbox; 204 once nothing of it runs. Whoever asks while it is being ended waits for the same end.
+/// Kills a sandbox, and answers 204 once nothing of it runs. Concurrent requests wait for the same termination.
 #[utoipa::path(
     delete,
     path = "/sandboxes/{sandboxID}",
     tag = "sandboxes",
     params(SandboxPath),
     responses(
-        (status = 204, description = "It is gone"),
+        (status = 204, description = "The sandbox was killed"),
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
     )
 )]

@@ -1,4 +1,4 @@
-//! The OpenAPI document as the tests walk it.
+//! Access to the OpenAPI document for the tests.
 
 use std::collections::BTreeMap;
 
@@ -16,20 +16,20 @@ pub(super) struct Operation {
     /// The schema of its body, if it takes one.
     pub(super) body: Option<Value>,
     pub(super) needs_body: bool,
-    /// What it answers, by status.
+    /// Its responses, by status.
     pub(super) responses: BTreeMap<String, Value>,
-    /// Whether everybody may call it.
+    /// Whether it needs no credentials.
     pub(super) is_open: bool,
 }
 
 impl Operation {
-    /// Whether the document says that it is not there yet.
+    /// Whether it is not built yet according to the document.
     pub(super) fn is_not_built(&self) -> bool {
         self.responses.contains_key("501")
     }
 }
 
-/// A value that the schema of a parameter or a key allows or forbids.
+/// A valid or invalid value for the schema of a parameter or a key.
 pub(super) struct Case {
     pub(super) value: Value,
     pub(super) allowed: bool,
@@ -67,7 +67,7 @@ impl Document {
         }
     }
 
-    /// Fails unless a value is of a schema.
+    /// Asserts that a value matches a schema.
     pub(super) fn conforms(&self, schema: &Value, value: &Value, at: &str) {
         let schema = self.resolve(schema);
         for part in schema["allOf"].as_array().into_iter().flatten() {
@@ -110,8 +110,8 @@ impl Document {
         }
     }
 
-    /// What a schema allows and forbids, on both sides of every bound in it, and of its type where `is_typed`: in a
-    /// query everything is text.
+    /// Valid and invalid values of a schema, on both sides of every bound, and of other types if `is_typed`: in a query
+    /// everything is text.
     pub(super) fn cases(&self, schema: &Value, is_typed: bool) -> Vec<Case> {
         let schema = self.resolve(schema);
         let types = types(schema);

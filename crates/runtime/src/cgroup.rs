@@ -1,22 +1,22 @@
-//! Control groups, behind one type with three back ends.
+//! Control groups: one type with three back ends.
 //!
 //! - **v2**: one tree with the memory, pids and cpu controllers; processes are born in their group.
 //! - **hybrid**: controllers in v1 hierarchies, and a v2 tree without them beside. Processes are born in the v2
 //!   group, which names them and kills them, and join the v1 groups, which limit them.
-//! - **none**: no limits. Only when the operator says so.
+//! - **none**: no limits. Only with the operator's setting `unlimited`.
 //!
-//! The tree of a data directory is `ringfence-<hash>`, outside the service's own group, so that ending the service
-//! does not end the sandboxes. Below it lies one group per sandbox, named by [`Name`], with two children: `work` holds
-//! everything that the sandbox runs and has its limits; `agent` holds the agent and nothing else. The sandbox's own
-//! group has the limits and a margin more: what the agent does for a client (files in memory, page cache, compression,
-//! descriptors that it was handed) is charged to the sandbox and bounded with it, and the margin is what the agent has
-//! left to answer with when the workload has used up everything. Where version 1 has the limits, processes may be in
-//! inner groups, so there the agent is in the sandbox's own group, and there is no `agent`. Each group costs a tenth of
-//! a millisecond of processor time from its creation to its removal, so there is none that nothing needs.
+//! The tree of a data directory is `ringfence-<hash>`, outside the service's own group, so that ending the service does
+//! not end the sandboxes. Below it is one group per sandbox, named by [`Name`], with two children: `work` contains
+//! everything that the sandbox runs and has its limits; `agent` contains only the agent. The sandbox's own group has
+//! the limits plus a margin: what the agent uses for a client (files in memory, page cache, compression, descriptors
+//! that it received) is charged to the sandbox and limited with it, and the margin lets the agent respond when the
+//! workload has used up everything. Where version 1 has the limits, processes may be in inner groups, so there the
+//! agent is in the sandbox's own group, and there is no `agent`. Each group costs a tenth of a millisecond of processor
+//! time from its creation to its removal, so no unnecessary one is created.
 //!
-//! These names are the record by which sandboxes are found again after a crash. Versions before called the group
-//! `<id>.<slot>`, and those before them made two groups side by side, `<id>.<slot>.agent` without limits and
-//! `<id>.<slot>.work`; sandboxes of theirs are still found.
+//! These names are the record by which sandboxes are found after a crash. Earlier versions named the group
+//! `<id>.<slot>`, and still earlier ones created two separate groups, `<id>.<slot>.agent` without limits and
+//! `<id>.<slot>.work`; their sandboxes are still found.
 
 mod limits;
 pub(crate) mod meters;
@@ -35,13 +35,13 @@ use crate::cgroup_view::{self, Beside, Shown, Whose};
 use crate::identity::{self, AgentRecord};
 use crate::slot::Name;
 
-/// Controllers that hold a sandbox's limits.
+/// Controllers that enforce a sandbox's limits.
 pub(crate) const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 
-/// Which of a sandbox's two groups.
+/// The two groups of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The agent alone: it must answer when the workload has used up its limits.
+    /// Only the agent: it must respond when the workload has used up its limits.
     Agent,
     /// The spawner and everything it starts.
     Work,
@@ -56,19 +56,19 @@ impl Role {
     }
 }
 
-/// What the host offers.
+/// The cgroup back end of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Backend {
     /// The v2 mount.
     V2(PathBuf),
     /// The v2 mount and the v1 mounts of [`CONTROLLERS`], in that order.
     Hybrid(PathBuf, [PathBuf; 3]),
-    /// A directory that takes the place of the tree as the record.
+    /// A directory that replaces the tree as the record.
     None(PathBuf),
 }
 
 impl Backend {
-    /// What `/proc/self/mountinfo` text offers, or what is missing, in words for the operator.
+    /// Detects the back end from the text of `/proc/self/mountinfo`. The error names what is missing, for the operator.
     ///
     /// # Errors
     /// When there is no cgroup v2 mount, or some controller is in neither hierarchy.
@@ -115,9 +115,9 @@ impl Backend {
         }
     }
 
-    /// Whether processes lie in the very group below which the tree would grow, and keep controllers from being enabled
-    /// there. The real root of v2 is free of that rule (and has no `cgroup.type`); what a container sees as the root is
-    /// an ordinary group.
+    /// Whether there are processes in the group below which the tree would be created, which prevents enabling
+    /// controllers there. The real root of v2 is exempt from that rule (and has no `cgroup.type`); what a container
+    /// sees as the root is an ordinary group.
     #[must_use]
     pub(crate) fn is_occupied(&self) -> bool {
         let Self::V2(root) = self else { return false };
@@ -127,7 +127,7 @@ impl Backend {
         root.join("cgroup.type").exists() && CONTROLLERS.iter().any(lacking) && !read("cgroup.procs").trim().is_empty()
     }
 
-    /// What this host offers.
+    /// Detects the back end of this host.
     ///
     /// # Errors
     /// As [`Backend::from_mountinfo`].
@@ -139,12 +139,12 @@ impl Backend {
     }
 }
 
-/// The tree of one data directory.
+/// The cgroup tree of one data directory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Tree {
     backend: Backend,
     name: String,
-    /// What programs inside want to see of version 1 besides.
+    /// Further mounts of version 1 that programs inside look for.
     #[serde(default)]
     beside: Beside,
 }
@@ -160,7 +160,7 @@ impl Tree {
         }
     }
 
-    /// The same, with what this host has of version 1 besides.
+    /// Adds the further version 1 mounts of this host.
     #[must_use]
     pub(crate) fn with_all_of_version_1(mut self) -> Self {
         if let Backend::Hybrid(..) = self.backend {
@@ -169,13 +169,13 @@ impl Tree {
         self
     }
 
-    /// Whether limits are held.
+    /// Whether limits are enforced.
     #[must_use]
     pub(crate) fn is_limited(&self) -> bool {
         !matches!(self.backend, Backend::None(_))
     }
 
-    /// The directories of the tree itself, the naming one first.
+    /// The directories of the tree itself, starting with the one that has the names.
     fn roots(&self) -> Vec<PathBuf> {
         match &self.backend {
             Backend::V2(root) => vec![root.join(&self.name)],
@@ -192,13 +192,13 @@ impl Tree {
         Some(self.beside.cpuset.as_ref()?.join(&self.name))
     }
 
-    /// Puts the calling process, and what it clones, into the tree's group of the `cpuset` hierarchy, if there is one.
-    /// Whether it is in there.
+    /// Moves the calling process, and its future children, into the tree's group of the `cpuset` hierarchy, if there is
+    /// one. Returns whether it is in the group.
     pub(crate) fn join_cpuset(&self) -> bool {
         self.cpuset().is_some_and(|group| cgroup_view::join_cpuset(&group))
     }
 
-    /// The groups that a sandbox sees.
+    /// The groups that are shown to a sandbox.
     pub(crate) fn shown(&self, cpuset: bool) -> Vec<Shown> {
         let of = |tree: &Path, name: &str| Shown {
             tree: tree.join(&self.name),
@@ -237,8 +237,8 @@ impl Tree {
         self.roots().swap_remove(0)
     }
 
-    /// Every directory that a sandbox may have, of this layout and of earlier ones, children before their parents
-    /// and the record last.
+    /// Every directory that a sandbox may have, in this layout and in earlier ones, children before their parents and
+    /// the record last.
     fn groups(&self, name: &Name) -> Vec<PathBuf> {
         let roles = [Role::Agent, Role::Work];
         self.roots()
@@ -253,7 +253,7 @@ impl Tree {
             .collect()
     }
 
-    /// Makes the tree and bounds what all sandboxes use together. Does nothing to what is there.
+    /// Creates the tree and limits the total of all sandboxes. Existing groups are kept.
     ///
     /// # Errors
     /// When the host's cgroup file systems cannot be written.
@@ -274,7 +274,7 @@ impl Tree {
                 )
             }
             Backend::Hybrid(_, [memory, pids, _]) => {
-                // Charges of a child count for its parents in v1 only with this, and it cannot change later.
+                // In v1, charges of a child count for its parents only with this, and it cannot be changed later.
                 let hierarchy = memory.join(&self.name).join("memory.use_hierarchy");
                 if hierarchy.exists() && fs::read_to_string(&hierarchy)?.trim() != "1" {
                     write(&hierarchy, "1")?;
@@ -302,7 +302,7 @@ impl Tree {
         }
     }
 
-    /// Every sandbox that has a group here, living or not.
+    /// Every sandbox that has a group here, running or not.
     ///
     /// # Errors
     /// When the tree cannot be read.
@@ -328,11 +328,11 @@ impl Tree {
         Ok(names)
     }
 
-    /// Pid of the agent of a sandbox, if it lives. The agent's group never holds anything else.
+    /// Pid of the agent of a sandbox, if it is running. The agent's group never contains another process.
     #[must_use]
     pub(crate) fn agent_pid(&self, name: &Name) -> Option<i32> {
         let root = self.naming_root();
-        // With version 1 it is in the sandbox's own group; versions before put it into one below also there.
+        // With version 1 it is in the sandbox's own group; earlier versions used a child group there, too.
         let groups = [
             child(name, Role::Agent),
             name.to_string(),
@@ -343,7 +343,7 @@ impl Tree {
             .filter_map(|group| fs::read_to_string(root.join(group).join("cgroup.procs")).ok());
         if matches!(self.backend, Backend::None(_)) {
             let text = texts.next()?;
-            // A file tells what was, not what is.
+            // The record may be outdated.
             return match AgentRecord::parse(&text) {
                 Some(record) => record.living(),
                 None => identity::agent_by_number(text.trim().parse().ok()?),
@@ -352,14 +352,14 @@ impl Tree {
         texts.find_map(|text| text.lines().find_map(|line| line.parse().ok()))
     }
 
-    /// Kills everything in the groups of a sandbox. For what has no agent any more: the end of an agent takes all
-    /// processes of its sandbox with it.
+    /// Kills everything in the groups of a sandbox. Only needed without an agent: the end of an agent kills all
+    /// processes of its sandbox.
     pub(crate) fn kill(&self, name: &Name) {
         if matches!(self.backend, Backend::None(_)) {
             kill_all_of(&|| self.agent_pid(name).into_iter().collect());
             return;
         }
-        // From the sandbox's own group down: where the kernel kills groups, that one ends all at once.
+        // From the sandbox's own group down: where the kernel supports killing groups, that ends all of them.
         for dir in self.groups(name).iter().rev() {
             if fs::write(dir.join("cgroup.kill"), "1").is_ok() {
                 continue;
@@ -393,7 +393,7 @@ impl Tree {
     }
 }
 
-/// Kills the processes with these numbers that still have them once there is a pidfd to signal each by.
+/// Kills the processes with these pids, unless their pids change before each has a pidfd to signal it by.
 fn kill_all_of(pids: &dyn Fn() -> Vec<i32>) {
     let taken: Vec<(i32, OwnedFd)> = pids()
         .into_iter()
@@ -413,16 +413,16 @@ fn child(name: &Name, role: Role) -> String {
     format!("{name}/{}", role.name())
 }
 
-/// The group of a role in the layout before the groups of a sandbox had one above them.
+/// The group of a role in the earlier layout without a common parent group.
 fn side_by_side(name: &Name, role: Role) -> String {
     format!("{name}.{}", role.name())
 }
 
-/// The controllers, as `cgroup.subtree_control` takes them.
+/// The controllers, in the format of `cgroup.subtree_control`.
 const ENABLE: &str = "+memory +pids +cpu";
 
-/// How often, and how far apart, to try to remove a group that is busy. A launcher that was waited for leaves the groups
-/// it had joined a moment later, when it is switched out for the last time.
+/// Number of attempts, and pause between them, to remove a busy group. A launcher that has exited leaves the groups
+/// that it had joined only when it is switched out for the last time.
 const REMOVE_ATTEMPTS: u32 = 200;
 const REMOVE_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 

@@ -1,12 +1,12 @@
-//! The writable disk of a sandbox: a sparse ext4 image of its own, so that its size really is a limit.
+//! The writable disk of a sandbox: a sparse ext4 image of its own, so that its size is a real limit.
 //!
-//! Making a file system takes milliseconds and a program, so it is made once per size, as a template. A new image is
-//! the template's few non-empty blocks and a UUID of its own: overlayfs switches `index` and `nfs_export` off for
-//! layers whose file systems share one. The template has `metadata_csum_seed`, so its checksums do not depend on the
-//! UUID, except that of the superblock, which is computed anew here.
+//! Creating a file system takes milliseconds and an external program, so it is created once per size, as a template. A
+//! new image consists of the template's few non-empty blocks and its own UUID: overlayfs disables `index` and
+//! `nfs_export` for layers whose file systems share one. The template has `metadata_csum_seed`, so its checksums do not
+//! depend on the UUID, except that of the superblock, which is recomputed here.
 //!
-//! The image is attached to a loop device that clears itself, and mounted without a place in any mount tree: the
-//! only thing that holds it is the overlay of the sandbox.
+//! The image is attached to a loop device that clears itself, and mounted without being attached to a mount tree: only
+//! the overlay of the sandbox refers to it.
 
 use std::fs::File;
 use std::io;
@@ -21,9 +21,9 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use crate::sys;
 
-/// Uppers for which every template has directories: those of the template `base`.
+/// Uppers whose directories are part of every template: those of the template `base`.
 const UPPERS: [&str; 2] = ["root", "usr"];
-/// What an overlay needs of its disk, in the directory of its upper.
+/// Directories that an overlay needs on its disk, below that of its upper.
 const DIRECTORIES: [&str; 2] = ["upper", "work"];
 /// Access to directories of a disk. That of `upper` is what a sandbox sees of the directory its overlay is mounted at.
 const DIRECTORY_MODE: u32 = 0o755;
@@ -38,9 +38,9 @@ const SUPERBLOCK: u64 = 1024;
 /// Offsets in the superblock of its UUID and its checksum (fs/ext4/ext4.h).
 const UUID: usize = 0x68;
 const CHECKSUM: usize = 0x3fc;
-/// Granularity in which the template is copied, in bytes; the file system's block size.
+/// Block size in which the template is copied, in bytes: that of the file system.
 const BLOCK: usize = 4096;
-/// How often to try again when somebody else takes the free loop device first.
+/// Number of retries when another process takes the free loop device first.
 const LOOP_ATTEMPTS: usize = 64;
 
 /// Name of the image of a disk, below the data directory.
@@ -53,7 +53,7 @@ fn template_path(disk_mb: u32) -> String {
     format!("disks/template-{disk_mb}")
 }
 
-/// Makes the template for disks of `disk_mb` MiB, unless it is there.
+/// Creates the template for disks of `disk_mb` MiB, unless it exists.
 ///
 /// # Errors
 /// When `mkfs.ext4` (Debian package `e2fsprogs`) is missing or fails, with what it printed.
@@ -106,7 +106,8 @@ pub(crate) fn make_template(data_dir: &Path, disk_mb: u32) -> io::Result<()> {
     std::fs::remove_dir_all(&content)
 }
 
-/// Makes the directories of an upper on a new disk, unless its template had them. The disk's ids are not mapped yet.
+/// Creates the directories of an upper on a new disk, unless they are in its template. The disk's ids are not mapped
+/// yet.
 pub(crate) fn make_upper(disk: BorrowedFd<'_>, upper: &str) -> io::Result<()> {
     if UPPERS.contains(&upper) {
         return Ok(());
@@ -115,7 +116,7 @@ pub(crate) fn make_upper(disk: BorrowedFd<'_>, upper: &str) -> io::Result<()> {
     let dirs = DIRECTORIES.map(|dir| format!("{upper}/{dir}"));
     for dir in std::iter::once(upper).chain(dirs.iter().map(String::as_str)) {
         rustix::fs::mkdirat(disk, dir, mode)?;
-        // Whatever mask this process has.
+        // Independent of the umask of this process.
         rustix::fs::chmodat(disk, dir, mode, AtFlags::empty())?;
     }
     Ok(())
@@ -147,13 +148,12 @@ impl Template {
         }
         match extents.first() {
             Some((0, block)) if block.len() >= BLOCK => Ok(Self { disk_mb, extents }),
-            _ => Err(io::Error::other("the disk template has no superblock")),
+            _ => Err(io::Error::other("disk template without a superblock")),
         }
     }
 
-    /// Writes a new image with a random UUID; one that is there already is somebody's data and stays as it is. With
-    /// `reserve`, the host gives all of its blocks now, so that nothing the sandbox writes can ever find the host's disk
-    /// full.
+    /// Writes a new image with a random UUID; an existing one is never overwritten. With `reserve`, the host allocates
+    /// all of its blocks now, so that no write in the sandbox can ever fail because the host's disk is full.
     pub(crate) fn instantiate(&self, data_dir: BorrowedFd<'_>, disk: &DiskId, reserve: bool) -> io::Result<OwnedFd> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let image: File = rustix::fs::openat(data_dir, image_path(disk), flags, Mode::from_raw_mode(0o600))?.into();
@@ -186,7 +186,7 @@ fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
     }
 }
 
-/// Adds the blocks of `data` that are not all zero, joining neighbours.
+/// Adds the non-zero blocks of `data`, merging adjacent ones.
 fn split_at_zeroes(start: u64, data: &[u8], extents: &mut Vec<(u64, Vec<u8>)>) {
     let mut offset = start;
     let mut joins = false;
@@ -217,7 +217,7 @@ fn crc32c(data: &[u8]) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Loops {
     control: OwnedFd,
-    /// Where the host's /dev is mounted.
+    /// Path of the host's /dev.
     dev: PathBuf,
 }
 
@@ -230,7 +230,7 @@ impl Loops {
         })
     }
 
-    /// Attaches an image. The device is free again once the descriptor and every mount of it are gone.
+    /// Attaches an image. The device is released once the descriptor and all mounts of it are gone.
     fn attach(&self, image: BorrowedFd<'_>) -> io::Result<(OwnedFd, PathBuf)> {
         let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
         for _ in 0..LOOP_ATTEMPTS {
@@ -247,14 +247,14 @@ impl Loops {
         Err(last)
     }
 
-    /// Mounts an image, attached to no mount tree. With `give_back`, freed blocks go back to the host's file system;
-    /// an image that was taken as a whole keeps its blocks.
+    /// Mounts an image without attaching it to a mount tree. With `give_back`, freed blocks are returned to the host's
+    /// file system; a fully allocated image keeps its blocks.
     pub(crate) fn mount(&self, image: BorrowedFd<'_>, give_back: bool) -> io::Result<OwnedFd> {
         let (_device, path) = self.attach(image)?;
         let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
-        // Inode tables need no zeroing, the image reads as zeros, and reading every block bitmap ahead would cost each
-        // sandbox time and memory for blocks it never uses.
+        // Inode tables need no zeroing because the image reads as zeros, and reading all block bitmaps ahead would cost
+        // each sandbox time and memory for blocks it never uses.
         for flag in ["noinit_itable", "no_prefetch_block_bitmaps"] {
             rustix::mount::fsconfig_set_flag(&fs, flag)?;
         }
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_those_of_ext4() {
+    fn crc32c_matches_ext4() {
         // The check value of CRC-32C is e3069283; ext4 leaves out the final inversion.
         assert_eq!(crc32c(b"123456789"), !0xe306_9283);
     }

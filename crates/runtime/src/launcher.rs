@@ -1,33 +1,33 @@
-//! The launcher: the one process that makes sandboxes.
+//! The launcher: the process that clones sandboxes.
 //!
-//! Code after `clone` is only sound in a process with one thread, and the platform has many, so the platform runs
-//! this: itself, executed anew, told what to do over a packet socket. It lives in a mount namespace of its own with
-//! a handful of mounts, because a child's namespace starts as a copy of its parent's, and it holds every descriptor
-//! it needs, because the host's paths are out of reach there. It ends when the platform closes the socket, in the
-//! middle of a start as well: every wait looks at both.
+//! Code after `clone` is only sound in a process with one thread, and the platform has many, so the platform executes
+//! itself again as this process and sends it requests over a packet socket. It has its own mount namespace with a
+//! handful of mounts, because a child's namespace starts as a copy of its parent's, and it keeps every descriptor it
+//! needs open, because the host's paths are not reachable there. It ends when the platform closes the socket, even in
+//! the middle of a start: every wait polls both.
 //!
 //! A start, with the child's side in `setup`:
 //!
 //! ```text
 //!   launcher                                    child (pid 1 of the sandbox)
-//!   make and limit the sandbox's cgroup and the agent's
+//!   create the sandbox's cgroup and the agent's, with limits
 //!   clone3 into the agent's cgroup  ──────────▶ set up lo and eth0
 //!   write the id maps
-//!   make the disk, mount the overlays
+//!   create the disk, mount the overlays
 //!   send the overlays  ───────────────────────▶ build the tree, change the root
-//!   make and limit the workload's cgroup
+//!   create the workload's cgroup, with limits
 //!                       ◀────────────────────── ready
 //!   clone the spawner into the workload's        confine, exec the agent
 //!   cgroup and the sandbox's namespaces
 //!   (see `spawner`)
-//!   both sockets closed by exec: answer
+//!   both sockets closed by exec: reply
 //! ```
 //!
-//! Another launcher of the same program does nothing but give spawners to sandboxes that have lost theirs.
+//! Another launcher only gives new spawners to sandboxes that have lost theirs.
 //!
-//! The user namespace is made by a thread whose user id is the first of the sandbox's range: inotify instances,
-//! pending signals, message queues and locked memory are charged to the creator, and would otherwise be shared with
-//! the host's root.
+//! The user namespace is created by a thread whose user id is the first of the sandbox's range: inotify instances,
+//! pending signals, message queues and locked memory are charged to the creator, and would otherwise be shared with the
+//! host's root.
 
 mod child;
 mod spawner;
@@ -61,14 +61,14 @@ use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Hello, Reply, Request, Work};
 use crate::{base, netlink, schedule, seccomp};
 
-/// Longest wait for each step of a start that another process makes. It takes milliseconds; the bound is for a host
-/// that has come to a stop, and below the platform's own patience, so that the reason gets there.
+/// Maximum wait for each step of a start that another process performs. It takes milliseconds; the bound is for an
+/// overloaded host, and below the platform's own timeout, so that the error reaches it.
 const STEP: Duration = Duration::from_secs(10);
-/// Where the launcher sees the host's /dev.
+/// Path of the host's /dev in the launcher.
 const HOST_DEV: &str = "/host-dev";
-/// Where the launcher sees the versions of `base`.
+/// Path of the versions of `base` in the launcher.
 const BASE: &str = "/base";
-/// Nodes of the shared /dev: name, major, minor.
+/// Device nodes of the shared /dev: name, major, minor.
 const NODES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -78,7 +78,7 @@ const NODES: [(&str, u32, u32); 6] = [
     ("tty", 5, 0),
 ];
 
-/// What the kernel takes for "do not kill this when memory runs out".
+/// Value of `oom_score_adj` that exempts a process from the OOM killer.
 const NEVER_KILLED: &str = "-1000";
 
 /// Runs a launcher on the socket that is its standard input, until the platform closes it.
@@ -91,7 +91,7 @@ pub fn main() -> ExitCode {
     match serve(&socket) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The platform, waiting for the first answer, puts this into its own error.
+            // The platform, waiting for the first reply, includes this in its own error.
             let _ = wire::send_message(&socket, &Reply::Failed(error.to_string()), &[]);
             ExitCode::FAILURE
         }
@@ -100,13 +100,13 @@ pub fn main() -> ExitCode {
 
 fn serve(socket: &OwnedFd) -> io::Result<()> {
     sys::ignore_children();
-    // What is typed at the platform's terminal is for the platform alone: a launcher ends when its socket closes. It
-    // cannot fail: a process that was just made leads no group.
+    // A new session: input on the platform's terminal is for the platform only, and a launcher ends when its socket
+    // closes. Cannot fail: a new process does not lead a group.
     let _ = rustix::process::setsid();
     sys::hide_memory()?;
-    // It costs time alone where the kernel refuses.
+    // Where the kernel rejects it, starts are only slower.
     let _ = schedule::launcher();
-    // With it comes the entry of the registry, which stays locked while this process lives.
+    // Attached is the entry of the registry, which stays locked while this process lives.
     let Some((hello, _region)) = wire::receive_message::<Hello>(socket)? else {
         return Ok(());
     };
@@ -114,7 +114,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     tree.join_v1().during("join the cgroups")?;
     let in_cpuset = hello.tree.join_cpuset();
     LazyLock::force(&seccomp::PROGRAM);
-    give_up_mercy().during("be like others when memory runs out")?;
+    reset_oom_score().during("reset oom_score_adj")?;
     match hello.work {
         Work::Sandboxes => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
         Work::Spawners => spawner::serve(socket, &tree),
@@ -128,22 +128,22 @@ struct Launcher {
     loops: Loops,
     templates: Vec<Template>,
     first_id: u32,
-    /// Whether disks are taken from the host as a whole.
+    /// Whether disks are allocated in full.
     reserve_disks: bool,
-    /// What `eth0` is in the sandboxes of this host.
+    /// Kind of the interface `eth0` on this host.
     interface: &'static str,
     /// Whether overlayfs takes layers as descriptors (kernel 6.13). Older kernels get paths.
     layer_fds: bool,
     /// Whether sandboxes have limits.
     limited: bool,
-    /// Whether they are told what they use of them.
+    /// Whether sandboxes have their own `/proc` files.
     figures: bool,
-    /// What they see of cgroups.
+    /// The cgroups that sandboxes see.
     groups: Vec<Shown>,
     views: Views,
 }
 
-/// Adds what was being done to an error.
+/// Adds the failed step to an error.
 trait During<T> {
     fn during(self, what: &str) -> io::Result<T>;
 }
@@ -162,7 +162,7 @@ impl Launcher {
         let data_dir = crate::files::open_dir(&hello.data_dir).during("open the data directory")?;
         sys::keep_capabilities_over_setuid(true).during("keep capabilities")?;
         let groups = hello.tree.shown(in_cpuset);
-        make_private_root(&hello.data_dir, &groups).during("make the launcher's mounts")?;
+        make_private_root(&hello.data_dir, &groups).during("create the launcher's mounts")?;
         let interface = find_interface().during("find a kind of network interface")?;
         let loops = Loops::open(Path::new(HOST_DEV)).during("open /dev/loop-control")?;
         Ok(Self {
@@ -211,22 +211,22 @@ impl Launcher {
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let patience = Patience { asked_by, step: STEP };
         let mut stages = Stages::new();
-        let agent_groups = self.tree.create(name, resources).during("make cgroups")?;
+        let agent_groups = self.tree.create(name, resources).during("create the cgroups")?;
         stages.end("cgroup");
 
         let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
         let cores = self.limited.then_some(resources.cpu_count);
-        let processors = self.views.of(cores, name.slot).during("choose processors")?;
+        let processors = self.views.of(cores, name.slot).during("select processors")?;
         let (setup, theirs) = pair(SocketType::SEQPACKET)?;
         let (boot, agent_boot) = pair(SocketType::STREAM)?;
         let (agent_spawner, spawner) = pair(SocketType::SEQPACKET)?;
-        sys::set_ids(base_id, base_id, 0).during("take the sandbox's id")?;
+        sys::set_ids(base_id, base_id, 0).during("switch to the sandbox's user id")?;
         let plan = Plan {
             name: &name.to_string(),
             interface: self.interface,
             overlays: &rootfs.overlays,
-            // What lies there counts as memory of the sandbox, and nothing gives it back when memory runs out: with more
-            // than this, a full /dev/shm would leave no room for the `rm` that empties it.
+            // Files there count as memory of the sandbox, and the OOM killer does not free them: with a larger size, a
+            // full /dev/shm would leave no memory for the `rm` that empties it.
             shared_memory_mb: resources.memory_mb / 2,
             processors: &processors,
             groups: &self.groups,
@@ -251,8 +251,8 @@ impl Launcher {
         self.tree.record_agent(name, pid, place::AGENT)?;
         let of_child = |file: &str| format!("/proc/{pid}/{file}");
         let map = format!("0 {base_id} {IDS_PER_SLOT}\n");
-        // When the sandbox's memory is used up, its agent is the last to go. Where we may not say so, the workload's
-        // processes are the first to go as long as they leave their own mark as it is.
+        // When the sandbox runs out of memory, its agent is killed last. Where this process may not set that, the
+        // workload's processes are killed first as long as they keep their own score.
         let _ = write_at(CWD, &of_child("oom_score_adj"), NEVER_KILLED);
         write_at(CWD, &of_child("uid_map"), &map)?;
         write_at(CWD, &of_child("gid_map"), &map)?;
@@ -269,12 +269,12 @@ impl Launcher {
 
         let disk = self.make_disk(name, rootfs, resources.disk_mb, user.as_fd())?;
         stages.end("disk");
-        // For all overlays: what was detached once cannot be attached again.
+        // Once for all overlays: a detached mount cannot be attached again.
         let disk_at = match self.layer_fds {
             true => None,
             false => Some(Attached::at(place::DISK, disk.as_fd()).during("attach the disk")?),
         };
-        // Once for all, so that they are of one version.
+        // Opened once, so that all layers are of one version.
         let base = format!("{BASE}/{}", base::CURRENT);
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
         let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
@@ -285,7 +285,7 @@ impl Launcher {
         }
         drop(disk_at);
         let figures = match self.figures {
-            true => Figures::make(Path::new(HOST_DEV)).during("mount the figures")?,
+            true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
             false => None,
         };
         let mut mounts: Vec<BorrowedFd<'_>> = overlays.iter().map(AsFd::as_fd).collect();
@@ -294,19 +294,19 @@ impl Launcher {
                 .iter()
                 .flat_map(|figures| [figures.mount.as_fd(), figures.kernel.as_fd()]),
         );
-        wire::send(setup.as_fd(), b"go", &mounts).during("hand over the file system")?;
+        wire::send(setup.as_fd(), b"go", &mounts).during("send the file system")?;
         drop((overlays, disk));
         stages.end("overlay");
 
-        // While the child builds its tree.
+        // In parallel with the child building its tree.
         let work = self
             .tree
             .create_work(name, resources)
-            .during("make the workload's cgroups")?;
-        wire::send(setup.as_fd(), b"groups", &[]).during("hand over the cgroups")?;
+            .during("create the workload's cgroups")?;
+        wire::send(setup.as_fd(), b"groups", &[]).during("report the cgroups")?;
         if let Some(figures) = figures {
             let answered = patience.serve(setup.as_fd(), figures.kernel.as_fd(), || figures.answer());
-            answered.during("answer for the figures")?;
+            answered.during("serve the FUSE file system")?;
         }
         match patience.receive(setup.as_fd()).during("set up")? {
             Some((message, _)) if message == setup::READY => {}
@@ -334,20 +334,20 @@ impl Launcher {
         };
         let image = self.templates[index]
             .instantiate(self.data_dir.as_fd(), &name.disk, self.reserve_disks)
-            .during("make the disk")?;
+            .during("create the disk")?;
         let disk = self
             .loops
             .mount(image.as_fd(), !self.reserve_disks)
             .during("mount the disk")?;
         for overlay in &rootfs.overlays {
-            disk::make_upper(disk.as_fd(), &overlay.upper).during("make an upper")?;
+            disk::make_upper(disk.as_fd(), &overlay.upper).during("create an upper")?;
         }
         sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user)).during("map the disk's ids")?;
         Ok(disk)
     }
 
-    /// An overlay whose layers' ids are mapped into the sandbox, attached nowhere yet. Where overlayfs knows layers by
-    /// path only, the disk is attached at [`place::DISK`], and the others get a path for the length of the mount.
+    /// An overlay with the ids of its layers mapped into the sandbox, not attached yet. Where overlayfs takes layers by
+    /// path only, the disk is attached at [`place::DISK`], and the others get a path during the mount.
     fn overlay(
         &self,
         Overlay { layers, upper, .. }: &Overlay,
@@ -397,7 +397,7 @@ impl Launcher {
     }
 }
 
-/// A layer attached for a moment.
+/// A temporarily attached layer.
 struct Attached(String);
 
 impl Attached {
@@ -429,9 +429,9 @@ impl Stages {
     }
 }
 
-/// A service manager may have told the kernel to spare the platform when memory runs out. What runs in a sandbox must
-/// not inherit that, nor be able to go back to it.
-fn give_up_mercy() -> io::Result<()> {
+/// A service manager may have protected the platform from the OOM killer. Sandboxes must not inherit that, nor be able
+/// to restore it.
+fn reset_oom_score() -> io::Result<()> {
     const FILE: &str = "/proc/self/oom_score_adj";
     match std::fs::read_to_string(FILE)?.starts_with('-') {
         true => write_at(CWD, FILE, "0"),
@@ -439,7 +439,7 @@ fn give_up_mercy() -> io::Result<()> {
     }
 }
 
-/// Tries, in a network namespace that ends at once, which kind of interface the kernel has.
+/// Determines, in a temporary network namespace, which kind of interface the kernel has.
 fn find_interface() -> io::Result<&'static str> {
     let (ours, theirs) = pair(SocketType::SEQPACKET)?;
     if let Cloned::Child = sys::clone3(libc::CLONE_NEWNET, None)? {
@@ -458,8 +458,8 @@ fn find_interface() -> io::Result<&'static str> {
         .ok_or_else(|| io::Error::other(answer))
 }
 
-/// Whether overlayfs takes layers as descriptors, which it does since 6.13. From 6.5 on it knows the option but wants
-/// a path, and before that fsconfig refuses descriptors for it altogether.
+/// Whether overlayfs takes layers as descriptors, which it does since 6.13. From 6.5 on it has the option but requires
+/// a path, and before that fsconfig rejects descriptors for it.
 fn takes_layer_fds() -> io::Result<bool> {
     let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let layer = crate::files::open_dir(Path::new(place::EMPTY))?;
@@ -474,8 +474,8 @@ fn mapped_layer(dir: BorrowedFd<'_>, path: &str, user: BorrowedFd<'_>) -> io::Re
     Ok(layer)
 }
 
-/// Creates and mounts an overlay with the file-system ids of the sandbox's root: an id that the layers' maps do not
-/// know could not make the work directory, and overlayfs would go read-only.
+/// Creates and mounts an overlay with the file-system ids of the sandbox's root: an id that is not in the layers' maps
+/// could not create the work directory, and overlayfs would fall back to read-only.
 fn create_as(fs: &OwnedFd, base_id: u32) -> io::Result<OwnedFd> {
     sys::set_ids(base_id, base_id, 0)?;
     let created = rustix::mount::fsconfig_create(fs);
@@ -488,7 +488,7 @@ fn create_as(fs: &OwnedFd, base_id: u32) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Leaves the host's mounts for a root with just what sandboxes are made of.
+/// Replaces the host's mounts by a root with only what sandboxes are created from.
 fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWNS)?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
@@ -518,19 +518,19 @@ fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {
     for index in 0..LAYERS_MAX {
         std::fs::create_dir(at(place::LAYERS).join(index.to_string()))?;
     }
-    // A copy, so that a sandbox's mount table does not tell where on the host the platform lies, and an upgrade in
-    // place touches no sandbox that runs.
+    // A copy, so that a sandbox's mount table does not reveal where the platform is on the host, and an upgrade in
+    // place does not affect running sandboxes.
     std::fs::copy("/proc/self/exe", at(place::AGENT))?;
-    // To be executed, not read: the kernel then takes the memory of an agent for the host's, whatever its user id, and
-    // keeps root inside from tracing it and from writing to its files in /proc.
+    // Executable but not readable: the kernel then treats the memory of an agent as the host's, whatever its user id,
+    // and keeps root inside from tracing it and from writing to its files in /proc.
     std::fs::set_permissions(at(place::AGENT), Permissions::from_mode(0o711))?;
     bind(Path::new("/dev"), &at(HOST_DEV))?;
     bind(Path::new("/usr"), &at("/usr"))?;
     bind(base::Versions::new(Path::new("/"), data_dir).path(), &at(BASE))?;
     rustix::mount::mount("proc", at("/proc"), "proc", MountFlags::empty(), None)?;
     rustix::mount::mount("sysfs", at("/sys"), "sysfs", MountFlags::empty(), None)?;
-    // A hierarchy nobody uses, whose only effect is to make joining any cgroup cheap while it is mounted (0.1 ms
-    // instead of 10 ms). Kernels before 6.0 do not know it and are only slower.
+    // An unused hierarchy, whose only effect is to make joining any cgroup cheap while it is mounted (0.1 ms instead of
+    // 10 ms). Kernels before 6.0 do not have the option and are only slower.
     let faster = CString::new("none,name=ringfence,favordynmods")?;
     let _ = rustix::mount::mount(
         "cgroup",
@@ -547,7 +547,7 @@ fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {
         bind(&group.tree, &tree)?;
         let shown = at(place::SYS).join("fs/cgroup").join(&group.name);
         std::fs::create_dir_all(&shown)?;
-        // As service managers do where one hierarchy has both.
+        // Links as service managers create them where one hierarchy has both.
         if group.name == "cpu,cpuacct" {
             for name in ["cpu", "cpuacct"] {
                 symlink(&group.name, shown.with_file_name(name))?;
@@ -571,7 +571,8 @@ fn bind(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(from, to)?)
 }
 
-/// The /dev that all sandboxes share. They cannot change it: its owner is the host's root, whom they do not know.
+/// The /dev that all sandboxes share. They cannot change it: it belongs to the host's root, which is not mapped in
+/// them.
 fn make_dev(dev: &Path) -> io::Result<()> {
     tmpfs(dev)?;
     for (name, major, minor) in NODES {
@@ -602,8 +603,8 @@ fn make_dev(dev: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Programs look whether `/dev/fuse` is there and who may use it. No sandbox may, so the node lies on a mount where no
-/// device can be opened: EACCES, also for root inside, and the host's FUSE is never reached.
+/// Programs check whether `/dev/fuse` exists and who may use it. No sandbox may, so the node is on a mount where no
+/// device can be opened: EACCES, even for root inside, and the host's FUSE is never reached.
 fn make_fuse(dev: &Path) -> io::Result<()> {
     let (at, aside) = (dev.join("fuse"), dev.join(".fuse"));
     std::fs::create_dir(&aside)?;
@@ -619,13 +620,13 @@ fn make_fuse(dev: &Path) -> io::Result<()> {
     std::fs::remove_dir(&aside)
 }
 
-/// The part of /sys that all sandboxes share: places for what each has of its own.
+/// The part of /sys that all sandboxes share: mount points for what each has of its own.
 fn make_sys(sys: &Path) -> io::Result<()> {
     tmpfs(sys)?;
     for dir in ["class/net", "devices/system/cpu", "devices/virtual/net", "fs/cgroup"] {
         std::fs::create_dir_all(sys.join(dir))?;
     }
-    // What a machine without a hardware generator says; programs read it to choose where their randomness is from.
+    // The values of a machine without a hardware generator; programs read them to choose their source of randomness.
     let generator = sys.join("devices/virtual/misc/hw_random");
     std::fs::create_dir_all(&generator)?;
     for (file, text) in [

@@ -1,14 +1,13 @@
-//! What a sandbox's file system consists of: overlays, each on read-only layers of its own, with their uppers side by
-//! side on one disk.
+//! The rootfs of a sandbox: overlays, each on its own read-only layers, with their uppers on one disk.
 
 use serde::{Deserialize, Serialize};
 
-/// Most overlays of a file system: what fits beside one message to a sandbox that is being made.
+/// Maximum number of overlays: as many descriptors as can be attached to one message.
 pub(crate) const OVERLAYS_MAX: usize = 12;
-/// Most layers of an overlay. Kernels that take them as paths take 255 bytes of those together.
+/// Maximum number of layers of an overlay. Kernels that take them as paths accept 255 bytes in total.
 pub(crate) const LAYERS_MAX: usize = 16;
 
-/// The file system of a sandbox.
+/// The root file system of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rootfs {
     /// In the order in which they are mounted: the first at `/`, each other at a directory of those before it.
@@ -18,21 +17,21 @@ pub struct Rootfs {
 /// One overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overlay {
-    /// Where it is mounted, as an absolute path.
+    /// Mount point, as an absolute path.
     pub target: String,
-    /// What it stands on, the uppermost first.
+    /// The read-only layers, topmost first.
     pub layers: Vec<Layer>,
-    /// Names, on the sandbox's disk, the directory of what is written to it: `[a-z0-9]`, and no two have the same.
+    /// Directory on the sandbox's disk for its writes: `[a-z0-9]`, unique within the rootfs.
     pub upper: String,
 }
 
-/// A directory that sandboxes read and cannot write. Layers of templates that were built belong here.
+/// A read-only directory tree. Layers of built templates belong here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Layer {
     /// The root directory of `base`, in the version that is current at the start. All of a sandbox's layers of `base`
     /// are of one version.
     BaseRoot,
-    /// What hides in `/usr` what is the host's own, in the same version.
+    /// The layer that hides what is specific to the host in `/usr`, of the same version.
     BaseUsr,
     /// The host's `/usr`.
     HostUsr,
@@ -55,10 +54,10 @@ impl Rootfs {
         }
     }
 
-    /// Whether it can be mounted; otherwise why not.
+    /// Checks whether it can be mounted.
     ///
     /// # Errors
-    /// With what is wrong, for the operator.
+    /// When it cannot, with the reason for the operator.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.overlays.first().is_none_or(|first| first.target != "/") {
             return Err("the first overlay of a file system must be mounted at /".to_owned());
@@ -108,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_can_be_mounted_passes() {
+    fn invalid_file_systems_are_rejected() {
         assert_eq!(Rootfs::base().check(), Ok(()));
         let check = |change: &dyn Fn(&mut Vec<Overlay>), want: &str| {
             let mut rootfs = Rootfs::base();

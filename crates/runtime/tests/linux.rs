@@ -1,5 +1,5 @@
-//! The container driver on the real kernel, as root. Not a libtest binary: the driver executes `/proc/self/exe` as its
-//! launcher and as the agent, so this program has to be able to play those parts too.
+//! Tests of the container driver on the real kernel, as root. Not a libtest binary: the driver executes
+//! `/proc/self/exe` as its launcher and as the agent, so this program plays those parts too.
 
 #![expect(clippy::unwrap_used, reason = "a test program of its own")]
 
@@ -55,12 +55,15 @@ fn run_all() -> Vec<bool> {
         ("a spawner is replaced inside the workload's group", spawner_is_replaced),
         ("a start that fails leaves nothing running", failed_start_leaves_nothing),
         (
-            "its file system has the overlays and the size that were asked for",
+            "its file system has the requested overlays and size",
             has_the_file_system_of_its_request,
         ),
-        ("the control socket is the agent's or nobody's", control_is_the_agents),
+        (
+            "the control socket is accepted only from the agent",
+            control_is_the_agents,
+        ),
     ];
-    // Beside the others, because it waits for half a minute.
+    // In parallel with the others, because it waits for half a minute.
     let stuck = "a launcher that does not answer fails the start and is replaced";
     let stuck = std::thread::spawn(move || run(stuck, launcher_that_stopped_is_replaced));
     let mut outcomes: Vec<bool> = tests.into_iter().map(|(name, test)| run(name, test)).collect();
@@ -68,7 +71,7 @@ fn run_all() -> Vec<bool> {
     outcomes
 }
 
-/// Runs one test with a driver of its own, and whether it passed.
+/// Runs one test with its own driver. Returns whether it passed.
 fn run(name: &str, test: fn(&ContainerDriver)) -> bool {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let container = open(dir.path());
@@ -84,7 +87,7 @@ fn run(name: &str, test: fn(&ContainerDriver)) -> bool {
     passed
 }
 
-/// An agent that only listens where the host looks for it, and where it is handed spawners.
+/// A minimal agent that only listens on the control socket and accepts spawners.
 fn play_agent() -> ExitCode {
     let kind = rustix::net::SocketType::SEQPACKET;
     let spawners = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
@@ -148,7 +151,7 @@ fn respawn(sandbox: &Arc<dyn Sandbox>) {
     sandbox.respawn().unwrap();
 }
 
-/// The kernel empties a cgroup a moment after its last process; this waits for it, but not for ever.
+/// The kernel empties a cgroup shortly after its last process ended; this waits for it, with a deadline.
 fn clean(container: &ContainerDriver, id: &SandboxId) {
     container.remove_disk(&disk_of(id)).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -175,11 +178,11 @@ fn agent_pid(sandbox: &Arc<dyn Sandbox>) -> i32 {
     rest.split(',').next().unwrap().parse().unwrap()
 }
 
-/// Waits for something that happens by itself, but not for ever.
+/// Waits for an asynchronous event, with a deadline.
 fn until(condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
-        assert!(Instant::now() < deadline, "it does not happen");
+        assert!(Instant::now() < deadline, "timed out");
         std::thread::yield_now();
     }
 }
@@ -208,7 +211,7 @@ fn lives_in_its_own_namespaces(container: &ContainerDriver) {
         assert_ne!(fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap(), ours, "{kind}");
     }
     assert_eq!(processes(pid).len(), 2, "the agent and the spawner");
-    // The kernel shows roots of cgroup mounts relative to who reads, and here that is the host, not the sandbox.
+    // The kernel shows roots of cgroup mounts relative to the reader, which here is on the host.
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
     let mounts: Vec<&str> = mounts.lines().filter(|line| !line.contains(" - cgroup")).collect();
     let mounts = mounts.join("\n");
@@ -314,13 +317,13 @@ fn is_measured(container: &ContainerDriver) {
     assert!(before.memory_used_bytes < 32 << 20, "{before:?}");
     assert!(before.disk_total_bytes > 32 << 20, "{before:?}");
     assert!(before.disk_total_bytes <= 64 << 20, "{before:?}");
-    // A file that exists: the host's root is nobody in there and could not make one.
+    // An existing file: the host's root is `nobody` inside and could not create one.
     let file = format!("/proc/{pid}/root/etc/passwd");
     fs::write(&file, vec![1; 8 << 20]).unwrap();
     let full = started.sandbox.usage().unwrap();
     let more = full.disk_used_bytes - before.disk_used_bytes;
     assert!(((8 << 20)..(9 << 20)).contains(&more), "{more}");
-    // What was freed is free at once, whatever the image on the host still holds.
+    // Freed space is available immediately, whatever the image on the host still holds.
     fs::write(&file, "").unwrap();
     let empty = started.sandbox.usage().unwrap();
     assert!(empty.disk_used_bytes < before.disk_used_bytes + (1 << 20), "{empty:?}");
@@ -333,7 +336,7 @@ fn is_measured(container: &ContainerDriver) {
 
 fn is_found_again(container: &ContainerDriver) {
     let (one, two) = (id("ione"), id("itwo"));
-    // As versions before named it: a disk that has the number of the slot.
+    // As earlier versions named it: a disk that has the number of the slot.
     let mut request_of_earlier = request(&one);
     request_of_earlier.disk = "0".parse().unwrap();
     let first = container.start(&request_of_earlier).unwrap();
@@ -341,7 +344,7 @@ fn is_found_again(container: &ContainerDriver) {
     let second = start(container, &two);
     end(&second.sandbox);
     drop((first, second));
-    // A driver waits until the launchers of the one before it are gone.
+    // A driver waits until the launchers of the previous one have exited.
     container.dismantle();
     let data_dir = format!("{container:?}");
     let later = open(Path::new(data_dir.split('"').nth(1).unwrap()));
@@ -349,7 +352,7 @@ fn is_found_again(container: &ContainerDriver) {
     found.sort_by(|a, b| a.id.cmp(&b.id));
     let told: Vec<_> = found.iter().map(|found| (&found.id, found.disk.clone())).collect();
     assert_eq!(told, [(&one, request_of_earlier.disk.clone()), (&two, disk_of(&two))]);
-    // Their ids are taken, whoever took them.
+    // Their ids are in use, whichever driver started them.
     let exists = later.start(&request(&two)).unwrap_err();
     assert!(matches!(exists, StartError::Exists(_)), "{exists}");
     let alive = found[0].alive.as_ref().unwrap();
@@ -384,11 +387,11 @@ fn spawner_is_replaced(container: &ContainerDriver) {
     let spawner = processes(pid).into_iter().find(|other| *other != pid).unwrap();
     let group = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let (before, unconfined) = (group(spawner), fs::read_to_string("/proc/self/status").unwrap());
-    // One that was only stopped does not answer either, and goes all the same.
+    // One that was only stopped is killed, too.
     let stop = rustix::process::Signal::STOP;
     rustix::process::kill_process(rustix::process::Pid::from_raw(spawner).unwrap(), stop).unwrap();
     respawn(&started.sandbox);
-    // This agent reaps nobody, so the old one stays as a zombie.
+    // This agent reaps no children, so the old one remains as a zombie.
     until(|| is_dead(spawner));
     let others: Vec<i32> = processes(pid)
         .into_iter()
@@ -433,13 +436,13 @@ fn failed_start_leaves_nothing(container: &ContainerDriver) {
     assert!(found.iter().all(|found| found.alive.is_none()), "{found:?}");
     clean(container, &id);
     assert!(container.find().unwrap().is_empty());
-    // The launcher goes on.
+    // The launcher keeps working.
     start(container, &id);
-    // A disk that is there is somebody's data.
+    // An existing disk is never overwritten.
     let mut request = self::request(&self::id("itwo"));
     request.disk = disk_of(&id);
     let error = container.start(&request).unwrap_err();
-    assert!(error.to_string().contains("make the disk"), "{error}");
+    assert!(error.to_string().contains("create the disk"), "{error}");
 }
 
 fn overlay(target: &str) -> Overlay {
@@ -450,7 +453,7 @@ fn overlay(target: &str) -> Overlay {
     }
 }
 
-/// Neither the number of overlays nor the size of the disk is one that the driver has seen before.
+/// The driver has not seen this number of overlays or this disk size before.
 fn has_the_file_system_of_its_request(container: &ContainerDriver) {
     let mut request = request(&id("ione"));
     request.rootfs.overlays.push(overlay("/opt"));
@@ -464,7 +467,7 @@ fn has_the_file_system_of_its_request(container: &ContainerDriver) {
     assert!(Path::new(&format!("/proc/{pid}/root/opt/bin/sh")).exists());
     let disk_bytes = started.sandbox.usage().unwrap().disk_total_bytes;
     assert!(((64 << 20)..(96 << 20)).contains(&disk_bytes), "{disk_bytes}");
-    // Both uppers take writes: of files that exist, as the host's root is nobody in there and could not make one.
+    // Both uppers accept writes: to existing files, as the host's root is `nobody` inside and could not create one.
     for file in ["etc/passwd", "opt/lib/os-release"] {
         fs::write(format!("/proc/{pid}/root/{file}"), "written").unwrap();
     }
@@ -488,8 +491,8 @@ fn control_is_the_agents(container: &ContainerDriver) {
 fn launcher_that_stopped_is_replaced(container: &ContainerDriver) {
     let data_dir = format!("{container:?}");
     let lock = Path::new(data_dir.split('"').nth(1).unwrap()).join("launchers.lock");
-    // Our child that holds this driver's lock as its standard output; other tests have theirs, and a launcher has
-    // children for a moment. The one with mounts of its own: the other replaces spawners.
+    // The child of this process that has this driver's lock as its standard output; other tests have theirs, and a
+    // launcher has children temporarily. The one with its own mounts: the other replaces spawners.
     let mounts = |of: &str| fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
     let is_ours = |pid: i32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a sandbox's groups may use.
+//! Limits of a sandbox's groups.
 
 use std::fs;
 use std::io;
@@ -8,23 +8,23 @@ use model::resources::Resources;
 
 use crate::files::write_at;
 
-/// What a group may use.
+/// Limits of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) memory: u64,
     pub(super) pids: u64,
-    /// Processor time of each [`CPU_PERIOD_US`].
+    /// Processor time per [`CPU_PERIOD_US`].
     pub(super) cpu_us: u64,
 }
 
-/// Sets what a group of one controller may use.
+/// Sets the limits of a group of one controller.
 pub(super) type Hold = fn(&Limits, BorrowedFd<'_>) -> io::Result<()>;
 
 impl Limits {
     /// Sets the limits of version 1, in the order of [`super::CONTROLLERS`].
     pub(super) const HOLD_V1: [Hold; 3] = [Self::hold_memory_v1, Self::hold_pids, Self::hold_cpu_v1];
 
-    /// Those of a sandbox's workload.
+    /// Limits of a sandbox's workload.
     pub(super) fn of(resources: &Resources) -> Self {
         Self {
             memory: u64::from(resources.memory_mb) << 20,
@@ -33,7 +33,7 @@ impl Limits {
         }
     }
 
-    /// Those of a sandbox's workload and its agent together.
+    /// Limits of a sandbox's workload and its agent together.
     pub(super) fn with_margin(self) -> Self {
         Self {
             memory: self.memory + MARGIN.memory,
@@ -54,7 +54,7 @@ impl Limits {
         let memory = self.memory.to_string();
         write_at(group, "memory.limit_in_bytes", &memory)?;
         optional(write_at(group, "memory.memsw.limit_in_bytes", &memory))?;
-        // Version 1 counts socket buffers apart from memory, and the host's bound for them is one for all.
+        // Version 1 counts socket buffers separately from memory, and the host has only one limit for all of them.
         let sockets = (self.memory / SOCKET_MEMORY_SHARE).to_string();
         optional(write_at(group, "memory.kmem.tcp.limit_in_bytes", &sockets))
     }
@@ -69,24 +69,24 @@ impl Limits {
     }
 }
 
-/// What a sandbox may use beyond its limits, for its agent alone: the workload's own group ends at them. Memory for
-/// some clients at a time and for what files that are being written take until they are on the disk; the agent's
-/// threads; and a fifth of a core, with which the agent answers while the workload uses its own share up.
+/// What a sandbox may use beyond its limits, for its agent: the workload's own group is limited without it. Memory for
+/// some clients at a time and for data being written until it is on disk; the agent's threads; and a fifth of a core,
+/// with which the agent responds while the workload uses its whole share.
 const MARGIN: Limits = Limits {
     memory: 64 << 20,
     pids: 16,
     cpu_us: CPU_PERIOD_US / 5,
 };
 
-/// Part of a sandbox's memory that its TCP buffers may take where they are counted apart from it.
+/// Part of a sandbox's memory that its TCP buffers may take where they are counted separately.
 const SOCKET_MEMORY_SHARE: u64 = 4;
 
 /// The kernel's default period for CPU quotas, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// Most processes that all sandboxes together may have: what the host can have less an eighth, and at least 1,024,
-/// which stay for the host itself. Whichever of the two kernel-wide bounds is lower counts: on large machines that is
-/// often the one on threads.
+/// Maximum number of processes of all sandboxes together: the host's limit minus an eighth, and at least 1,024,
+/// reserved for the host itself. The lower of the two kernel-wide limits applies: on large machines that is often the
+/// one on threads.
 pub(super) fn pids_of_all_sandboxes() -> io::Result<u64> {
     let bound = |name: &str| -> io::Result<u64> {
         let text = fs::read_to_string(format!("/proc/sys/kernel/{name}"))?;

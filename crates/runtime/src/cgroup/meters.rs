@@ -1,43 +1,43 @@
-//! Where the kernel counts what sandboxes use.
+//! The files in which the kernel counts the usage of sandboxes.
 
 use std::path::{Path, PathBuf};
 
 use super::{Backend, Role, Tree, child, side_by_side};
 use crate::slot::Name;
 
-/// Files in which the kernel counts what a sandbox uses.
+/// Files in which the kernel counts the usage of a sandbox.
 #[derive(Debug)]
 pub(crate) struct Meters {
     /// Has a line `usage_usec`.
     pub(crate) cpu: PathBuf,
     pub(crate) memory_charged: PathBuf,
-    /// The workload's limit, which is the one that the sandbox was promised.
+    /// The workload's limit, which is that of the sandbox's resources.
     pub(crate) memory_limit: PathBuf,
     pub(crate) memory_stat: PathBuf,
-    /// Has a line `oom_kill`. The workload's: version 1 counts a kill for the victim's group alone.
+    /// Has a line `oom_kill`. The workload's: version 1 counts a kill only for the victim's group.
     pub(crate) memory_kills: PathBuf,
-    /// Line of `memory_stat` with the page cache, files in memory included.
+    /// Line of `memory_stat` with the page cache, including files in memory.
     pub(crate) cache_field: &'static str,
-    /// Line of `memory_stat` with the files in memory alone.
+    /// Line of `memory_stat` with only the files in memory.
     pub(crate) shared_field: &'static str,
-    /// What sockets are charged with, where that is counted apart; else it is the line `sock` of `memory_stat`.
+    /// Socket memory, where it is counted separately; otherwise it is the line `sock` of `memory_stat`.
     pub(crate) sockets: Option<PathBuf>,
 }
 
-/// Files in which the kernel counts what all sandboxes use together.
+/// Files in which the kernel counts the usage of all sandboxes together.
 #[derive(Debug)]
 pub(crate) struct Sum {
     pub(crate) charged: PathBuf,
     pub(crate) stat: PathBuf,
-    /// Line of `stat` with the page cache, files in memory included.
+    /// Line of `stat` with the page cache, including files in memory.
     pub(crate) cache_field: &'static str,
-    /// What sockets are charged with, where that is counted apart.
+    /// Socket memory, where it is counted separately.
     pub(crate) sockets: Option<PathBuf>,
 }
 
 impl Tree {
-    /// The sandbox's own group below a root, in which the workload's and the agent's use both count, and the
-    /// workload's. The layout before had no group for both.
+    /// The sandbox's own group below a root, which counts the workload and the agent, and the workload's group. The
+    /// earlier layout had no common group.
     fn metered(&self, root: &Path, name: &Name) -> [PathBuf; 2] {
         let root = root.join(&self.name);
         let whole = root.join(name.to_string());
@@ -48,7 +48,7 @@ impl Tree {
         [work.clone(), work]
     }
 
-    /// Where the kernel counts what a sandbox uses, the agent's work for it included; `None` without cgroups.
+    /// The counters of a sandbox, including the agent's work for it; `None` without cgroups.
     pub(crate) fn meters(&self, name: &Name) -> Option<Meters> {
         match &self.backend {
             Backend::V2(root) => {
@@ -82,7 +82,7 @@ impl Tree {
         }
     }
 
-    /// Where the kernel counts what all sandboxes use together; `None` without cgroups.
+    /// The counters of all sandboxes together; `None` without cgroups.
     pub(crate) fn sum(&self) -> Option<Sum> {
         match &self.backend {
             Backend::V2(root) => {

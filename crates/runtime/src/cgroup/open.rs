@@ -1,4 +1,4 @@
-//! The tree as a launcher sees it: it makes groups there, and processes enter them.
+//! The cgroup tree in a launcher: creating groups, and moving processes into them.
 
 use std::fs::File;
 use std::io;
@@ -15,27 +15,28 @@ use crate::slot::Name;
 /// The file of a v1 group through which a thread enters it.
 const TASKS: &str = "tasks";
 
-/// The tree as the launcher sees it: descriptors instead of paths, because the launcher leaves the host's mounts.
+/// The cgroup tree by descriptors instead of paths, because the launcher leaves the host's mounts.
 #[derive(Debug)]
 pub(crate) struct OpenTree {
     backend: Backend,
     roots: Vec<OwnedFd>,
 }
 
-/// How a process gets into the groups of a role.
+/// Descriptors with which a process enters the groups of a role.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
-    /// v2 directory to be born in; none without cgroups.
+    /// v2 directory in which the process is cloned; `None` without cgroups.
     pub(crate) birth: Option<OwnedFd>,
     /// v1 `tasks` files. The kernel checks who opened them, so they are opened by the host's root.
     v1: Vec<File>,
 }
 
 impl Entry {
-    /// Puts the calling process, which was born in [`Entry::birth`] and has one thread, into the rest.
+    /// Moves the calling process, which was cloned into [`Entry::birth`] and has one thread, into the other groups.
     ///
-    /// Through `tasks` and not `cgroup.procs`: a thread that moves itself does not take the kernel's global lock against
-    /// fork and exit, for which it would wait a grace period of RCU, tens of milliseconds beside a fork bomb.
+    /// Through `tasks` and not `cgroup.procs`: a thread that moves itself does not take the kernel's global lock
+    /// against fork and exit, for which it would wait for an RCU grace period, tens of milliseconds next to a fork
+    /// bomb.
     pub(crate) fn join(&self) -> io::Result<()> {
         for tasks in &self.v1 {
             rustix::io::write(tasks, b"0")?;
@@ -43,7 +44,7 @@ impl Entry {
         Ok(())
     }
 
-    /// The descriptors that a process needs to do it.
+    /// The descriptors that a process needs for [`Entry::join`].
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let v1 = self.v1.iter().map(AsRawFd::as_raw_fd);
         self.birth.iter().map(AsRawFd::as_raw_fd).chain(v1)
@@ -63,21 +64,21 @@ impl OpenTree {
         })
     }
 
-    /// Puts the calling process into the tree's v1 groups, so that what it clones is not in the service's.
+    /// Moves the calling process into the tree's v1 groups, so that its children are not in the service's.
     pub(crate) fn join_v1(&self) -> io::Result<()> {
         self.roots[1..]
             .iter()
             .try_for_each(|root| write_at(root.as_fd(), "cgroup.procs", "0"))
     }
 
-    /// Makes a sandbox's own group and its agent's, limited. The record comes first, and nothing is born before the rest
-    /// is there.
+    /// Creates a sandbox's own group and its agent's, with limits. The record comes first, and no process is cloned
+    /// before the rest exists.
     pub(crate) fn create(&self, name: &Name, resources: &Resources) -> io::Result<Entry> {
         let limits = Limits::of(resources).with_margin();
         let whole_name = name.to_string();
         let whole = make(&self.roots[0], &whole_name)?;
         if let Backend::V2(_) = &self.backend {
-            // Before the children are made, so that each is made with its controllers.
+            // Before the children are created, so that each is created with its controllers.
             write_at(whole.as_fd(), "cgroup.subtree_control", ENABLE)?;
             limits.hold_v2(whole.as_fd())?;
         }
@@ -94,8 +95,8 @@ impl OpenTree {
         })
     }
 
-    /// Makes the workload's groups, limited. Apart from the others, so that the launcher can do it while the sandbox's
-    /// first process, which needs those alone, does something else.
+    /// Creates the workload's groups, with limits. A separate step, so that the launcher can do it while the sandbox's
+    /// first process, which needs only the others, does something else.
     pub(crate) fn create_work(&self, name: &Name, resources: &Resources) -> io::Result<Entry> {
         let limits = Limits::of(resources);
         let work_name = child(name, Role::Work);
@@ -112,12 +113,12 @@ impl OpenTree {
         })
     }
 
-    /// The v1 hierarchies that hold no limits, in which a sandbox has one group for all of its processes.
+    /// The v1 hierarchies without limits, in which a sandbox has one group for all of its processes.
     fn counting(&self) -> impl Iterator<Item = &OwnedFd> {
         self.roots[1..].iter().skip(CONTROLLERS.len())
     }
 
-    /// Makes a limited group in each v1 hierarchy with limits, and opens the way into it.
+    /// Creates a group with limits in each v1 hierarchy that has them, and opens its entry file.
     fn create_v1(&self, path: &str, limits: &Limits) -> io::Result<Vec<File>> {
         self.roots[1..]
             .iter()
@@ -140,7 +141,7 @@ impl OpenTree {
         })
     }
 
-    /// The workload's groups of a sandbox that lives already.
+    /// Opens the workload's groups of a running sandbox.
     pub(crate) fn open_work(&self, name: &Name) -> io::Result<Entry> {
         let open = |path: &str| -> io::Result<Entry> {
             let birth = open_dir_at(self.roots[0].as_fd(), path)?;
@@ -165,7 +166,7 @@ impl OpenTree {
         }
     }
 
-    /// Without cgroups: writes down, where [`Tree::agent_pid`] looks for it, which process is to execute the agent's
+    /// Without cgroups: records, where [`Tree::agent_pid`] looks for it, which process is going to execute the agent's
     /// `program`.
     pub(crate) fn record_agent(&self, name: &Name, pid: i32, program: &str) -> io::Result<()> {
         if matches!(self.backend, Backend::None(_)) {

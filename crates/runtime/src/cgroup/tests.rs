@@ -19,7 +19,7 @@ fn detect(lines: &[&str], controllers: &str) -> Result<Backend, String> {
 }
 
 #[test]
-fn the_back_end_follows_from_the_mounts() {
+fn the_back_end_is_detected_from_the_mounts() {
     assert_eq!(
         detect(&[V2], "cpuset cpu io memory pids"),
         Ok(Backend::V2("/sys/fs/cgroup".into()))
@@ -65,7 +65,7 @@ fn groups_of_both_layouts_are_removed_from_the_leaves_up() {
 }
 
 #[test]
-fn the_sandbox_has_what_its_workload_has_and_a_margin() {
+fn the_limits_of_the_sandbox_include_a_margin() {
     let work = Limits::of(&Resources::default());
     let whole = work.with_margin();
     assert!(whole.memory > work.memory && whole.pids > work.pids && whole.cpu_us > work.cpu_us);
@@ -82,12 +82,12 @@ fn without_cgroups_a_directory_is_the_record() {
     open.create_work(&name, &Resources::default()).unwrap();
     assert!(open.open_work(&name).unwrap().birth.is_none());
     assert_eq!(tree.agent_pid(&name), None);
-    // Here this test plays the agent.
+    // This test acts as the agent.
     let own = std::process::id().cast_signed();
     open.record_agent(&name, own, "/proc/self/exe").unwrap();
     assert_eq!(tree.agent_pid(&name), Some(own));
     assert_eq!(tree.names().unwrap(), std::slice::from_ref(&name));
-    assert!(!tree.remove_groups(&name), "its agent lives");
+    assert!(!tree.remove_groups(&name), "its agent is running");
     let mut agent = Command::new("sleep").arg("600").spawn().unwrap();
     open.record_agent(&name, agent.id().cast_signed(), "/bin/sleep")
         .unwrap();
@@ -96,20 +96,20 @@ fn without_cgroups_a_directory_is_the_record() {
     assert!(tree.remove_groups(&name));
     assert_eq!(tree.names().unwrap(), []);
 
-    // The layout before: two groups side by side.
+    // The earlier layout: two separate groups.
     let old = Name::parse("iold.4").unwrap();
     let side = |role: &str| dir.path().join("run").join(format!("{old}.{role}"));
     for role in ["agent", "work"] {
         fs::create_dir(side(role)).unwrap();
     }
-    // A number alone is not believed: after a reboot it is anybody's.
+    // A pid alone is not accepted: after a reboot it may be any process.
     let mut innocent = Command::new("sleep").arg("600").spawn().unwrap();
     fs::write(side("agent").join("cgroup.procs"), innocent.id().to_string()).unwrap();
     assert_eq!(tree.agent_pid(&old), None);
     tree.kill(&old);
     assert_eq!(tree.names().unwrap(), std::slice::from_ref(&old));
     assert!(tree.remove_groups(&old));
-    assert!(innocent.try_wait().unwrap().is_none(), "it lives on");
+    assert!(innocent.try_wait().unwrap().is_none(), "it was not killed");
     innocent.kill().unwrap();
     innocent.wait().unwrap();
     assert!(!side("agent").exists() && !side("work").exists());

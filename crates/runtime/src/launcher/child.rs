@@ -1,8 +1,7 @@
-//! What the launcher knows of its children: a packet socket on which each reports, and a pidfd to end it by.
+//! The launcher's handle of a child: a packet socket on which it reports, and a pidfd to kill it by.
 //!
-//! No wait in here is without a deadline, and none outlives the interest in its outcome: a child may be stopped or
-//! starved by the sandbox that it is for, and a launcher whose platform is gone must go, too, so that the next platform
-//! can start.
+//! Every wait here has a deadline and is aborted when the platform ends: a child may be stopped or starved by its
+//! sandbox, and a launcher whose platform is gone must exit so that the next platform can start.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,21 +14,21 @@ use rustix::process::Signal;
 
 use crate::{setup, sys, wire};
 
-/// How long a process that was killed may take to end before nobody waits for it any more. It is over in milliseconds
-/// unless the kernel itself waits for something, a disk most likely.
+/// How long to wait for a killed process to end. It takes milliseconds unless it is blocked in the kernel, most likely
+/// on disk I/O.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For how long, and for whom, a child's report is waited for.
+/// How long, and on whose behalf, to wait for a child's report.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience<'a> {
-    /// The socket of who asked. Its other end closes with the platform.
+    /// The socket of the request. Its other end closes with the platform.
     pub(super) asked_by: BorrowedFd<'a>,
-    /// Longest wait for one report.
+    /// Maximum wait for one report.
     pub(super) step: Duration,
 }
 
 impl Patience<'_> {
-    /// The next packet from a child; `None` when every process that had its socket is gone or became a program.
+    /// The next packet from a child; `None` when every process with its socket has exited or executed a program.
     ///
     /// # Errors
     /// When it takes too long, or the platform has ended meanwhile.
@@ -56,10 +55,10 @@ impl Patience<'_> {
         Ok(())
     }
 
-    /// Whether, of the two, it is the child that there is something to read from.
+    /// Waits for one of the two, and returns whether it is the child that has data.
     fn wait(&self, child: BorrowedFd<'_>, asked: Option<BorrowedFd<'_>>, deadline: Instant) -> io::Result<bool> {
         loop {
-            // Nothing is asked for on the second: what is reported all the same is that its other end closed.
+            // No events are requested on the second: closing its other end is reported anyway.
             let mut fds = vec![
                 PollFd::from_borrowed_fd(child, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.asked_by, PollFlags::empty()),
@@ -103,7 +102,7 @@ fn until(deadline: Instant) -> Timespec {
     }
 }
 
-/// Waits until a process has ended. Whether it has, before the deadline.
+/// Waits until a process has ended. Returns whether it did before the deadline.
 pub(super) fn has_ended(process: BorrowedFd<'_>, within: Duration) -> bool {
     let deadline = Instant::now() + within;
     loop {
@@ -115,7 +114,7 @@ pub(super) fn has_ended(process: BorrowedFd<'_>, within: Duration) -> bool {
     }
 }
 
-/// Processes on their way to become a program, killed unless they do.
+/// Processes that have not executed their program yet, killed on drop unless finished.
 #[derive(Debug)]
 pub(super) struct Unfinished(Vec<OwnedFd>);
 
@@ -128,20 +127,20 @@ impl Unfinished {
         self.0.extend(processes);
     }
 
-    /// The processes so far, in the order in which they became known.
+    /// The processes so far, in the order in which they were added.
     pub(super) fn processes(&self) -> &[OwnedFd] {
         &self.0
     }
 
-    /// The one that was made first.
+    /// The first process.
     pub(super) fn first(&self) -> BorrowedFd<'_> {
         self.0
             .first()
             .map(AsFd::as_fd)
-            .expect("made with one, and taken only by finish, which takes self")
+            .expect("created with one, and emptied only by finish, which consumes self")
     }
 
-    /// They are what they were to become: they live on.
+    /// The programs were executed: keep the processes.
     pub(super) fn finish(mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.0)
     }
@@ -158,7 +157,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// Runs `work` in a fresh child, which reports its failure on `socket` and ends.
+/// Runs `work` in a cloned child, which reports its failure on `socket` and exits.
 pub(super) fn run_child(
     socket: &OwnedFd,
     work: impl FnOnce(BorrowedFd<'_>) -> Result<Infallible, setup::Failure>,

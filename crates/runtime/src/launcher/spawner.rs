@@ -1,7 +1,7 @@
-//! How a spawner gets into a sandbox: by three processes, of which the sandbox sees nothing of the host.
+//! Starts a spawner in a running sandbox by way of three processes, without exposing anything of the host.
 //!
 //! ```text
-//!   launcher ─clone─▶ helper            born in the workload's group, still among the host's processes
+//!   launcher ─clone─▶ helper            cloned into the workload's group, still among the host's processes
 //!                     closes all that is the host's, enters every namespace, becomes the sandbox's root,
 //!                     connects to the agent if the spawner is not the first
 //!                     ─clone─▶ first    in the sandbox's pid namespace, with a parent outside
@@ -9,10 +9,11 @@
 //!                                       confines itself, executes the spawner
 //! ```
 //!
-//! A process cannot enter a pid namespace itself, only its children can be born there. So the helper is in all the
-//! others before it has one: what appears inside has the sandbox's network, mounts and ids, no descriptor but its
-//! sockets to the launcher and to the agent, and memory that nobody inside may read. From then on root inside can stop or kill it, but not
-//! before the launcher holds a pidfd of it, and nothing here waits longer than a step may take.
+//! A process cannot enter a pid namespace itself, only its children are created there. So the helper enters all other
+//! namespaces before it clones a child: what appears inside has the sandbox's network, mounts and ids, no descriptors
+//! except its sockets to the launcher and to the agent, and memory that no process inside may read. From then on root
+//! inside can stop or kill it, but not before the launcher has a pidfd of it, and nothing here waits longer than a step
+//! may take.
 
 use std::convert::Infallible;
 use std::io;
@@ -30,32 +31,32 @@ use crate::slot::Name;
 use crate::sys::{self, Cloned};
 use crate::wire::{self, Reply, Request};
 
-/// What a process sends with the pidfd of its child.
+/// Message with the pidfd of a process's child.
 const CLONED: &[u8] = b"cloned";
-/// What the first process sends in its place: that child becomes the spawner. The two messages come from two processes,
-/// and in either order.
+/// Message of the first process instead: that child becomes the spawner. The two messages come from two processes, in
+/// any order.
 const LAST: &[u8] = b"last";
-/// Helper, first and second.
+/// Number of processes: helper, first and second.
 const PROCESSES: usize = 3;
-/// Longest wait for each of them in a sandbox that runs. They take a millisecond together; a sandbox that uses up its
-/// processor time delays them, and one whose root stops them ends the attempt.
+/// Maximum wait for each of them in a running sandbox. Together they take a millisecond; a sandbox that uses up its
+/// processor time delays them, and one whose root stops them makes the attempt fail.
 const STEP: Duration = Duration::from_secs(1);
-/// How long the helper stays for the first process, which dies with it. Longer than the longest step.
+/// How long the helper waits for the first process, which is killed with it. Longer than the longest step.
 const HELPER_STAYS: Duration = Duration::from_secs(20);
 
-/// A spawner in the making, killed unless it is finished.
+/// A spawner being started, killed on drop unless finished.
 #[derive(Debug)]
 pub(super) struct Half {
     report: OwnedFd,
     processes: Unfinished,
-    /// Which of them becomes the spawner, once that is known.
+    /// Index of the process that becomes the spawner, once known.
     last: Option<usize>,
 }
 
 /// Begins to start a spawner in the namespaces of the sandbox whose agent this is, in its workload's cgroup.
 ///
 /// # Errors
-/// When there is no process or no place in the cgroup for it.
+/// When no process can be cloned, or the cgroup is full.
 pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd>) -> io::Result<Half> {
     let (report, theirs) = pair(SocketType::SEQPACKET)?;
     match sys::clone3(0, work.birth.as_ref().map(AsFd::as_fd)).during("clone the helper")? {
@@ -72,8 +73,7 @@ impl Half {
     /// Waits until the spawner runs.
     ///
     /// # Errors
-    /// With the step that failed or took too long, and when root inside was faster and killed it. Nothing of it runs
-    /// then.
+    /// With the step that failed or took too long, or when root inside killed it first. Nothing of it is running then.
     pub(super) fn finish(mut self, patience: Patience<'_>) -> io::Result<()> {
         loop {
             match patience.receive(self.report.as_fd())? {
@@ -86,7 +86,7 @@ impl Half {
                 None => break,
             }
         }
-        // None has the socket any more.
+        // All processes have closed the socket.
         let processes = self.processes.processes();
         match self.last.and_then(|last| processes.get(last)) {
             Some(last) if !has_ended(last.as_fd(), Duration::ZERO) => {
@@ -102,7 +102,7 @@ impl Half {
     }
 }
 
-/// The helper, among the processes of the host.
+/// Runs in the helper, among the processes of the host.
 fn help(
     socket: BorrowedFd<'_>,
     agent: BorrowedFd<'_>,
@@ -120,12 +120,12 @@ fn help(
         sys::close_all_but(&kept).map_err(fail("close the launcher's descriptors"))
     };
     keep(Some(agent.as_raw_fd()))?;
-    // The pid namespace is among them and takes effect for what this process clones.
+    // This includes the pid namespace, which applies to children of this process.
     sys::setns(agent, namespaces()).map_err(fail("enter the namespaces"))?;
     keep(None)?;
     sys::set_ids(0, 0, 0).map_err(fail("become root of the sandbox"))?;
     sys::clear_groups().map_err(fail("drop groups"))?;
-    // Changing ids may have undone it. The memory is a copy of the launcher's.
+    // Changing ids may have reset it. The memory is a copy of the launcher's.
     sys::hide_memory().map_err(fail("disable access to the memory"))?;
     let spawner = match spawner {
         Some(socket) => socket,
@@ -138,7 +138,7 @@ fn help(
             sys::exit_now(0)
         }
         Cloned::Child => {
-            // Killing the helper ends this one even where its pidfd did not get through.
+            // Killing the helper also ends this process when its pidfd was not received.
             sys::prctl(libc::PR_SET_PDEATHSIG, u64::from(libc::SIGKILL.cast_unsigned()))
                 .map_err(fail("follow the helper"))?;
             let first = rustix::process::getpid();
@@ -159,7 +159,7 @@ fn help(
     }
 }
 
-/// Every namespace of a sandbox. Kernels without time namespaces refuse to look for one.
+/// All namespaces of a sandbox. Kernels without time namespaces reject their flag.
 fn namespaces() -> i32 {
     match std::fs::exists("/proc/self/ns/time") {
         Ok(true) => sys::NAMESPACES | libc::CLONE_NEWTIME,
@@ -167,8 +167,8 @@ fn namespaces() -> i32 {
     }
 }
 
-/// The spawner's end of a new connection to the agent, made here because the agent takes it from a process of the host
-/// alone: by who connected it tells this one from all that root inside could offer it.
+/// The spawner's end of a new connection to the agent. Created here because the agent accepts it only from a process of
+/// the host: it identifies this connection by its peer.
 fn connect_to_agent() -> io::Result<OwnedFd> {
     let kind = SocketType::SEQPACKET;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
@@ -177,8 +177,8 @@ fn connect_to_agent() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Waits until the parent of this process is gone and the agent in its place, so that the spawner starts no process
-/// whose parent is anybody else.
+/// Waits until the parent of this process has exited and the agent has adopted it, so that the spawner never starts
+/// processes under another parent.
 fn left_by(parent: Pid) -> io::Result<bool> {
     let gone = || rustix::process::getppid() != Some(parent);
     if gone() {
@@ -191,8 +191,8 @@ fn left_by(parent: Pid) -> io::Result<bool> {
     }
 }
 
-/// Gives spawners to sandboxes that have lost theirs, until the platform closes the socket. Each attempt is a process
-/// of its own: one that a sandbox holds up costs no other anything.
+/// Gives new spawners to sandboxes that have lost theirs, until the platform closes the socket. Each attempt is a
+/// process of its own, so that a sandbox that delays one does not affect others.
 pub(super) fn serve(socket: &OwnedFd, tree: &OpenTree) -> io::Result<()> {
     wire::send_message(socket, &Reply::Ready, &[])?;
     while let Some((request, fds)) = wire::receive_message::<Request>(socket)? {
@@ -214,7 +214,7 @@ pub(super) fn serve(socket: &OwnedFd, tree: &OpenTree) -> io::Result<()> {
     Ok(())
 }
 
-/// One attempt. Keeps standard output, which holds the lock of the launchers.
+/// Runs one attempt. Keeps standard output, which holds the lock of the launchers.
 fn conduct(agent: &OwnedFd, work: &Entry, answer: &OwnedFd) -> ! {
     let mut kept = vec![0, 1, 2, agent.as_raw_fd(), answer.as_raw_fd()];
     kept.extend(work.descriptors());

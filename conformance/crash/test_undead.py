@@ -70,7 +70,7 @@ def test_unkillable_processes_delay_nothing_else(work_dir: Path, group: Path) ->
         frozen = freeze(group, deleted)
         with in_time("the delete"):
             assert deleted.kill()
-        assert Path(f"/proc/{frozen}").exists() and "do not end" in server.log()
+        assert Path(f"/proc/{frozen}").exists() and "have not exited" in server.log()
         assert [box.sandbox_id for box in Sandbox.list().next_items()] == [keeper.sandbox_id]
         box = Sandbox.create(timeout=600)
         assert box.commands.run("echo fine").stdout == "fine\n" and box.kill()

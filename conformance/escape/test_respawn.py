@@ -66,7 +66,7 @@ def in_time(what: str, limit_s: float = CALL_LIMIT_S) -> Iterator[None]:
 
 
 def refused_spawners(server: Platform) -> int:
-    return server.log().count("start a spawner: ")
+    return server.log().count("replace the spawner: ")
 
 
 def start_attacks(server: Platform) -> list[Sandbox]:
@@ -124,7 +124,7 @@ def test_kill_9_in_the_middle_of_the_attack(attacked: Platform) -> None:
     for _ in range(3):
         seen = refused_spawners(attacked)
         # The platform dies right when a replacement stands still, or is about to.
-        until(lambda: attacked.log().count("the spawner ended, starting another") > seen, "a replacement begins", 60)
+        until(lambda: attacked.log().count("the spawner ended and is replaced") > seen, "a replacement begins", 60)
         attacked.kill()
         with in_time("the restart", READY_LIMIT_S):
             attacked.start()

@@ -45,12 +45,12 @@ pub(crate) fn clone3(flags: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result
     args.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
     args.cgroup = cgroup.map_or(0, |fd| u64::from(fd.as_raw_fd().cast_unsigned()));
     // SAFETY: `args` outlives the call and has the size given. Without CLONE_VM the child gets a copy of this
-    // address space, and since this process has one thread no lock in it can be held by somebody else.
+    // address space, and since this process has one thread no lock in it can be held by another thread.
     let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) })?;
     if pid == 0 {
         return Ok(Cloned::Child);
     }
-    // SAFETY: in the parent a successful clone3 with CLONE_PIDFD has stored a new descriptor that nobody else owns.
+    // SAFETY: in the parent a successful clone3 with CLONE_PIDFD has stored a new descriptor without another owner.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Cloned::Parent {
         pid: pid_t::try_from(pid).unwrap_or(pid_t::MAX),

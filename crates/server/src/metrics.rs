@@ -229,7 +229,7 @@ impl Series {
         let create_stages: Histograms<StageLabels> = Family::new_with_constructor(durations);
         registry.register_with_unit(
             "create_stage_duration",
-            "Time that successful creates spent in each stage, and in total",
+            "Time that successful create requests spent in each stage, and in total",
             Unit::Seconds,
             create_stages.clone(),
         );

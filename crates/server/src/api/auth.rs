@@ -77,7 +77,7 @@ impl Caller {
         };
         let taken = creates.take(now_us);
         self.rate.set(taken.unwrap_or_else(|level| level));
-        taken.map_err(|level| ApiError::rate_limited("creates per minute", level))?;
+        taken.map_err(|level| ApiError::rate_limited("create requests per minute", level))?;
         Ok(())
     }
 }

@@ -29,14 +29,14 @@ pub(crate) struct OptionalBody<T>(Map<String, Value>, PhantomData<fn() -> T>);
 pub(crate) struct RequiredBody<T>(Map<String, Value>, PhantomData<fn() -> T>);
 
 impl<T: Body> OptionalBody<T> {
-    /// What it says.
+    /// Parses the body.
     pub(crate) fn read(&self) -> Result<T, ApiError> {
         T::read(&self.0, &FieldPath::BODY)
     }
 }
 
 impl<T: Body> RequiredBody<T> {
-    /// What it says.
+    /// Parses the body.
     pub(crate) fn read(&self) -> Result<T, ApiError> {
         T::read(&self.0, &FieldPath::BODY)
     }

@@ -221,7 +221,10 @@ async fn the_create_rate_is_limited_separately() {
     assert_eq!(rate(&create(&platform).await), ["2", "1", "30", ""]);
     assert_eq!(rate(&create(&platform).await), ["2", "0", "60", ""]);
     let refused = create(&platform).await;
-    assert!(refused.error(429).contains("2 creates per minute"), "{refused:?}");
+    assert!(
+        refused.error(429).contains("2 create requests per minute"),
+        "{refused:?}"
+    );
     assert_eq!(rate(&refused), ["2", "0", "60", "30"]);
     assert_eq!(refused.header("should-retry"), "");
     assert_eq!(rate(&platform.call("GET", "/sandboxes", "").await)[0], "100");

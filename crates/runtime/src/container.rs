@@ -104,9 +104,9 @@ impl ContainerDriver {
         let lock = launchers::lock(&data_dir.join("launchers.lock"))?;
         let base = base::Versions::new(Path::new("/"), &data_dir);
         if settings.base {
-            match base.make_current() {
+            match base.update_current() {
                 // If this fails, for example on a full disk, existing sandboxes must still be adopted.
-                Err(error) if base.is_there() => {
+                Err(error) if base.has_current() => {
                     tracing::warn!("update `base`, continuing with the current version: {error}")
                 }
                 made => {
@@ -321,7 +321,7 @@ impl Driver for ContainerDriver {
 
 impl ContainerDriver {
     fn refresh_base(&self) -> io::Result<()> {
-        if !self.base.host_is_changing() && self.base.make_current()? {
+        if !self.base.host_is_changing() && self.base.update_current()? {
             tracing::info!("the host's packages changed: new sandboxes use a new version of `base`");
         }
         self.base.sweep(|| {

@@ -54,7 +54,7 @@ impl Views {
             return Ok(view.clone());
         }
         let view = Rc::new(View {
-            files: make_files(&numbers)?,
+            files: create_files(&numbers)?,
             numbers: numbers.clone(),
         });
         self.0.insert(numbers, view.clone());
@@ -74,7 +74,7 @@ fn window(allowed: &[u32], cores: Option<u32>, slot: Slot) -> Vec<u32> {
     numbers
 }
 
-fn make_files(numbers: &[u32]) -> io::Result<Option<String>> {
+fn create_files(numbers: &[u32]) -> io::Result<Option<String>> {
     let list = list_of(numbers);
     if fs::read_to_string(ONLINE)?.trim_end() == list {
         return Ok(None);

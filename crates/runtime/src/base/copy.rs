@@ -8,7 +8,7 @@ use std::path::Path;
 /// Marker of files with private keys, in every text format.
 const PRIVATE: &[u8] = b"PRIVATE KEY";
 
-pub(super) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+pub(super) fn create_dir(path: &Path, mode: u32) -> io::Result<()> {
     fs::create_dir_all(path)?;
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
@@ -61,7 +61,7 @@ pub(super) fn copy_public(from: &Path, to: &Path) -> io::Result<()> {
         if metadata.mode() & 0o005 != 0o005 {
             return Ok(());
         }
-        make_dir(to, 0o755)?;
+        create_dir(to, 0o755)?;
         for entry in fs::read_dir(from)? {
             let entry = entry?;
             copy_public(&entry.path(), &to.join(entry.file_name()))?;

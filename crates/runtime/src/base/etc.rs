@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::HOST_NAME;
 use super::accounts::Accounts;
-use super::copy::{copy_public, make_dir, put, put_link};
+use super::copy::{copy_public, create_dir, put, put_link};
 
 /// Files and directories of the host's `/etc` that are copied, if they exist: those that its package manager and tools
 /// generated from the packages in `/usr`.
@@ -39,12 +39,12 @@ const NSSWITCH: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files
 const PIP: &str = "[global]\nbreak-system-packages = true\nroot-user-action = ignore\n";
 
 /// Fills the sandbox's `/etc`.
-pub(super) fn make(host: &Path, etc: &Path, accounts: &Accounts) -> io::Result<()> {
+pub(super) fn create(host: &Path, etc: &Path, accounts: &Accounts) -> io::Result<()> {
     for name in COPIED {
         let from = host.join("etc").join(name);
         if from.symlink_metadata().is_ok() {
             if let Some(parent) = Path::new(name).parent() {
-                make_dir(&etc.join(parent), 0o755)?;
+                create_dir(&etc.join(parent), 0o755)?;
             }
             copy_public(&from, &etc.join(name))?;
         }
@@ -53,9 +53,9 @@ pub(super) fn make(host: &Path, etc: &Path, accounts: &Accounts) -> io::Result<(
         put_link(target, &etc.join("os-release"))?;
     }
     for dir in ["pam.d", "profile.d", "security", "skel"] {
-        make_dir(&etc.join(dir), 0o755)?;
+        create_dir(&etc.join(dir), 0o755)?;
     }
-    make_dir(&etc.join("sudoers.d"), 0o750)?;
+    create_dir(&etc.join("sudoers.d"), 0o750)?;
     for (name, mode, text) in files(accounts) {
         put(&etc.join(name), mode, text)?;
     }

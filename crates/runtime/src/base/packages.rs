@@ -14,7 +14,7 @@ use std::path::{Component, Path};
 use md5::{Digest, Md5};
 
 use super::accounts::Accounts;
-use super::copy::{make_dir, put, put_link, read_public};
+use super::copy::{create_dir, put, put_link, read_public};
 use super::sources;
 
 /// The database, below the root.
@@ -51,7 +51,7 @@ const REACHED: [&str; 7] = ["/bin/", "/dev/null", "/etc/", "/lib/", "/run/", "/u
 const DPKG: &str = "force-confdef\nforce-confold\nforce-confmiss\nforce-unsafe-io\n";
 
 /// Whether the host has a dpkg database.
-pub(super) fn are_debian(host: &Path) -> bool {
+pub(super) fn is_debian(host: &Path) -> bool {
     host.join(STATUS).is_file() && host.join("usr/bin/dpkg").exists()
 }
 
@@ -77,17 +77,17 @@ pub(super) fn copy(host: &Path, root: &Path, accounts: &Accounts) -> io::Result<
     for path in links {
         copy_link(host, root, path)?;
     }
-    make_dir(&root.join("etc/dpkg/dpkg.cfg.d"), 0o755)?;
+    create_dir(&root.join("etc/dpkg/dpkg.cfg.d"), 0o755)?;
     put(&root.join("etc/dpkg/dpkg.cfg.d/sandbox"), 0o644, DPKG)?;
     sources::copy(host, &root.join("etc"))?;
-    make_state_of_apt(host, root, accounts)
+    create_apt_state(host, root, accounts)
 }
 
 /// Copies the database and returns the paths in `/etc` and `/var` that packages own.
 fn copy_database(host: &Path, root: &Path, status: &str) -> io::Result<BTreeSet<String>> {
     let (from, to) = (host.join(DATABASE), root.join(DATABASE));
     for dir in ["", "alternatives", "info", "parts", "triggers", "updates"] {
-        make_dir(&to.join(dir), 0o755)?;
+        create_dir(&to.join(dir), 0o755)?;
     }
     for table in TABLES {
         if let Some(content) = read_public(&from.join(table))? {
@@ -194,7 +194,7 @@ fn copy_dir(to: &Path, host: &fs::Metadata, accounts: &Accounts) -> io::Result<(
     if to.symlink_metadata().is_ok() {
         return Ok(());
     }
-    make_dir(to, 0o755)?;
+    create_dir(to, 0o755)?;
     let uid = Some(host.uid()).filter(|uid| accounts.has_uid(*uid)).unwrap_or(0);
     let gid = Some(host.gid()).filter(|gid| accounts.has_gid(*gid)).unwrap_or(0);
     chown(to, Some(uid), Some(gid))?;
@@ -238,14 +238,14 @@ fn copy_link(host: &Path, root: &Path, path: &str) -> io::Result<()> {
 }
 
 /// The state of `apt`: which packages were installed as dependencies. Lists and archives are left to its user.
-fn make_state_of_apt(host: &Path, root: &Path, accounts: &Accounts) -> io::Result<()> {
+fn create_apt_state(host: &Path, root: &Path, accounts: &Accounts) -> io::Result<()> {
     for dir in [
         "var/lib/apt/lists",
         "var/lib/apt/mirrors",
         "var/cache/apt/archives",
         "var/log/apt",
     ] {
-        make_dir(&root.join(dir), 0o755)?;
+        create_dir(&root.join(dir), 0o755)?;
     }
     // `apt` downloads as an unprivileged user.
     for partial in [
@@ -253,7 +253,7 @@ fn make_state_of_apt(host: &Path, root: &Path, accounts: &Accounts) -> io::Resul
         "var/lib/apt/mirrors/partial",
         "var/cache/apt/archives/partial",
     ] {
-        make_dir(&root.join(partial), 0o700)?;
+        create_dir(&root.join(partial), 0o700)?;
         chown(root.join(partial), accounts.uid("_apt"), None)?;
     }
     match read_public(&host.join("var/lib/apt/extended_states"))? {

@@ -6,7 +6,7 @@ use std::os::unix::fs::{chown, symlink};
 use std::path::Path;
 
 use super::accounts::Accounts;
-use super::copy::{make_dir, put};
+use super::copy::{create_dir, put};
 use super::{AGENT, USER, etc, packages};
 
 const DIRECTORIES: [(&str, u32); 31] = [
@@ -44,9 +44,9 @@ const DIRECTORIES: [(&str, u32); 31] = [
 ];
 
 /// Creates the skeleton of the root.
-pub(super) fn make(host: &Path, root: &Path) -> io::Result<()> {
+pub(super) fn create(host: &Path, root: &Path) -> io::Result<()> {
     for (dir, mode) in DIRECTORIES {
-        make_dir(&root.join(dir), mode)?;
+        create_dir(&root.join(dir), mode)?;
     }
     for name in ["bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
         if let Ok(target) = fs::read_link(host.join(name)) {
@@ -58,10 +58,10 @@ pub(super) fn make(host: &Path, root: &Path) -> io::Result<()> {
     put(&root.join(AGENT), 0o644, "")?;
     let accounts = Accounts::of(host);
     // What packages of the host put into /etc comes first, so that the sandbox's own files replace it.
-    if packages::are_debian(host) {
+    if packages::is_debian(host) {
         packages::copy(host, root, &accounts)?;
     }
-    etc::make(host, &root.join("etc"), &accounts)?;
+    etc::create(host, &root.join("etc"), &accounts)?;
     for file in [".bashrc", ".profile", ".bash_logout"] {
         let text = fs::read(host.join("etc/skel").join(file)).unwrap_or_default();
         for home in ["home/user", "root"] {

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::copy::{make_dir, put, read_public};
+use super::copy::{create_dir, put, read_public};
 
 /// Directories of keyrings that a source may name: those that are visible inside.
 const KEYRINGS: [&str; 3] = ["/usr/share/keyrings/", "/etc/apt/keyrings/", "/etc/apt/trusted.gpg.d/"];
@@ -27,7 +27,7 @@ pub(super) fn copy(host: &Path, etc: &Path) -> io::Result<()> {
         "apt/apt.conf.d",
         "apt/preferences.d",
     ] {
-        make_dir(&etc.join(dir), 0o755)?;
+        create_dir(&etc.join(dir), 0o755)?;
     }
     for dir in ["apt/keyrings", "apt/trusted.gpg.d"] {
         for name in names_in(&host.join("etc").join(dir)) {

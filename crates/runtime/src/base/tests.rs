@@ -67,7 +67,7 @@ impl Host {
 
     /// Creates the version that matches now and returns its directory.
     fn made(&self) -> PathBuf {
-        self.versions().make_current().unwrap();
+        self.versions().update_current().unwrap();
         let all = self.data.path().join("base");
         all.join(fs::read_link(all.join("current")).unwrap())
     }
@@ -102,7 +102,7 @@ fn a_host_without_a_merged_usr_is_rejected_with_the_reason() {
             .unwrap()
             .contains("/sbin is not a link")
     );
-    assert!(host.versions().make_current().is_err());
+    assert!(host.versions().update_current().is_err());
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn a_version_is_kept_while_a_sandbox_uses_it() {
         versions.sweep(|| Ok(names)).unwrap();
     };
     let first = host.made();
-    assert!(!versions.make_current().unwrap(), "nothing changed");
+    assert!(!versions.update_current().unwrap(), "nothing changed");
     versions.sweep(|| panic!("there is nothing to remove")).unwrap();
 
     // As `dpkg` does: a new file in the place of the old.
@@ -479,7 +479,7 @@ fn a_version_is_kept_while_a_sandbox_uses_it() {
         fs::rename(host.path("var/lib/dpkg/status-new"), host.path("var/lib/dpkg/status")).unwrap();
     };
     change("Package: b\n");
-    assert!(versions.make_current().unwrap());
+    assert!(versions.update_current().unwrap());
     let second = host.made();
     assert_ne!(first, second);
     assert_eq!(text(&second.join("root/var/lib/dpkg/status")), "Package: b\n");

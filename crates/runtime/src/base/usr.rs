@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
-use super::copy::{make_dir, put, put_link};
+use super::copy::{create_dir, put, put_link};
 use super::packages;
 
 /// Directories for the host's administrator, hidden in sandboxes.
@@ -22,16 +22,16 @@ const NPM: &str = "prefix=/usr/local\n";
 const NO_SERVICES: &str = "#!/bin/sh\nexit 101\n";
 
 /// Creates the layer.
-pub(super) fn make(host: &Path, usr: &Path) -> io::Result<()> {
-    make_dir(usr, 0o755)?;
+pub(super) fn create(host: &Path, usr: &Path) -> io::Result<()> {
+    create_dir(usr, 0o755)?;
     for hidden in HIDDEN {
         let dir = usr.join(hidden);
-        make_dir(&dir, 0o755)?;
+        create_dir(&dir, 0o755)?;
         rustix::fs::setxattr(&dir, "trusted.overlay.opaque", b"y", XattrFlags::empty())?;
     }
     // Writable for everyone, so that `user` can install programs where every PATH finds them.
     for dir in ["", "bin", "etc", "games", "include", "lib", "sbin", "share", "src"] {
-        make_dir(&usr.join("local").join(dir), 0o777)?;
+        create_dir(&usr.join("local").join(dir), 0o777)?;
     }
     put_link("share/man", &usr.join("local/man"))?;
     for mark in marks(host) {
@@ -48,7 +48,7 @@ pub(super) fn make(host: &Path, usr: &Path) -> io::Result<()> {
         like_host(host, usr, Path::new("etc"))?;
         put(&usr.join("etc/npmrc"), 0o644, NPM)?;
     }
-    if packages::are_debian(host) {
+    if packages::is_debian(host) {
         like_host(host, usr, Path::new("sbin"))?;
         put(&usr.join("sbin/policy-rc.d"), 0o755, NO_SERVICES)?;
     }
@@ -97,7 +97,7 @@ fn like_host(host: &Path, usr: &Path, dir: &Path) -> io::Result<()> {
     for part in dir.components() {
         path.push(part);
         let mode = fs::metadata(host.join("usr").join(&path)).map_or(0o755, |metadata| metadata.mode() & 0o7777);
-        make_dir(&usr.join(&path), mode)?;
+        create_dir(&usr.join(&path), mode)?;
     }
     Ok(())
 }

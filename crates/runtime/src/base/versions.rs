@@ -82,7 +82,7 @@ impl Versions {
     }
 
     /// Whether there is a current version.
-    pub(crate) fn is_there(&self) -> bool {
+    pub(crate) fn has_current(&self) -> bool {
         self.all.join(CURRENT).is_dir()
     }
 
@@ -91,7 +91,7 @@ impl Versions {
     ///
     /// # Errors
     /// When the host is not supported or the data directory cannot be written.
-    pub(crate) fn make_current(&self) -> io::Result<bool> {
+    pub(crate) fn update_current(&self) -> io::Result<bool> {
         let name = key(&self.host)?;
         if fs::read_link(self.all.join(CURRENT)).is_ok_and(|target| target == Path::new(&name)) {
             return Ok(false);
@@ -108,8 +108,8 @@ impl Versions {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => fs::create_dir(&unfinished)?,
             }
-            root::make(&self.host, &unfinished.join("root"))?;
-            usr::make(&self.host, &unfinished.join("usr"))?;
+            root::create(&self.host, &unfinished.join("root"))?;
+            usr::create(&self.host, &unfinished.join("usr"))?;
             fs::rename(&unfinished, &version)?;
         }
         // It may have been current before; its users are recorded when it is replaced again.

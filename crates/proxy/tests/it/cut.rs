@@ -162,12 +162,10 @@ async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
                 Agent::Busy => Some(origin(|mut wire| async move { drop(wire.rest().await) }).await),
                 Agent::Running => Some(origin(healthy).await),
             };
-            let mut ports = front.node.ports.lock();
             match port {
-                Some(port) => ports.insert(agent::PORT, port),
-                None => ports.remove(&agent::PORT),
+                Some(port) => front.node.ports.lock().insert(agent::PORT, port),
+                None => front.node.ports.lock().remove(&agent::PORT),
             };
-            drop(ports);
             die.notify_one();
             if version == "1.1" && !dead && extra.is_empty() {
                 assert!(wire.until("0\r\n\r\n").await.ends_with("0\r\n\r\n"));

@@ -27,6 +27,22 @@ const STATEMENTS: [&str; 14] = [
     "WITH ",
 ];
 
+/// Where the server decides: what it decides there holds for any protocol, so it names none.
+const DOMAIN: [&str; 4] = [
+    "crates/server/src/admission",
+    "crates/server/src/records",
+    "crates/server/src/sandboxes",
+    "crates/server/src/templates",
+];
+/// Crates of the protocol in front of it.
+const PROTOCOL: [&str; 5] = ["axum", "http", "http_body_util", "hyper", "utoipa"];
+
+/// Whether a file is of the server's domain.
+fn is_domain(path: &str) -> bool {
+    let mut rests = DOMAIN.iter().filter_map(|module| path.strip_prefix(module));
+    rests.any(|rest| rest.starts_with(['/', '.']))
+}
+
 pub(super) fn check(tree: &Tree, breaches: &mut Vec<Breach>) -> Result<()> {
     let mut breach = |rule, path: &str, message: String| {
         breaches.push(Breach {
@@ -62,6 +78,15 @@ pub(super) fn check(tree: &Tree, breaches: &mut Vec<Breach>) -> Result<()> {
                 path,
                 format!("line {}: `unsafe` belongs in a `sys.rs`", token.line),
             );
+        }
+        let mut pairs = tokens.windows(2).filter(|_| is_domain(path));
+        let named = pairs.find(|pair| PROTOCOL.iter().any(|name| pair[0].is(name)) && pair[1].punct(':'));
+        if let Some(pair) = named {
+            let message = format!(
+                "line {}: the server's domain does not depend on HTTP: translate in `api`",
+                pair[0].line
+            );
+            breach("domain", path, message);
         }
         let statement = tokens
             .iter()

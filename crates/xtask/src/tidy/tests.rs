@@ -186,6 +186,15 @@ fn rules_about_one_file() {
         check("crates/a/a.sql", ""),
         ["sql: crates/a/a.sql: SQL belongs in `store`"]
     );
+    let names_http = "use axum::Router;";
+    for path in ["crates/server/src/api/a.rs", "crates/server/src/admission_like.rs"] {
+        assert_eq!(check(path, names_http), NONE);
+    }
+    for path in ["crates/server/src/sandboxes.rs", "crates/server/src/admission/rate.rs"] {
+        let expected =
+            format!("domain: {path}: line 1: the server's domain does not depend on HTTP: translate in `api`");
+        assert_eq!(check(path, names_http), [expected]);
+    }
     assert_eq!(
         check("a/mod.rs", ""),
         ["module: a/mod.rs: a module `foo` is in `foo.rs` beside the directory `foo`"]

@@ -105,7 +105,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     let _ = rustix::process::setsid();
     sys::hide_memory()?;
     // Where the kernel rejects it, starts are only slower.
-    let _ = schedule::launcher();
+    let _ = schedule::platform();
     // Attached is the entry of the registry, which stays locked while this process lives.
     let Some((hello, _region)) = wire::receive_message::<Hello>(socket)? else {
         return Ok(());

@@ -6,7 +6,12 @@
 //! (since Linux 6.12; before, all slices have the same length). It does not get a larger share: the scheduler makes it
 //! wait afterwards for what it used beyond its fair share.
 //!
-//! Programs in sandboxes get neither: they have default slices, and the system-call filter prevents setting others.
+//! All have the nice value 0, launchers too. A heavy thread shifts the average by which the scheduler places
+//! what joins its run queue, and what has joined then waits until the others have caught up: with a launcher of nice -15
+//! among them, new sandboxes waited up to 290 ms for the processor next to fork bombs. A launcher is outside the cgroup that
+//! limits the processors of sandboxes instead, so that their number does not decide how long a create request takes.
+//!
+//! Programs in sandboxes have default slices, and the system-call filter prevents setting others.
 
 use std::io;
 use std::time::Duration;
@@ -15,21 +20,13 @@ use crate::sys;
 
 /// Shortest slice that the kernel accepts.
 const SLICE: Duration = Duration::from_micros(100);
-/// Nice value of a launcher in the cgroup of all sandboxes, each of which counts as one thread of nice 0 for every
-/// processor. The number of sandboxes must not decide how long a create request takes.
-const LAUNCHER_NICE: i32 = -15;
 
-/// Schedules the calling thread of the platform and the threads that it starts.
+/// Schedules the calling thread of the platform or of a launcher, and the threads that it starts.
 ///
 /// # Errors
 /// When the kernel rejects it.
 pub fn platform() -> io::Result<()> {
     sys::set_schedule(0, SLICE, false)
-}
-
-/// Schedules a launcher.
-pub(crate) fn launcher() -> io::Result<()> {
-    sys::set_schedule(LAUNCHER_NICE, SLICE, false).or_else(|_| sys::set_schedule(0, SLICE, false))
 }
 
 /// Schedules the agent or the spawner of a sandbox. Their children are scheduled like any program.

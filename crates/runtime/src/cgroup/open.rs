@@ -64,11 +64,14 @@ impl OpenTree {
         })
     }
 
-    /// Moves the calling process into the tree's v1 groups, so that its children are not in the service's.
+    /// Moves the calling process into the tree's v1 groups, so that its children are not in the service's. Except that
+    /// of `cpu`, where it would be one among all sandboxes, see [`crate::schedule`].
     pub(crate) fn join_v1(&self) -> io::Result<()> {
         self.roots[1..]
             .iter()
-            .try_for_each(|root| write_at(root.as_fd(), "cgroup.procs", "0"))
+            .zip(CONTROLLERS)
+            .filter(|(_, controller)| *controller != "cpu")
+            .try_for_each(|(root, _)| write_at(root.as_fd(), "cgroup.procs", "0"))
     }
 
     /// Creates a sandbox's own group and its agent's, with limits. The record comes first, and no process is cloned

@@ -6,10 +6,10 @@
 //! (since Linux 6.12; before, all slices have the same length). It does not get a larger share: the scheduler makes it
 //! wait afterwards for what it used beyond its fair share.
 //!
-//! All have the nice value 0, launchers too. A heavy thread shifts the average by which the scheduler places
-//! what joins its run queue, and what has joined then waits until the others have caught up: with a launcher of nice -15
-//! among them, new sandboxes waited up to 290 ms for the processor next to fork bombs. A launcher is outside the cgroup that
-//! limits the processors of sandboxes instead, so that their number does not decide how long a create request takes.
+//! All have the nice value 0, launchers too. A heavy thread shifts the average by which the scheduler places what joins
+//! its run queue, and what has joined then waits until the others have caught up: with a launcher of nice -15 among
+//! them, new sandboxes waited up to 290 ms for the processor next to fork bombs. A launcher is outside the cgroup of all
+//! sandboxes instead, so that their number does not decide how long a create request takes.
 //!
 //! Programs in sandboxes have default slices, and the system-call filter prevents setting others.
 

@@ -66,7 +66,7 @@ install -m 755 "$binary" "$tree/ringfence"
 install -m 644 "$notices" "$tree/copyright"
 install -m 644 "$root/README.md" "$root/CHANGELOG.md" "$root/SECURITY.md" "$root/packaging/ringfence.toml" "$tree/"
 install -m 644 "$root"/docs/*.md "$tree/docs/"
-# Whoever unpacks a tarball puts the program where what is not a package belongs.
+# A user who unpacks a tarball puts the program where what is not a package belongs.
 sed 's|/usr/bin/|/usr/local/bin/|; s|/usr/share/doc/ringfence/|/usr/local/share/doc/ringfence/|' \
   "$root/packaging/ringfence.service" >"$tree/ringfence.service"
 chmod 644 "$tree/ringfence.service"

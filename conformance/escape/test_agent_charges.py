@@ -232,7 +232,7 @@ print(taken, got, flush=True)
 
 
 def test_only_the_host_can_provide_a_spawner(sandbox: Sandbox, control: Control) -> None:
-    """Whoever the agent takes for its spawner is handed the streams of every process, and makes the agent hold what it
+    """What the agent takes for its spawner is handed the streams of every process, and makes the agent hold what it
     does not read."""
     sandbox.files.write("/tmp/fake.py", FAKE_SPAWNER, user="root")
     fake = sandbox.commands.run("exec python3 /tmp/fake.py", background=True, user="root", timeout=0)
@@ -314,7 +314,7 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 def test_the_agents_work_shares_the_processor_limit(one_core: Platform, platform: Platform) -> None:
     """Compressing downloads, listing directories, reading metrics: all within the sandbox's one core and its margin, and
-    told to whoever reads the metrics."""
+    told to readers of the metrics."""
     try:
         with Sandbox.create(timeout=120) as box:
             control = Control(one_core, box)

@@ -35,7 +35,7 @@ pub(crate) struct Gzip {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Compress,
-    /// `blind` of the blocks from here on are not looked at, and twice as many after the next look.
+    /// The next `blind` blocks are skipped, and twice as many after the next sample.
     Store {
         blind: u32,
         next: u32,

@@ -1,6 +1,6 @@
 //! The data directory: made private, recognised as ours, and held by one process at a time.
 //!
-//! Invariant: no directory that is not ours is ever changed. A mistyped `--data-dir /srv` must not turn somebody's
+//! Invariant: no directory that is not ours is ever changed. A mistyped `--data-dir /srv` must not turn another's
 //! directory private, so an existing one is taken only when it is empty or carries our lock file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -263,7 +263,7 @@ pub(crate) struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A number without a process would only mislead whoever reads the file.
+        // A number without a process would only mislead readers of the file.
         let _ = self.file.set_len(0);
     }
 }
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_somebody_else_stays_as_it_is() {
+    fn a_directory_of_another_program_is_left_alone() {
         let temp = tempfile::tempdir().unwrap();
         fs::write(temp.path().join("letter"), "dear").unwrap();
         fs::set_permissions(temp.path(), Permissions::from_mode(0o755)).unwrap();

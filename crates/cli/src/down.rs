@@ -1,7 +1,7 @@
 //! `ringfence down`: the end of every sandbox of a data directory.
 //!
 //! An operator who types `down` wants it all to be down, so a platform that runs is ended first. It is told apart from
-//! any other process by the lock on the data directory: whoever holds that lock wrote its number there, and a pidfd
+//! any other process by the lock on the data directory: its holder wrote its number there, and a pidfd
 //! taken while the lock is still held cannot name another process afterwards.
 
 use std::os::fd::OwnedFd;

@@ -76,7 +76,7 @@ fn operator() -> ExitCode {
     match run(cli.command, &settings, &sources) {
         Ok(code) => code,
         Err(error) => {
-            // With JSON logs, whoever reads stderr parses it: the last line must be an object too.
+            // With JSON logs, the reader of stderr parses it: the last line must be an object too.
             if settings.log_format == LogFormat::Json && tracing::dispatcher::has_been_set() {
                 tracing::error!("{error:#}");
             } else {
@@ -103,7 +103,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
     };
     logging::start(settings, default_level)?;
     for name in &settings.unknown_env {
-        tracing::warn!("the environment variable {name} means nothing to ringfence");
+        tracing::warn!("unknown environment variable {name}: ignored");
     }
     match command {
         Command::Up(_) => up::run(settings),

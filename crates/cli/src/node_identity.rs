@@ -2,7 +2,7 @@
 //!
 //! Both ids are in `node.json`. The node's stays for as long as the directory does: rows in the database name it. The
 //! owner's stays for as long as the directory is in one place, that is the same file system, inode and boot. The lock of
-//! a directory in one place is held by one process at a time, so whoever holds it knows that the server before it is
+//! a directory in one place is held by one process at a time, so its holder knows that the server before it is
 //! gone, and has the right to its lease. A copy of the directory proves nothing of the kind: it gets an owner id of its
 //! own, and its server waits until the lease is over. So does the first start after a restart of the machine, because a
 //! snapshot of a disk that runs elsewhere cannot be told from it.
@@ -31,18 +31,18 @@ const FILE: &str = "node.json";
 struct Record {
     node: NodeId,
     owner: OwnerId,
-    place: Place,
+    place: Location,
 }
 
 /// Where a data directory is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct Location {
     boot: String,
     device: u64,
     inode: u64,
 }
 
-impl Place {
+impl Location {
     /// The place of a directory, which is that of its lock file: the only file in it that is never replaced.
     fn of(dir: &DataDir) -> io::Result<Self> {
         let lock = fs::metadata(dir.path().join(LOCK_FILE))?;
@@ -66,7 +66,7 @@ pub(crate) fn load(dir: &DataDir, _lock: &Lock, has_own_database: bool) -> Resul
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
     };
-    let place = Place::of(dir).context("find out where the data directory is")?;
+    let place = Location::of(dir).context("find out where the data directory is")?;
     let record = match found {
         Some(found) if has_own_database || found.place == place => found,
         found => {

@@ -2,7 +2,7 @@
 //!
 //! One random key in `<data-dir>/secret.key` is the root of everything secret: from it come, by HMAC under distinct
 //! labels, the key that seals secrets in the database and the seed of the sandboxes' access tokens. So the database
-//! alone, as a backup or in the hands of whoever runs the PostgreSQL, opens nothing. Losing the file loses the sealed
+//! alone, as a backup or with the operator of PostgreSQL, opens nothing. Losing the file loses the sealed
 //! secrets. Several servers on one database need the same file.
 //!
 //! Invariant: nothing here is printed by `Debug`, and API keys are kept as hashes only.

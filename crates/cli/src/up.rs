@@ -53,7 +53,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
         .build()
         .context("start the async runtime")?;
     // Connections and what they carry have threads of their own, so that no traffic, however it is shaped, is in the way
-    // of creates, deadlines and the care for sandboxes. The kernel shares the cores between the two.
+    // of create requests, deadlines and supervision. The kernel shares the cores between the two.
     let traffic = tokio::runtime::Builder::new_multi_thread()
         .thread_name("traffic")
         .enable_all()

@@ -3,7 +3,7 @@
 //! Log entries come from lifecycle events in this server and from the node. They wait in one bounded queue ([`queue`])
 //! and are written in the background, many in one transaction ([`writer`]), so that a create request never waits for
 //! them. Samples are taken from the node every few seconds ([`sampler`]), collected in memory and written as one
-//! encoded row per sandbox and five minutes ([`pack`]). Both are kept for some time after their sandbox has ended, and
+//! encoded row per sandbox and five minutes ([`encoding`]). Both are kept for some time after their sandbox has ended, and
 //! removed in small batches ([`purge`]).
 //!
 //! A crash loses the entries of the last fraction of a second, and the samples since the last row of each sandbox, at
@@ -14,8 +14,8 @@
 //! to four rows per second, and no more than that with a retention of one day. A log takes about `log_bytes` at most.
 
 pub(crate) mod buckets;
+mod encoding;
 mod lifecycle_event;
-mod pack;
 mod purge;
 mod queue;
 mod sampler;
@@ -36,8 +36,8 @@ use store::records::{LogQuery, LogRow, NewLogEntry};
 use store::sandboxes::SandboxRow;
 use tokio::sync::Notify;
 
+pub(crate) use self::encoding::Sample;
 pub(crate) use self::lifecycle_event::LifecycleEvent;
-pub(crate) use self::pack::Sample;
 use self::queue::{Item, WriteQueue};
 use self::tail::Tail;
 use crate::clock::{Clock, SECOND_US};
@@ -211,7 +211,7 @@ impl Records {
         let chunks = self.store.metric_list(team, id, from_us, to_us).await?;
         let mut samples: BTreeMap<i64, Sample> = BTreeMap::new();
         for chunk in &chunks {
-            let decoded = pack::decode(&chunk.samples).unwrap_or_else(|| {
+            let decoded = encoding::decode(&chunk.samples).unwrap_or_else(|| {
                 tracing::error!(sandbox.id = %id, from_us = chunk.from_us, "cannot decode metrics in the database");
                 Vec::new()
             });
@@ -230,7 +230,7 @@ impl Records {
             Some(last) => Some(last),
             None => {
                 let chunk = self.store.metric_latest(team, id).await?;
-                chunk.and_then(|chunk| pack::decode(&chunk.samples)?.last().copied())
+                chunk.and_then(|chunk| encoding::decode(&chunk.samples)?.last().copied())
             }
         };
         Ok(last.filter(|sample| sample.at_us >= self.oldest_sample_us()))

@@ -1,6 +1,6 @@
 //! The rules of this repository that no compiler holds, each as a check over the files.
 //!
-//! `cargo run -p xtask -- tidy` lists every breach; the same checks are an ordinary test, so nothing depends on somebody
+//! `cargo run -p xtask -- tidy` lists every breach; the same checks are an ordinary test, so nothing depends on a person
 //! remembering to run them. A breach that has to stay for a while is in [`exceptions`], and an exception that nothing
 //! needs any more is a breach itself, so that the list only shrinks.
 

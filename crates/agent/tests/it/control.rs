@@ -43,7 +43,7 @@ async fn init_sets_everything_up() {
     for bad in ["{", "[]", r#"{"envVars":[]}"#, r#"{"timestamp":"now"}"#] {
         assert_eq!(boot.post("/init", bad).await.status, 400, "{bad}");
     }
-    // The host needs no token, whoever else does.
+    // The host needs no token, unlike every other client.
     assert_eq!(boot.post("/init", r#"{"accessToken":"t"}"#).await.status, 204);
     assert_eq!(boot.get("/envs").await.status, 200);
     assert_eq!(client.get("/envs").await.status, 401);

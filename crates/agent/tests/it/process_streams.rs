@@ -127,7 +127,7 @@ async fn deadlines_kill() {
 }
 
 #[tokio::test]
-async fn descendants_hold_the_end_back_until_somebody_kills() {
+async fn descendants_delay_the_end_until_they_are_killed() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
@@ -147,7 +147,7 @@ async fn descendants_hold_the_end_back_until_somebody_kills() {
     kill(&mut other, pid(started), signal::KILL).await.unwrap();
     assert_eq!(events.rest().await.exit().0, 3);
 
-    // What a process wrote before it was killed is not lost, whoever else holds the pipe.
+    // What a process wrote before it was killed is not lost, even if another process holds the pipe.
     let marker = sandbox.path("written");
     let mut request = shell(&format!(
         "sleep 1000 & echo last words; echo > {}; read x",

@@ -1,4 +1,4 @@
-//! `StreamInput`: a request that goes on for as long as somebody types.
+//! `StreamInput`: a request that lasts as long as the user types.
 
 use std::time::Duration;
 
@@ -276,7 +276,7 @@ async fn who_does_not_read_is_waited_for() {
     let growth = sandbox.memory("VmHWM") - before;
     assert!(growth < 8 * 1024, "{growth} kB");
 
-    // A process that ends takes its writers with it, whoever still holds the pipe open.
+    // A process that ends takes its writers with it, even if another process still holds the pipe open.
     let mut events = sandbox
         .client()
         .await

@@ -2,11 +2,11 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use super::Place;
+use super::TestDir;
 
 #[test]
 fn a_key_is_shown_once_and_can_be_revoked() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.run(&["team", "create", "blue"]).expect(0);
     let created = place
         .run(&["key", "create", "--team", "blue", "--name", "ci"])
@@ -49,7 +49,7 @@ fn a_key_is_shown_once_and_can_be_revoked() {
 
 #[test]
 fn an_access_token_is_shown_once_and_can_be_revoked() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.run(&["team", "create", "blue"]).expect(0);
     let created = place
         .run(&["token", "create", "--team", "blue", "--name", "laptop"])
@@ -89,7 +89,7 @@ fn an_access_token_is_shown_once_and_can_be_revoked() {
 
 #[test]
 fn what_cannot_be_done_is_1_and_says_why() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.run(&["team", "create", "blue"]).expect(0);
     place
         .run(&["team", "create", "blue"])
@@ -112,7 +112,7 @@ fn what_cannot_be_done_is_1_and_says_why() {
 
 #[test]
 fn teams_are_listed_with_the_default_one() {
-    let place = Place::new();
+    let place = TestDir::new();
     let id = place.run(&["team", "create", "blue"]).expect(0).stdout;
     let teams = place.run(&["team", "list", "--format", "json"]).expect(0).json();
     let names: Vec<_> = teams
@@ -126,8 +126,8 @@ fn teams_are_listed_with_the_default_one() {
 }
 
 #[test]
-fn a_directory_of_somebody_else_is_left_alone() {
-    let place = Place::new();
+fn a_directory_of_another_program_is_left_alone() {
+    let place = TestDir::new();
     std::fs::create_dir(place.data_dir()).unwrap();
     std::fs::write(place.data_dir().join("letter"), "dear").unwrap();
     place

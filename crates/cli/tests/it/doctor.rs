@@ -4,14 +4,14 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
-use super::{Place, Ran, command};
+use super::{Ran, TestDir, command};
 
 /// A user id without rights that every Linux knows.
 const NOBODY: u32 = 65534;
 
 #[test]
 fn the_report_says_whether_up_would_work() {
-    let place = Place::new();
+    let place = TestDir::new();
     let ran = place.run(&["doctor", "--listen", "127.0.0.1:0", "--format", "json"]);
     let report = ran.json();
     let checks = report["checks"].as_array().unwrap();
@@ -45,7 +45,7 @@ fn the_report_says_whether_up_would_work() {
 
 #[test]
 fn a_taken_port_is_named() {
-    let place = Place::new();
+    let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let report = place
@@ -60,7 +60,7 @@ fn a_taken_port_is_named() {
 
 #[test]
 fn without_root_everything_that_is_missing_is_said_at_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let mut up = if rustix::process::geteuid().is_root() {
         // Others must be able to reach a copy of the binary, wherever the build directory lies.
         let copy = place.temp.path().join("ringfence");

@@ -20,13 +20,13 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A place of its own for one test.
-struct Place {
+struct TestDir {
     temp: TempDir,
     /// The database, where it is not the one in the data directory.
     database_url: Option<String>,
 }
 
-impl Place {
+impl TestDir {
     fn new() -> Self {
         Self {
             temp: tempfile::tempdir().unwrap(),

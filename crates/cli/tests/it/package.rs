@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Place, Ran, command};
+use super::{Ran, TestDir, command};
 
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 
@@ -19,7 +19,7 @@ fn tool(name: &str) -> Command {
 }
 
 /// Packages a stand-in into a directory of the place; answers the tarball and the Debian package.
-fn release(place: &Place, into: &str) -> (PathBuf, PathBuf) {
+fn release(place: &TestDir, into: &str) -> (PathBuf, PathBuf) {
     use std::os::unix::fs::PermissionsExt as _;
     let stand_in = place.file("stand-in", "#!/bin/sh\n");
     fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
@@ -56,7 +56,7 @@ fn listed(listing: &str) -> BTreeMap<String, (String, String)> {
 
 #[test]
 fn both_packages_are_whole_and_the_same_each_time() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (tarball, package) = release(&place, "one");
     let (again, package_again) = release(&place, "two");
     assert_eq!(fs::read(&tarball).unwrap(), fs::read(again).unwrap());
@@ -144,7 +144,7 @@ fn both_packages_are_whole_and_the_same_each_time() {
 
 #[test]
 fn licences_of_what_is_built_in_are_given_along() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (_, package) = release(&place, "one");
     let unpacked = place.temp.path().join("unpacked");
     Ran::of(tool("dpkg-deb").arg("-x").arg(&package).arg(&unpacked)).expect(0);
@@ -162,7 +162,7 @@ fn licences_of_what_is_built_in_are_given_along() {
 
 #[test]
 fn systemd_understands_the_unit() {
-    let place = Place::new();
+    let place = TestDir::new();
     let unit = fs::read_to_string(root().join("packaging/ringfence.service")).unwrap();
     // The program of the unit has to be there for the check.
     let there = unit.replace("/usr/bin/ringfence", env!("CARGO_BIN_EXE_ringfence"));
@@ -190,7 +190,7 @@ fn systemd_understands_the_unit() {
 
 #[test]
 fn the_configuration_that_is_installed_is_valid_with_every_line_in_use() {
-    let place = Place::new();
+    let place = TestDir::new();
     let installed = fs::read_to_string(root().join("packaging/ringfence.toml")).unwrap();
     let keys: Vec<&str> = installed.lines().filter_map(|line| line.strip_prefix("#: ")).collect();
     assert!(keys.len() > 5, "{keys:?}");
@@ -209,7 +209,7 @@ fn the_configuration_that_is_installed_is_valid_with_every_line_in_use() {
 
 #[test]
 fn the_version_is_told() {
-    let ran = Place::new().run(&["--version"]).expect(0);
+    let ran = TestDir::new().run(&["--version"]).expect(0);
     assert!(
         ran.stdout.starts_with(concat!("ringfence ", env!("CARGO_PKG_VERSION"))),
         "{ran:?}"

@@ -12,17 +12,17 @@ use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, Signal};
 
-use super::{Place, Ran, command};
+use super::{Ran, TestDir, command};
 
 /// A running platform. Whatever happens to the test, nothing of it stays.
 struct Up<'a> {
-    place: &'a Place,
+    place: &'a TestDir,
     child: Child,
     ready: String,
 }
 
 impl<'a> Up<'a> {
-    fn start(place: &'a Place, arguments: &[&str]) -> Self {
+    fn start(place: &'a TestDir, arguments: &[&str]) -> Self {
         // As an operator with a careful umask starts it: sandboxes must see what they need all the same.
         let plain = place.ringfence(&[&["up"], arguments].concat());
         let mut command = command(Path::new("/bin/sh"));
@@ -84,7 +84,7 @@ impl Drop for Up<'_> {
     reason = "a test that did nothing must not look like one that passed"
 )]
 fn cannot_run() -> bool {
-    let place = Place::new();
+    let place = TestDir::new();
     let cannot = place.run(&["doctor", "--listen", "127.0.0.1:0"]).code != Some(0);
     if cannot {
         eprintln!("SKIPPED: this host or user cannot run sandboxes, see `ringfence doctor`");
@@ -92,7 +92,7 @@ fn cannot_run() -> bool {
     cannot
 }
 
-fn credential(place: &Place, name: &str) -> String {
+fn credential(place: &TestDir, name: &str) -> String {
     let text = std::fs::read_to_string(place.data_dir().join("credentials.env")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     line.unwrap_or_else(|| panic!("no {name}")).to_owned()
@@ -121,7 +121,7 @@ fn from_the_first_start_to_down() {
     if cannot_run() {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let config = place.file("ringfence.toml", "[sandbox]\ndisk_mb = 256\n");
     let config = config.to_str().unwrap();
     let mut up = Up::start(&place, &["--listen", "127.0.0.1:0", "--config", config]);
@@ -139,7 +139,7 @@ fn from_the_first_start_to_down() {
         .run(&["up", "--listen", "127.0.0.1:0"])
         .expect(1)
         .complains_of(&[&in_use, "in use"]);
-    let other = Place::new();
+    let other = TestDir::new();
     other
         .run(&["up", "--listen", &address])
         .expect(1)
@@ -203,7 +203,7 @@ fn an_interrupted_bench_deletes_what_it_made() {
     if cannot_run() {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let config = place.file("ringfence.toml", "[sandbox]\ndisk_mb = 256\n");
     let up = Up::start(
         &place,
@@ -239,7 +239,7 @@ fn a_start_that_fails_can_be_tried_again() {
     if cannot_run() {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let mut json = place.ringfence(&["up", "--log-format", "json", "--listen", &address]);

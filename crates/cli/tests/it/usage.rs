@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::{Place, Ran, command};
+use super::{Ran, TestDir, command};
 
 #[test]
 fn wrong_usage_is_2() {
-    let place = Place::new();
+    let place = TestDir::new();
     for arguments in [
         &["no-such-command"][..],
         &["up", "--no-such-flag"],
@@ -27,7 +27,7 @@ fn wrong_usage_is_2() {
 
 #[test]
 fn errors_name_flag_variable_or_file() {
-    let place = Place::new();
+    let place = TestDir::new();
     place
         .run(&["up", "--listen", "nowhere"])
         .expect(2)
@@ -54,7 +54,7 @@ fn errors_name_flag_variable_or_file() {
 
 #[test]
 fn passwords_stay_out_of_errors() {
-    let place = Place::new();
+    let place = TestDir::new();
     for (url, code) in [
         ("postgres://user:hunter2@127.0.0.1:port/db", 1),
         ("mysql://user:hunter2@127.0.0.1/db", 2),
@@ -70,7 +70,7 @@ fn passwords_stay_out_of_errors() {
 
 #[test]
 fn help_and_version_are_answers() {
-    let place = Place::new();
+    let place = TestDir::new();
     let version = place.run(&["--version"]).expect(0).stdout;
     assert_eq!(version.trim(), concat!("ringfence ", env!("CARGO_PKG_VERSION")));
     let help = place.run(&["up", "--help"]).expect(0).stdout;
@@ -94,7 +94,7 @@ fn help_and_version_are_answers() {
 
 #[test]
 fn a_variable_that_means_nothing_is_warned_of() {
-    let place = Place::new();
+    let place = TestDir::new();
     let mut list = place.ringfence(&["team", "list", "--log-format", "json"]);
     let ran = Ran::of(list.env("RINGFENCE_LISTN", "x")).expect(0);
     let line = ran.stderr.lines().next().unwrap();

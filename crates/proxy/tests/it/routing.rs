@@ -40,7 +40,7 @@ fn a_host_label_names_port_and_sandbox() {
         ("3000-IABC.Example.Com", sandbox("iabc", 3000)),
         ("65535-iabc.x", sandbox("iabc", 65535)),
         ("007-iabc.x", sandbox("iabc", 7)),
-        // No dot, no label; and labels that begin with no port are somebody else's names.
+        // No dot, no label; and labels that begin with no port are names of something else.
         ("3000-iabc", Ok(Route::Api)),
         ("3000-iabc:80", Ok(Route::Api)),
         ("localhost:3000", Ok(Route::Api)),

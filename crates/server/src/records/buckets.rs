@@ -1,6 +1,6 @@
 //! Downsampling: one sample per time bucket, with the maximum of each value.
 
-use super::pack::Sample;
+use super::encoding::Sample;
 use crate::clock::SECOND_US;
 
 const MINUTE_S: i64 = 60;

@@ -4,7 +4,7 @@ use model::id::{SandboxId, TeamId};
 use protocol::node::SandboxSample;
 use store::records::MetricChunk;
 
-use super::pack::{self, Sample};
+use super::encoding::{self, Sample};
 use crate::clock::SECOND_US;
 
 /// Samples per row: five minutes of them.
@@ -112,7 +112,7 @@ impl Tail {
             sandbox_id: id.clone(),
             from_us,
             to_us,
-            samples: pack::encode(&samples),
+            samples: encoding::encode(&samples),
         })
     }
 }

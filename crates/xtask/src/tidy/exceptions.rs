@@ -1,6 +1,6 @@
 //! What may break a rule for the time being, and why.
 //!
-//! An exception that covers nothing is a breach, so whoever mends a place takes its line out, and nothing is added
+//! An exception that covers nothing is a breach, so a change that mends a place takes its line out, and nothing is added
 //! without being seen in review.
 
 use super::Breach;

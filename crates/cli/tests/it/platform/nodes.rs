@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use rustix::process::Signal;
 
-use super::super::Place;
+use super::super::TestDir;
 use super::super::postgres::Server;
 use super::{Up, cannot_run, credential};
 
@@ -35,7 +35,7 @@ fn create(up: &Up<'_>, key: &str) -> String {
 }
 
 /// Makes `to` a data directory with these files of `from`.
-fn share(from: &Place, to: &Place, names: &[&str]) {
+fn share(from: &TestDir, to: &TestDir, names: &[&str]) {
     to.run(&["key", "list"]).expect(0);
     for name in names {
         fs::copy(from.data_dir().join(name), to.data_dir().join(name)).unwrap();
@@ -48,7 +48,7 @@ fn two_platforms_on_one_database_keep_out_of_each_others_way() {
         return;
     }
     let server = Server::start();
-    let (first, second) = (Place::on(server.url("postgres")), Place::on(server.url("postgres")));
+    let (first, second) = (TestDir::on(server.url("postgres")), TestDir::on(server.url("postgres")));
     let config = first.file("ringfence.toml", "[sandbox]\ndisk_mb = 256\n");
     let arguments = ["--listen", "127.0.0.1:0", "--config", config.to_str().unwrap()];
 
@@ -84,7 +84,7 @@ fn two_platforms_on_one_database_keep_out_of_each_others_way() {
     }
 
     // A copy of a data directory is no second server of its node.
-    let copy = Place::on(server.url("postgres"));
+    let copy = TestDir::on(server.url("postgres"));
     share(&first, &copy, &["secret.key", "node.json"]);
     let refused = copy.run(&["up", "--listen", "127.0.0.1:0"]).expect(1);
     refused.complains_of(&["another server runs node", "node.json"]);

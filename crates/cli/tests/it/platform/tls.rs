@@ -12,10 +12,10 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use super::{Place, Up, cannot_run, get};
+use super::{TestDir, Up, cannot_run, get};
 
 /// The variables of `credentials-tls.env`.
-fn variable(place: &Place, name: &str) -> Option<String> {
+fn variable(place: &TestDir, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(place.data_dir().join("credentials-tls.env")).unwrap();
     let line = text
         .lines()
@@ -55,7 +55,7 @@ fn https_stays_trusted_over_restarts_and_domains() {
     if cannot_run() {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let up = Up::start(&place, &["--listen", "127.0.0.1:0", "--tls"]);
     let address = up.address().to_owned();
     let port = address.rsplit(':').next().unwrap();
@@ -101,12 +101,12 @@ fn files_are_read_again_at_sighup() {
         return;
     }
     // Two platforms make a certificate each.
-    let made = [Place::new(), Place::new()];
+    let made = [TestDir::new(), TestDir::new()];
     for place in &made {
         stop(Up::start(place, &["--listen", "127.0.0.1:0", "--tls"]));
     }
     let content = |at: usize, name: &str| std::fs::read_to_string(made[at].data_dir().join("tls").join(name)).unwrap();
-    let place = Place::new();
+    let place = TestDir::new();
     let put = |at: usize| {
         let key = place.file("key.pem", &content(at, "server.key"));
         (place.file("cert.pem", &content(at, "server.pem")), key)

@@ -198,6 +198,6 @@ impl Watch {
         self.thread
             .join()
             .ok()
-            .context("the thread that watches memory broke off")
+            .context("the thread that watches memory panicked")
     }
 }

@@ -53,14 +53,15 @@ sdk_environment() {
   python_environment "$root/conformance/python/requirements-$1.txt" "$root/target/sdk-$1"
 }
 
-# Makes a Python environment of what a file pins, and prints its path.
+# Makes a Python environment of what a file pins, and prints its path. Where the output is captured, bash does not end
+# a function at its first failure, and what was not installed would count as installed.
 python_environment() { # FILE DIRECTORY
   local pins=$1 venv=$2 want
   want=$(sha256sum <"$pins")
   if [ "$(cat "$venv/.pins" 2>/dev/null)" != "$want" ]; then
     rm -rf "$venv"
-    /usr/bin/python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$pins"
+    /usr/bin/python3 -m venv "$venv" || return
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$pins" || return
     printf '%s\n' "$want" >"$venv/.pins"
   fi
   printf '%s\n' "$venv"

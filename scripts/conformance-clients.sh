@@ -43,7 +43,8 @@ need_node() {
   export RINGFENCE_NODE
 }
 
-# Installs what a lock file pins and prints the directory that holds it.
+# Installs what a lock file pins and prints the directory that holds it. Its output is captured, so it has to end itself
+# when a step fails.
 npm_packages() { # DIRECTORY
   local into="$clients/npm/${1//\//-}" want
   want=$(sha256sum <"$1/package-lock.json")
@@ -51,7 +52,7 @@ npm_packages() { # DIRECTORY
     rm -rf "$into"
     mkdir -p "$into"
     cp "$1/package.json" "$1/package-lock.json" "$into/"
-    npm ci --prefix "$into" --no-audit --no-fund --loglevel=error >&2
+    npm ci --prefix "$into" --no-audit --no-fund --loglevel=error >&2 || return
     printf '%s\n' "$want" >"$into/.pins"
   fi
   printf '%s\n' "$into/node_modules"

@@ -105,9 +105,13 @@ def unaccepted() -> tuple[None, int]:
     return None, sent
 
 
+# Without a meaning for the kernel.
+protocols = itertools.cycle(range(145, 254))
+
+
 def raw() -> tuple[socket.socket, int]:
-    """What raw sockets have received."""
-    sock = made(socket.AF_INET, socket.SOCK_RAW, 253)
+    """What raw sockets have received. Each packet goes to every socket of its protocol, so the sockets have many."""
+    sock = made(socket.AF_INET, socket.SOCK_RAW, next(protocols))
     sock.connect(("127.0.0.1", 0))
     return sock, fill(sock, lambda sock: sock.send(bytes(16000)))
 

@@ -4,7 +4,10 @@
 //! is held in sockets (see `runtime::sockets`), and can only be bounded by measuring it. Measuring every socket of
 //! every sandbox all the time would cost too much, so the host as a whole is measured first: only when it has lost
 //! memory that no sandbox is charged for are the sandboxes measured, one by one. A sandbox that holds more than any
-//! legitimate program does is ended. Measuring the host takes about 100 µs, so idle sandboxes cost nothing.
+//! legitimate program does is ended. Measuring the host takes about 100 µs.
+//!
+//! A loss is invisible if a program of the host frees as much at the same time. So a few sandboxes are measured each
+//! time in any case, and each of them once per [`ROUND`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +26,8 @@ const LOSS: u64 = 64 << 20;
 const BOUND: u64 = 64 << 20;
 /// How long a sandbox must stay above the bound: the counters behind the sum are not read at the same time.
 const CONFIRM: Duration = Duration::from_millis(20);
+/// Number of measurements of the host in which each sandbox is measured once: 10 s.
+const ROUND: usize = 50;
 const MIB: u64 = 1 << 20;
 
 /// Measures until the platform stops, on a thread of its own, so that queued work in this process cannot delay it.
@@ -34,12 +39,19 @@ pub(crate) fn watch(shared: &Arc<Shared>) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     let look = move || {
         let mut suspicion = Suspicion::default();
+        let mut round = Round::new();
         while let Some(shared) = shared.upgrade().filter(|shared| !shared.stop.is_cancelled()) {
             let handles: Vec<Arc<SandboxHandle>> = shared.sandboxes.lock().values().cloned().collect();
             if !handles.is_empty() {
                 match shared.driver.uncharged_bytes() {
                     Ok(bytes) if suspicion.is_raised_by(bytes) => handles.iter().for_each(|handle| check(handle)),
-                    Ok(_) => {}
+                    Ok(_) => {
+                        let due = round.next(handles.iter().map(|handle| handle.id().clone()));
+                        handles
+                            .iter()
+                            .filter(|handle| due.contains(handle.id()))
+                            .for_each(|handle| check(handle));
+                    }
                     Err(error) => tracing::warn!("measure the host's uncharged memory: {error}"),
                 }
             }
@@ -71,6 +83,37 @@ impl Suspicion {
             self.lowest.min(uncharged)
         };
         is_raised
+    }
+}
+
+/// Chooses the sandboxes to measure whatever the host has lost.
+#[derive(Debug)]
+struct Round<T> {
+    /// What is left of this round.
+    left: Vec<T>,
+    /// Number to measure each time.
+    share: usize,
+    /// Number of times so far in this round.
+    turn: usize,
+}
+
+impl<T> Round<T> {
+    fn new() -> Self {
+        Self {
+            left: Vec::new(),
+            share: 0,
+            turn: 0,
+        }
+    }
+
+    /// The next ones. `all` are those that a new round begins with; what has ended since is still in the round.
+    fn next(&mut self, all: impl Iterator<Item = T>) -> Vec<T> {
+        if self.turn == 0 {
+            self.left = all.collect();
+            self.share = self.left.len().div_ceil(ROUND);
+        }
+        self.turn = (self.turn + 1) % ROUND;
+        self.left.split_off(self.left.len().saturating_sub(self.share))
     }
 }
 
@@ -115,6 +158,24 @@ fn check(handle: &SandboxHandle) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_sandbox_is_measured_once_per_round() {
+        for number in [1_usize, 2, 49, 50, 51, 120, 1000] {
+            let mut round = Round::new();
+            for _ in 0..2 {
+                let mut seen = Vec::new();
+                for _ in 0..ROUND {
+                    let due = round.next(0..number);
+                    assert!(due.len() <= number.div_ceil(ROUND), "{number}");
+                    seen.extend(due);
+                }
+                seen.sort_unstable();
+                assert_eq!(seen, Vec::from_iter(0..number));
+            }
+        }
+        assert!(Round::<u8>::new().next(std::iter::empty()).is_empty());
+    }
 
     #[test]
     fn suspicion_is_raised_by_losses_since_the_lowest_value() {

@@ -7,5 +7,6 @@ pub mod id;
 pub mod lifecycle;
 pub mod limits;
 pub mod log;
+pub mod network;
 pub mod resources;
 pub mod sandbox;

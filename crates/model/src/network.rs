@@ -1,0 +1,240 @@
+//! What a sandbox may reach: networks, domain patterns, and the policy that consists of them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A network in CIDR notation; a single address is a network of one. IPv4-mapped IPv6 addresses are IPv4 addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Cidr {
+    address: IpAddr,
+    prefix: u8,
+}
+
+/// Text that is not a network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an address or a network such as 10.0.0.0/8")]
+pub struct InvalidCidr(String);
+
+impl Cidr {
+    /// All IPv4 addresses, and in policies all addresses.
+    pub const ALL: Self = Self {
+        address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        prefix: 0,
+    };
+
+    /// Whether the address is in the network.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                (own.to_bits() ^ other.to_bits())
+                    .checked_shr(32 - u32::from(self.prefix))
+                    .unwrap_or(0)
+                    == 0
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                (own.to_bits() ^ other.to_bits())
+                    .checked_shr(128 - u32::from(self.prefix))
+                    .unwrap_or(0)
+                    == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = InvalidCidr;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCidr> {
+        let invalid = || InvalidCidr(text.to_owned());
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| invalid())?;
+        let longest = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            None => longest,
+            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                digits.parse().map_err(|_| invalid())?
+            }
+            Some(_) => return Err(invalid()),
+        };
+        if prefix > longest {
+            return Err(invalid());
+        }
+        let (address, prefix) = match (address.to_canonical(), prefix) {
+            (canonical, prefix) if canonical.is_ipv4() == address.is_ipv4() => (canonical, prefix),
+            (canonical, 96..) => (canonical, prefix - 96),
+            _ => (address, prefix),
+        };
+        let address = match address {
+            IpAddr::V4(own) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(own.to_bits() & mask))
+            }
+            IpAddr::V6(own) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(own.to_bits() & mask))
+            }
+        };
+        Ok(Self { address, prefix })
+    }
+}
+
+impl TryFrom<String> for Cidr {
+    type Error = InvalidCidr;
+
+    fn try_from(text: String) -> Result<Self, InvalidCidr> {
+        text.parse()
+    }
+}
+
+impl From<Cidr> for String {
+    fn from(network: Cidr) -> Self {
+        network.to_string()
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// A domain name, `*.` and a domain name, which stands for all names below it, or `*` for all names. In lower case,
+/// without a dot at the end.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DomainPattern(String);
+
+/// Text that is not a domain pattern.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a domain name such as example.com or *.example.com")]
+pub struct InvalidDomain(String);
+
+impl DomainPattern {
+    /// Whether a name matches. Names are compared without regard to case and to a dot at the end.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        let name = name.strip_suffix('.').unwrap_or(name);
+        match self.0.strip_prefix('*') {
+            Some("") => true,
+            Some(suffix) => {
+                let Some(start) = name.len().checked_sub(suffix.len()) else {
+                    return false;
+                };
+                start > 0 && name.is_char_boundary(start) && name[start..].eq_ignore_ascii_case(suffix)
+            }
+            None => name.eq_ignore_ascii_case(&self.0),
+        }
+    }
+
+    /// The pattern.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for DomainPattern {
+    type Err = InvalidDomain;
+
+    fn from_str(text: &str) -> Result<Self, InvalidDomain> {
+        let lower = text.to_ascii_lowercase();
+        let pattern = lower.strip_suffix('.').unwrap_or(&lower);
+        let name = pattern.strip_prefix("*.").unwrap_or(pattern);
+        let is_label = |label: &str| {
+            (1..=63).contains(&label.len())
+                && label
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        };
+        let is_name = pattern.len() <= 253
+            && name.split('.').all(is_label)
+            // The last label of a name is never a number: `127.1` and `2130706433` are addresses to some programs.
+            && name.rsplit('.').next().is_some_and(|last| !last.bytes().all(|byte| byte.is_ascii_digit()));
+        if pattern == "*" || is_name {
+            return Ok(Self(pattern.to_owned()));
+        }
+        Err(InvalidDomain(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for DomainPattern {
+    type Error = InvalidDomain;
+
+    fn try_from(text: String) -> Result<Self, InvalidDomain> {
+        text.parse()
+    }
+}
+
+impl From<DomainPattern> for String {
+    fn from(pattern: DomainPattern) -> Self {
+        pattern.0
+    }
+}
+
+/// What a sandbox may reach. Public addresses only: what else is closed is the operator's decision, which no policy of
+/// a sandbox widens.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EgressPolicy {
+    /// Networks that are open even if they are denied below. [`Cidr::ALL`] includes IPv6.
+    pub allow: Vec<Cidr>,
+    /// Domains that are open even if their addresses are denied below.
+    pub allow_domains: Vec<DomainPattern>,
+    /// Networks that are closed. [`Cidr::ALL`] includes IPv6.
+    pub deny: Vec<Cidr>,
+    /// Servers that answer the DNS queries of the sandbox; if empty, those of the operator.
+    pub dns_servers: Vec<Ipv4Addr>,
+}
+
+/// What a policy says about a public address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyDecision {
+    /// A network that is allowed contains it.
+    Allowed,
+    /// A network that is denied contains it, but a connection to a domain that is allowed is open.
+    ByDomain,
+    /// A network that is denied contains it.
+    Denied,
+    /// The policy does not mention it.
+    Unmentioned,
+}
+
+impl EgressPolicy {
+    /// What the policy says about a public address. What is allowed takes precedence over what is denied.
+    #[must_use]
+    pub fn decide(&self, address: IpAddr) -> PolicyDecision {
+        let contains = |network: &Cidr| *network == Cidr::ALL || network.contains(address);
+        if self.allow.iter().any(contains) {
+            PolicyDecision::Allowed
+        } else if !self.deny.iter().any(contains) {
+            PolicyDecision::Unmentioned
+        } else if self.allow_domains.is_empty() {
+            PolicyDecision::Denied
+        } else {
+            PolicyDecision::ByDomain
+        }
+    }
+
+    /// Whether a domain is allowed by name.
+    #[must_use]
+    pub fn allows_domain(&self, name: &str) -> bool {
+        self.allow_domains.iter().any(|pattern| pattern.matches(name))
+    }
+
+    /// Whether addresses that no network of [`Self::allow`] contains are closed altogether.
+    #[must_use]
+    pub fn denies_everything_else(&self) -> bool {
+        self.deny.contains(&Cidr::ALL)
+    }
+}

@@ -1,0 +1,5 @@
+//! Decides what leaves sandboxes, and forwards it.
+
+mod addresses;
+mod dns;
+mod sniff;

@@ -1,0 +1,1 @@
+//! Addresses that are not public: closed unless the operator opens them.

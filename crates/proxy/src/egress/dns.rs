@@ -1,0 +1,1 @@
+//! The resolver that answers the DNS queries of sandboxes.

@@ -17,6 +17,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use model::resources::Resources;
+use proxy::egress::EgressSettings;
 use server::settings::{BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, Network, RecordSettings, TeamLimits};
 
 use self::keys::{Key, Kind};
@@ -153,6 +154,8 @@ pub(crate) struct Config {
     pub(crate) records: RecordSettings,
     /// Whether every agent requires its token.
     pub(crate) always_secure: bool,
+    /// What is open to sandboxes, and how much they may use.
+    pub(crate) egress: EgressSettings,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
@@ -282,6 +285,7 @@ impl Sources {
                 ..records
             },
             always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
+            egress: EgressSettings::default(),
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
                 .env

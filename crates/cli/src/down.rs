@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use node::Node;
+use proxy::egress::EgressSettings;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use server::clock::Clock;
@@ -52,6 +53,10 @@ async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Re
         reserve_disks: false,
         base: false,
         disk_floor_mb: 0,
+        egress: EgressSettings {
+            enabled: false,
+            ..EgressSettings::default()
+        },
     })
     .await
     .context("prepare the host for cleaning up")?;

@@ -174,6 +174,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
         reserve_disks: settings.reserve_disks,
         base: settings.base_template,
         disk_floor_mb: settings.capacity.disk_floor_mb,
+        egress: settings.egress.clone(),
     })
     .await
     .context("prepare the host for sandboxes")?;

@@ -26,11 +26,13 @@ use std::time::Duration;
 
 use model::id::SandboxId;
 use model::log::Level;
+use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     DialError, Failure, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample,
     SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
+use proxy::egress::EgressSettings;
 use runtime::container::{self, ContainerDriver};
 use runtime::driver::{Driver, Found};
 use tokio::sync::Semaphore;
@@ -63,6 +65,8 @@ pub struct NodeSettings {
     pub base: bool,
     /// Free space on the file system of the data directory that is reserved, in MiB.
     pub disk_floor_mb: u32,
+    /// What the operator says about connections that leave sandboxes.
+    pub egress: EgressSettings,
 }
 
 /// The node of one host and data directory.
@@ -212,15 +216,16 @@ impl Node {
     async fn adopt_all(&self, wanted: Vec<Wanted>) -> Result<Vec<SandboxId>, NodeError> {
         let driver = Arc::clone(&self.shared.driver);
         let found = blocking(move || driver.find()).await.map_err(failed)?.map_err(failed)?;
-        let mut wanted: HashMap<SandboxId, WantedState> =
-            wanted.into_iter().map(|wanted| (wanted.id, wanted.state)).collect();
+        let mut wanted: HashMap<SandboxId, Wanted> =
+            wanted.into_iter().map(|wanted| (wanted.id.clone(), wanted)).collect();
         let (mut keep, mut end, mut remove) = (Vec::new(), Vec::new(), Vec::new());
         let mut disks = Vec::new();
         for found in found {
-            match wanted.remove(&found.id) {
+            let wanted = wanted.remove(&found.id);
+            match wanted.as_ref().map(|wanted| wanted.state) {
                 Some(WantedState::Running | WantedState::RunningOrPaused) if found.alive.is_some() => {
                     disks.push(found.disk.clone());
-                    keep.push(found);
+                    keep.extend(wanted.map(|wanted| (found, wanted.egress)));
                 }
                 Some(WantedState::Paused | WantedState::RunningOrPaused) => {
                     disks.push(found.disk.clone());
@@ -229,11 +234,11 @@ impl Node {
                 Some(WantedState::Running) | None => remove.push(found),
             }
         }
-        wanted.retain(|_, state| *state != WantedState::Running);
-        let adopted: Vec<SandboxId> = keep.iter().map(|found| found.id.clone()).collect();
+        wanted.retain(|_, wanted| wanted.state != WantedState::Running);
+        let adopted: Vec<SandboxId> = keep.iter().map(|(found, _)| found.id.clone()).collect();
         self.end_all(end, AfterEnd::KeepDisk).await;
         self.end_all(remove, AfterEnd::Clean).await;
-        for Found { id, disk, alive } in keep {
+        for (Found { id, disk, alive }, egress) in keep {
             let Some(sandbox) = alive else { continue };
             let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
             let event = ("event_type", "sandbox_adopted".to_owned());
@@ -242,7 +247,7 @@ impl Node {
                 "the platform was restarted; the sandbox kept running",
                 [event],
             );
-            let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, log));
+            let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
             self.shared.sandboxes.lock().insert(id, Arc::clone(&handle));
             self.tasks.spawn(supervisor::supervise(
                 Arc::clone(&self.shared),
@@ -373,6 +378,14 @@ impl NodeApi for Node {
                     DialError::PortClosed
                 }
             })
+        })
+    }
+
+    fn set_egress<'a>(&'a self, id: &'a SandboxId, policy: EgressPolicy) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(async move {
+            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+            *handle.egress.lock() = policy;
+            Ok(())
         })
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use model::id::{DiskId, SandboxId};
 use model::log::Level;
+use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartSandbox, StartedSandbox};
 use runtime::driver::{Sandbox, StartError, StartRequest};
@@ -53,26 +54,43 @@ pub(crate) struct SandboxHandle {
     /// Processes that the kernel had killed for lack of memory at the last check; `None` before the first check of an
     /// adopted sandbox.
     memory_kills: Mutex<Option<u64>>,
+    /// What it may reach.
+    pub(crate) egress: Mutex<EgressPolicy>,
     /// Whether it was started by an earlier platform.
     is_adopted: bool,
 }
 
 impl SandboxHandle {
     /// A sandbox that was just started.
-    pub(crate) fn fresh(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, log: LogWriter) -> Self {
-        Self::new(id, disk, sandbox, log, Some(0))
-    }
-
-    /// A sandbox of an earlier platform.
-    pub(crate) fn adopted(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, log: LogWriter) -> Self {
-        let kills = sandbox.memory_kills().ok();
+    pub(crate) fn fresh(
+        id: SandboxId,
+        disk: DiskId,
+        sandbox: Arc<dyn Sandbox>,
+        egress: EgressPolicy,
+        log: LogWriter,
+    ) -> Self {
         Self {
-            is_adopted: true,
-            ..Self::new(id, disk, sandbox, log, kills)
+            memory_kills: Mutex::new(Some(0)),
+            ..Self::new(id, disk, sandbox, egress, log)
         }
     }
 
-    fn new(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, log: LogWriter, memory_kills: Option<u64>) -> Self {
+    /// A sandbox of an earlier platform.
+    pub(crate) fn adopted(
+        id: SandboxId,
+        disk: DiskId,
+        sandbox: Arc<dyn Sandbox>,
+        egress: EgressPolicy,
+        log: LogWriter,
+    ) -> Self {
+        Self {
+            memory_kills: Mutex::new(sandbox.memory_kills().ok()),
+            is_adopted: true,
+            ..Self::new(id, disk, sandbox, egress, log)
+        }
+    }
+
+    fn new(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, egress: EgressPolicy, log: LogWriter) -> Self {
         Self {
             id,
             disk,
@@ -80,7 +98,8 @@ impl SandboxHandle {
             ending: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             log,
-            memory_kills: Mutex::new(memory_kills),
+            memory_kills: Mutex::default(),
+            egress: Mutex::new(egress),
             is_adopted: false,
         }
     }
@@ -181,7 +200,13 @@ pub(crate) async fn start(
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
             log.host(Level::Info, "sandbox started", fields);
-            let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, log));
+            let handle = Arc::new(SandboxHandle::fresh(
+                id,
+                disk,
+                started.sandbox,
+                request.egress.clone(),
+                log,
+            ));
             Ok((handle, control, StartedSandbox { agent_version, stages }))
         }
         Err(error) => {

@@ -19,6 +19,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
 use model::log::Level;
+use model::network::EgressPolicy;
 use model::resources::Resources;
 use node::{Node, NodeSettings};
 use protocol::agent::Init;
@@ -28,6 +29,7 @@ use protocol::node::{
     WantedState,
 };
 use protocol::process::{ProcessConfig, StartRequest};
+use proxy::egress::EgressSettings;
 use rustix::process::{Pid, Signal};
 use testkit::privileged::{self, Subcommand, passes};
 
@@ -88,6 +90,7 @@ async fn open(data_dir: &Path) -> Host {
         reserve_disks: false,
         base: true,
         disk_floor_mb: 0,
+        egress: EgressSettings::default(),
     };
     let node = Node::start(settings).await.unwrap();
     let mut events = node.subscribe().await.unwrap();
@@ -249,7 +252,11 @@ fn disks(data_dir: &Path) -> usize {
 }
 
 fn wanted(id: &SandboxId, state: WantedState) -> Wanted {
-    Wanted { id: id.clone(), state }
+    Wanted {
+        id: id.clone(),
+        state,
+        egress: EgressPolicy::default(),
+    }
 }
 
 fn request(id: &SandboxId) -> StartSandbox {
@@ -262,6 +269,7 @@ fn request(id: &SandboxId) -> StartSandbox {
             default_user: Some("user".to_owned()),
             ..Init::default()
         },
+        egress: EgressPolicy::default(),
     }
 }
 

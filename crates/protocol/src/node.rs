@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use model::id::{SandboxId, TemplateId};
 use model::log::Level;
+use model::network::EgressPolicy;
 use model::resources::Resources;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,8 @@ pub struct StartSandbox {
     pub resources: Resources,
     /// The identity that its agent gets.
     pub init: Init,
+    /// What it may reach.
+    pub egress: EgressPolicy,
 }
 
 /// A sandbox that was started and whose agent has responded.
@@ -149,6 +152,8 @@ pub struct Wanted {
     pub id: SandboxId,
     /// The desired state.
     pub state: WantedState,
+    /// What it may reach, from its adoption on.
+    pub egress: EgressPolicy,
 }
 
 /// The desired state of a sandbox.
@@ -195,6 +200,10 @@ pub trait NodeApi: Send + Sync + 'static {
 
     /// Opens a stream to a TCP port inside a sandbox.
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>>;
+
+    /// Replaces what a sandbox may reach. When this returns, new connections follow the policy, and open connections that
+    /// it does not allow are cut. [`NodeError::NotFound`] when there is no such sandbox.
+    fn set_egress<'a>(&'a self, id: &'a SandboxId, policy: EgressPolicy) -> NodeFuture<'a, Result<(), NodeError>>;
 
     /// Makes the host match `wanted` after a restart: adopts running sandboxes that should run, ends all others,
     /// removes every disk except those of wanted sandboxes, and returns the ids that were adopted.

@@ -2,4 +2,7 @@
 
 mod addresses;
 mod dns;
+mod settings;
 mod sniff;
+
+pub use self::settings::{EgressLimits, EgressSettings};

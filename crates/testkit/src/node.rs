@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use model::id::SandboxId;
+use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     DialError, DiskStops, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog,
@@ -44,6 +45,8 @@ pub struct FakeNode {
     pub start: Mutex<Behaviour>,
     /// Behaviour of an end.
     pub kill: Mutex<Behaviour>,
+    /// Behaviour of a change of the network policy.
+    pub set_egress: Mutex<Behaviour>,
     /// Behaviour of a reconcile.
     pub reconcile: Mutex<Behaviour>,
     /// Releases one waiting call.
@@ -58,6 +61,8 @@ pub struct FakeNode {
     pub killed_at: Mutex<HashMap<SandboxId, SystemTime>>,
     /// The running sandboxes.
     pub running: Mutex<HashSet<SandboxId>>,
+    /// The network policies of the sandboxes that were started or adopted, also of those that ended.
+    pub egress: Mutex<HashMap<SandboxId, EgressPolicy>>,
     /// Sandboxes that a reconcile finds running.
     pub adoptable: Mutex<HashSet<SandboxId>>,
     /// Whether a reconcile finds all wanted sandboxes running.
@@ -90,6 +95,7 @@ impl FakeNode {
         Arc::new(Self {
             start: Mutex::new(Behaviour::Works),
             kill: Mutex::new(Behaviour::Works),
+            set_egress: Mutex::new(Behaviour::Works),
             reconcile: Mutex::new(Behaviour::Works),
             go: Notify::new(),
             waiting: Notify::new(),
@@ -97,6 +103,7 @@ impl FakeNode {
             kills: AtomicUsize::new(0),
             killed_at: Mutex::default(),
             running: Mutex::default(),
+            egress: Mutex::default(),
             adoptable: Mutex::default(),
             adopts_all: AtomicBool::new(false),
             wanted: Mutex::default(),
@@ -180,6 +187,7 @@ impl NodeApi for FakeNode {
             self.behave(behaviour).await?;
             let id = request.id.clone();
             self.running.lock().insert(id.clone());
+            self.egress.lock().insert(id.clone(), request.egress.clone());
             self.started.lock().push(request);
             match behaviour {
                 Behaviour::ExitsEarly => self.exit(&id).await,
@@ -229,6 +237,23 @@ impl NodeApi for FakeNode {
         })
     }
 
+    fn set_egress<'a>(&'a self, id: &'a SandboxId, policy: EgressPolicy) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.set_egress.lock();
+            self.behave(behaviour).await?;
+            if !self.running.lock().contains(id) {
+                return Err(NodeError::NotFound(id.clone()));
+            }
+            self.egress.lock().insert(id.clone(), policy);
+            match behaviour {
+                Behaviour::ExitsEarly => self.exit(id).await,
+                Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
+                _ => {}
+            }
+            Ok(())
+        })
+    }
+
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
         Box::pin(async move {
             self.wanted.lock().clone_from(&wanted);
@@ -236,14 +261,18 @@ impl NodeApi for FakeNode {
             self.behave(behaviour).await?;
             let adopts_all = self.adopts_all.load(Ordering::SeqCst);
             let adoptable = self.adoptable.lock();
-            let adopted: Vec<SandboxId> = wanted
+            let adopted: Vec<Wanted> = wanted
                 .into_iter()
                 .filter(|wanted| wanted.state != WantedState::Paused)
-                .map(|wanted| wanted.id)
-                .filter(|id| adopts_all || adoptable.contains(id))
+                .filter(|wanted| adopts_all || adoptable.contains(&wanted.id))
                 .collect();
-            self.running.lock().extend(adopted.iter().cloned());
-            Ok(adopted)
+            self.running
+                .lock()
+                .extend(adopted.iter().map(|wanted| wanted.id.clone()));
+            let ids = adopted.iter().map(|wanted| wanted.id.clone()).collect();
+            let policies = adopted.into_iter().map(|wanted| (wanted.id, wanted.egress));
+            self.egress.lock().extend(policies);
+            Ok(ids)
         })
     }
 

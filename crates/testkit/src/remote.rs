@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use model::id::SandboxId;
+use model::network::EgressPolicy;
 use protocol::node::{
     DialError, Failure, HostCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample,
     SandboxStream, StartSandbox, StartedSandbox, Wanted,
@@ -35,6 +36,7 @@ enum Call {
     Start(Box<StartSandbox>),
     Kill(SandboxId),
     Dial(SandboxId, u16),
+    SetEgress(SandboxId, EgressPolicy),
     Reconcile(Vec<Wanted>),
     Subscribe,
     Samples,
@@ -103,6 +105,10 @@ impl NodeApi for RemoteNode {
         })
     }
 
+    fn set_egress<'a>(&'a self, id: &'a SandboxId, policy: EgressPolicy) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(self.call(Call::SetEgress(id.clone(), policy)))
+    }
+
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
         Box::pin(self.call(Call::Reconcile(wanted)))
     }
@@ -163,6 +169,7 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
     match read_frame(connection).await? {
         Call::Start(request) => write_frame(connection, &node.start(*request).await).await,
         Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
+        Call::SetEgress(id, policy) => write_frame(connection, &node.set_egress(&id, policy).await).await,
         Call::Reconcile(wanted) => write_frame(connection, &node.reconcile(wanted).await).await,
         Call::Samples => write_frame(connection, &node.samples().await).await,
         Call::Room => write_frame(connection, &node.capacity().await).await,

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::id::SandboxId;
+use model::network::EgressPolicy;
 use model::resources::Resources;
 use node::Node;
 use protocol::agent::Init;
@@ -60,6 +61,7 @@ impl TestPlatform {
         let wanted = wanted.iter().map(|id| Wanted {
             id: (*id).clone(),
             state,
+            egress: EgressPolicy::default(),
         });
         let adopted = node.reconcile(wanted.collect()).await.unwrap();
         (Self { driver, node, events }, adopted)
@@ -72,6 +74,7 @@ impl TestPlatform {
             image: Image::Base,
             resources: Resources::default(),
             init: Init::default(),
+            egress: EgressPolicy::default(),
         };
         let started = self.node.start(request).await?;
         assert_eq!(started.agent_version, protocol::agent::VERSION);

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use model::id::SandboxId;
 use model::lifecycle::{Recovery, State};
+use model::network::EgressPolicy;
 use protocol::node::{NodeError, Wanted, WantedState};
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
@@ -85,5 +86,6 @@ fn wanted(row: &SandboxRow) -> Option<Wanted> {
     Some(Wanted {
         id: row.id.clone(),
         state,
+        egress: EgressPolicy::default(),
     })
 }

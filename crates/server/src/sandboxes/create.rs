@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId, UserId};
 use model::lifecycle::Transition;
+use model::network::EgressPolicy;
 use model::sandbox::{EnvVars, SandboxSpec};
 use protocol::agent::{self, Init};
 use protocol::node::{Image, NodeError, Stage, StartSandbox};
@@ -266,6 +267,7 @@ impl Sandboxes {
                 cpu_count: Some(row.cpu_count),
                 memory_mb: Some(row.memory_mb),
             },
+            egress: EgressPolicy::default(),
         }
     }
 }

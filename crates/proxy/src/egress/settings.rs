@@ -1,0 +1,70 @@
+//! What the operator says about connections that leave sandboxes.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use model::network::Cidr;
+
+/// The operator's rules, which no policy of a sandbox widens, and the limits of each sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EgressSettings {
+    /// Whether sandboxes reach anything outside. If not, every connection is refused and no name is resolved.
+    pub enabled: bool,
+    /// What applies to public addresses that the policy of a sandbox does not mention: open or closed.
+    pub default_allow: bool,
+    /// Networks that sandboxes may reach although they are not public, if their policies allow them.
+    pub allow_private: Vec<Cidr>,
+    /// Networks that are closed to all sandboxes. They take precedence over [`Self::allow_private`], [`Self::hosts`] and
+    /// policies.
+    pub deny: Vec<Cidr>,
+    /// DNS servers, in order of preference; if empty, those of the host.
+    pub resolvers: Vec<SocketAddr>,
+    /// Addresses of names, in lower case without a dot at the end. They are answered without asking a DNS server.
+    pub hosts: BTreeMap<String, Vec<IpAddr>>,
+    /// Limits of each sandbox.
+    pub limits: EgressLimits,
+}
+
+impl Default for EgressSettings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            default_allow: true,
+            allow_private: Vec::new(),
+            deny: Vec::new(),
+            resolvers: Vec::new(),
+            hosts: BTreeMap::new(),
+            limits: EgressLimits::default(),
+        }
+    }
+}
+
+/// How much one sandbox may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EgressLimits {
+    /// Open TCP connections, at least 1.
+    pub connections: u32,
+    /// New TCP connections per second in the long run, at least 1. A burst may have [`Self::BURST_FACTOR`] times as many.
+    pub connections_per_s: u32,
+    /// Bandwidth of all connections together, in each direction, in Mbit/s (10^6 bits); 0 is no limit.
+    pub bandwidth_mbit: u32,
+    /// Open UDP flows, that is pairs of a local and a remote address and port; 0 closes UDP except for DNS.
+    pub udp_flows: u32,
+}
+
+impl EgressLimits {
+    /// New connections in one burst, as a multiple of those per second: programs open many connections when they start
+    /// and few afterwards.
+    pub const BURST_FACTOR: u32 = 4;
+}
+
+impl Default for EgressLimits {
+    fn default() -> Self {
+        Self {
+            connections: 1000,
+            connections_per_s: 100,
+            bandwidth_mbit: 0,
+            udp_flows: 256,
+        }
+    }
+}

@@ -45,6 +45,16 @@ impl Cidr {
             _ => false,
         }
     }
+
+    /// The first and the last address, as numbers.
+    fn range(&self) -> (u128, u128) {
+        let (start, longest) = match self.address {
+            IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
+            IpAddr::V6(address) => (address.to_bits(), 128),
+        };
+        let size = 1u128.checked_shl(longest - u32::from(self.prefix));
+        (start, size.map_or(u128::MAX, |size| start + (size - 1)))
+    }
 }
 
 impl FromStr for Cidr {
@@ -107,6 +117,35 @@ impl fmt::Display for Cidr {
     }
 }
 
+/// Longest domain name as text, without a dot at the end: 255 bytes in messages (RFC 1035 section 3.1).
+pub const MAX_DOMAIN_NAME: usize = 253;
+
+/// Longest label of a domain name.
+const MAX_LABEL: usize = 63;
+
+/// The domain name that a text is, in lower case and without a dot at the end. Names of hosts only: labels of letters,
+/// digits, hyphens and underscores. Not addresses, also not in forms such as `127.1`, `2130706433` or `0x7f.1`, which
+/// only some programs take for addresses: the last label of a name is never a number.
+#[must_use]
+pub fn domain_name(text: &str) -> Option<String> {
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let is_label = |label: &str| {
+        (1..=MAX_LABEL).contains(&label.len())
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let is_number = |label: &str| match label.get(..2) {
+        Some("0x" | "0X") => label[2..].bytes().all(|byte| byte.is_ascii_hexdigit()),
+        _ => label.bytes().all(|byte| byte.is_ascii_digit()),
+    };
+    let last = name.rsplit('.').next()?;
+    let is_name = name.len() <= MAX_DOMAIN_NAME && name.split('.').all(is_label) && !is_number(last);
+    is_name.then(|| name.to_ascii_lowercase())
+}
+
 /// A domain name, `*.` and a domain name, which stands for all names below it, or `*` for all names. In lower case,
 /// without a dot at the end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -146,23 +185,13 @@ impl FromStr for DomainPattern {
     type Err = InvalidDomain;
 
     fn from_str(text: &str) -> Result<Self, InvalidDomain> {
-        let lower = text.to_ascii_lowercase();
-        let pattern = lower.strip_suffix('.').unwrap_or(&lower);
-        let name = pattern.strip_prefix("*.").unwrap_or(pattern);
-        let is_label = |label: &str| {
-            (1..=63).contains(&label.len())
-                && label
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
-                && !label.starts_with('-')
-                && !label.ends_with('-')
+        let pattern = match text.strip_prefix("*.") {
+            _ if text == "*" => Some(text.to_owned()),
+            Some(parent) => domain_name(parent).map(|parent| format!("*.{parent}")),
+            None => domain_name(text),
         };
-        let is_name = pattern.len() <= 253
-            && name.split('.').all(is_label)
-            // The last label of a name is never a number: `127.1` and `2130706433` are addresses to some programs.
-            && name.rsplit('.').next().is_some_and(|last| !last.bytes().all(|byte| byte.is_ascii_digit()));
-        if pattern == "*" || is_name {
-            return Ok(Self(pattern.to_owned()));
+        if let Some(pattern) = pattern.filter(|pattern| pattern.len() <= MAX_DOMAIN_NAME) {
+            return Ok(Self(pattern));
         }
         Err(InvalidDomain(text.to_owned()))
     }
@@ -232,9 +261,32 @@ impl EgressPolicy {
         self.allow_domains.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// Whether addresses that no network of [`Self::allow`] contains are closed altogether.
+    /// Whether addresses that no network of [`Self::allow`] contains are closed altogether: the networks that are denied
+    /// have all addresses, be it in parts.
     #[must_use]
     pub fn denies_everything_else(&self) -> bool {
-        self.deny.contains(&Cidr::ALL)
+        self.deny.contains(&Cidr::ALL) || (self.denies_all(true) && self.denies_all(false))
+    }
+
+    /// Whether the networks that are denied have all addresses of a family.
+    fn denies_all(&self, ipv4: bool) -> bool {
+        let of_family = self.deny.iter().filter(|network| network.address.is_ipv4() == ipv4);
+        let mut ranges: Vec<(u128, u128)> = of_family.map(Cidr::range).collect();
+        ranges.sort_unstable();
+        let last = if ipv4 { u128::from(u32::MAX) } else { u128::MAX };
+        let mut next = 0;
+        for (start, end) in ranges {
+            if start > next {
+                return false;
+            }
+            if end == last {
+                return true;
+            }
+            next = next.max(end + 1);
+        }
+        false
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,3 +63,11 @@ def host_pids(mark: str) -> list[int]:
             if first == mark.encode():
                 found.append(int(name))
     return found
+
+
+def outgoing(sandbox: Sandbox, *attempts: dict[str, Any], user: str = "root", timeout: float = 120) -> list[dict[str, Any]]:
+    """Makes connections from inside, all at the same time, by `programs/outgoing.py`; what became of each, in order."""
+    place = f"/tmp/outgoing-{uuid.uuid4().hex[:8]}"
+    sandbox.files.write(f"{place}.py", program("outgoing.py"), user=user)
+    sandbox.files.write(f"{place}.json", json.dumps(attempts), user=user)
+    return json.loads(sandbox.commands.run(f"python3 {place}.py < {place}.json", user=user, timeout=timeout).stdout)

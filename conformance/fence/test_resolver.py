@@ -1,0 +1,162 @@
+"""The resolver of the gateway: who answers, what is refused, and that a refused query is never sent on."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+
+from e2b import Sandbox
+
+from harness.inside import outgoing, root
+from harness.internet import RESOLVER, Internet
+from harness.internet_names import BIG, home
+
+REFUSED, NXDOMAIN, SERVFAIL = 5, 3, 2
+SERVERS = ["10.0.0.1", "8.8.8.8", "1.1.1.1", "10.9.0.1", "192.168.7.7", "169.254.169.254", "2606:4700::1111", "fd00:9::9"]
+ONLY = {"network": {"deny_out": ["0.0.0.0/0"], "allow_out": ["api.example.com", "*.example.org"]}}
+
+
+def test_every_server_is_the_resolver(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """Programs may have servers of their own in their configuration; packets go to that of the operator alone."""
+    box = create()
+    names = {(server, over): f"{over}-{number}.example.com" for number, server in enumerate(SERVERS) for over in ("udp", "tcp")}
+    with internet.capture() as capture:
+        outcomes = outgoing(box, *({"do": "dns", "name": name, "server": server, "over": over} for (server, over), name in names.items()))
+        sent = {(packet.to, packet.port) for packet in capture.packets()}
+    for name, outcome in zip(names.values(), outcomes):
+        assert outcome["result"] == "ok" and outcome["addresses"] == [home(name)], (name, outcome)
+        assert {event["server"] for event in internet.events(kind="dns", name=name)} == {RESOLVER}, name
+    assert sent == {(RESOLVER, 53)}
+
+
+def test_what_names_resolve_to(create: Callable[..., Sandbox], internet: Internet) -> None:
+    box = create()
+    names = {
+        "plain.example.com": [home("plain.example.com")],
+        "UPPER.Example.COM": [home("upper.example.com")],
+        "v4-93-184-216-34.v4-93-184-216-35.example.com": ["93.184.216.34", "93.184.216.35"],
+        "alias-1.v4-93-184-216-36.example.com": ["93.184.216.36"],
+        "v6-2606-4700--1111.example.com": ["2606:4700::1111"],
+    }
+    outcomes = outgoing(box, *({"do": "resolve", "name": name} for name in names))
+    assert [outcome.get("addresses") for outcome in outcomes] == list(names.values()), outcomes
+    assert "10.0.0.1" in root(box, "cat /etc/resolv.conf")
+    assert home("getent.example.com") in root(box, "getent hosts getent.example.com")
+    missing, broken, aaaa, truncated, big = outgoing(
+        box,
+        {"do": "dns", "name": "missing-1.example.com"},
+        {"do": "dns", "name": "broken-1.example.com"},
+        {"do": "dns", "name": "v6-2606-4700--5.example.com", "type": "AAAA"},
+        {"do": "dns", "name": "big-1.example.com"},
+        {"do": "dns", "name": "big-2.example.com", "over": "tcp"},
+    )
+    assert missing["code"] == NXDOMAIN and broken["code"] == SERVFAIL
+    assert aaaa["addresses"] == ["2606:4700::5"]
+    assert truncated["truncated"] or len(truncated["addresses"]) == BIG, truncated
+    assert len(big["addresses"]) == BIG, big
+
+
+def test_only_allowed_names(create: Callable[..., Sandbox], internet: Internet) -> None:
+    box = create(**ONLY)
+    denied = [
+        *("www.example.com", "example.com", "x.api.example.com", "api.example.com.example.net", "example.org", "evilexample.org"),
+        *("v4-93-184-216-34.example.com", "localhost.example.com", "_dns.resolver.arpa", "1.0.9.10.in-addr.arpa", "com", "."),
+    ]
+    allowed = ["api.example.com", "API.Example.Com", "a.example.org", "a.b.example.org", "xn--bcher-kva.example.org"]
+    attempts = [
+        {"do": "dns", "name": name, "over": over, "server": server, "type": kind}
+        for name in (*denied, *allowed)
+        for over, server in (("udp", "10.0.0.1"), ("tcp", "8.8.8.8"))
+        for kind in ("A", "AAAA")
+    ]
+    with internet.capture() as capture:
+        outcomes = outgoing(box, *attempts)
+        sent = b"".join(packet.data for packet in capture.packets()).lower()
+    for attempt, outcome in zip(attempts, outcomes):
+        assert outcome["result"] == "ok", (attempt, outcome)
+        if attempt["name"] in denied:
+            assert outcome["code"] == REFUSED, (attempt, outcome)
+        elif attempt["type"] == "A":
+            assert outcome["addresses"] == [home(attempt["name"])], (attempt, outcome)
+    seen = {event["name"] for event in internet.events(kind="dns")}
+    assert seen.isdisjoint(set(denied) - {"www.example.com"})
+    assert b"\x09localhost" not in sent and b"\x01x\x03api" not in sent and b"\x0bevilexample" not in sent
+
+
+def test_nothing_is_tunnelled(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """Data in names, in types and in malformed queries, in every direction that a query could take."""
+    box = create(allow_internet_access=False)
+    secrets = [base64.b32encode(os.urandom(30)).decode().strip("=").lower() for _ in range(40)]
+    attempts = [
+        {"do": "dns", "name": f"{secret}.example.com", "server": server, "over": over, "type": kind}
+        for secret, (server, over, kind) in zip(
+            secrets * 2,
+            [(server, over, kind) for server in ("10.0.0.1", "8.8.8.8", "45.90.1.1", "2606:4700::1111") for over in ("udp", "tcp") for kind in ("A", "TXT", "ANY")] * 4,
+        )
+    ]
+    attempts += [{"do": "resolve", "name": f"{secret}.example.com"} for secret in secrets[:4]]
+    attempts += [{"do": kind, "to": "45.90.1.1", "port": port, "send": secrets[0]} for kind in ("tcp", "udp") for port in (853, 5353, 443, 123)]
+    events = internet.mark()
+    with internet.capture() as capture:
+        outcomes = outgoing(box, *attempts)
+        assert capture.packets() == []
+    assert events() == []
+    codes = {outcome["code"] for attempt, outcome in zip(attempts, outcomes) if attempt["do"] == "dns" and outcome["result"] == "ok"}
+    assert codes == {REFUSED}, outcomes
+    assert all(outcome["result"] != "ok" for attempt, outcome in zip(attempts, outcomes) if attempt["do"] != "dns")
+    # The same query from a sandbox with access, which the name server sees.
+    other = create()
+    outgoing(other, {"do": "dns", "name": f"{secrets[0]}.example.com"})
+    assert events(kind="dns", name=f"{secrets[0]}.example.com")
+
+
+MALFORMED = """
+import os, random, socket, struct
+random.seed(5)
+head = b"\\x01\\x00"
+name = b"\\x03www\\x07example\\x03com\\x00\\x00\\x01\\x00\\x01"
+packets = [b"", b"x", os.urandom(11), os.urandom(12), os.urandom(500), bytes(512),
+  b"\\0\\1" + head + b"\\0\\0" + bytes(6),                          # no question
+  b"\\0\\1" + head + b"\\0\\2" + bytes(6) + name + name,            # two questions
+  b"\\0\\1" + head + b"\\xff\\xff" + bytes(6) + name,               # many that are not there
+  b"\\0\\1" + b"\\x81\\x80" + b"\\0\\1" + bytes(6) + name,           # a response
+  b"\\0\\1" + head + b"\\0\\1" + bytes(6) + b"\\xc0\\x0c" + bytes(4), # a name that refers to itself
+  b"\\0\\1" + head + b"\\0\\1" + bytes(6) + b"\\x3f" + b"a" * 20,    # a label that ends early
+  b"\\0\\1" + head + b"\\0\\1" + bytes(6) + (b"\\x3f" + b"a" * 63) * 5 + bytes(5), # a name that is too long
+  b"\\0\\1" + b"\\x29\\x00" + b"\\0\\1" + bytes(6) + name,           # an update
+  b"\\0\\1" + head + b"\\0\\1" + bytes(6) + name[:-2] + b"\\0\\3",   # another class
+  b"\\0\\1" + head + b"\\0\\1" + bytes(6) + name[:-4] + b"\\0\\xfc\\0\\1", # a zone transfer
+]
+packets += [bytes(random.randrange(256) for _ in range(random.randrange(600))) for _ in range(300)]
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.settimeout(0.01)
+for packet in packets:
+    udp.sendto(packet, ("10.0.0.1", 53))
+for size in (0, 1, 11, 65535):
+    for data in (b"", bytes(size // 2), bytes(size)):
+        with socket.create_connection(("10.0.0.1", 53), timeout=5) as stream:
+            try:
+                stream.sendall(struct.pack("!H", size) + data)
+                stream.shutdown(socket.SHUT_WR)
+                stream.recv(100)
+            except OSError:
+                pass
+held = [socket.create_connection(("10.0.0.1", 53), timeout=5) for _ in range(20)]
+print("sent")
+"""
+
+
+def test_malformed_queries(create: Callable[..., Sandbox], internet: Internet) -> None:
+    box = create(**ONLY)
+    box.files.write("/tmp/malformed.py", MALFORMED)
+    assert root(box, "python3 /tmp/malformed.py") == "sent\n"
+    udp, tcp = outgoing(box, {"do": "dns", "name": "after.example.org"}, {"do": "dns", "name": "then.example.org", "over": "tcp"})
+    assert udp["addresses"] == [home("after.example.org")] and tcp["addresses"] == [home("then.example.org")]
+
+
+def test_many_names_at_once(create: Callable[..., Sandbox]) -> None:
+    box = create()
+    names = [f"many-{number}.example.com" for number in range(300)]
+    outcomes = outgoing(box, *({"do": "dns", "name": name, "over": "tcp" if number % 7 == 0 else "udp"} for number, name in enumerate(names)))
+    assert [outcome.get("addresses") for outcome in outcomes] == [[home(name)] for name in names]

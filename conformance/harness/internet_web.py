@@ -1,0 +1,194 @@
+"""The web servers of the fake internet.
+
+| Path | Answer |
+|---|---|
+| `/bytes/N` | N bytes |
+| `/slow/N` | N lines, one every 20 ms |
+| `/redirect?URL` | 302 to the URL |
+| `/ws` | WebSocket: echo of every message |
+| `/files/...` | a file |
+| `/git/...` | git's own CGI program |
+| any other | JSON: which address, server name, Host and path the request arrived at, and number and SHA-256 of its bytes |
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+BLOCK = hashlib.shake_256(b"a block that no relay can guess").digest(1 << 16)
+
+
+class Web(BaseHTTPRequestHandler):
+    """HTTP/1.1 on an accepted connection, until it ends."""
+
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, connection: Any, record: Callable[..., None], documents: Path) -> None:
+        self.arrived, self.record, self.documents = connection, record, documents
+        super().__init__(connection.socket, (connection.peer, 0), None)  # type: ignore[arg-type]
+
+    def body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        data = b""
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
+
+    def serve(self) -> None:
+        self.record(
+            kind="http",
+            id=self.arrived.id,
+            server=self.arrived.server,
+            port=self.arrived.port,
+            host=self.headers.get("Host"),
+            path=self.path,
+        )
+        url = urlsplit(self.path)
+        first, _, rest = url.path.removeprefix("/").partition("/")
+        if first == "ws":
+            return self.websocket()
+        body = self.body()
+        if first == "bytes":
+            count = int(rest)
+            self.head(200, {"Content-Length": str(count)})
+            for start in range(0, count, len(BLOCK)):
+                self.wfile.write(BLOCK[: count - start])
+        elif first == "slow":
+            self.head(200, {"Transfer-Encoding": "chunked"})
+            for number in range(int(rest)):
+                line = f"line {number}\n".encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                time.sleep(0.02)
+            self.wfile.write(b"0\r\n\r\n")
+        elif first == "redirect":
+            self.reply(302, {"Location": unquote(url.query)}, b"")
+        elif first == "files":
+            self.file(rest)
+        elif first == "git":
+            self.git(url, body)
+        else:
+            self.reply(200, {"Content-Type": "application/json"}, about(self.arrived, self.headers.get("Host"), self.path, body))
+
+    do_GET = do_POST = do_PUT = do_HEAD = serve
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def reply(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.head(status, {**headers, "Content-Length": str(len(content))})
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def file(self, name: str) -> None:
+        path = (self.documents / unquote(name)).resolve()
+        if not path.is_relative_to(self.documents.resolve()):
+            return self.reply(404, {}, b"")
+        if path.is_dir():
+            links = "".join(f'<a href="{entry.name}">{entry.name}</a>' for entry in sorted(path.iterdir()))
+            return self.reply(200, {"Content-Type": "text/html"}, f"<html><body>{links}</body></html>".encode())
+        if path.is_file():
+            return self.reply(200, {"Content-Type": "application/octet-stream"}, path.read_bytes())
+        return self.reply(404, {}, b"")
+
+    def git(self, url: Any, body: bytes) -> None:
+        ran = subprocess.run(
+            ["git", "http-backend"],
+            input=body,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "GIT_CONFIG_COUNT": "1",
+                "GIT_CONFIG_KEY_0": "safe.directory",
+                "GIT_CONFIG_VALUE_0": "*",
+                "GIT_PROJECT_ROOT": str(self.documents),
+                "GIT_HTTP_EXPORT_ALL": "1",
+                "REMOTE_USER": "user",
+                "REQUEST_METHOD": self.command,
+                "PATH_INFO": url.path.removeprefix("/git"),
+                "QUERY_STRING": url.query,
+                "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+                "CONTENT_LENGTH": str(len(body)),
+                "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
+                "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+            },
+        ).stdout
+        head, _, content = ran.partition(b"\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
+        self.reply(int(headers.pop("Status", "200").split()[0]), headers, content)
+
+    def websocket(self) -> None:
+        key = self.headers["Sec-WebSocket-Key"].encode()
+        accept = base64.b64encode(hashlib.sha1(key + WEBSOCKET).digest()).decode()
+        self.head(101, {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": accept})
+        self.close_connection = True
+        while True:
+            first, second = self.rfile.read(2)
+            size = second & 0x7F
+            if size >= 126:
+                size = int.from_bytes(self.rfile.read(2 if size == 126 else 8), "big")
+            mask = self.rfile.read(4)
+            data = bytes(byte ^ mask[at % 4] for at, byte in enumerate(self.rfile.read(size)))
+            length = bytes([size]) if size < 126 else b"\x7e" + size.to_bytes(2, "big")
+            self.wfile.write(bytes([first]) + length + data)
+            if first & 0xF == 8:
+                return
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def about(connection: Any, host: str | None, path: str, body: bytes) -> bytes:
+    """What a server can tell of a request."""
+    seen = {
+        "server": connection.server,
+        "port": connection.port,
+        "name": connection.name,
+        "host": host,
+        "path": path,
+        "bytes": len(body),
+        "sha256": hashlib.sha256(body).hexdigest(),
+    }
+    return json.dumps(seen).encode()
+
+
+def serve_http2(connection: Any, record: Callable[..., None]) -> None:
+    """HTTP/2 on an accepted TLS connection: what `about` tells, for every request."""
+    from h2.config import H2Configuration
+    from h2.connection import H2Connection
+    from h2.events import DataReceived, RequestReceived, StreamEnded
+
+    protocol = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+    protocol.initiate_connection()
+    connection.socket.sendall(protocol.data_to_send())
+    requests: dict[int, tuple[dict[str, str], bytearray]] = {}
+    while data := connection.socket.recv(1 << 16):
+        for event in protocol.receive_data(data):
+            if isinstance(event, RequestReceived):
+                requests[event.stream_id] = (dict(event.headers), bytearray())
+            elif isinstance(event, DataReceived):
+                requests[event.stream_id][1].extend(event.data)
+                protocol.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, StreamEnded):
+                headers, body = requests.pop(event.stream_id)
+                host, path = headers[":authority"], headers[":path"]
+                record(kind="http", id=connection.id, server=connection.server, port=connection.port, host=host, path=path)
+                protocol.send_headers(event.stream_id, [(":status", "200"), ("content-type", "application/json")])
+                protocol.send_data(event.stream_id, about(connection, host, path, bytes(body)), end_stream=True)
+        connection.socket.sendall(protocol.data_to_send())

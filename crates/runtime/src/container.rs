@@ -22,6 +22,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::cgroup::{Backend, Tree};
 use crate::driver::{Capabilities, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use crate::egress::EgressSockets;
 use crate::growth::{Disk, LoopDevices};
 use crate::identity::user_namespace;
 use crate::launchers::{self, LauncherPool};
@@ -147,7 +148,7 @@ impl ContainerDriver {
             disk_limits: true,
             uncharged_memory: tree.sum().is_some(),
             pause: false,
-            egress_listeners: false,
+            egress: egress_support(),
         };
         let sockets = Arc::new(SocketMaker::new()?);
         let container = Arc::new_cyclic(|itself| Self {
@@ -447,9 +448,24 @@ impl Sandbox for Running {
         }
     }
 
+    fn egress(&self) -> io::Result<EgressSockets> {
+        EgressSockets::open(&self.sockets, self.net.as_fd())
+    }
+
     fn kill(&self) {
         // Ends all processes of the sandbox: the agent is the first of their pid namespace.
         let _ = rustix::process::pidfd_send_signal(&self.agent, Signal::KILL);
+    }
+}
+
+/// Whether this kernel can deliver what sandboxes send to a gateway.
+fn egress_support() -> bool {
+    match EgressSockets::probe() {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!("sandboxes have no network: the kernel refuses a BPF program of type sk_lookup: {error}");
+            false
+        }
     }
 }
 

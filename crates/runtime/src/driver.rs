@@ -17,6 +17,7 @@ use model::id::{DiskId, SandboxId};
 use model::resources::Resources;
 use protocol::node::SandboxStream;
 
+use crate::egress::EgressSockets;
 use crate::growth::Disk;
 use crate::rootfs::Rootfs;
 use crate::usage::{Capacity, Usage};
@@ -90,8 +91,8 @@ pub struct Capabilities {
     pub uncharged_memory: bool,
     /// A sandbox can be paused and resumed.
     pub pause: bool,
-    /// Listeners can be opened inside a sandbox's network, for a gateway that decides what leaves it.
-    pub egress_listeners: bool,
+    /// A gateway can be given what sandboxes send to the outside ([`Sandbox::egress`]).
+    pub egress: bool,
 }
 
 /// The sandbox to start.
@@ -105,7 +106,6 @@ pub struct StartRequest {
     pub disk: DiskId,
     /// Its resource limits, including the size of its disk.
     pub resources: Resources,
-    // What it may reach (the network policy) belongs here.
 }
 
 /// Error of a start.
@@ -204,6 +204,13 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// As [`Sandbox::usage`].
     fn uncharged_bytes(&self, enough: u64) -> io::Result<u64>;
+
+    /// Opens sockets to which everything is delivered that the sandbox sends to other addresses than its own. Without
+    /// them it reaches nothing. To be called once at a time.
+    ///
+    /// # Errors
+    /// When the sandbox has ended, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::egress`].
+    fn egress(&self) -> io::Result<EgressSockets>;
 
     /// Kills every process of the sandbox and does not wait: [`Sandbox::ended`] signals the end. That takes
     /// milliseconds, or never happens where the kernel blocks one of the processes.

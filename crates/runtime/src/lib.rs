@@ -23,6 +23,7 @@ pub mod container;
 mod dial;
 mod disk;
 pub mod driver;
+pub mod egress;
 mod figures;
 mod files;
 pub mod growth;

@@ -45,6 +45,11 @@ impl SocketMaker {
         })
     }
 
+    /// Runs `open` in `namespace`. It must only make sockets.
+    pub(crate) fn run<T>(&self, namespace: BorrowedFd<'_>, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        sys::in_namespace(namespace, self.home.as_fd(), open)
+    }
+
     /// A socket that lists the sockets of `namespace`.
     pub(crate) fn diagnosis(&self, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         sys::in_namespace(namespace, self.home.as_fd(), || {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::cgroup::Backend;
+use crate::egress::EgressSockets;
 use crate::{base, container};
 
 /// Severity of a finding.
@@ -70,6 +71,7 @@ pub fn probe(data_dir: &Path) -> Vec<Check> {
         cgroups(data_dir),
         user_namespaces(),
         figures(),
+        egress(),
         file_system("overlay", "sandboxes cannot be created", "enable CONFIG_OVERLAY_FS"),
         file_system("ext4", "sandboxes cannot be created", "enable CONFIG_EXT4_FS"),
         loop_devices(),
@@ -324,6 +326,20 @@ fn figures() -> Check {
             ..check
         },
         _ => check,
+    }
+}
+
+/// The kernel's part of the gateway to the internet.
+fn egress() -> Check {
+    match EgressSockets::probe() {
+        Ok(()) => Check::ok("egress", "BPF programs of type sk_lookup"),
+        Err(error) => Check::gap(
+            "egress",
+            Status::Degraded,
+            format!("a BPF program of type sk_lookup was refused: {error}"),
+            "sandboxes reach nothing outside",
+            "enable CONFIG_BPF_SYSCALL and run ringfence with CAP_BPF and CAP_NET_ADMIN",
+        ),
     }
 }
 

@@ -95,6 +95,10 @@ pub(crate) mod place {
 /// not count, so all together take a sixteenth of it.
 const INODES_PER_MB: u64 = 64;
 
+/// How often a connection request is repeated without an answer: for 4 s, before Linux 6.5 for 15 s. Requests while the
+/// platform restarts are answered late.
+const SYN_RETRIES: &str = "3";
+
 /// Descriptors from here on are never a fixed target before exec.
 pub(crate) const ABOVE_PLACES: i32 = 10;
 
@@ -156,6 +160,8 @@ pub(crate) fn become_agent(
     sys::close_all_but(&kept).step("close the launcher's descriptors")?;
     begin_time(plan.began).step("create the time namespace")?;
     netlink::configure(plan.interface).step("network")?;
+    // Without a gateway nothing answers: connections fail after seconds and not after minutes.
+    write_at(CWD, "/proc/sys/net/ipv4/tcp_syn_retries", SYN_RETRIES).step("limit TCP retries")?;
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
     let Some((_, mounts)) = wire::receive(socket).step("receive the file system")? else {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("receive the file system");

@@ -9,6 +9,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem::size_of;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -426,6 +427,195 @@ pub(crate) fn in_namespace<T>(
         std::process::abort();
     }
     result
+}
+
+/// `BPF_MAP_CREATE`: a map of `entries` sockets by number.
+pub(crate) fn bpf_socket_map(entries: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_CREATE: c_int = 0;
+    const BPF_MAP_TYPE_SOCKMAP: u32 = 15;
+    let mut attributes = BpfAttributes::default();
+    // map_type, key_size, value_size, max_entries
+    attributes.0[0] = pack(BPF_MAP_TYPE_SOCKMAP, 4);
+    attributes.0[1] = pack(8, entries);
+    bpf_fd(BPF_MAP_CREATE, &attributes)
+}
+
+/// `BPF_MAP_UPDATE_ELEM` on a map of sockets.
+pub(crate) fn bpf_set_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+    const BPF_MAP_UPDATE_ELEM: c_int = 2;
+    let value = u64::from(socket.as_raw_fd().cast_unsigned());
+    let mut attributes = BpfAttributes::default();
+    // map_fd, key, value, flags
+    attributes.0[0] = u64::from(map.as_raw_fd().cast_unsigned());
+    attributes.0[1] = (&raw const key).addr() as u64;
+    attributes.0[2] = (&raw const value).addr() as u64;
+    bpf(BPF_MAP_UPDATE_ELEM, &attributes).map(drop)
+}
+
+/// `BPF_PROG_LOAD`: a program that chooses the socket of a packet.
+pub(crate) fn bpf_load_sk_lookup(instructions: &[u64]) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: c_int = 5;
+    const BPF_PROG_TYPE_SK_LOOKUP: u32 = 30;
+    const LICENSE: &CStr = c"Apache-2.0";
+    let number = u32::try_from(instructions.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut attributes = BpfAttributes::default();
+    // prog_type, insn_cnt; insns; license; log_level, log_size; log_buf; kern_version, prog_flags; prog_name (16 bytes);
+    // prog_ifindex, expected_attach_type
+    attributes.0[0] = pack(BPF_PROG_TYPE_SK_LOOKUP, number);
+    attributes.0[1] = instructions.as_ptr().addr() as u64;
+    attributes.0[2] = LICENSE.as_ptr().addr() as u64;
+    attributes.0[8] = pack(0, BPF_SK_LOOKUP);
+    bpf_fd(BPF_PROG_LOAD, &attributes)
+}
+
+/// `BPF_LINK_CREATE`: lets a program choose the sockets of packets in a network namespace, until the link is closed.
+pub(crate) fn bpf_attach(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: c_int = 28;
+    let mut attributes = BpfAttributes::default();
+    // prog_fd, target_fd, attach_type, flags
+    attributes.0[0] = pack(
+        program.as_raw_fd().cast_unsigned(),
+        namespace.as_raw_fd().cast_unsigned(),
+    );
+    attributes.0[1] = pack(BPF_SK_LOOKUP, 0);
+    bpf_fd(BPF_LINK_CREATE, &attributes)
+}
+
+/// `BPF_SK_LOOKUP` of `enum bpf_attach_type`.
+const BPF_SK_LOOKUP: u32 = 36;
+
+/// The beginning of `union bpf_attr`; the kernel takes the rest as zero.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct BpfAttributes([u64; 16]);
+
+/// Two 32-bit fields that follow each other.
+const fn pack(first: u32, second: u32) -> u64 {
+    first as u64 | (second as u64) << 32
+}
+
+fn bpf(command: c_int, attributes: &BpfAttributes) -> io::Result<c_long> {
+    // SAFETY: the kernel reads `attributes` by its size. The memory that they point to outlives this call, is as long
+    // as they say, and is only read.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            &raw const *attributes,
+            size_of::<BpfAttributes>(),
+        )
+    })
+}
+
+fn bpf_fd(command: c_int, attributes: &BpfAttributes) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attributes)?;
+    let fd = RawFd::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
+    // SAFETY: these commands return a new descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Turns an integer option of a socket on.
+fn set_option(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<()> {
+    let on: c_int = 1;
+    let length = libc::socklen_t::try_from(size_of::<c_int>()).map_err(io::Error::other)?;
+    // SAFETY: the value is an int, as its length says, and outlives the call.
+    check(c_long::from(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const on).cast::<c_void>(),
+            length,
+        )
+    }))
+    .map(drop)
+}
+
+/// `IP_TRANSPARENT`: the socket may have any local address.
+pub(crate) fn set_transparent(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(socket, libc::SOL_IP, libc::IP_TRANSPARENT)
+}
+
+/// Lets [`receive_with_destination`] know the destinations of datagrams, on an IPv4 or an IPv6 socket.
+pub(crate) fn set_receive_destinations(socket: BorrowedFd<'_>, is_ipv6: bool) -> io::Result<()> {
+    set_option(socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR)?;
+    if is_ipv6 {
+        set_option(socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR)?;
+    }
+    Ok(())
+}
+
+/// `IPV6_HDRINCL`: what is sent begins with its IPv6 header. (For IPv4, protocol `IPPROTO_RAW` implies it.)
+pub(crate) fn set_ipv6_header_included(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(socket, libc::SOL_IPV6, libc::IPV6_HDRINCL)
+}
+
+/// Receives a datagram without waiting. Returns its length, its source and its destination. What does not fit into
+/// `buffer` is cut off.
+pub(crate) fn receive_with_destination(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+) -> io::Result<(usize, SocketAddr, SocketAddr)> {
+    #[repr(C, align(8))]
+    struct Control([u8; 128]);
+    let mut control = Control([0; 128]);
+    // SAFETY: all-zero is valid for both structures.
+    let (mut source, mut header): (libc::sockaddr_in6, libc::msghdr) = unsafe { std::mem::zeroed() };
+    let mut part = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    header.msg_name = (&raw mut source).cast();
+    header.msg_namelen = libc::socklen_t::try_from(size_of::<libc::sockaddr_in6>()).map_err(io::Error::other)?;
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = (&raw mut control).cast();
+    header.msg_controllen = size_of::<Control>();
+    // SAFETY: `header` points to buffers of the sizes that it says, which outlive the call.
+    let length = check(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) } as c_long)?;
+    let mut destination = None;
+    // SAFETY: the kernel has filled `header` and the control messages in `control`, which is aligned for them.
+    let mut message = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+    while !message.is_null() {
+        // SAFETY: `message` is not null, so it points to a whole control message within `control`. Messages of these
+        // two kinds contain an address of their family, which may not be aligned.
+        unsafe {
+            match ((*message).cmsg_level, (*message).cmsg_type) {
+                (libc::SOL_IP, libc::IP_ORIGDSTADDR) => {
+                    let address: libc::sockaddr_in =
+                        libc::CMSG_DATA(message).cast::<libc::sockaddr_in>().read_unaligned();
+                    let ip = Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr));
+                    destination = Some(SocketAddr::from((ip, u16::from_be(address.sin_port))));
+                }
+                (libc::SOL_IPV6, libc::IPV6_ORIGDSTADDR) => {
+                    let address: libc::sockaddr_in6 =
+                        libc::CMSG_DATA(message).cast::<libc::sockaddr_in6>().read_unaligned();
+                    destination = Some(of_v6(&address));
+                }
+                _ => {}
+            }
+            message = libc::CMSG_NXTHDR(&raw const header, message);
+        }
+    }
+    let destination = destination.ok_or(io::ErrorKind::InvalidData)?;
+    let source = match c_int::from(source.sin6_family) {
+        libc::AF_INET6 => of_v6(&source),
+        _ => of_v4(&source),
+    };
+    Ok((usize::try_from(length).unwrap_or(0), source, destination))
+}
+
+/// An IPv4 address in the memory of an IPv6 one, as the kernel writes it for an IPv4 socket: port and address follow the
+/// family.
+fn of_v4(address: &libc::sockaddr_in6) -> SocketAddr {
+    let ip = Ipv4Addr::from_bits(u32::from_be(address.sin6_flowinfo));
+    SocketAddr::from((ip, u16::from_be(address.sin6_port)))
+}
+
+/// An address of an IPv6 socket. IPv4-mapped addresses become IPv4 addresses.
+fn of_v6(address: &libc::sockaddr_in6) -> SocketAddr {
+    let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
+    SocketAddr::new(ip.to_canonical(), u16::from_be(address.sin6_port))
 }
 
 /// Ends this process immediately, without the cleanup of a normal exit: for children that share their parent's buffers

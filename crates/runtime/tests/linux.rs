@@ -4,6 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test program of its own")]
 
 use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{self, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
@@ -43,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn run_all() -> Vec<bool> {
-    let tests: [Test; 9] = [
+    let tests: [Test; 10] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,
@@ -57,6 +60,10 @@ fn run_all() -> Vec<bool> {
         (
             "its file system has the requested overlays and size",
             has_the_file_system_of_its_request,
+        ),
+        (
+            "what it sends outside is delivered to the gateway, and to nobody without",
+            egress_goes_to_the_gateway,
         ),
         (
             "the control socket is accepted only from the agent",
@@ -518,4 +525,104 @@ fn launcher_that_stopped_is_replaced(container: &ContainerDriver) {
     clean(container, &id);
     assert!(container.find().unwrap().is_empty());
     start(container, &id);
+}
+
+/// Runs `work` on a thread in the network of a sandbox.
+fn inside_network<T: Send>(sandbox: &Arc<dyn Sandbox>, work: impl FnOnce() -> T + Send) -> T {
+    let namespace = fs::File::open(format!("/proc/{}/ns/net", agent_pid(sandbox))).unwrap();
+    let enter = move || {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(enter).join().unwrap())
+}
+
+fn egress_goes_to_the_gateway(container: &ContainerDriver) {
+    let id = id("igress");
+    let started = start(container, &id);
+    let sandbox = &started.sandbox;
+    let outside = [
+        "93.184.216.34:443",
+        "[2606:4700::1111]:80",
+        "10.0.0.1:99",
+        "169.254.169.254:80",
+    ];
+    let reaches_nobody = || {
+        let error = TcpStream::connect(outside[0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    };
+    inside_network(sandbox, reaches_nobody);
+
+    let gateway = sandbox.egress().unwrap();
+    let listener = gateway.tcp().unwrap();
+    listener.set_nonblocking(false).unwrap();
+    inside_network(sandbox, || {
+        for address in outside {
+            let mut client = TcpStream::connect(address).unwrap();
+            let (mut accepted, peer) = listener.accept().unwrap();
+            let destination: net::SocketAddr = address.parse().unwrap();
+            let local = accepted.local_addr().unwrap();
+            assert_eq!(
+                (local.ip().to_canonical(), local.port()),
+                (destination.ip(), destination.port())
+            );
+            let own = client.local_addr().unwrap();
+            assert_eq!((peer.ip().to_canonical(), peer.port()), (own.ip(), own.port()));
+            accepted.write_all(b"x").unwrap();
+            client.read_exact(&mut [0]).unwrap();
+        }
+        // The sandbox's own addresses stay its own, and a program that listens everywhere does not get the rest.
+        let server = TcpListener::bind("[::]:8080").unwrap();
+        for own in [
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "10.0.0.2:8080",
+            "[fd00::2]:8080",
+            "127.9.9.9:8080",
+        ] {
+            TcpStream::connect(own).unwrap();
+            server.accept().unwrap();
+        }
+        let _client = TcpStream::connect("93.184.216.34:8080").unwrap();
+        listener.accept().unwrap();
+        assert!(
+            TcpListener::bind("93.184.216.34:80").is_err(),
+            "an address that is not its own"
+        );
+
+        let mut buffer = [0; 100];
+        for (own, address) in [("0.0.0.0:0", "1.1.1.1:123"), ("[::]:0", "[2001:4860::8]:443")] {
+            let client = UdpSocket::bind(own).unwrap();
+            client.connect(address).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            client.send(b"question").unwrap();
+            let (length, source, destination) = gateway.receive(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], b"question");
+            assert_eq!(
+                (source, destination),
+                (client.local_addr().unwrap(), address.parse().unwrap())
+            );
+            gateway.send(destination, source, b"answer").unwrap();
+            let length = client.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], b"answer");
+            gateway
+                .send(destination, source, &vec![1; runtime::egress::DATAGRAM_MAX - 20])
+                .unwrap();
+            client.recv(&mut buffer).unwrap();
+            gateway.refuse(source, destination).unwrap();
+            let error = client.recv(&mut buffer).unwrap_err();
+            assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "refused: {error}");
+        }
+    });
+    assert_eq!(
+        gateway.receive(&mut [0; 9]).unwrap_err().kind(),
+        io::ErrorKind::WouldBlock
+    );
+
+    drop((listener, gateway));
+    inside_network(sandbox, reaches_nobody);
+    // A later platform opens it again.
+    drop(sandbox.egress().unwrap());
+    end(sandbox);
 }

@@ -23,6 +23,7 @@ use std::time::Instant;
 use model::id::{DiskId, SandboxId};
 use protocol::node::SandboxStream;
 use runtime::driver::{Capabilities, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
 use runtime::identity::ProcessIdentity;
 use runtime::usage::{Capacity, Usage};
@@ -74,7 +75,7 @@ impl Driver for Processes {
             disk_limits: false,
             uncharged_memory: false,
             pause: false,
-            egress_listeners: false,
+            egress: false,
         }
     }
 
@@ -223,6 +224,10 @@ impl Sandbox for Process {
     }
 
     fn uncharged_bytes(&self, _: u64) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn egress(&self) -> io::Result<EgressSockets> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

@@ -13,6 +13,16 @@ pub const REFRESH_MAX_S: u32 = 3600;
 pub const LIST_LIMIT: std::ops::RangeInclusive<u32> = 1..=100;
 /// Maximum number of `injections` and of `resources` in a create request (API contract).
 pub const ATTACHMENTS_MAX: usize = 20;
+/// Maximum number of entries in `allowOut` and in `denyOut`: a policy is evaluated for every connection, entry by entry.
+pub const EGRESS_ENTRIES_MAX: usize = 256;
+/// Maximum length of an entry of `allowOut` or `denyOut`, in characters: a domain name of 253, with a dot at the end.
+pub const EGRESS_ENTRY_MAX: usize = 254;
+/// Maximum number of `dnsServers`. A query is answered by one of them, so more would never be asked.
+pub const DNS_SERVERS_MAX: usize = 8;
+/// Maximum length of an entry of `dnsServers`, in characters: an IPv4 address.
+pub const DNS_SERVER_MAX: usize = 15;
+/// Maximum length of `maskRequestHost`, in characters. The longest domain name has 253.
+pub const HOST_MASK_MAX: usize = 255;
 /// Largest body of an API request, in bytes (16 MiB, what the existing platform accepts).
 pub const BODY_MAX_BYTES: usize = 16 * 1024 * 1024;
 /// Default maximum lifetime of a sandbox from its start, in seconds (24 h).

@@ -1,10 +1,11 @@
 //! The specification of a sandbox.
 
+mod network;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
+pub use self::network::{HostMask, InvalidHostMask, InvalidNetwork, NetworkSpec};
 use crate::id::{BuildId, TemplateId};
 
 /// The specification of a sandbox: template, lifetime, resources and network. Its id and its owner are not part of it.
@@ -38,14 +39,6 @@ pub struct SandboxSpec {
     pub allow_internet_access: Option<bool>,
     /// The requested network settings; none when the request had none.
     pub network: Option<NetworkSpec>,
-}
-
-/// The network settings of a sandbox. A column stores them as JSON, which clients are shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NetworkSpec {
-    /// Whether its ports can be reached without a token.
-    pub allow_public_traffic: bool,
 }
 
 /// Environment variables. Their values may be secrets, so they are neither logged nor stored.

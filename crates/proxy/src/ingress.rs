@@ -22,12 +22,13 @@ pub mod route;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
+use model::sandbox::HostMask;
 use protocol::agent;
 use protocol::node::{DialError, NodeApi, SandboxStream};
 use secrecy::SecretString;
@@ -57,6 +58,8 @@ pub struct Access {
     pub traffic_token: Option<SecretString>,
     /// The token of its agent, which must not be forwarded to other programs inside.
     pub access_token: Option<SecretString>,
+    /// The host that requests have inside, except for the agent's port; none for the host of the client.
+    pub mask_host: Option<HostMask>,
     /// Cancelled the moment the sandbox begins to end, before its processes are killed where that can be known: its
     /// streams are cut then.
     pub ending: CancellationToken,
@@ -111,6 +114,7 @@ impl Ingress {
             Err(answer) => return self.answer(request.headers(), &answer),
         };
         headers::remove_tokens(request.headers_mut(), &access, target.port);
+        let masked = headers::masked_host(&access, target.port);
         let permit = match self.connections.take(&target.id) {
             Ok(permit) => permit,
             Err(LimitReached::Total) => return self.answer(request.headers(), &Answer::Unavailable),
@@ -125,7 +129,7 @@ impl Ingress {
             Err(error) => return self.answer(request.headers(), &instead(error, target)),
         };
         let headers = request.headers().clone();
-        match self.forward(request, target, (stream, permit), ending).await {
+        match self.forward(request, target, (stream, permit), (ending, masked)).await {
             Ok(response) => response,
             Err(error) => instead(error, target).response(&headers).map(ResponseBody::local),
         }
@@ -155,7 +159,7 @@ impl Ingress {
         mut request: Request<ClientBody>,
         target: &Target,
         (stream, permit): (SandboxStream, ConnectionPermit),
-        ending: CancellationToken,
+        (ending, masked): (CancellationToken, Option<HeaderValue>),
     ) -> Result<Response<ResponseBody>, DialError> {
         let client = request.extensions().get::<ClientConnection>().cloned();
         let client_upgrade = hyper::upgrade::on(&mut request);
@@ -165,6 +169,9 @@ impl Ingress {
         let (mut parts, incoming) = request.into_parts();
         parts.extensions.clear();
         let framing = headers::to_guest(&mut parts, !incoming.is_end_stream(), target.port != agent::PORT);
+        if let Some(host) = masked {
+            headers::mask_host(&mut parts.headers, host);
+        }
         let (body, gate) = RequestBody::new(incoming, framing.expects_continue);
         let mut request = Request::from_parts(parts, body);
         let head = Head::default();

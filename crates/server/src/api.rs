@@ -39,7 +39,7 @@ use utoipa_axum::routes;
 pub(crate) use address::ApiAddress;
 use error::{ApiError, ErrorBody};
 use observe::{Observer, Operations};
-use sandboxes::{create, lifetime, list, logs, metrics, single};
+use sandboxes::{create, lifetime, list, logs, metrics, network, single};
 use state::ApiState;
 
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
@@ -64,6 +64,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(lifetime::connect_sandbox_v1))
         .routes(routes!(lifetime::connect_sandbox))
         .routes(routes!(lifetime::resume_sandbox))
+        .routes(routes!(network::update_sandbox_network))
         .routes(routes!(logs::get_sandbox_logs_v1))
         .routes(routes!(logs::get_sandbox_logs))
         .routes(routes!(metrics::get_sandbox_metrics))

@@ -6,11 +6,14 @@
 //! Nothing here depends on HTTP: [`crate::api`] translates the errors.
 
 pub(crate) mod adopt;
+pub(crate) mod change;
 pub(crate) mod create;
 pub(crate) mod deadline;
 pub(crate) mod elsewhere;
 pub(crate) mod idempotency;
+pub(crate) mod network;
 pub(crate) mod node_events;
+pub(crate) mod policy;
 pub(crate) mod registry;
 mod stop;
 

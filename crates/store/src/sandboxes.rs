@@ -215,6 +215,31 @@ impl NodeRows {
         self.sandbox_change(id, "extend the deadline of a sandbox", query).await
     }
 
+    /// Replaces the network settings and the requested internet access of a running sandbox, at `from_version`. A sandbox
+    /// that does not run is [`Change::Stale`].
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_set_network(
+        &self,
+        id: &SandboxId,
+        from_version: i64,
+        network_json: Option<&str>,
+        allow_internet_access: Option<bool>,
+    ) -> Result<Change<SandboxRow>, StoreError> {
+        let query = sqlx::query(concat!(
+            "UPDATE sandboxes SET network_json = $3, allow_internet_access = $4, version = version + 1 \
+             WHERE id = $1 AND version = $2 AND state = 'running' AND node_id = $5 RETURNING ",
+            columns!()
+        ))
+        .bind(id.as_str())
+        .bind(from_version)
+        .bind(network_json)
+        .bind(allow_internet_access.map(i64::from))
+        .bind(self.node.as_str());
+        self.sandbox_change(id, "set the network of a sandbox", query).await
+    }
+
     /// Deletes a sandbox of this node and returns its last row; none if there is no such sandbox. A started sandbox is
     /// counted at its template in the same transaction, so that the count of the template plus its existing rows is the
     /// number of its sandboxes.

@@ -29,6 +29,8 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static(super::TRAFFIC_TOKEN_HEADER);
 /// Carries the token of a sandbox's agent.
 const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
+/// Carries the host of a client whose request has another one inside.
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
 /// How the body of a request is forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +115,19 @@ pub(super) fn remove_tokens(headers: &mut HeaderMap, access: &Access, port: u16)
     remove_value(headers, &TRAFFIC_TOKEN, access.traffic_token.as_ref());
     if port != agent::PORT {
         remove_value(headers, &ACCESS_TOKEN, access.access_token.as_ref());
+    }
+}
+
+/// The host that requests to a port have inside, if it is not that of the client.
+pub(super) fn masked_host(access: &Access, port: u16) -> Option<HeaderValue> {
+    let mask = access.mask_host.as_ref().filter(|_| port != agent::PORT)?;
+    HeaderValue::try_from(mask.host(port)).ok()
+}
+
+/// Replaces the host of a request for the sandbox, and passes on the one before.
+pub(super) fn mask_host(headers: &mut HeaderMap, host: HeaderValue) {
+    if let Some(before) = headers.insert(HOST, host) {
+        headers.insert(FORWARDED_HOST, before);
     }
 }
 

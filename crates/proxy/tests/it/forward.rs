@@ -3,13 +3,17 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
+use protocol::agent;
+use proxy::ingress::Access;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::support::{ID, Wire, exchange, front, get, http_origin, origin, within};
+use super::support::{
+    ChannelBody, ID, Wire, exchange, front, front_with, get, h2_client, h2_request, http_origin, origin, within,
+};
 
 /// Answers with the request as it arrived: target, headers, then the body.
 async fn mirror(request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -57,6 +61,38 @@ async fn the_head_crosses_without_what_belongs_to_one_connection() {
     ] {
         assert!(!text.contains(dropped), "{dropped}: {text}");
     }
+}
+
+#[tokio::test]
+async fn the_host_is_masked_except_on_the_agents_port() {
+    let mirror = http_origin(mirror).await;
+    let access = Access {
+        mask_host: "localhost:${PORT}".parse().ok(),
+        ..Access::default()
+    };
+    let front = front_with([(3000, mirror), (agent::PORT, mirror)], access).await;
+    let request = |port: u16| {
+        format!(
+            "GET / HTTP/1.1\r\nHost: {port}-{ID}.x:8\r\nConnection: close, x-forwarded-host\r\n\
+             X-Forwarded-Host: forged\r\n\r\n"
+        )
+    };
+    let text = exchange(front.addr, &request(3000)).await;
+    let forwarded = |host: &str| format!("x-forwarded-host: {host}\n");
+    assert!(text.contains("\nhost: localhost:3000\n"), "{text}");
+    assert!(text.contains(&forwarded(&format!("3000-{ID}.x:8"))), "{text}");
+    let text = exchange(front.addr, &request(agent::PORT)).await;
+    assert!(text.contains(&format!("\nhost: {}-{ID}.x:8\n", agent::PORT)), "{text}");
+    assert!(!text.contains("x-forwarded-host"), "{text}");
+
+    let mut client = h2_client(&front).await;
+    let request = h2_request(Method::GET, ChannelBody::empty());
+    let response = within(client.send_request(request)).await.expect("a response");
+    let body = within(response.into_body().collect()).await.expect("a body").to_bytes();
+    let text = String::from_utf8_lossy(&body);
+    assert!(text.contains("\nhost: localhost:3000\n"), "{text}");
+    assert!(text.contains(&forwarded(&format!("3000-{ID}.example.com"))), "{text}");
+    assert_eq!(text.matches("host: ").count(), 2, "{text}");
 }
 
 #[tokio::test]

@@ -17,8 +17,8 @@ use crate::authentication::AuthenticationError;
 use crate::chain::Chain;
 use crate::keys::InvalidKey;
 use crate::outcome::CreateOutcome;
+use crate::sandboxes::change::ChangeError;
 use crate::sandboxes::create::CreateError;
-use crate::sandboxes::deadline::ExtendError;
 use crate::sandboxes::elsewhere::AbsentError;
 use crate::sandboxes::idempotency::ClaimError;
 use crate::templates::{InvalidTemplateName, TemplateError};
@@ -276,6 +276,17 @@ impl ApiError {
         }
     }
 
+    /// 500: a change was stored but not applied. A repeated request is safe, and can work.
+    fn not_applied(id: impl std::fmt::Display) -> Self {
+        let why = format!(
+            "the change of sandbox \"{id}\" was stored but not applied, so its connections may still follow the \
+             settings before: send the request again"
+        );
+        let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, why).code("sandbox_change_not_applied");
+        error.headers.push((SHOULD_RETRY, HeaderValue::from_static("true")));
+        error
+    }
+
     /// 503: the host has no capacity for another sandbox.
     fn no_capacity(retry_after_s: u32) -> Self {
         Self::new(
@@ -413,13 +424,14 @@ impl From<OverQuota> for ApiError {
 }
 
 impl ApiError {
-    /// The response when the deadline of a sandbox could not be changed.
-    pub(crate) fn deadline_not_changed(error: ExtendError, id: impl std::fmt::Display) -> Self {
+    /// The response when a running sandbox could not be changed.
+    pub(crate) fn not_changed(error: ChangeError, id: impl std::fmt::Display) -> Self {
         match error {
-            ExtendError::Store(error) => error.into(),
-            ExtendError::Stopping => Self::stopping(id),
-            ExtendError::Gone => Self::no_sandbox(id),
-            ExtendError::TaskFailed => Self::internal().caused_by(error),
+            ChangeError::Store(error) => error.into(),
+            ChangeError::Stopping => Self::stopping(id),
+            ChangeError::Gone => Self::no_sandbox(id),
+            ChangeError::NotApplied(_) => Self::not_applied(id).caused_by(error),
+            ChangeError::TaskFailed => Self::internal().caused_by(error),
         }
     }
 }

@@ -55,7 +55,6 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Post "/sandboxes/{sandboxID}/pause" pause_sandbox SANDBOXES "pausing a sandbox";
     Post "/sandboxes/{sandboxID}/snapshots" create_snapshot SANDBOXES "taking a snapshot of a sandbox";
     Post "/sandboxes/{sandboxID}/fork" fork_sandbox SANDBOXES "forking a sandbox";
-    Put "/sandboxes/{sandboxID}/network" update_sandbox_network SANDBOXES "changing the network of a sandbox";
     Get "/snapshots" list_snapshots SANDBOXES "listing snapshots";
     Post "/templates" create_template_v1 TEMPLATES "building a template";
     Post "/v2/templates" create_template_v2 TEMPLATES "building a template";

@@ -8,19 +8,21 @@ pub(super) mod lifetime;
 pub(super) mod list;
 pub(super) mod logs;
 pub(super) mod metrics;
+pub(super) mod network;
 pub(super) mod single;
 
 use std::collections::BTreeMap;
 
 use secrecy::ExposeSecret as _;
 use serde::Serialize;
-use serde_json::Value;
 use store::sandboxes::SandboxRow;
 use utoipa::ToSchema;
 
+use self::network::SandboxNetwork;
 use super::state::SandboxAccess;
 use crate::clock::rfc3339;
 use crate::sandboxes::idempotency::StoredSandbox;
+use crate::sandboxes::policy::spec_of;
 
 /// The same for every sandbox; required by SDKs that still read it.
 const CLIENT_ID: &str = "6532622b";
@@ -159,8 +161,7 @@ struct SandboxDetail {
     allow_internet_access: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    #[schema(value_type = Option<Object>)]
-    network: Option<Value>,
+    network: Option<SandboxNetwork>,
     lifecycle: Lifecycle,
 }
 
@@ -173,17 +174,14 @@ struct Lifecycle {
 }
 
 impl SandboxDetail {
-    fn new(mut row: SandboxRow, access: &SandboxAccess) -> Self {
+    fn new(row: SandboxRow, access: &SandboxAccess) -> Self {
         let token = access.agent_token(&row.id);
         Self {
             envd_access_token: token.expose_secret().to_owned(),
             domain: access.domain.clone(),
             allow_internet_access: row.allow_internet_access,
             // Written by this crate; invalid content is left out.
-            network: row
-                .network_json
-                .take()
-                .and_then(|text| serde_json::from_str(&text).ok()),
+            network: spec_of(&row).ok().flatten().map(SandboxNetwork::from),
             lifecycle: Lifecycle {
                 auto_resume: false,
                 on_timeout: "kill",

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use model::id::SandboxId;
 use model::lifecycle::{Recovery, State};
-use model::network::EgressPolicy;
 use protocol::node::{NodeError, Wanted, WantedState};
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
+use super::policy::policy_of;
 use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
 use crate::outcome::EndReason;
@@ -86,6 +86,6 @@ fn wanted(row: &SandboxRow) -> Option<Wanted> {
     Some(Wanted {
         id: row.id.clone(),
         state,
-        egress: EgressPolicy::default(),
+        egress: policy_of(row),
     })
 }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId, UserId};
 use model::lifecycle::Transition;
-use model::network::EgressPolicy;
 use model::sandbox::{EnvVars, SandboxSpec};
 use protocol::agent::{self, Init};
 use protocol::node::{Image, NodeError, Stage, StartSandbox};
@@ -20,6 +19,7 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
 use super::idempotency::KeyClaim;
+use super::policy::{policy_of, to_json};
 use crate::admission::Admission;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::outcome::CreateOutcome;
@@ -233,11 +233,9 @@ impl Sandboxes {
             agent_version: spec.agent_version,
             metadata: spec.metadata,
             secure: spec.secure || self.defaults.always_secure,
-            allow_public_traffic: spec.network.is_none_or(|network| network.allow_public_traffic),
+            allow_public_traffic: spec.network.as_ref().is_none_or(|network| network.allow_public_traffic),
             allow_internet_access: spec.allow_internet_access,
-            network_json: spec
-                .network
-                .map(|network| serde_json::to_string(&network).expect("flags are always JSON")),
+            network_json: spec.network.as_ref().map(to_json),
             lifecycle_json: None,
             created_us: now_us,
         }
@@ -267,7 +265,7 @@ impl Sandboxes {
                 cpu_count: Some(row.cpu_count),
                 memory_mb: Some(row.memory_mb),
             },
-            egress: EgressPolicy::default(),
+            egress: policy_of(row),
         }
     }
 }

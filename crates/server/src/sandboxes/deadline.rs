@@ -4,27 +4,14 @@ use std::sync::Arc;
 
 use model::lifecycle::State;
 use store::Change;
-use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
+use super::change::{ChangeError, check_running};
 use super::registry::SandboxEntry;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
-
-/// Why the deadline of a sandbox was not changed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ExtendError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error("the sandbox is being ended")]
-    Stopping,
-    #[error("the sandbox is gone")]
-    Gone,
-    #[error("the task panicked or was cancelled")]
-    TaskFailed,
-}
 
 /// A change of a deadline.
 #[derive(Debug, Clone, Copy)]
@@ -41,20 +28,20 @@ impl Sandboxes {
         self: &Arc<Self>,
         entry: &Arc<SandboxEntry>,
         deadline: Deadline,
-    ) -> Result<SandboxRow, ExtendError> {
+    ) -> Result<SandboxRow, ChangeError> {
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
         // On a task, so that a client disconnect cannot leave row and memory different.
         let task = self
             .work
             .spawn(async move { sandboxes.set_deadline_on_task(&entry, deadline).await });
-        task.await.unwrap_or(Err(ExtendError::TaskFailed))
+        task.await.unwrap_or(Err(ChangeError::TaskFailed))
     }
 
     async fn set_deadline_on_task(
         self: &Arc<Self>,
         entry: &Arc<SandboxEntry>,
         deadline: Deadline,
-    ) -> Result<SandboxRow, ExtendError> {
+    ) -> Result<SandboxRow, ChangeError> {
         // Before the lock, because a termination holds it until nothing runs any more; and after, because one may have
         // begun.
         check_running(entry)?;
@@ -66,8 +53,8 @@ impl Sandboxes {
         };
         let row = match change {
             Change::Applied(row) => row,
-            Change::Stale => return Err(ExtendError::Stopping),
-            Change::Missing => return Err(ExtendError::Gone),
+            Change::Stale => return Err(ChangeError::Stopping),
+            Change::Missing => return Err(ChangeError::Gone),
         };
         if row.end_us != entry.end_us() {
             self.records
@@ -106,13 +93,5 @@ impl Sandboxes {
             return;
         }
         self.begin_stop(entry, EndReason::Expired);
-    }
-}
-
-fn check_running(entry: &SandboxEntry) -> Result<(), ExtendError> {
-    match entry.state() {
-        State::Running => Ok(()),
-        State::Stopping => Err(ExtendError::Stopping),
-        State::Creating | State::Pausing | State::Paused | State::Resuming | State::Gone => Err(ExtendError::Gone),
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use model::id::{SandboxId, TeamId};
 use model::lifecycle::{State, Transition};
+use model::sandbox::HostMask;
 use parking_lot::{Mutex, RwLock};
 use proxy::ingress::Access;
 use secrecy::SecretString;
@@ -15,6 +16,7 @@ use store::sandboxes::SandboxRow;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::policy::spec_of;
 use crate::admission::Admission;
 
 /// A sandbox in the registry.
@@ -30,6 +32,8 @@ pub(crate) struct SandboxEntry {
     pub(crate) access_token: SecretString,
     /// The traffic token, unless its traffic is public.
     pub(crate) traffic_token: Option<SecretString>,
+    /// The host that requests have inside, if it is not that of the client.
+    pub(crate) mask_host: Option<HostMask>,
     /// Serializes changes of the row.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the sandbox begins to end: its streams are cut, not closed properly.
@@ -83,6 +87,10 @@ impl SandboxEntry {
             max_end_us: row.max_end_us,
             access_token,
             traffic_token,
+            mask_host: spec_of(row)
+                .ok()
+                .flatten()
+                .and_then(|network| network.mask_request_host),
             change_lock: tokio::sync::Mutex::new(()),
             ending: CancellationToken::new(),
             current: Mutex::new(EntryState {
@@ -214,6 +222,7 @@ impl Registry {
         Some(Access {
             traffic_token: entry.traffic_token.clone(),
             access_token: Some(entry.access_token.clone()),
+            mask_host: entry.mask_host.clone(),
             ending: entry.ending.clone(),
         })
     }

@@ -20,6 +20,7 @@ mod limits;
 mod list;
 mod logs;
 mod metrics;
+mod network;
 mod nodes;
 mod not_built;
 mod openapi;

@@ -95,6 +95,7 @@ async fn changes_to_a_sandbox_on_another_node_name_that_node() {
         ("POST", format!("/v2{path}/connect"), ""),
         ("POST", format!("{path}/resume"), ""),
         ("POST", format!("{path}/pause"), ""),
+        ("PUT", format!("{path}/network"), "{}"),
     ];
     for (method, path, body) in &changes {
         let reply = second.call(method, path, body).await;

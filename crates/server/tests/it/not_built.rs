@@ -49,7 +49,6 @@ const REMAINS: &[&str] = &[
     "POST /v3/templates",
     "POST /volumes",
     "PUT /injection-rules/{ruleID}",
-    "PUT /sandboxes/{sandboxID}/network",
 ];
 
 /// The operations that are not built according to the document: those with a 501 response.

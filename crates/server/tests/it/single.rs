@@ -56,6 +56,7 @@ async fn invalid_ids_are_refused() {
             ("POST", "/timeout", r#"{"timeout":1}"#),
             ("POST", "/refreshes", ""),
             ("POST", "/connect", r#"{"timeout":1}"#),
+            ("PUT", "/network", "{}"),
         ] {
             let reply = platform.call(method, &format!("/sandboxes/{id}{path}"), body).await;
             assert!(reply.error(400).contains("invalid sandbox ID"), "{id}: {reply:?}");
@@ -89,6 +90,7 @@ async fn a_deleted_sandbox_is_gone_everywhere() {
         ("POST", format!("{path}/refreshes"), ""),
         ("POST", format!("{path}/connect"), r#"{"timeout":1}"#),
         ("POST", format!("/v2{path}/connect"), ""),
+        ("PUT", format!("{path}/network"), "{}"),
     ] {
         platform.call(method, &path, body).await.error(404);
     }

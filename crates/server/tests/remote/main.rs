@@ -25,6 +25,8 @@ mod limits;
 mod logs;
 #[path = "../it/metrics.rs"]
 mod metrics;
+#[path = "../it/network.rs"]
+mod network;
 #[path = "../it/nodes.rs"]
 mod nodes;
 #[path = "../it/platform.rs"]

@@ -58,6 +58,7 @@ const CASES: &[(&str, Case)] = cases![
     sandboxes::insert_start_stop_and_delete,
     sandboxes::changes_of_an_old_version_are_stale,
     sandboxes::deadlines_change_only_while_running,
+    sandboxes::the_network_changes_only_while_running,
     sandboxes::errors_name_the_corrupt_column,
     lists::pages_cover_the_list_in_both_orders,
     lists::all_filters_are_applied,

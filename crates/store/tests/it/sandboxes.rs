@@ -222,6 +222,41 @@ pub(crate) async fn deadlines_change_only_while_running(db: Database) {
     store.close().await;
 }
 
+pub(crate) async fn the_network_changes_only_while_running(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let rows = store.of_node(node_id(1));
+    let created = rows.sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let change = rows.sandbox_set_network(&created.id, created.version, None, None).await;
+    assert_eq!(change.unwrap(), Change::Stale);
+    let mut row = running(&store, sandbox(2, 1), 5).await;
+    for (json, access) in [
+        (Some("{}"), Some(false)),
+        (None, Some(true)),
+        (Some("x"), None),
+        (None, None),
+    ] {
+        let change = rows.sandbox_set_network(&row.id, row.version, json, access).await;
+        let want = SandboxRow {
+            network_json: json.map(str::to_owned),
+            allow_internet_access: access,
+            version: row.version + 1,
+            ..row.clone()
+        };
+        assert_eq!(change.unwrap(), Change::Applied(want.clone()));
+        let old = rows.sandbox_set_network(&row.id, row.version, None, None).await;
+        assert_eq!(old.unwrap(), Change::Stale);
+        assert_eq!(store.sandbox_by_id(&row.id).await.unwrap(), Some(want.clone()));
+        row = want;
+    }
+    let elsewhere = store
+        .of_node(node_id(2))
+        .sandbox_set_network(&row.id, row.version, None, None)
+        .await;
+    assert_eq!(elsewhere.unwrap(), Change::Missing);
+    store.close().await;
+}
+
 pub(crate) async fn errors_name_the_corrupt_column(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;

@@ -27,7 +27,8 @@ impl<'a> FieldPath<'a> {
     /// The body itself.
     pub(crate) const BODY: Self = Self { above: None, key: "" };
 
-    fn key(&'a self, key: &'a str) -> Self {
+    /// The path of a key or an index in this value.
+    pub(crate) fn key(&'a self, key: &'a str) -> Self {
         Self { above: Some(self), key }
     }
 
@@ -207,8 +208,13 @@ pub(crate) fn add_key<F: Field>(object: &mut Object, key: &str, lines: &[&str], 
     let mut schema = F::schema();
     if let RefOr::T(Schema::Object(value)) = &mut schema {
         value.description = description(lines);
-        value.default = default;
+        value.default.clone_from(&default);
         value.deprecated = old.then_some(Deprecated::True);
+    }
+    if let RefOr::T(Schema::Array(list)) = &mut schema {
+        list.description = description(lines);
+        list.default = default;
+        list.deprecated = old.then_some(Deprecated::True);
     }
     object.properties.insert(key.to_owned(), schema);
     if F::IS_REQUIRED {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::limits::{DEFAULT_MAX_LIFETIME_S, NAME_MAX, is_name};
+use model::limits::{DEFAULT_MAX_LIFETIME_S, DNS_SERVER_MAX, EGRESS_ENTRY_MAX, HOST_MASK_MAX, NAME_MAX, is_name};
 use serde_json::Value;
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, KnownFormat, SchemaFormat};
@@ -17,6 +17,15 @@ pub(crate) const LIFETIME: &str = "x-longest-lifetime";
 /// A schema of one type.
 fn schema_of(kind: Type) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(kind)
+}
+
+/// A schema of strings with an example.
+#[expect(
+    deprecated,
+    reason = "its successor is a list, which not all readers of the document support"
+)]
+fn example(text: &str) -> ObjectBuilder {
+    schema_of(Type::String).example(Some(text.into()))
 }
 
 impl BodyValue for bool {
@@ -72,14 +81,9 @@ impl BodyValue for TemplateReference {
         String::read(value, at).map(Self)
     }
 
-    #[expect(
-        deprecated,
-        reason = "its successor is a list, which not all readers of the document support"
-    )]
     fn schema() -> RefOr<Schema> {
-        schema_of(Type::String)
+        example("base")
             .pattern(Some(r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(:[A-Za-z0-9_.-]+)?$"))
-            .example(Some("base".into()))
             .into()
     }
 }
@@ -177,6 +181,77 @@ impl<const MIN: u32> BodyValue for Lifetime<MIN> {
     fn schema() -> RefOr<Schema> {
         let marked = ExtensionsBuilder::new().add(LIFETIME, true).build();
         integer(MIN, DEFAULT_MAX_LIFETIME_S).extensions(Some(marked)).into()
+    }
+}
+
+/// Reads a string of at most `longest` characters.
+fn read_short(value: &Value, at: &FieldPath<'_>, longest: usize) -> Result<String, ApiError> {
+    let text = String::read(value, at)?;
+    if text.chars().count() > longest {
+        return Err(at.error(format_args!("maximum string length is {longest}")));
+    }
+    Ok(text)
+}
+
+/// An address, a network or a domain. Its syntax is checked later, together with other keys.
+#[derive(Debug)]
+pub(crate) struct EgressEntry(pub(crate) String);
+
+impl BodyValue for EgressEntry {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, EGRESS_ENTRY_MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("203.0.113.0/24").max_length(Some(EGRESS_ENTRY_MAX)).into()
+    }
+}
+
+/// The IPv4 address of a DNS server. Its syntax is checked later.
+#[derive(Debug)]
+pub(crate) struct DnsServer(pub(crate) String);
+
+impl BodyValue for DnsServer {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, DNS_SERVER_MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("1.1.1.1").max_length(Some(DNS_SERVER_MAX)).into()
+    }
+}
+
+/// The host that requests to a sandbox have inside. Its syntax is checked later.
+#[derive(Debug)]
+pub(crate) struct RequestHost(pub(crate) String);
+
+impl BodyValue for RequestHost {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, HOST_MASK_MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("localhost:${PORT}").max_length(Some(HOST_MASK_MAX)).into()
+    }
+}
+
+/// An array of at most `MAX` items.
+#[derive(Debug)]
+pub(crate) struct List<T, const MAX: usize>(pub(crate) Vec<T>);
+
+impl<T: BodyValue, const MAX: usize> BodyValue for List<T, MAX> {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let items = value.as_array().ok_or_else(|| at.error("value must be an array"))?;
+        if items.len() > MAX {
+            return Err(at.error(format_args!("maximum number of items is {MAX}")));
+        }
+        let items = items.iter().enumerate();
+        let items = items.map(|(index, item)| T::read(item, &at.key(&index.to_string())));
+        items.collect::<Result<_, _>>().map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        ArrayBuilder::new().items(T::schema()).max_items(Some(MAX)).into()
     }
 }
 

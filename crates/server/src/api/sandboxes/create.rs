@@ -11,17 +11,18 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode, request};
 use model::id::SandboxId;
 use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
-use model::sandbox::{EnvVars, NetworkSpec, SandboxSpec};
+use model::sandbox::{EnvVars, HostMask, NetworkSpec, SandboxSpec};
 use protocol::agent;
 use protocol::node::Stage;
 use store::templates::{BuildRow, TemplateRow};
 
 use super::ConnectionInfo;
+use super::network::EgressRules;
 use crate::admission::quota::ResourceUse;
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Body, Lenient, Nullable, body};
-use crate::api::body::values::{AnyArray, AnyObject, Lifetime, TemplateReference, Texts, Variables};
+use crate::api::body::values::{AnyArray, AnyObject, Lifetime, RequestHost, TemplateReference, Texts, Variables};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
 use crate::api::state::ApiState;
@@ -68,7 +69,7 @@ body! {
         "metadata" metadata: Option<Texts>;
         /// Environment variables of its processes.
         "envVars" env_vars: Option<Variables>;
-        /// `false` cuts it off the internet.
+        /// `false` closes everything that `allowOut` does not open.
         "allow_internet_access" allow_internet_access: Option<bool>;
         "network" network: Option<NewSandboxNetwork>;
         "autoPause" auto_pause: Nullable<bool> = false => hidden;
@@ -108,15 +109,14 @@ body! {
 }
 
 body! {
-    /// How a sandbox is reached.
+    /// How a sandbox is reached, and what it may reach.
     struct NewSandboxNetwork {
+        flatten egress: EgressRules;
         /// With `false`, every port but the agent's requires `trafficAccessToken` as header `e2b-traffic-access-token`.
         "allowPublicTraffic" allow_public_traffic: Nullable<bool> = true;
-        "allowOut" allow_out: Option<AnyArray<{ usize::MAX }>> => hidden;
-        "denyOut" deny_out: Option<AnyArray<{ usize::MAX }>> => hidden;
-        "maskRequestHost" mask_request_host: Option<String> => hidden;
-        "rules" rules: Option<AnyObject> => hidden;
-        "egressProxy" egress_proxy: Nullable<AnyObject> => hidden;
+        /// The host that requests have inside, except those to the agent: a host with an optional port, in which
+        /// `${PORT}` stands for the port of the request. Inside, `X-Forwarded-Host` is the host before.
+        "maskRequestHost" mask_request_host: Option<RequestHost>;
     }
 }
 
@@ -439,7 +439,7 @@ impl CreateParameters {
         let max_lifetime_s = caller.quota.limits.max_lifetime_s;
         let timeout_s = self.timeout.within(max_lifetime_s)?;
         let secure = self.is_secure();
-        let refusal = self.refusal();
+        let network = self.network();
         let common = self.common;
         let env_vars = common
             .env_vars
@@ -449,9 +449,7 @@ impl CreateParameters {
                 "envVars: a name must not be empty or contain '=', and neither name nor value may contain a NUL",
             )
         })?;
-        if let Some(why) = refusal {
-            return Err(ApiError::invalid(why));
-        }
+        let network = network.map_err(ApiError::invalid)?;
         Ok(SandboxSpec {
             template: template.id,
             build: build.id,
@@ -466,13 +464,25 @@ impl CreateParameters {
             env_vars,
             secure,
             allow_internet_access: common.allow_internet_access,
-            network: common.network.map(|network| NetworkSpec {
-                allow_public_traffic: network.allow_public_traffic,
-            }),
+            network,
         })
     }
 
-    /// The first reason why the request is not supported, if there is one.
+    /// The network settings, or the first reason why the request is not supported.
+    fn network(&self) -> Result<Option<NetworkSpec>, String> {
+        self.refusal().map_or(Ok(()), Err)?;
+        let common = &self.common;
+        let network = common.network.as_ref().map(NewSandboxNetwork::spec).transpose()?;
+        let settings = network.clone().unwrap_or_default();
+        let policy = settings.egress(common.allow_internet_access);
+        policy.map_err(|error| format!("network: {error}"))?;
+        match common.unavailable() {
+            None => Ok(network),
+            Some(key) => Err(unavailable(key)),
+        }
+    }
+
+    /// The first reason why the request is not supported, from a key that is checked before the network settings.
     fn refusal(&self) -> Option<String> {
         let common = &self.common;
         if self.wants_open_agent && self.is_private() {
@@ -495,10 +505,7 @@ impl CreateParameters {
             return Some(why.to_owned());
         }
         let iam = common.iam.as_ref().and_then(|iam| iam.tokens.0);
-        let iam = iam.is_some_and(|tokens| !tokens.is_empty).then_some("iam");
-        let network = || common.network.as_ref().and_then(NewSandboxNetwork::unavailable);
-        let key = iam.or_else(network).or_else(|| common.unavailable())?;
-        Some(format!("{key} is not available on this platform"))
+        iam.is_some_and(|tokens| !tokens.is_empty).then(|| unavailable("iam"))
     }
 }
 
@@ -522,24 +529,25 @@ impl NewSandboxFields {
 }
 
 impl NewSandboxNetwork {
-    /// The first key that asks for something that this platform does not have.
-    fn unavailable(&self) -> Option<&'static str> {
-        [
-            ("network.allowOut", self.allow_out.is_some_and(|hosts| !hosts.is_empty)),
-            ("network.denyOut", self.deny_out.is_some_and(|hosts| !hosts.is_empty)),
-            (
-                "network.maskRequestHost",
-                self.mask_request_host.as_ref().is_some_and(|host| !host.is_empty()),
-            ),
-            ("network.rules", self.rules.is_some_and(|rules| !rules.is_empty)),
-            (
-                "network.egressProxy",
-                self.egress_proxy.0.is_some_and(|proxy| !proxy.is_empty),
-            ),
-        ]
-        .into_iter()
-        .find_map(|(key, is_requested)| is_requested.then_some(key))
+    /// The settings, of which the egress part is not checked yet.
+    fn spec(&self) -> Result<NetworkSpec, String> {
+        if let Some(key) = self.egress.unavailable() {
+            return Err(unavailable(&format!("network.{key}")));
+        }
+        let mask = self.mask_request_host.as_ref().map(|RequestHost(mask)| mask.as_str());
+        let mask = mask.filter(|mask| !mask.is_empty()).map(str::parse::<HostMask>);
+        let invalid = |error| format!("network.maskRequestHost {error}");
+        Ok(NetworkSpec {
+            allow_public_traffic: self.allow_public_traffic,
+            mask_request_host: mask.transpose().map_err(invalid)?,
+            ..self.egress.spec()
+        })
     }
+}
+
+/// The refusal of a key that asks for something that this platform does not have.
+fn unavailable(key: &str) -> String {
+    format!("{key} is not available on this platform")
 }
 
 /// The alias to return: the requested one, else the first.

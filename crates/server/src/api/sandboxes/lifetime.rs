@@ -225,5 +225,5 @@ async fn change(
     sandboxes
         .set_deadline(&entry, deadline(wanted_us.min(entry.max_end_us)))
         .await
-        .map_err(|error| ApiError::deadline_not_changed(error, &id))
+        .map_err(|error| ApiError::not_changed(error, &id))
 }

@@ -138,8 +138,13 @@ impl Document {
             add(text(most), true);
             add(text(most + 1), false);
         }
-        let words = self.resolve(&schema["items"])["enum"].as_array();
-        let item = |n: usize| words.map_or_else(|| json!(format!("i{n}")), |words| words[n % words.len()].clone());
+        let items = self.resolve(&schema["items"]);
+        let (words, example) = (items["enum"].as_array(), items.get("example"));
+        let item = |n: usize| match (words, example) {
+            (Some(words), _) => words[n % words.len()].clone(),
+            (None, Some(example)) => example.clone(),
+            (None, None) => json!(format!("i{n}")),
+        };
         let items = |count: u64| (0..usize::try_from(count).expect("small")).map(item).collect::<Value>();
         if let Some(least) = schema["minItems"].as_u64() {
             add(items(least), true);

@@ -1,0 +1,144 @@
+//! `PUT /sandboxes/{sandboxID}/network`, and what it has in common with the network settings of a create request.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use http::StatusCode;
+use model::limits::{DNS_SERVERS_MAX, EGRESS_ENTRIES_MAX};
+use model::sandbox::NetworkSpec;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::api::auth::{Caller, SandboxPath};
+use crate::api::body::RequiredBody;
+use crate::api::body::shape::{Nullable, body};
+use crate::api::body::values::{AnyArray, AnyObject, DnsServer, EgressEntry, List};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::network::EgressUpdate;
+
+body! {
+    /// What a sandbox may reach.
+    pub(super) struct EgressRules {
+        /// What is open even if `denyOut` closes it: IP addresses, networks in CIDR notation, domains, `*.` and a domain
+        /// for all names below it, or `*` for all names. Domains require `0.0.0.0/0` in `denyOut` or
+        /// `allow_internet_access: false`. Private networks stay closed unless the operator opens them.
+        "allowOut" allow_out: Option<List<EgressEntry, EGRESS_ENTRIES_MAX>>;
+        /// What is closed: IP addresses and networks in CIDR notation; `0.0.0.0/0` is everything, IPv6 included.
+        "denyOut" deny_out: Option<List<EgressEntry, EGRESS_ENTRIES_MAX>>;
+        /// DNS servers, by IPv4 address. By default, those of the operator.
+        "dnsServers" dns_servers: Option<List<DnsServer, DNS_SERVERS_MAX>>;
+        "rules" rules: Option<AnyObject> => hidden;
+        "egressProxy" egress_proxy: Nullable<AnyObject> => hidden;
+        "httpsPorts" https_ports: Option<AnyArray<{ usize::MAX }>> => hidden;
+    }
+}
+
+impl EgressRules {
+    /// The first key that asks for something that this platform does not have.
+    pub(super) fn unavailable(&self) -> Option<&'static str> {
+        [
+            ("rules", self.rules.is_some_and(|rules| !rules.is_empty)),
+            ("egressProxy", self.egress_proxy.0.is_some_and(|proxy| !proxy.is_empty)),
+            ("httpsPorts", self.https_ports.is_some_and(|ports| !ports.is_empty)),
+        ]
+        .into_iter()
+        .find_map(|(key, is_requested)| is_requested.then_some(key))
+    }
+
+    /// The egress part of network settings.
+    pub(super) fn spec(&self) -> NetworkSpec {
+        let entries = |list: &Option<List<EgressEntry, EGRESS_ENTRIES_MAX>>| {
+            let entries = list.iter().flat_map(|List(entries)| entries);
+            entries.map(|EgressEntry(entry)| entry.clone()).collect()
+        };
+        let servers = self.dns_servers.iter().flat_map(|List(servers)| servers);
+        NetworkSpec {
+            allow_out: entries(&self.allow_out),
+            deny_out: entries(&self.deny_out),
+            dns_servers: servers.map(|DnsServer(server)| server.clone()).collect(),
+            ..NetworkSpec::default()
+        }
+    }
+}
+
+body! {
+    /// What a sandbox may reach from now on. Every key that is absent is reset.
+    pub(crate) struct SandboxNetworkUpdate {
+        flatten rules: EgressRules;
+        /// `false` closes everything that `allowOut` does not open.
+        "allow_internet_access" allow_internet_access: Option<bool>;
+    }
+}
+
+/// Replaces what a sandbox may reach. Open connections that are no longer allowed are cut. How the sandbox is reached
+/// stays the same.
+#[utoipa::path(
+    put,
+    path = "/sandboxes/{sandboxID}/network",
+    tag = "sandboxes",
+    params(SandboxPath),
+    request_body(content = SandboxNetworkUpdate),
+    responses(
+        (status = 204, description = "The sandbox may reach what the request says"),
+        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+    )
+)]
+pub(crate) async fn update_sandbox_network(
+    State(sandboxes): State<Arc<Sandboxes>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    body: RequiredBody<SandboxNetworkUpdate>,
+) -> Result<StatusCode, ApiError> {
+    let body = body.read()?;
+    if let Some(key) = body.rules.unavailable() {
+        return Err(ApiError::invalid(format!("{key} is not available on this platform")));
+    }
+    let update = EgressUpdate {
+        network: body.rules.spec(),
+        allow_internet_access: body.allow_internet_access,
+    };
+    let policy = update.network.egress(update.allow_internet_access);
+    policy.map_err(|error| ApiError::invalid(error.to_string()))?;
+    let entry = sandboxes
+        .entry_of_team(&id, &caller.team)
+        .await
+        .map_err(|error| ApiError::absent(error, &id))?;
+    sandboxes
+        .set_egress(&entry, update)
+        .await
+        .map_err(|error| ApiError::not_changed(error, &id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The network settings of a sandbox, as requested.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SandboxNetwork {
+    allow_public_traffic: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    allow_out: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    deny_out: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    dns_servers: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    mask_request_host: Option<String>,
+}
+
+impl From<NetworkSpec> for SandboxNetwork {
+    fn from(spec: NetworkSpec) -> Self {
+        Self {
+            allow_public_traffic: spec.allow_public_traffic,
+            allow_out: spec.allow_out,
+            deny_out: spec.deny_out,
+            dns_servers: spec.dns_servers,
+            mask_request_host: spec.mask_request_host.map(String::from),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What changes of running sandboxes have in common.
+
+use model::lifecycle::State;
+use protocol::node::NodeError;
+use store::error::StoreError;
+
+use super::registry::SandboxEntry;
+
+/// Why a running sandbox was not changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChangeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the sandbox is being ended")]
+    Stopping,
+    #[error("the sandbox is gone")]
+    Gone,
+    /// The row was changed, and the node failed.
+    #[error("the change was stored but not applied")]
+    NotApplied(#[source] NodeError),
+    #[error("the task panicked or was cancelled")]
+    TaskFailed,
+}
+
+/// Refuses sandboxes that do not run.
+pub(super) fn check_running(entry: &SandboxEntry) -> Result<(), ChangeError> {
+    match entry.state() {
+        State::Running => Ok(()),
+        State::Stopping => Err(ChangeError::Stopping),
+        State::Creating | State::Pausing | State::Paused | State::Resuming | State::Gone => Err(ChangeError::Gone),
+    }
+}

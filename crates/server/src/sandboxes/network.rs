@@ -1,0 +1,89 @@
+//! Changing what sandboxes may reach.
+//!
+//! The row is written first, then the node is told. After a crash in between, adoption applies the row.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::sandbox::NetworkSpec;
+use protocol::node::{Failure, NodeError};
+use store::Change;
+use store::sandboxes::SandboxRow;
+
+use super::Sandboxes;
+use super::change::{ChangeError, check_running};
+use super::policy::{policy_of, spec_of, to_json};
+use super::registry::SandboxEntry;
+use crate::records::LifecycleEvent;
+
+/// How long a node may take to apply a policy. It changes memory only; the bound is for a node that does not answer,
+/// because the sandbox cannot be ended meanwhile.
+const APPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// New egress settings of a sandbox, which replace all that it had. They were validated.
+#[derive(Debug, Clone)]
+pub(crate) struct EgressUpdate {
+    /// Only the egress settings of these are used.
+    pub(crate) network: NetworkSpec,
+    /// The requested internet access; none when the request did not set it.
+    pub(crate) allow_internet_access: Option<bool>,
+}
+
+impl Sandboxes {
+    /// Replaces what a sandbox may reach. Concurrent changes are made one after the other, each with the row and on the
+    /// node, so that both have the last one.
+    pub(crate) async fn set_egress(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        update: EgressUpdate,
+    ) -> Result<(), ChangeError> {
+        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
+        // On a task, so that a client disconnect cannot leave row and node different.
+        let task = self
+            .work
+            .spawn(async move { sandboxes.set_egress_on_task(&entry, update).await });
+        task.await.unwrap_or(Err(ChangeError::TaskFailed))
+    }
+
+    async fn set_egress_on_task(&self, entry: &Arc<SandboxEntry>, update: EgressUpdate) -> Result<(), ChangeError> {
+        // Before the lock, because a termination holds it until nothing runs any more; and after, because one may have
+        // begun.
+        check_running(entry)?;
+        let _guard = entry.change_lock.lock().await;
+        check_running(entry)?;
+        let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+        let allow_internet_access = update.allow_internet_access;
+        let network = replace_egress(&row, update.network).map(|network| to_json(&network));
+        let change = self
+            .rows
+            .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
+        let row = match change.await? {
+            Change::Applied(row) => row,
+            Change::Stale => return Err(ChangeError::Stopping),
+            Change::Missing => return Err(ChangeError::Gone),
+        };
+        entry.update(row.version, row.end_us);
+        self.records.log_event(&row.id, &LifecycleEvent::NetworkChanged);
+        let applied = self.node.set_egress(&row.id, policy_of(&row));
+        match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(NodeError::NotFound(_))) => Err(ChangeError::Gone),
+            Ok(Err(error)) => Err(ChangeError::NotApplied(error)),
+            Err(elapsed) => Err(ChangeError::NotApplied(NodeError::Unreachable(Failure::of(&elapsed)))),
+        }
+    }
+}
+
+/// The network settings of a row with other egress settings; none if it has no settings and gets none.
+fn replace_egress(row: &SandboxRow, egress: NetworkSpec) -> Option<NetworkSpec> {
+    let is_empty = egress.allow_out.is_empty() && egress.deny_out.is_empty() && egress.dns_servers.is_empty();
+    if is_empty && row.network_json.is_none() {
+        return None;
+    }
+    let before = spec_of(row).ok().flatten().unwrap_or_default();
+    Some(NetworkSpec {
+        allow_public_traffic: row.allow_public_traffic,
+        mask_request_host: before.mask_request_host,
+        ..egress
+    })
+}

@@ -1,1 +1,380 @@
 //! The resolver that answers the DNS queries of sandboxes.
+//!
+//! It forwards to DNS servers that resolve recursively, those of the operator, of the host or of a policy. Which names a
+//! sandbox may resolve follows from its policy: if most addresses are closed to it, other queries are refused before
+//! anything is sent, so that names are no way out. The resolver does not judge addresses in answers; the gateway judges
+//! every connection.
+//!
+//! Queries for HTTPS and SVCB records have no answer, so that connections need no keys for an encrypted ClientHello and
+//! show their server name. DNSSEC is not validated, signatures are neither requested nor passed on. Names are forwarded in
+//! lower case; answers are matched by a random id, a random port and the question.
+
+mod cache;
+mod client;
+mod forward;
+mod lru;
+mod request;
+mod response;
+mod servers;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::rr::rdata::HINFO;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use model::network::{Cidr, domain_name};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+pub(super) use self::client::Client;
+pub(super) use self::request::Transport;
+
+use self::cache::{Cache, Flights, Key};
+use self::request::{Parsed, Request};
+use self::response::Response;
+use self::servers::{HostServers, Ipv6Route, MAX_SERVERS};
+use super::addresses::{Category, category};
+
+/// Queries of all sandboxes that DNS servers are asked at a time. Each has a socket. Further ones wait in the order of their
+/// arrival, and a sandbox has a small part of them.
+const MAX_FORWARDED: usize = 1024;
+
+/// How long answers from the table of the operator are valid, in seconds: it changes with a restart.
+const HOSTS_TTL: u32 = 60;
+
+/// The file with the DNS servers of the host.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// What the operator says about name resolution.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ResolverSettings {
+    /// DNS servers, in order of preference; if empty, those of the host. The first three are used.
+    pub(super) servers: Vec<SocketAddr>,
+    /// Addresses of names, which every sandbox may resolve.
+    pub(super) hosts: BTreeMap<String, Vec<IpAddr>>,
+    /// Networks in which the DNS servers of a policy may be although they are not public.
+    pub(super) allow_private: Vec<Cidr>,
+    /// Networks in which the DNS servers of a policy may not be.
+    pub(super) deny: Vec<Cidr>,
+}
+
+/// How many queries there were since the start. For metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct DnsCounters {
+    /// Queries of sandboxes, and names that the gateway resolved for connections.
+    pub(super) queries: u64,
+    /// Those that the cache answered.
+    pub(super) cache_hits: u64,
+    /// Those that a policy refused.
+    pub(super) refused: u64,
+    /// Those beyond the limits of a sandbox.
+    pub(super) limited: u64,
+    /// Questions that were sent to DNS servers.
+    pub(super) forwarded: u64,
+    /// Those that no server answered.
+    pub(super) failed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    queries: AtomicU64,
+    cache_hits: AtomicU64,
+    refused: AtomicU64,
+    limited: AtomicU64,
+    forwarded: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// The resolver of all sandboxes of a node.
+pub(super) struct Resolver {
+    servers: Arc<[SocketAddr]>,
+    host_servers: HostServers,
+    hosts: BTreeMap<String, Vec<IpAddr>>,
+    allow_private: Vec<Cidr>,
+    deny: Vec<Cidr>,
+    /// The port of the servers of a policy.
+    port: u16,
+    ipv6: Ipv6Route,
+    cache: Mutex<Cache>,
+    flights: Flights,
+    forwarded: Semaphore,
+    counters: Counters,
+}
+
+/// Records that answer a question.
+#[derive(Debug, Default)]
+struct Answer {
+    code: ResponseCode,
+    answers: Vec<Record>,
+    authorities: Vec<Record>,
+}
+
+impl Answer {
+    fn error(code: ResponseCode) -> Self {
+        Self {
+            code,
+            ..Self::default()
+        }
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.answers.iter().filter_map(|record| record.data.ip_addr())
+    }
+}
+
+impl Resolver {
+    pub(super) fn new(settings: ResolverSettings) -> Self {
+        let hosts = settings.hosts.into_iter().map(|(name, addresses)| {
+            let name = name.strip_suffix('.').unwrap_or(&name).to_ascii_lowercase();
+            (name, addresses)
+        });
+        Self {
+            servers: settings.servers.into_iter().take(MAX_SERVERS).collect(),
+            host_servers: HostServers::new(RESOLV_CONF),
+            hosts: hosts.collect(),
+            allow_private: settings.allow_private,
+            deny: settings.deny,
+            port: servers::PORT,
+            ipv6: Ipv6Route::default(),
+            cache: Mutex::new(Cache::new()),
+            flights: Flights::default(),
+            forwarded: Semaphore::new(MAX_FORWARDED),
+            counters: Counters::default(),
+        }
+    }
+
+    /// How many queries there were so far.
+    pub(super) fn counters(&self) -> DnsCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DnsCounters {
+            queries: read(&self.counters.queries),
+            cache_hits: read(&self.counters.cache_hits),
+            refused: read(&self.counters.refused),
+            limited: read(&self.counters.limited),
+            forwarded: read(&self.counters.forwarded),
+            failed: read(&self.counters.failed),
+        }
+    }
+
+    /// The reply to a message that a sandbox sent, without the length that TCP puts before it. `None` if it deserves no
+    /// reply. Takes some seconds if servers do not respond; a call that is cancelled leaves nothing behind.
+    pub(super) async fn answer(&self, query: &[u8], transport: Transport, client: &Client) -> Option<Vec<u8>> {
+        let parsed = request::parse(query, transport)?;
+        count(&self.counters.queries);
+        let (request, question) = match parsed {
+            Parsed::Question(request, question) => (request, question),
+            // Costs no more than a refusal, so it needs no limit.
+            Parsed::Invalid(request, code) => return Some(request.error(code)),
+        };
+        let Some(_permit) = self.admit(client) else {
+            return Some(request.error(ResponseCode::Refused));
+        };
+        let answer = self.answer_question(&question, client).await;
+        if matches!(question.query_type, RecordType::A | RecordType::AAAA) {
+            client.remember(answer.addresses(), &text_of(&question.name));
+        }
+        Some(reply(&request, answer))
+    }
+
+    /// The addresses of a name, for a connection to it. Not all of them are public.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is not a name, `PermissionDenied` if the sandbox may not resolve it, `QuotaExceeded` if it asks
+    /// too often, `NotFound` if it has no address, `TimedOut` if no server answered.
+    pub(super) async fn addresses(&self, name: &str, client: &Client) -> io::Result<Vec<IpAddr>> {
+        let name = domain_name(name).ok_or(io::ErrorKind::InvalidInput)?;
+        count(&self.counters.queries);
+        let _permit = self.admit(client).ok_or(io::ErrorKind::QuotaExceeded)?;
+        let name = Name::from_ascii(format!("{name}.")).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let ask = |kind| {
+            let question = Query::query(name.clone(), kind);
+            async move { self.answer_question(&question, client).await }
+        };
+        let (ipv4, ipv6) = Box::pin(async { tokio::join!(ask(RecordType::A), ask(RecordType::AAAA)) }).await;
+        let addresses: Vec<_> = ipv4.addresses().chain(ipv6.addresses()).collect();
+        let failed = |code| ipv4.code == code || ipv6.code == code;
+        if !addresses.is_empty() {
+            Ok(addresses)
+        } else if failed(ResponseCode::Refused) {
+            Err(io::ErrorKind::PermissionDenied.into())
+        } else if failed(ResponseCode::ServFail) {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    /// A permit for one more query of a sandbox.
+    fn admit<'a>(&self, client: &'a Client) -> Option<tokio::sync::SemaphorePermit<'a>> {
+        let permit = client.pending.try_acquire().ok().filter(|_| client.is_in_rate());
+        if permit.is_none() {
+            count(&self.counters.limited);
+        }
+        permit
+    }
+
+    async fn answer_question(&self, question: &Query, client: &Client) -> Answer {
+        let name = domain_name(&text_of(&question.name));
+        let kind = question.query_type;
+        if let Some(addresses) = name.as_ref().and_then(|name| self.hosts.get(name)) {
+            return Answer {
+                answers: from_hosts(question, addresses),
+                ..Answer::default()
+            };
+        }
+        if !client.may_resolve(name.as_deref()) {
+            count(&self.counters.refused);
+            return Answer::error(ResponseCode::Refused);
+        }
+        match (kind, u16::from(kind)) {
+            (RecordType::HTTPS | RecordType::SVCB, _) => return Answer::default(),
+            (RecordType::AAAA, _) if !self.ipv6.has_ipv6() => return Answer::default(),
+            (RecordType::ANY, _) => {
+                // RFC 8482 section 4.2.
+                let data = HINFO::new("RFC8482".to_owned(), String::new());
+                let record = Record::from_rdata(question.name.clone(), HOSTS_TTL, RData::HINFO(data));
+                return Answer {
+                    answers: vec![record],
+                    ..Answer::default()
+                };
+            }
+            (RecordType::AXFR | RecordType::IXFR, _) => return Answer::error(ResponseCode::Refused),
+            // Not a type of records: OPT, and those for transactions (RFC 6895 section 3.1).
+            (_, 0 | 41 | 128..=255) => return Answer::error(ResponseCode::NotImp),
+            _ => {}
+        }
+        let records = self.look_up(question, client).await.records(Instant::now());
+        let mut answers = records.answers;
+        // Names in the case of the question, as clients expect it.
+        for record in answers.iter_mut().filter(|record| record.name == question.name) {
+            record.name = question.name.clone();
+        }
+        Answer {
+            code: records.code,
+            answers,
+            authorities: records.authorities,
+        }
+    }
+
+    /// The response to a question, from the cache or from servers.
+    async fn look_up(&self, question: &Query, client: &Client) -> Arc<Response> {
+        let servers = self.servers_of(client);
+        if servers.is_empty() {
+            tracing::debug!("no DNS server");
+            return Arc::new(Response::failed(Instant::now()));
+        }
+        let question = Query::query(question.name.to_lowercase(), question.query_type);
+        let key = Key {
+            servers,
+            question: Arc::new(question),
+        };
+        if let Some(response) = self.cached(&key) {
+            return response;
+        }
+        // Before another sandbox may wait for this query: what a sandbox has too many of delays only itself.
+        let _permit = client.forwarded.acquire().await;
+        let response = self.flights.join(&key, self.forward(&key));
+        Box::pin(response).await
+    }
+
+    fn cached(&self, key: &Key) -> Option<Arc<Response>> {
+        let response = self.cache.lock().get(key, Instant::now())?;
+        count(&self.counters.cache_hits);
+        Some(response)
+    }
+
+    async fn forward(&self, key: &Key) -> Arc<Response> {
+        // Another sandbox may have asked in the meantime.
+        if let Some(response) = self.cached(key) {
+            return response;
+        }
+        let _permit = self.forwarded.acquire().await;
+        count(&self.counters.forwarded);
+        let reply = forward::ask(&key.servers, &key.question).await;
+        let now = Instant::now();
+        let response = Arc::new(match reply {
+            Some(reply) => Response::new(&key.question, reply, now),
+            None => {
+                count(&self.counters.failed);
+                Response::failed(now)
+            }
+        });
+        self.cache.lock().insert(key.clone(), response.clone(), now);
+        response
+    }
+
+    /// The servers that answer a sandbox. Those of its policy only if it could reach them itself: public ones, or in
+    /// networks that the operator opened.
+    fn servers_of(&self, client: &Client) -> Arc<[SocketAddr]> {
+        let policy = client.policy();
+        if !policy.dns_servers.is_empty() {
+            let contains = |networks: &[Cidr], address| networks.iter().any(|network| network.contains(address));
+            let is_open = |address: &IpAddr| {
+                let is_allowed = category(*address) == Category::Public || contains(&self.allow_private, *address);
+                is_allowed && !contains(&self.deny, *address)
+            };
+            let servers = policy
+                .dns_servers
+                .iter()
+                .map(|address| IpAddr::V4(*address))
+                .filter(is_open);
+            return servers
+                .take(MAX_SERVERS)
+                .map(|address| SocketAddr::new(address, self.port))
+                .collect();
+        }
+        if self.servers.is_empty() {
+            self.host_servers.current()
+        } else {
+            self.servers.clone()
+        }
+    }
+}
+
+impl fmt::Debug for Resolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolver")
+            .field("counters", &self.counters())
+            .finish_non_exhaustive()
+    }
+}
+
+fn reply(request: &Request, answer: Answer) -> Vec<u8> {
+    request.reply(answer.code, answer.answers, answer.authorities)
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A name without a dot at the end. Bytes that are unusual in names are escaped.
+fn text_of(name: &Name) -> String {
+    let mut text = name.to_lowercase().to_ascii();
+    if text.ends_with('.') {
+        text.pop();
+    }
+    text
+}
+
+fn from_hosts(question: &Query, addresses: &[IpAddr]) -> Vec<Record> {
+    let record = |address: &IpAddr| {
+        let data = match (question.query_type, address) {
+            (RecordType::A, IpAddr::V4(address)) => RData::A((*address).into()),
+            (RecordType::AAAA, IpAddr::V6(address)) => RData::AAAA((*address).into()),
+            _ => return None,
+        };
+        Some(Record::from_rdata(question.name.clone(), HOSTS_TTL, data))
+    };
+    addresses.iter().filter_map(record).collect()
+}
+
+#[cfg(test)]
+mod fuzz;
+#[cfg(test)]
+mod tests;

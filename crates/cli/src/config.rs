@@ -6,7 +6,6 @@
 //!
 //! Invariant: this is the only module of the platform that reads the environment.
 
-mod egress;
 pub(crate) mod keys;
 
 #[cfg(test)]
@@ -286,7 +285,7 @@ impl Sources {
                 ..records
             },
             always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
-            egress: given.egress()?,
+            egress: EgressSettings::default(),
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
                 .env
@@ -406,7 +405,6 @@ fn scalar(kind: Kind, value: &toml::Value) -> Option<String> {
         (Kind::Text, toml::Value::String(text)) => Some(text.clone()),
         (Kind::Integer, toml::Value::Integer(number)) => Some(number.to_string()),
         (Kind::Boolean, toml::Value::Boolean(flag)) => Some(flag.to_string()),
-        (Kind::Hosts, table @ toml::Value::Table(_)) => egress::hosts_text(table),
         _ => None,
     }
 }

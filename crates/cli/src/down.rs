@@ -57,6 +57,7 @@ async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Re
             enabled: false,
             ..EgressSettings::default()
         },
+        traffic: None,
     })
     .await
     .context("prepare the host for cleaning up")?;

@@ -175,6 +175,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
         base: settings.base_template,
         disk_floor_mb: settings.capacity.disk_floor_mb,
         egress: settings.egress.clone(),
+        traffic: Some(traffic.clone()),
     })
     .await
     .context("prepare the host for sandboxes")?;

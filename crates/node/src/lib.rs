@@ -11,6 +11,7 @@
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
 mod control;
+mod egress;
 mod events;
 mod guard;
 mod journal;
@@ -32,9 +33,10 @@ use protocol::node::{
     DialError, Failure, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample,
     SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
-use proxy::egress::EgressSettings;
+use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};
 use runtime::driver::{Driver, Found};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -67,6 +69,8 @@ pub struct NodeSettings {
     pub disk_floor_mb: u32,
     /// What the operator says about connections that leave sandboxes.
     pub egress: EgressSettings,
+    /// The runtime on which connections of sandboxes are relayed; by default that of the caller.
+    pub traffic: Option<Handle>,
 }
 
 /// The node of one host and data directory.
@@ -98,6 +102,8 @@ pub(crate) struct Shared {
     pub(crate) respawns: Semaphore,
     pub(crate) stop: CancellationToken,
     pub(crate) disk: guard::GuardCounters,
+    /// None where sandboxes have no network.
+    pub(crate) egress: Option<EgressGateway>,
 }
 
 impl Node {
@@ -108,6 +114,7 @@ impl Node {
     /// When the host lacks something that sandboxes require.
     pub async fn start(settings: NodeSettings) -> io::Result<Arc<Self>> {
         let disk_floor_mb = settings.disk_floor_mb;
+        let gateway = EgressGateway::new(settings.egress, settings.traffic.unwrap_or_else(Handle::current));
         let settings = container::DriverSettings {
             data_dir: settings.data_dir,
             launchers: settings.launchers,
@@ -117,15 +124,19 @@ impl Node {
             base: settings.base,
         };
         let container = blocking(move || ContainerDriver::open(&settings)).await??;
-        Self::with_driver(container, disk_floor_mb)
+        Self::with_driver(container, disk_floor_mb, Some(gateway))
     }
 
-    /// Creates a node with this driver that keeps `disk_floor_mb` MiB free on the host. Must be called within a tokio
-    /// runtime.
+    /// Creates a node with this driver that keeps `disk_floor_mb` MiB free on the host. Its sandboxes reach the outside
+    /// through `egress`. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When no thread can be created.
-    pub fn with_driver(driver: Arc<dyn Driver>, disk_floor_mb: u32) -> io::Result<Arc<Self>> {
+    pub fn with_driver(
+        driver: Arc<dyn Driver>,
+        disk_floor_mb: u32,
+        egress: Option<EgressGateway>,
+    ) -> io::Result<Arc<Self>> {
         let capabilities = driver.capabilities();
         tracing::debug!(?capabilities, "the driver is ready");
         let stop = CancellationToken::new();
@@ -137,6 +148,7 @@ impl Node {
             respawns: Semaphore::new(supervisor::RESPAWNS),
             stop: stop.clone(),
             disk: guard::GuardCounters::default(),
+            egress: egress.filter(|_| capabilities.egress),
         });
         let guard = match capabilities.disk_limits {
             true => Some(Guard::start(Arc::clone(&shared), u64::from(disk_floor_mb) << 20)?),
@@ -247,6 +259,19 @@ impl Node {
                 "the platform was restarted; the sandbox kept running",
                 [event],
             );
+            let egress = match egress::attach(&self.shared, &id, &*sandbox, egress) {
+                Ok(egress) => egress,
+                Err(error) => {
+                    tracing::error!(sandbox.id = %id, "connect an adopted sandbox to the network: {error}");
+                    let event = ("event_type", "network_failed".to_owned());
+                    log.host(
+                        Level::Error,
+                        "the sandbox could not be connected to the network again",
+                        [event],
+                    );
+                    None
+                }
+            };
             let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
             self.shared.sandboxes.lock().insert(id, Arc::clone(&handle));
             self.tasks.spawn(supervisor::supervise(
@@ -384,7 +409,7 @@ impl NodeApi for Node {
     fn set_egress<'a>(&'a self, id: &'a SandboxId, policy: EgressPolicy) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(async move {
             let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
-            *handle.egress.lock() = policy;
+            handle.set_egress(policy);
             Ok(())
         })
     }

@@ -9,6 +9,7 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartSandbox, StartedSandbox};
+use proxy::egress::Attachment;
 use runtime::driver::{Sandbox, StartError, StartRequest};
 use runtime::rootfs::Rootfs;
 use tokio::io::Interest;
@@ -19,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::control::Control;
 use crate::log_writer::LogWriter;
-use crate::{AGENT_TIMEOUT, Shared, blocking, events, failed};
+use crate::{AGENT_TIMEOUT, Shared, blocking, egress, events, failed};
 
 /// Minimum time between two attempts to connect to an agent or to replace a spawner: a sandbox whose root keeps killing
 /// its spawner costs the host no more than this.
@@ -54,8 +55,8 @@ pub(crate) struct SandboxHandle {
     /// Processes that the kernel had killed for lack of memory at the last check; `None` before the first check of an
     /// adopted sandbox.
     memory_kills: Mutex<Option<u64>>,
-    /// What it may reach.
-    pub(crate) egress: Mutex<EgressPolicy>,
+    /// Its connection to the gateway; none where it has no network, and once it begins to end.
+    egress: Mutex<Option<Attachment>>,
     /// Whether it was started by an earlier platform.
     is_adopted: bool,
 }
@@ -66,7 +67,7 @@ impl SandboxHandle {
         id: SandboxId,
         disk: DiskId,
         sandbox: Arc<dyn Sandbox>,
-        egress: EgressPolicy,
+        egress: Option<Attachment>,
         log: LogWriter,
     ) -> Self {
         Self {
@@ -80,7 +81,7 @@ impl SandboxHandle {
         id: SandboxId,
         disk: DiskId,
         sandbox: Arc<dyn Sandbox>,
-        egress: EgressPolicy,
+        egress: Option<Attachment>,
         log: LogWriter,
     ) -> Self {
         Self {
@@ -90,7 +91,7 @@ impl SandboxHandle {
         }
     }
 
-    fn new(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, egress: EgressPolicy, log: LogWriter) -> Self {
+    fn new(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, egress: Option<Attachment>, log: LogWriter) -> Self {
         Self {
             id,
             disk,
@@ -117,6 +118,13 @@ impl SandboxHandle {
                 ("killed", (kills - before).to_string()),
             ];
             self.log.host(Level::Warn, message, fields);
+        }
+    }
+
+    /// Changes what the sandbox may reach.
+    pub(crate) fn set_egress(&self, policy: EgressPolicy) {
+        if let Some(egress) = &*self.egress.lock() {
+            egress.set_policy(policy);
         }
     }
 
@@ -186,8 +194,19 @@ pub(crate) async fn start(
         let version = control.init(&request.init).await?;
         io::Result::Ok((control, version))
     };
-    match init.await {
-        Ok((control, agent_version)) => {
+    // While the agent is set up, in a thread because of some system calls.
+    let attach = {
+        let (shared, id, sandbox) = (Arc::clone(shared), id.clone(), Arc::clone(&started.sandbox));
+        let policy = request.egress.clone();
+        blocking(move || egress::attach(&shared, &id, &*sandbox, policy))
+    };
+    let attach = async {
+        attach
+            .await?
+            .map_err(|error| io::Error::new(error.kind(), format!("network: {error}")))
+    };
+    match tokio::try_join!(init, attach) {
+        Ok(((control, agent_version), egress)) => {
             let stages = started.stages.into_iter().map(|(name, took)| Stage::new(name, took));
             let init_stage = Stage::new("init", before_init.elapsed());
             let stages = stages.chain([init_stage]).collect();
@@ -200,13 +219,7 @@ pub(crate) async fn start(
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
             log.host(Level::Info, "sandbox started", fields);
-            let handle = Arc::new(SandboxHandle::fresh(
-                id,
-                disk,
-                started.sandbox,
-                request.egress.clone(),
-                log,
-            ));
+            let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, egress, log));
             Ok((handle, control, StartedSandbox { agent_version, stages }))
         }
         Err(error) => {
@@ -247,6 +260,7 @@ pub(crate) async fn supervise(
         () = stop.cancelled() => return,
     };
     handle.ending.send_replace(true);
+    drop(handle.egress.lock().take());
     if died {
         shared.journal.end(NodeEvent::Ending(handle.id.clone()));
     }

@@ -91,6 +91,7 @@ async fn open(data_dir: &Path) -> Host {
         base: true,
         disk_floor_mb: 0,
         egress: EgressSettings::default(),
+        traffic: None,
     };
     let node = Node::start(settings).await.unwrap();
     let mut events = node.subscribe().await.unwrap();

@@ -93,6 +93,8 @@ pub enum Logger {
     Sandbox,
     /// The agent inside the sandbox, about its processes. Its reports are untrusted.
     Process,
+    /// The egress gateway, about connections to the outside.
+    Egress,
 }
 
 impl Logger {
@@ -102,6 +104,7 @@ impl Logger {
         match self {
             Self::Sandbox => "sandbox",
             Self::Process => "process",
+            Self::Egress => "egress",
         }
     }
 }

@@ -1,8 +1,202 @@
-//! Decides what leaves sandboxes, and forwards it.
+//! The gateway between sandboxes and the internet: it decides what leaves them, and forwards it.
+//!
+//! A sandbox has no other way out. Everything that it sends to addresses other than its own arrives at sockets of the
+//! gateway ([`SandboxNetwork`]), with the original destination. For each connection the gateway decides from the operator's
+//! rules and the policy of the sandbox ([`verdict`]), connects on the host, and relays bytes. A refused connection is
+//! reset, a refused datagram answered with an ICMP error, and both are reported ([`EgressRecord`]).
+//!
+//! Invariants: what is refused sends no packet from the host. A name is no reason to connect to an address that the
+//! resolver did not give for it. Everything that a sandbox can make the gateway hold is bounded per sandbox.
+//!
+//! DNS is answered here too, whatever server was asked ([`dns`]).
 
 mod addresses;
 mod dns;
+mod host_routes;
+mod rate;
+mod record;
+mod relay;
 mod settings;
 mod sniff;
+mod tcp;
+mod udp;
+mod verdict;
 
+use std::fmt::Debug;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use model::network::EgressPolicy;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use self::record::{EgressRecord, Outcome, Protocol};
 pub use self::settings::{EgressLimits, EgressSettings};
+pub use self::verdict::Reason;
+use dns::{Client, Resolver, ResolverSettings};
+use rate::Bandwidth;
+
+/// The gateway's sockets in the network of a sandbox.
+pub trait SandboxNetwork: Debug + Send + Sync + 'static {
+    /// A non-blocking listener that accepts every TCP connection to other addresses than the sandbox's own. The local
+    /// address of a connection is its destination.
+    ///
+    /// # Errors
+    /// When it cannot be duplicated.
+    fn tcp(&self) -> io::Result<TcpListener>;
+
+    /// The descriptor that becomes readable when datagrams wait for [`Self::receive`].
+    fn udp(&self) -> BorrowedFd<'_>;
+
+    /// Receives a datagram of the sandbox without waiting. Returns its length, its source and its destination.
+    ///
+    /// # Errors
+    /// With [`io::ErrorKind::WouldBlock`] when none waits.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, SocketAddr)>;
+
+    /// Sends a datagram to the sandbox as if it came from `from`.
+    ///
+    /// # Errors
+    /// When it is too long, or the kernel refuses it.
+    fn send(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<()>;
+
+    /// Tells the sender of a datagram that it was refused.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    fn refuse(&self, source: SocketAddr, destination: SocketAddr) -> io::Result<()>;
+}
+
+/// Receives what the gateway reports about a sandbox. It must not wait.
+pub type Report = Box<dyn Fn(EgressRecord) + Send + Sync>;
+
+/// The gateway of a node.
+#[derive(Debug)]
+pub struct EgressGateway {
+    shared: Arc<Shared>,
+    runtime: Handle,
+}
+
+/// What all sandboxes share.
+#[derive(Debug)]
+struct Shared {
+    settings: EgressSettings,
+    resolver: Resolver,
+    pipes: relay::Pipes,
+    buffers: udp::Buffers,
+}
+
+/// What the gateway knows about a sandbox.
+struct Sandbox {
+    shared: Arc<Shared>,
+    network: Arc<dyn SandboxNetwork>,
+    client: Client,
+    policy: watch::Sender<Arc<EgressPolicy>>,
+    bandwidth: Bandwidth,
+    report: Report,
+    reports: rate::Rate,
+}
+
+impl EgressGateway {
+    /// A gateway with the operator's rules, whose connections run on `runtime`.
+    #[must_use]
+    pub fn new(settings: EgressSettings, runtime: Handle) -> Self {
+        let resolver = Resolver::new(ResolverSettings {
+            servers: settings.resolvers.clone(),
+            hosts: settings.hosts.clone(),
+            allow_private: settings.allow_private.clone(),
+            deny: settings.deny.clone(),
+        });
+        Self {
+            shared: Arc::new(Shared {
+                settings,
+                resolver,
+                pipes: relay::Pipes::default(),
+                buffers: udp::Buffers::default(),
+            }),
+            runtime,
+        }
+    }
+
+    /// Connects a sandbox, until the attachment is dropped.
+    ///
+    /// # Errors
+    /// When the sockets cannot be polled.
+    pub fn attach(
+        &self,
+        network: Arc<dyn SandboxNetwork>,
+        policy: EgressPolicy,
+        report: Report,
+    ) -> io::Result<Attachment> {
+        // A socket is polled by the runtime on which it was registered.
+        let _runtime = self.runtime.enter();
+        let listener = tokio::net::TcpListener::from_std(network.tcp()?)?;
+        let policy = Arc::new(policy);
+        let settings = &self.shared.settings;
+        let sandbox = Arc::new(Sandbox {
+            shared: Arc::clone(&self.shared),
+            network,
+            client: Client::new(Arc::clone(&policy), settings.default_allow),
+            policy: watch::Sender::new(policy),
+            bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
+            report,
+            reports: rate::Rate::new(REPORTS_PER_S, REPORTS_BURST),
+        });
+        let stop = CancellationToken::new();
+        let tcp = tcp::serve(Arc::clone(&sandbox), listener, stop.clone());
+        let udp = udp::serve(Arc::clone(&sandbox), stop.clone());
+        self.runtime.spawn(tcp);
+        self.runtime.spawn(async move {
+            if let Err(error) = udp.await {
+                tracing::error!("receive datagrams of a sandbox: {error}");
+            }
+        });
+        Ok(Attachment {
+            sandbox,
+            _stop: stop.drop_guard(),
+        })
+    }
+}
+
+/// Reports about one sandbox in the long run and at once. What is beyond is counted but not reported: a sandbox could
+/// make thousands of refused connections per second.
+const REPORTS_PER_S: u32 = 10;
+const REPORTS_BURST: u32 = 200;
+
+impl Sandbox {
+    fn report(&self, record: EgressRecord) {
+        tracing::trace!(?record, "egress");
+        if self.reports.admit() {
+            (self.report)(record);
+        }
+    }
+
+    fn policy(&self) -> Arc<EgressPolicy> {
+        Arc::clone(&self.policy.borrow())
+    }
+}
+
+/// The connection of a sandbox to the gateway. On drop all its connections are reset, and nothing leaves the sandbox any
+/// more.
+pub struct Attachment {
+    sandbox: Arc<Sandbox>,
+    _stop: DropGuard,
+}
+
+impl Debug for Attachment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attachment").finish_non_exhaustive()
+    }
+}
+
+impl Attachment {
+    /// Changes the policy: at once for new connections, and open ones that it does not allow are reset.
+    pub fn set_policy(&self, policy: EgressPolicy) {
+        let policy = Arc::new(policy);
+        self.sandbox.client.set_policy(Arc::clone(&policy));
+        self.sandbox.policy.send_replace(policy);
+    }
+}

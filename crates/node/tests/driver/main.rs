@@ -54,7 +54,7 @@ impl TestPlatform {
     /// Opens the next platform on this directory and returns the sandboxes that it adopts.
     async fn open(dir: &Path, wanted: &[&SandboxId]) -> (Self, Vec<SandboxId>) {
         let driver = Processes::open(dir);
-        let node = Node::with_driver(driver.clone(), 0).unwrap();
+        let node = Node::with_driver(driver.clone(), 0, None).unwrap();
         let mut events = node.subscribe().await.unwrap();
         assert!(matches!(events.next().await, Some(NodeEvent::Snapshot(_))));
         let state = WantedState::Running;

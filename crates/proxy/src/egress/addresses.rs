@@ -65,6 +65,20 @@ pub(super) fn category(address: IpAddr) -> Category {
     }
 }
 
+/// The IPv4 address that a translator or relay would forward to, for an IPv6 address that carries one.
+pub(super) fn carried(address: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(address) = address else { return None };
+    let segments = address.segments();
+    match segments {
+        [0, 0, 0, 0, 0, 0 | 0xffff, _, _] | [0x64, 0xff9b, 0, 0, 0, 0, _, _] | [0x64, 0xff9b, 1, ..] => {
+            Some(ipv4(segments[6], segments[7]))
+        }
+        [0x2001, 0, ..] => Some(ipv4(!segments[6], !segments[7])),
+        [0x2002, ..] => Some(ipv4(segments[1], segments[2])),
+        _ => None,
+    }
+}
+
 fn of_v4(address: Ipv4Addr) -> Category {
     match address.octets() {
         [0, ..] => Category::Unspecified,

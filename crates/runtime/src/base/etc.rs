@@ -80,11 +80,7 @@ fn files(accounts: &Accounts) -> [(&'static str, u32, String); 14] {
         ("hostname", 0o644, format!("{HOST_NAME}\n")),
         ("hosts", 0o644, hosts),
         // Not a loopback address: some resolvers treat those as a cache of their own.
-        (
-            "resolv.conf",
-            0o644,
-            format!("nameserver {}\n", crate::netns::ETH0_ADDRESS),
-        ),
+        ("resolv.conf", 0o644, format!("nameserver {}\n", crate::egress::GATEWAY)),
         ("nsswitch.conf", 0o644, NSSWITCH.to_owned()),
         ("environment", 0o644, format!("PATH=\"{PATH}\"\n")),
         ("profile", 0o644, profile()),

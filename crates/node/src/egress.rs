@@ -1,0 +1,153 @@
+//! Connects sandboxes to the egress gateway, and writes what it reports into their logs.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use model::id::SandboxId;
+use model::log::Level;
+use model::network::EgressPolicy;
+use protocol::node::Logger;
+use proxy::egress::{Attachment, EgressRecord, Outcome, SandboxNetwork};
+use runtime::driver::Sandbox;
+use runtime::egress::EgressSockets;
+
+use crate::Shared;
+use crate::log_writer::LogWriter;
+
+/// Gives a sandbox its network; none where the driver or the kernel cannot.
+///
+/// # Errors
+/// When the sockets cannot be opened.
+pub(crate) fn attach(
+    shared: &Shared,
+    id: &SandboxId,
+    sandbox: &dyn Sandbox,
+    policy: EgressPolicy,
+) -> io::Result<Option<Attachment>> {
+    let Some(gateway) = &shared.egress else {
+        return Ok(None);
+    };
+    let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
+    let report = Box::new(move |record| write(&log, &record));
+    let network = Arc::new(Network(sandbox.egress()?));
+    gateway.attach(network, policy, report).map(Some)
+}
+
+/// The gateway's sockets in the network of a sandbox of the container driver.
+#[derive(Debug)]
+struct Network(EgressSockets);
+
+impl SandboxNetwork for Network {
+    fn tcp(&self) -> io::Result<TcpListener> {
+        self.0.tcp()
+    }
+
+    fn udp(&self) -> BorrowedFd<'_> {
+        self.0.udp()
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, SocketAddr)> {
+        self.0.receive(buffer)
+    }
+
+    fn send(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<()> {
+        self.0.send(from, to, payload)
+    }
+
+    fn refuse(&self, source: SocketAddr, destination: SocketAddr) -> io::Result<()> {
+        self.0.refuse(source, destination)
+    }
+}
+
+fn write(log: &LogWriter, record: &EgressRecord) {
+    let (level, message, fields) = entry(record);
+    log.write(level, Logger::Egress, message, fields);
+}
+
+/// The log entry for a connection.
+fn entry(record: &EgressRecord) -> (Level, String, BTreeMap<String, String>) {
+    let what = match &record.name {
+        Some(name) => format!("{} ({name})", record.destination),
+        None => record.destination.to_string(),
+    };
+    let protocol = record.protocol.as_str();
+    let mut fields = vec![
+        ("protocol", protocol.to_owned()),
+        ("destination", record.destination.to_string()),
+    ];
+    fields.extend(record.name.clone().map(|name| ("name", name)));
+    let (level, message, event) = match &record.outcome {
+        Outcome::Denied(reason) => {
+            fields.push(("reason", reason.to_string()));
+            let message = format!("{protocol} to {what} was refused: {reason}");
+            (Level::Warn, message, "egress_denied")
+        }
+        Outcome::Failed(error) => {
+            fields.push(("reason", error.clone()));
+            let message = format!("{protocol} to {what} failed: {error}");
+            (Level::Warn, message, "egress_failed")
+        }
+        Outcome::Ended {
+            sent,
+            received,
+            took,
+            cut,
+        } => {
+            fields.extend([
+                ("bytes_sent", sent.to_string()),
+                ("bytes_received", received.to_string()),
+                ("duration_ms", took.as_millis().to_string()),
+            ]);
+            fields.extend(cut.map(|reason| ("reason", reason.to_string())));
+            let message = match cut {
+                None => format!("{protocol} to {what} ended"),
+                Some(reason) => format!("{protocol} to {what} was cut: {reason}"),
+            };
+            (Level::Info, message, "egress_ended")
+        }
+    };
+    fields.push(("event_type", event.to_owned()));
+    let fields = fields.into_iter().map(|(key, value)| (key.to_owned(), value));
+    (level, message, fields.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proxy::egress::{Protocol, Reason};
+
+    use super::*;
+
+    #[test]
+    fn entries_say_what_happened() {
+        let record = |outcome| EgressRecord {
+            protocol: Protocol::Tcp,
+            destination: "93.184.216.34:443".parse().unwrap(),
+            name: Some("example.com".to_owned()),
+            outcome,
+        };
+        let (level, message, fields) = entry(&record(Outcome::Denied(Reason::Policy)));
+        assert_eq!(level, Level::Warn);
+        assert_eq!(
+            message,
+            "tcp to 93.184.216.34:443 (example.com) was refused: the network policy of the sandbox denies it"
+        );
+        assert_eq!(fields["event_type"], "egress_denied");
+        assert_eq!(fields["name"], "example.com");
+        let ended = Outcome::Ended {
+            sent: 7,
+            received: 9,
+            took: Duration::from_millis(1500),
+            cut: None,
+        };
+        let (level, _, fields) = entry(&record(ended));
+        assert_eq!(level, Level::Info);
+        let field = |name: &str| fields[name].as_str();
+        assert_eq!((field("bytes_sent"), field("bytes_received")), ("7", "9"));
+        assert_eq!(field("duration_ms"), "1500");
+    }
+}

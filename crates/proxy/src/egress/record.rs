@@ -1,0 +1,59 @@
+//! What the gateway reports about connections.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::verdict::Reason;
+
+/// A transport protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// A TCP connection.
+    Tcp,
+    /// A UDP flow: datagrams between two pairs of address and port.
+    Udp,
+}
+
+impl Protocol {
+    /// Name in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// A connection of a sandbox that has ended or was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EgressRecord {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The address that the sandbox requested.
+    pub destination: SocketAddr,
+    /// The domain that the connection named, or for which the sandbox was given that address. A claim of the sandbox.
+    pub name: Option<String>,
+    /// What happened.
+    pub outcome: Outcome,
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was refused, and nothing left the host.
+    Denied(Reason),
+    /// It was allowed, but there was no connection to the destination.
+    Failed(String),
+    /// It was allowed, and is over.
+    Ended {
+        /// Bytes from the sandbox.
+        sent: u64,
+        /// Bytes to the sandbox.
+        received: u64,
+        /// How long it was open.
+        took: Duration,
+        /// Why the gateway ended it, if it did.
+        cut: Option<Reason>,
+    },
+}

@@ -1,0 +1,137 @@
+//! Relays bytes between two TCP connections, through pipes in the kernel: they are not copied to this process.
+//!
+//! A direction has a pipe only while bytes are on their way, so an idle connection holds none. What one side does, the
+//! other sees: the end of a direction, a reset, and, because nothing is read that cannot be forwarded, its speed.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::net::Shutdown;
+use rustix::pipe::{PipeFlags, SpliceFlags};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::rate::{Bandwidth, Direction};
+
+/// Capacity of a pipe in bytes. More does not make it faster.
+const PIPE_BYTES: usize = 256 << 10;
+/// Unused pipes that are kept.
+const PIPES_KEPT: usize = 64;
+
+/// A pipe: its reading end, then its writing end.
+type Pipe = (OwnedFd, OwnedFd);
+
+/// Pipes that are empty.
+#[derive(Debug, Default)]
+pub(super) struct Pipes(Mutex<Vec<Pipe>>);
+
+impl Pipes {
+    fn take(&self) -> io::Result<Pipe> {
+        if let Some(pipe) = self.0.lock().pop() {
+            return Ok(pipe);
+        }
+        let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // If the limit of pipe memory is reached, a small one does it too.
+        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.0, PIPE_BYTES);
+        Ok(pipe)
+    }
+
+    fn put(&self, pipe: Pipe) {
+        let mut pipes = self.0.lock();
+        if pipes.len() < PIPES_KEPT {
+            pipes.push(pipe);
+        }
+    }
+}
+
+/// Bytes that were relayed.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Counts {
+    /// Bytes from the sandbox and to it.
+    pub(super) fn get(&self) -> (u64, u64) {
+        (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn add_sent(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_received(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// Relays until both directions have ended.
+///
+/// # Errors
+/// When one side failed: both are to be reset then.
+pub(super) async fn relay(
+    pipes: &Pipes,
+    sandbox: &TcpStream,
+    outside: &TcpStream,
+    bandwidth: &Bandwidth,
+    counts: &Counts,
+) -> io::Result<()> {
+    let out = pump(pipes, (sandbox, outside), bandwidth, Direction::Out, &counts.sent);
+    let back = pump(pipes, (outside, sandbox), bandwidth, Direction::In, &counts.received);
+    tokio::try_join!(out, back).map(drop)
+}
+
+async fn pump(
+    pipes: &Pipes,
+    (from, to): (&TcpStream, &TcpStream),
+    bandwidth: &Bandwidth,
+    direction: Direction,
+    count: &AtomicU64,
+) -> io::Result<()> {
+    let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+    loop {
+        from.readable().await?;
+        let pipe = pipes.take()?;
+        let filled = from.try_io(Interest::READABLE, || {
+            Ok(rustix::pipe::splice(from, None, &pipe.1, None, PIPE_BYTES, flags)?)
+        });
+        let filled = match filled {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                pipes.put(pipe);
+                continue;
+            }
+            // The pipe is closed, because bytes may be in it.
+            Err(error) => return Err(error),
+            Ok(0) => {
+                pipes.put(pipe);
+                return match rustix::net::shutdown(to, Shutdown::Write) {
+                    // The other side is gone, which the other direction notices.
+                    Err(rustix::io::Errno::NOTCONN) => Ok(()),
+                    outcome => Ok(outcome?),
+                };
+            }
+            Ok(filled) => filled,
+        };
+        let mut left = filled;
+        while left > 0 {
+            to.writable().await?;
+            let moved = to.try_io(Interest::WRITABLE, || {
+                Ok(rustix::pipe::splice(&pipe.0, None, to, None, left, flags)?)
+            });
+            match moved {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(moved) => left -= moved,
+            }
+        }
+        pipes.put(pipe);
+        count.fetch_add(filled as u64, Ordering::Relaxed);
+        bandwidth.pay(direction, filled).await;
+        // A connection that is always ready lets the others run.
+        tokio::task::consume_budget().await;
+    }
+}

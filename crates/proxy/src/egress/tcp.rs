@@ -1,0 +1,399 @@
+//! TCP connections of a sandbox.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::network::EgressPolicy;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::Sandbox;
+use super::dns::Transport;
+use super::rate::Rate;
+use super::record::{EgressRecord, Outcome, Protocol};
+use super::relay::{self, Counts};
+use super::settings::EgressLimits;
+use super::sniff::{self, Sniffed};
+use super::verdict::{Reason, Verdict, closed_to_all, judge};
+
+/// How long a destination may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one of several addresses of a domain may take.
+const CONNECT_NEXT: Duration = Duration::from_secs(5);
+/// Addresses of a domain that are tried.
+const ADDRESSES_MAX: usize = 4;
+/// How long a client may take to send the bytes that name a domain.
+const SNIFF_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long accepting pauses when the host has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Idle time after which a silent destination is checked, interval and number of checks: a destination that vanished
+/// resets the connection after two minutes and a half.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 6);
+/// Connections of a sandbox whose socket buffers grow as far as the kernel lets them, some megabytes each; those of
+/// further ones have a fixed size. The memory is the host's.
+const LARGE_BUFFERS: usize = 32;
+/// That fixed size, in bytes; the kernel doubles it.
+const SMALL_BUFFER: usize = 64 << 10;
+/// The port of DNS.
+const DNS_PORT: u16 = 53;
+/// Queries on one connection, and how long it may be idle (RFC 7766 section 6.2.3).
+const DNS_QUERIES: usize = 1000;
+const DNS_IDLE: Duration = Duration::from_secs(10);
+
+/// Accepts connections until the sandbox is detached.
+pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: CancellationToken) {
+    let limits = sandbox.shared.settings.limits;
+    let most = usize::try_from(limits.connections.max(1))
+        .unwrap_or(usize::MAX)
+        .min(Semaphore::MAX_PERMITS);
+    let connections = Arc::new(Semaphore::new(most));
+    let rate = Rate::new(
+        limits.connections_per_s,
+        limits.connections_per_s.saturating_mul(EgressLimits::BURST_FACTOR),
+    );
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!("accept a connection of a sandbox: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(destination) = stream.local_addr() else { continue };
+        let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+        let permit = match Arc::clone(&connections).try_acquire_owned() {
+            Ok(permit) if rate.admit() => permit,
+            _ => {
+                reset(&stream);
+                sandbox.denied(destination, None, Reason::Limit);
+                continue;
+            }
+        };
+        let others = most - connections.available_permits() - 1;
+        let (sandbox, stop) = (Arc::clone(&sandbox), stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => reset(&stream),
+                () = connection(&sandbox, &stream, destination, others >= LARGE_BUFFERS) => {}
+            }
+            drop(permit);
+        });
+    }
+}
+
+/// Lets the close of the connection be a reset.
+fn reset(stream: &TcpStream) {
+    if let Err(error) = stream.set_zero_linger() {
+        tracing::debug!("reset a connection: {error}");
+    }
+}
+
+impl Sandbox {
+    fn denied(&self, destination: SocketAddr, name: Option<String>, reason: Reason) {
+        self.report(EgressRecord {
+            protocol: Protocol::Tcp,
+            destination,
+            name: name.or_else(|| self.client.name_of(destination.ip())),
+            outcome: Outcome::Denied(reason),
+        });
+    }
+}
+
+/// One connection of the sandbox.
+async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: SocketAddr, is_small: bool) {
+    if destination.port() == DNS_PORT {
+        return answer_queries(sandbox, stream).await;
+    }
+    let mut policy = sandbox.policy.subscribe();
+    let current = Arc::clone(&policy.borrow_and_update());
+    let target = match Target::of(sandbox, &current, stream, destination).await {
+        Ok(target) => target,
+        Err(Refusal { name, reason }) => {
+            reset(stream);
+            return sandbox.denied(destination, name, reason);
+        }
+    };
+    let begun = Instant::now();
+    let counts = Counts::default();
+    let work = async {
+        let connected = connect(&target.addresses, is_small).await?;
+        let mut guard = Outside(Some(connected));
+        let Some(outside) = &guard.0 else { return Ok(Ok(())) };
+        let relayed = async {
+            if is_small {
+                small_buffers(stream)?;
+            }
+            stream.set_nodelay(true)?;
+            write_all(outside, &target.first).await?;
+            counts.add_sent(target.first.len());
+            relay::relay(&sandbox.shared.pipes, stream, outside, &sandbox.bandwidth, &counts).await
+        };
+        let relayed = relayed.await;
+        if relayed.is_ok() {
+            guard.0 = None;
+        }
+        io::Result::Ok(relayed)
+    };
+    let closed_by_policy = async {
+        while policy.changed().await.is_ok() {
+            let policy = Arc::clone(&policy.borrow_and_update());
+            if !target.is_allowed(sandbox, &policy, destination) {
+                return;
+            }
+        }
+        std::future::pending().await
+    };
+    let ended = |cut| {
+        let (sent, received) = counts.get();
+        let took = begun.elapsed();
+        Outcome::Ended {
+            sent,
+            received,
+            took,
+            cut,
+        }
+    };
+    let outcome = tokio::select! {
+        biased;
+        () = closed_by_policy => {
+            reset(stream);
+            ended(Some(Reason::PolicyChange))
+        }
+        outcome = work => match outcome {
+            Err(error) => {
+                reset(stream);
+                Outcome::Failed(error.to_string())
+            }
+            Ok(relayed) => {
+                if relayed.is_err() {
+                    reset(stream);
+                }
+                ended(None)
+            }
+        },
+    };
+    sandbox.report(EgressRecord {
+        protocol: Protocol::Tcp,
+        destination,
+        name: target.name.or_else(|| sandbox.client.name_of(destination.ip())),
+        outcome,
+    });
+}
+
+/// A connection to the outside, which is reset on drop unless it was closed.
+#[derive(Debug)]
+struct Outside(Option<TcpStream>);
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        if let Some(stream) = &self.0 {
+            reset(stream);
+        }
+    }
+}
+
+/// Where a connection goes.
+#[derive(Debug)]
+struct Target {
+    addresses: Vec<SocketAddr>,
+    /// The domain by which it was allowed.
+    name: Option<String>,
+    /// Bytes that were read to find the name.
+    first: Vec<u8>,
+}
+
+/// A connection that is refused.
+#[derive(Debug)]
+struct Refusal {
+    name: Option<String>,
+    reason: Reason,
+}
+
+impl Target {
+    async fn of(
+        sandbox: &Sandbox,
+        policy: &EgressPolicy,
+        stream: &TcpStream,
+        destination: SocketAddr,
+    ) -> Result<Self, Refusal> {
+        let settings = &sandbox.shared.settings;
+        match judge(settings, policy, destination.ip()) {
+            Verdict::Open => Ok(Self {
+                addresses: vec![destination],
+                name: None,
+                first: Vec::new(),
+            }),
+            Verdict::Closed(reason) => Err(Refusal { name: None, reason }),
+            Verdict::ByDomain => {
+                let (name, first) = first_bytes(stream).await;
+                let refusal = |reason| Refusal {
+                    name: name.clone(),
+                    reason,
+                };
+                let known = name.as_deref().filter(|name| policy.allows_domain(name));
+                let known = known.ok_or_else(|| refusal(Reason::Domain))?;
+                let addresses = sandbox.shared.resolver.addresses(known, &sandbox.client).await;
+                let mut addresses: Vec<IpAddr> = addresses.unwrap_or_default();
+                addresses.retain(|address| closed_to_all(settings, *address).is_none());
+                // The one that the sandbox chose, then those of its family.
+                let chosen = destination.ip();
+                addresses.sort_by_key(|address| (*address != chosen, address.is_ipv4() != chosen.is_ipv4()));
+                addresses.truncate(ADDRESSES_MAX);
+                if addresses.is_empty() {
+                    return Err(refusal(Reason::DomainAddresses));
+                }
+                let port = destination.port();
+                Ok(Self {
+                    addresses: addresses
+                        .into_iter()
+                        .map(|address| SocketAddr::new(address, port))
+                        .collect(),
+                    name,
+                    first,
+                })
+            }
+        }
+    }
+
+    /// Whether a policy that was set later allows this connection.
+    fn is_allowed(&self, sandbox: &Sandbox, policy: &EgressPolicy, destination: SocketAddr) -> bool {
+        match judge(&sandbox.shared.settings, policy, destination.ip()) {
+            // The addresses of a name may be others than the one that is open.
+            Verdict::Open => {
+                self.name.is_none() || self.name.as_deref().is_some_and(|name| policy.allows_domain(name)) || {
+                    let open =
+                        |address: &SocketAddr| judge(&sandbox.shared.settings, policy, address.ip()) == Verdict::Open;
+                    self.addresses.iter().all(open)
+                }
+            }
+            Verdict::ByDomain => self.name.as_deref().is_some_and(|name| policy.allows_domain(name)),
+            Verdict::Closed(_) => false,
+        }
+    }
+}
+
+/// Reads until the bytes name a domain, or certainly none. Returns the name and the bytes.
+async fn first_bytes(stream: &TcpStream) -> (Option<String>, Vec<u8>) {
+    let mut bytes = Vec::new();
+    let read = async {
+        loop {
+            match sniff::sniff(&bytes) {
+                Sniffed::Name(name) => return Some(name),
+                Sniffed::NoName => return None,
+                Sniffed::Incomplete => {}
+            }
+            let mut part = [0; 4096];
+            match read_some(stream, &mut part).await {
+                Ok(0) | Err(_) => return None,
+                Ok(length) => bytes.extend_from_slice(&part[..length]),
+            }
+        }
+    };
+    let name = timeout(SNIFF_TIMEOUT, read).await.unwrap_or_default();
+    (name, bytes)
+}
+
+/// Reads what is there, and waits for the first byte. 0 is the end.
+async fn read_some(stream: &TcpStream, part: &mut [u8]) -> io::Result<usize> {
+    loop {
+        stream.readable().await?;
+        match stream.try_read(part) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+async fn read_exact(stream: &TcpStream, mut part: &mut [u8]) -> io::Result<()> {
+    while !part.is_empty() {
+        let length = read_some(stream, part).await?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        part = &mut part[length..];
+    }
+    Ok(())
+}
+
+async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+            Ok(written) => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
+}
+
+/// Connects to the first address that accepts.
+async fn connect(addresses: &[SocketAddr], is_small: bool) -> io::Result<TcpStream> {
+    let patience = if addresses.len() > 1 {
+        CONNECT_NEXT
+    } else {
+        CONNECT_TIMEOUT
+    };
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match timeout(patience, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                stream.set_nodelay(true)?;
+                let (idle, interval, count) = KEEPALIVE;
+                sockopt::set_socket_keepalive(&stream, true)?;
+                sockopt::set_tcp_keepidle(&stream, idle)?;
+                sockopt::set_tcp_keepintvl(&stream, interval)?;
+                sockopt::set_tcp_keepcnt(&stream, count)?;
+                if is_small {
+                    small_buffers(&stream)?;
+                }
+                return Ok(stream);
+            }
+            Ok(Err(error)) => last = error,
+            Err(_) => last = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(last)
+}
+
+fn small_buffers(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_send_buffer_size(stream, SMALL_BUFFER)?;
+    Ok(sockopt::set_socket_recv_buffer_size(stream, SMALL_BUFFER)?)
+}
+
+/// Answers DNS queries on a connection, one after the other (RFC 7766).
+async fn answer_queries(sandbox: &Sandbox, stream: &TcpStream) {
+    let mut buffer = vec![0; usize::from(u16::MAX)];
+    for _ in 0..DNS_QUERIES {
+        let exchange = async {
+            let mut length = [0; 2];
+            read_exact(stream, &mut length).await?;
+            let query = &mut buffer[..usize::from(u16::from_be_bytes(length))];
+            read_exact(stream, query).await?;
+            let answer = sandbox
+                .shared
+                .resolver
+                .answer(query, Transport::Tcp, &sandbox.client)
+                .await;
+            let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
+            let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
+            let message = [&length.to_be_bytes()[..], &answer].concat();
+            write_all(stream, &message).await
+        };
+        if !matches!(timeout(DNS_IDLE, exchange).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}

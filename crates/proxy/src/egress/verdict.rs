@@ -1,0 +1,219 @@
+//! The decision about a destination, from the operator's rules and the policy of the sandbox.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use model::network::{Cidr, EgressPolicy, PolicyDecision};
+
+use super::addresses::{Category, carried, category};
+use super::host_routes;
+use super::settings::EgressSettings;
+
+/// What applies to a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is open.
+    Open,
+    /// It is open to connections whose first bytes name an allowed domain.
+    ByDomain,
+    /// It is closed.
+    Closed(Reason),
+}
+
+/// Why a connection was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The operator has disabled the network of sandboxes.
+    Disabled,
+    /// The operator closed the network of the destination.
+    Operator,
+    /// The destination is not public, with the kind of address in one word.
+    NotPublic(&'static str),
+    /// The destination is the host.
+    Host,
+    /// The policy of the sandbox denies the destination.
+    Policy,
+    /// The operator's default denies what no policy allows.
+    Default,
+    /// The first bytes name no domain, or one that is not allowed.
+    Domain,
+    /// No address of the domain is open.
+    DomainAddresses,
+    /// The sandbox has too many connections or flows, or opened them too fast.
+    Limit,
+    /// The policy was changed while the connection was open.
+    PolicyChange,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disabled => f.write_str("sandboxes have no network here"),
+            Self::Operator => f.write_str("the operator closed this network"),
+            Self::NotPublic(kind) => write!(f, "the address is not public ({kind})"),
+            Self::Host => f.write_str("the address belongs to the host"),
+            Self::Policy => f.write_str("the network policy of the sandbox denies it"),
+            Self::Default => f.write_str("no policy allows it"),
+            Self::Domain => f.write_str("the connection names no allowed domain"),
+            Self::DomainAddresses => f.write_str("the domain has no address that is open"),
+            Self::Limit => f.write_str("the sandbox has reached its limit of connections"),
+            Self::PolicyChange => f.write_str("the network policy was changed"),
+        }
+    }
+}
+
+/// The decision about an address.
+pub(super) fn judge(settings: &EgressSettings, policy: &EgressPolicy, address: IpAddr) -> Verdict {
+    let address = address.to_canonical();
+    if let Some(reason) = closed_to_all(settings, address) {
+        return Verdict::Closed(reason);
+    }
+    // A translator would forward to the address inside.
+    let inner = carried(address).map(|inner| policy.decide(inner.into()));
+    let decision = match (policy.decide(address), inner) {
+        (PolicyDecision::Allowed | PolicyDecision::Unmentioned, Some(inner)) => inner,
+        (outer, _) => outer,
+    };
+    match decision {
+        PolicyDecision::Allowed => Verdict::Open,
+        PolicyDecision::ByDomain => Verdict::ByDomain,
+        PolicyDecision::Denied => Verdict::Closed(Reason::Policy),
+        PolicyDecision::Unmentioned if settings.default_allow => Verdict::Open,
+        PolicyDecision::Unmentioned if !policy.allow_domains.is_empty() => Verdict::ByDomain,
+        PolicyDecision::Unmentioned => Verdict::Closed(Reason::Default),
+    }
+}
+
+/// Whether an address of a domain that is allowed by name is closed nevertheless.
+pub(super) fn closed_to_all(settings: &EgressSettings, address: IpAddr) -> Option<Reason> {
+    let address = address.to_canonical();
+    let is_in = |networks: &[Cidr]| networks.iter().any(|network| network.contains(address));
+    let inner_is_denied = || {
+        let inner = carried(address)?;
+        let is_denied = settings.deny.iter().any(|network| network.contains(inner.into()));
+        is_denied.then_some(())
+    };
+    if !settings.enabled {
+        Some(Reason::Disabled)
+    } else if is_in(&settings.deny) || inner_is_denied().is_some() {
+        Some(Reason::Operator)
+    } else if is_in(&settings.allow_private) {
+        None
+    } else {
+        match category(address) {
+            Category::Public if host_routes::is_remote(address) => None,
+            Category::Public => Some(Reason::Host),
+            other => Some(Reason::NotPublic(other.word())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(allow: &[&str], domains: &[&str], deny: &[&str]) -> EgressPolicy {
+        EgressPolicy {
+            allow: allow.iter().map(|text| text.parse().unwrap()).collect(),
+            allow_domains: domains.iter().map(|text| text.parse().unwrap()).collect(),
+            deny: deny.iter().map(|text| text.parse().unwrap()).collect(),
+            dns_servers: Vec::new(),
+        }
+    }
+
+    #[track_caller]
+    fn check(settings: &EgressSettings, policy: &EgressPolicy, table: &[(&str, Verdict)]) {
+        for (address, want) in table {
+            assert_eq!(judge(settings, policy, address.parse().unwrap()), *want, "{address}");
+        }
+    }
+
+    const OPEN: Verdict = Verdict::Open;
+    const POLICY: Verdict = Verdict::Closed(Reason::Policy);
+
+    #[test]
+    fn public_addresses_are_open_and_others_closed() {
+        let closed = |kind| Verdict::Closed(Reason::NotPublic(kind));
+        check(
+            &EgressSettings::default(),
+            &EgressPolicy::default(),
+            &[
+                ("1.1.1.1", OPEN),
+                ("2606:4700::1111", OPEN),
+                ("10.0.0.1", closed("private")),
+                ("::ffff:10.0.0.1", closed("private")),
+                ("64:ff9b::10.0.0.1", closed("private")),
+                ("2002:a00:1::", closed("private")),
+                ("127.0.0.1", closed("loopback")),
+                ("::1", closed("loopback")),
+                ("169.254.169.254", closed("link-local")),
+                ("0.0.0.0", closed("unspecified")),
+                ("100.64.0.1", closed("shared")),
+            ],
+        );
+    }
+
+    #[test]
+    fn what_is_allowed_wins_over_what_is_denied() {
+        let policy = policy(&["1.1.1.0/24"], &[], &["0.0.0.0/0"]);
+        check(
+            &EgressSettings::default(),
+            &policy,
+            &[("1.1.1.1", OPEN), ("1.1.2.1", POLICY), ("2606:4700::1111", POLICY)],
+        );
+    }
+
+    #[test]
+    fn a_denied_address_is_denied_inside_others_too() {
+        let policy = policy(&[], &[], &["1.1.1.1", "8.8.8.0/24"]);
+        check(
+            &EgressSettings::default(),
+            &policy,
+            &[
+                ("1.1.1.1", POLICY),
+                ("::ffff:1.1.1.1", POLICY),
+                ("64:ff9b::101:101", POLICY),
+                ("2002:808:808::1", POLICY),
+                ("64:ff9b::102:101", OPEN),
+                ("1.1.1.2", OPEN),
+            ],
+        );
+    }
+
+    #[test]
+    fn domains_decide_only_what_is_denied() {
+        let policy = policy(&["1.1.1.1"], &["example.com"], &["0.0.0.0/0"]);
+        let table = [("1.1.1.1", OPEN), ("1.1.1.2", Verdict::ByDomain)];
+        check(&EgressSettings::default(), &policy, &table);
+    }
+
+    #[test]
+    fn the_operator_has_the_last_word() {
+        let settings = EgressSettings {
+            allow_private: vec!["10.9.0.0/16".parse().unwrap()],
+            deny: vec!["10.9.1.0/24".parse().unwrap(), "9.9.9.9".parse().unwrap()],
+            default_allow: false,
+            ..EgressSettings::default()
+        };
+        let all = policy(&["0.0.0.0/0"], &[], &[]);
+        let operator = Verdict::Closed(Reason::Operator);
+        let table = [
+            ("10.9.0.1", OPEN),
+            ("10.9.1.1", operator),
+            ("9.9.9.9", operator),
+            ("64:ff9b::909:909", operator),
+            ("10.8.0.1", Verdict::Closed(Reason::NotPublic("private"))),
+            ("8.8.8.8", OPEN),
+        ];
+        check(&settings, &all, &table);
+        let default = Verdict::Closed(Reason::Default);
+        let none = EgressPolicy::default();
+        check(&settings, &none, &[("8.8.8.8", default), ("10.9.0.1", default)]);
+        check(&settings, &policy(&[], &["*"], &[]), &[("8.8.8.8", Verdict::ByDomain)]);
+        let disabled = EgressSettings {
+            enabled: false,
+            ..settings
+        };
+        check(&disabled, &all, &[("8.8.8.8", Verdict::Closed(Reason::Disabled))]);
+    }
+}

@@ -8,6 +8,11 @@ from urllib.parse import urlencode
 
 import schemathesis
 
+# Entries of network settings that are valid. The description gives only examples of their syntax.
+NETWORKS = ["203.0.113.0/24", "198.51.100.7", "2001:db8::/32", "0.0.0.0/0"]
+DOMAINS = ["example.com", "*.example.com", "*"]
+ALL = "0.0.0.0/0"
+MOST_ENTRIES = 256
 # The one that the description gives.
 EXAMPLE = "user=alice&app=x"
 
@@ -31,6 +36,27 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
         network = case.body.get("network")
         if isinstance(network, dict) and network.get("allowPublicTraffic") is False:
             del case.body["secure"]
+    if isinstance(case.body, dict):
+        for settings in (case.body, case.body.get("network")):
+            if isinstance(settings, dict):
+                make_valid(settings)
     # A range that ends before it begins is refused by right.
     if case.query and {"start", "end"} <= set(case.query):
         case.query["start"], case.query["end"] = sorted((case.query["start"], case.query["end"]))
+
+
+def make_valid(settings: dict[str, Any]) -> None:
+    """Replaces what only looks valid in network settings."""
+    valid = {"allowOut": NETWORKS + DOMAINS, "denyOut": NETWORKS, "dnsServers": ["1.1.1.1", "10.0.0.53"]}
+    for key, choices in valid.items():
+        if isinstance(settings.get(key), list):
+            settings[key] = [choice(choices, entry) for entry in settings[key]]
+    # Domains require that everything else is denied.
+    if set(settings.get("allowOut") or ()) & set(DOMAINS):
+        settings["denyOut"] = [ALL, *(settings.get("denyOut") or ())][:MOST_ENTRIES]
+    if isinstance(settings.get("maskRequestHost"), str):
+        settings["maskRequestHost"] = choice(["", "localhost:${PORT}", "a.example"], settings["maskRequestHost"])
+
+
+def choice(choices: list[str], text: object) -> str:
+    return choices[len(str(text)) % len(choices)]

@@ -34,6 +34,14 @@ test('a new sandbox has the requested properties', async (t) => {
   }
 })
 
+test('what a sandbox may reach can be changed', async (t) => {
+  const sandbox = await sandboxFor(t, { network: { allowOut: ['1.1.1.1'], maskRequestHost: 'localhost:${PORT}' } })
+  await sandbox.updateNetwork({ allowOut: ['1.1.1.1', 'example.com'], denyOut: ['0.0.0.0/0'] })
+  await assert.rejects(sandbox.updateNetwork({ denyOut: ['example.com'] }), SandboxError)
+  await Sandbox.updateNetwork(sandbox.sandboxId, {})
+  assert.equal(await sandbox.isRunning(), true)
+})
+
 test('a template is named by its alias', async (t) => {
   const sandbox = await Sandbox.create('base', { timeoutMs: 60_000 })
   t.after(() => sandbox.kill())

@@ -30,7 +30,6 @@ UNSERVED = {
     "Sandbox.createSnapshot",
     "Sandbox.listSnapshots",
     "Sandbox.fork",
-    "Sandbox.updateNetwork",
     "Sandbox.getMcpUrl",
     "Sandbox.getMcpToken",
     "Sandbox.static pause",
@@ -39,7 +38,6 @@ UNSERVED = {
     "Sandbox.static listSnapshots",
     "Sandbox.static deleteSnapshot",
     "Sandbox.static fork",
-    "Sandbox.static updateNetwork",
 }
 # What the suites called, by the way they reached the platform.
 called: dict[str, set[str]] = {"http": set(), "https": set()}

@@ -20,7 +20,6 @@ UNSERVED = {
     "list_snapshots",
     "delete_snapshot",
     "fork",
-    "update_network",
     "get_mcp_url",
     "get_mcp_token",
 }
@@ -73,6 +72,10 @@ async def test_a_sandbox_at_hand(box: Box) -> None:
     left = (await box.get_info()).end_at - datetime.now(timezone.utc)
     assert timedelta(seconds=590) < left <= timedelta(seconds=601)
     await box.shell("echo -n x > f")
+    await box.update_network({"allow_out": ["1.1.1.1", "example.com"], "deny_out": ["0.0.0.0/0"]})
+    await of_class(box, "update_network", box.sandbox_id, {})
+    with pytest.raises(SandboxException, match="denyOut"):
+        await box.update_network({"deny_out": ["example.com"]})
     assert "signature=" in await box.download_url("f") and "signature=" in await box.upload_url("f")
 
     async def measured() -> list[Any]:

@@ -17,8 +17,8 @@ pub const ATTACHMENTS_MAX: usize = 20;
 pub const EGRESS_ENTRIES_MAX: usize = 256;
 /// Maximum length of an entry of `allowOut` or `denyOut`, in characters: a domain name of 253, with a dot at the end.
 pub const EGRESS_ENTRY_MAX: usize = 254;
-/// Maximum number of `dnsServers`. A query is answered by one of them, so more would never be asked.
-pub const DNS_SERVERS_MAX: usize = 8;
+/// Maximum number of `dnsServers` (documented by the SDKs).
+pub const DNS_SERVERS_MAX: usize = 10;
 /// Maximum length of an entry of `dnsServers`, in characters: an IPv4 address.
 pub const DNS_SERVER_MAX: usize = 15;
 /// Maximum length of `maskRequestHost`, in characters. The longest domain name has 253.

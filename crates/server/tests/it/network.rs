@@ -167,8 +167,12 @@ async fn lists_and_entries_are_bounded() {
             Some("number of items is 256"),
         ),
         (json!({"denyOut": vec!["1.1.1.1"; 257]}), Some("number of items is 256")),
-        (json!({"dnsServers": vec!["255.255.255.255"; 8]}), None),
-        (json!({"dnsServers": vec!["1.1.1.1"; 9]}), Some("number of items is 8")),
+        (json!({"dnsServers": []}), Some("minimum number of items is 1")),
+        (json!({"dnsServers": vec!["255.255.255.255"; 10]}), None),
+        (
+            json!({"dnsServers": vec!["1.1.1.1"; 11]}),
+            Some("number of items is 10"),
+        ),
         (json!({"dnsServers": ["1234567890123456"]}), Some("string length is 15")),
         (json!({"allowOut": [longest], "denyOut": all}), None),
         (

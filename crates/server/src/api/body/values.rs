@@ -235,13 +235,16 @@ impl BodyValue for RequestHost {
     }
 }
 
-/// An array of at most `MAX` items.
+/// An array of `MIN` to `MAX` items.
 #[derive(Debug)]
-pub(crate) struct List<T, const MAX: usize>(pub(crate) Vec<T>);
+pub(crate) struct List<T, const MIN: usize, const MAX: usize>(pub(crate) Vec<T>);
 
-impl<T: BodyValue, const MAX: usize> BodyValue for List<T, MAX> {
+impl<T: BodyValue, const MIN: usize, const MAX: usize> BodyValue for List<T, MIN, MAX> {
     fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         let items = value.as_array().ok_or_else(|| at.error("value must be an array"))?;
+        if items.len() < MIN {
+            return Err(at.error(format_args!("minimum number of items is {MIN}")));
+        }
         if items.len() > MAX {
             return Err(at.error(format_args!("maximum number of items is {MAX}")));
         }
@@ -251,7 +254,12 @@ impl<T: BodyValue, const MAX: usize> BodyValue for List<T, MAX> {
     }
 
     fn schema() -> RefOr<Schema> {
-        ArrayBuilder::new().items(T::schema()).max_items(Some(MAX)).into()
+        let least = (MIN > 0).then_some(MIN);
+        ArrayBuilder::new()
+            .items(T::schema())
+            .min_items(least)
+            .max_items(Some(MAX))
+            .into()
     }
 }
 

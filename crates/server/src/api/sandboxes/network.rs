@@ -23,11 +23,11 @@ body! {
         /// What is open even if `denyOut` closes it: IP addresses, networks in CIDR notation, domains, `*.` and a domain
         /// for all names below it, or `*` for all names. Domains require `0.0.0.0/0` in `denyOut` or
         /// `allow_internet_access: false`. Private networks stay closed unless the operator opens them.
-        "allowOut" allow_out: Option<List<EgressEntry, EGRESS_ENTRIES_MAX>>;
+        "allowOut" allow_out: Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>;
         /// What is closed: IP addresses and networks in CIDR notation; `0.0.0.0/0` is everything, IPv6 included.
-        "denyOut" deny_out: Option<List<EgressEntry, EGRESS_ENTRIES_MAX>>;
-        /// DNS servers, by IPv4 address. By default, those of the operator.
-        "dnsServers" dns_servers: Option<List<DnsServer, DNS_SERVERS_MAX>>;
+        "denyOut" deny_out: Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>;
+        /// DNS servers, by IPv4 address; at least one, because DNS cannot be closed. By default, those of the operator.
+        "dnsServers" dns_servers: Option<List<DnsServer, 1, DNS_SERVERS_MAX>>;
         "rules" rules: Option<AnyObject> => hidden;
         "egressProxy" egress_proxy: Nullable<AnyObject> => hidden;
         "httpsPorts" https_ports: Option<AnyArray<{ usize::MAX }>> => hidden;
@@ -48,7 +48,7 @@ impl EgressRules {
 
     /// The egress part of network settings.
     pub(super) fn spec(&self) -> NetworkSpec {
-        let entries = |list: &Option<List<EgressEntry, EGRESS_ENTRIES_MAX>>| {
+        let entries = |list: &Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>| {
             let entries = list.iter().flat_map(|List(entries)| entries);
             entries.map(|EgressEntry(entry)| entry.clone()).collect()
         };

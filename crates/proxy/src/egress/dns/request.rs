@@ -21,7 +21,10 @@ const OPT: u16 = 11;
 
 /// Pointers that may follow each other without a label between them. Encoders write at most one; many of them make every
 /// name of a message slow to read.
-const MAX_POINTERS: u8 = 8;
+const MAX_POINTERS: u8 = 3;
+
+/// Records of a query, all of them in its last section: OPT and a signature.
+const MAX_ADDITIONALS: u8 = 2;
 
 /// How a query arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +86,10 @@ pub(super) fn parse(bytes: &[u8], transport: Transport) -> Option<Parsed> {
     let Some(question) = request.question.clone() else {
         return Some(Parsed::Invalid(request, ResponseCode::FormErr));
     };
-    let Ok(message) = Message::from_vec(bytes) else {
+    // Records are read before the rate of the sandbox is checked, so there must be few.
+    let has_few_records = header[6..11] == [0; 5] && header[11] <= MAX_ADDITIONALS;
+    let message = has_few_records.then(|| Message::from_vec(bytes).ok()).flatten();
+    let Some(message) = message else {
         return Some(Parsed::Invalid(request, ResponseCode::FormErr));
     };
     if let Some(edns) = &message.edns {

@@ -24,6 +24,9 @@ const NEGATIVE: (u32, u32) = (1, 300);
 /// query (RFC 9520 section 3.2).
 const FAILED: u32 = 1;
 
+/// Records of a response. Names of many records can be made slow to read, and usual responses have fewer than 20.
+const MAX_RECORDS: usize = 256;
+
 /// Aliases that are followed. Usual names have at most four.
 const MAX_ALIASES: usize = 16;
 
@@ -74,6 +77,9 @@ pub(super) fn receive(bytes: &[u8], id: u16, asked: &Query) -> Received {
         return Received::Truncated;
     }
     let records = || {
+        if count(6) + count(8) > MAX_RECORDS {
+            return None;
+        }
         let mut decoder = BinDecoder::new(bytes);
         decoder.read_slice(HEADER).ok()?;
         Query::read(&mut decoder).ok()?;

@@ -275,6 +275,39 @@ async fn truncated_answers_come_by_tcp() {
 }
 
 #[tokio::test]
+async fn responses_are_bounded() {
+    let server = TestServer::start(|query, transport| {
+        let mut message = empty(query);
+        message.metadata.truncation = transport == Transport::Udp;
+        let (records, data) = match query.queries[0].name.to_ascii().as_str() {
+            "256.example." => (256, a(1)),
+            "257.example." => (257, a(1)),
+            "16000.example." => (100, RData::TXT(TXT::new(vec!["x".repeat(147)]))),
+            _ => (100, RData::TXT(TXT::new(vec!["x".repeat(155)]))),
+        };
+        if transport == Transport::Tcp {
+            return with(query, 30, &vec![data; records]);
+        }
+        vec![message.to_vec().unwrap()]
+    })
+    .await;
+    let resolver = resolver(&server);
+    for (name, kind, is_answered) in [
+        ("256.example.", RecordType::A, true),
+        ("257.example.", RecordType::A, false),
+        ("16000.example.", RecordType::TXT, true),
+        ("17000.example.", RecordType::TXT, false),
+    ] {
+        let reply = resolve(&resolver, &client(), name, kind).await;
+        assert_eq!(
+            reply.metadata.response_code == ResponseCode::NoError,
+            is_answered,
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn unrelated_responses_are_ignored() {
     let other = Arc::new(Mutex::new(None));
     let kept = other.clone();
@@ -556,6 +589,26 @@ async fn what_is_not_a_simple_query_is_an_error() {
         ),
         (changed(&|message| message.queries.clear()), ResponseCode::FormErr),
         (
+            changed(&|message| message.answers.push(soa(1, 1))),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.authorities.push(soa(1, 1))),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.additionals = vec![soa(1, 1); 3]),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.additionals = vec![soa(1, 1); 256]),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.additionals = vec![soa(1, 1); 2]),
+            ResponseCode::NoError,
+        ),
+        (
             changed(&|message| message.queries.push(Query::new())),
             ResponseCode::FormErr,
         ),
@@ -591,7 +644,7 @@ async fn what_is_not_a_simple_query_is_an_error() {
     let chain: Vec<u8> = (0..20u8).flat_map(|at| [0xc0, 48 + 2 * at]).collect();
     pointers.extend(chain);
     assert_eq!(code(&pointers).await, Some(ResponseCode::FormErr));
-    assert_eq!(server.count(), 0);
+    assert_eq!(server.count(), 1);
     assert_eq!(code(&bytes).await, Some(ResponseCode::NoError));
 }
 
@@ -738,4 +791,22 @@ async fn addresses_for_connections() {
     let asked = server.count();
     assert_eq!(addresses("both.example").await.unwrap().len(), 3);
     assert_eq!(server.count(), asked);
+}
+
+#[tokio::test]
+async fn what_arrived_while_a_query_waited_is_not_asked_again() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let (slow, other) = (client(), client());
+    let held = slow.forwarded.try_acquire_many(32).unwrap();
+    let mut waiting = Box::pin(resolve(&resolver, &slow, "a.example.", RecordType::A));
+    std::future::poll_fn(|context| {
+        assert!(waiting.as_mut().poll(context).is_pending());
+        std::task::Poll::Ready(())
+    })
+    .await;
+    resolve(&resolver, &other, "a.example.", RecordType::A).await;
+    drop(held);
+    assert_eq!(data(&waiting.await), [a(1)]);
+    assert_eq!(server.count(), 1);
 }

@@ -1,7 +1,8 @@
 //! Routes requests from clients to ports of sandboxes.
 //!
-//! [`route::route`] determines the target of a request and [`Ingress::serve`] forwards it: a new HTTP/1.1 connection per
-//! request, both directions streamed at the same time and never collected, upgrades relayed as bytes.
+//! [`route::route`] determines the target of a request and [`Ingress::serve`] forwards it over HTTP/1.1, on a connection
+//! that was kept after an earlier request to the same port ([`pool`]) or a new one. Both directions are streamed at the
+//! same time and never collected, and upgrades are relayed as bytes.
 //!
 //! Invariants: when a sandbox ends, its streams are aborted (reset, or a body without its end) and never closed cleanly,
 //! because clients take a clean end for "the command finished". Every failure before the head of the response is one of
@@ -16,9 +17,11 @@ mod fair;
 mod flow;
 mod guest;
 mod headers;
+mod pool;
 mod relay;
 pub mod route;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -30,7 +33,7 @@ use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
 use model::sandbox::HostMask;
 use protocol::agent;
-use protocol::node::{DialError, NodeApi, SandboxStream};
+use protocol::node::{DialError, NodeApi};
 use secrecy::SecretString;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -40,9 +43,11 @@ use answer::Answer;
 pub use body::{BodyError, ClientBody, DelayedEnd, PendingUpload, ResponseBody};
 use body::{Discards, GuestBody, RequestBody};
 use client::ClientConnection;
-use connection_limit::{ConnectionLimiter, ConnectionPermit, LimitReached};
-use flow::Flow;
+use connection_limit::{ConnectionLimiter, LimitReached};
+use flow::{Flow, Link};
 use guest::{GuestStream, Head};
+use headers::Framing;
+use pool::{Lease, Pool, Upstream};
 use route::Target;
 
 /// Header that carries the traffic token of a sandbox that is not public.
@@ -72,6 +77,7 @@ pub struct Ingress {
     tasks: TaskTracker,
     stop: CancellationToken,
     connections: ConnectionLimiter,
+    pool: Pool,
 }
 
 impl std::fmt::Debug for Ingress {
@@ -85,11 +91,13 @@ impl Ingress {
     /// cancelled.
     #[must_use]
     pub fn new(node: Arc<dyn NodeApi>, tasks: TaskTracker, stop: CancellationToken) -> Self {
+        let pool = Pool::new(tasks.clone(), stop.clone());
         Self {
             node,
             tasks,
             stop,
             connections: ConnectionLimiter::new(usize::MAX, usize::MAX),
+            pool,
         }
     }
 
@@ -115,23 +123,10 @@ impl Ingress {
         };
         headers::remove_tokens(request.headers_mut(), &access, target.port);
         let masked = headers::masked_host(&access, target.port);
-        let permit = match self.connections.take(&target.id) {
-            Ok(permit) => permit,
-            Err(LimitReached::Total) => return self.answer(request.headers(), &Answer::Unavailable),
-            Err(LimitReached::Sandbox(limit)) => {
-                let id = target.id.clone();
-                return self.answer(request.headers(), &Answer::TooManyConnections { id, limit });
-            }
-        };
-        let ending = access.ending;
-        let stream = match dial::dial(self.node.as_ref(), target, &ending).await {
-            Ok(stream) => stream,
-            Err(error) => return self.answer(request.headers(), &instead(error, target)),
-        };
-        let headers = request.headers().clone();
-        match self.forward(request, target, (stream, permit), (ending, masked)).await {
+        let page = answer::wants_page(request.headers());
+        match self.forward(request, target, (access.ending, masked)).await {
             Ok(response) => response,
-            Err(error) => instead(error, target).response(&headers).map(ResponseBody::local),
+            Err(answer) => answer.rendered(page).map(ResponseBody::local),
         }
     }
 
@@ -158,9 +153,8 @@ impl Ingress {
         &self,
         mut request: Request<ClientBody>,
         target: &Target,
-        (stream, permit): (SandboxStream, ConnectionPermit),
         (ending, masked): (CancellationToken, Option<HeaderValue>),
-    ) -> Result<Response<ResponseBody>, DialError> {
+    ) -> Result<Response<ResponseBody>, Answer> {
         let client = request.extensions().get::<ClientConnection>().cloned();
         let client_upgrade = hyper::upgrade::on(&mut request);
         // An HTTP/2 connection has other streams; an error of the body resets only this one.
@@ -173,36 +167,24 @@ impl Ingress {
             headers::mask_host(&mut parts.headers, host);
         }
         let (body, gate) = RequestBody::new(incoming, framing.expects_continue);
-        let mut request = Request::from_parts(parts, body);
-        let head = Head::default();
-        hyper::ext::on_informational(&mut request, {
-            let (head, gate) = (head.clone(), gate.clone());
-            move |response| {
-                head.inform();
-                if response.status() == StatusCode::CONTINUE
-                    && let Some(gate) = &gate
-                {
-                    gate.cancel();
-                }
-            }
-        });
-
+        let upload = body.upload();
         let flow = Flow::new(cuttable, gate);
-        let stream = GuestStream::new(stream, head.clone(), permit);
-        let exchange = self.exchange((stream, head), request, flow.clone(), ending.clone());
-        let mut response = exchange.await?;
+        let request = Request::from_parts(parts, body);
+        let (mut response, lease) = self.exchange(request, target, &flow, framing, &ending).await?;
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if upgraded && !framing.upgrade {
-            return Err(DialError::PortClosed);
+            return Err(instead(DialError::PortClosed, target));
         }
         let alive = || dial::alive_check(Arc::clone(&self.node), target.id.clone(), ending.clone());
         let until_close = headers::ends_with_connection(response.headers());
+        // A server that responds before it has the whole request may not read the rest of it.
+        let keeps = framing.keeps && upload.is_complete() && headers::keeps_connection(&response);
         headers::to_client(response.headers_mut(), upgraded);
         // The version belongs to the connection, not to the message; many simple servers inside use HTTP/1.0.
         *response.version_mut() = Version::HTTP_11;
         if upgraded {
             let guest_upgrade = hyper::upgrade::on(&mut response);
-            flow.finish();
+            lease.finish(&flow, false);
             self.tasks.spawn(relay::relay(
                 client_upgrade,
                 guest_upgrade,
@@ -215,52 +197,181 @@ impl Ingress {
         }
         flow.stream();
         let alive = until_close.then(alive);
-        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, flow, ending, alive))))
+        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, (lease, keeps), flow, ending, alive))))
     }
 
-    /// Sends the request and waits for the head of the response while the sandbox is running.
+    /// Sends the request and waits for the head of the response while the sandbox is running. A kept connection that the
+    /// server has closed meanwhile is replaced by a new one, if the request was not sent or may be sent twice.
     async fn exchange(
         &self,
-        (stream, head): (GuestStream, Head),
-        request: Request<RequestBody>,
-        flow: Flow,
-        ending: CancellationToken,
-    ) -> Result<Response<Incoming>, DialError> {
-        let closed = |error: hyper::Error, ending: &CancellationToken| {
-            tracing::debug!(%error, "no response from the sandbox");
-            if ending.is_cancelled() {
-                DialError::Gone
-            } else {
-                DialError::PortClosed
+        mut request: Request<RequestBody>,
+        target: &Target,
+        flow: &Flow,
+        framing: Framing,
+        ending: &CancellationToken,
+    ) -> Result<(Response<Incoming>, Lease), Answer> {
+        let is_repeatable = !framing.has_body && request.method().is_idempotent();
+        let reuses = !framing.upgrade && !framing.expects_continue;
+        if let Some(lease) = reuses.then(|| self.pool.take(target, is_repeatable)).flatten() {
+            let copy = is_repeatable.then(|| without_body(&request));
+            match self.send(lease, request, flow, ending).await {
+                Ok(both) => return Ok(both),
+                Err(failure) => {
+                    let again = failure.unsent.or(copy.filter(|_| failure.is_untouched));
+                    request = again.ok_or_else(|| instead(failure.error, target))?;
+                    tracing::debug!("a kept connection was closed by the server");
+                }
+            }
+        }
+        let lease = self.connect(target, ending).await?;
+        let sent = self.send(lease, request, flow, ending).await;
+        sent.map_err(|failure| instead(failure.error, target))
+    }
+
+    /// Opens a connection to the target.
+    async fn connect(&self, target: &Target, ending: &CancellationToken) -> Result<Lease, Answer> {
+        let permit = match self.pool.permit(&self.connections, &target.id) {
+            Ok(permit) => permit,
+            Err(LimitReached::Total) => return Err(Answer::Unavailable),
+            Err(LimitReached::Sandbox(limit)) => {
+                let id = target.id.clone();
+                return Err(Answer::TooManyConnections { id, limit });
             }
         };
-        let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+        let stream = dial::dial(self.node.as_ref(), target, ending)
+            .await
+            .map_err(|error| instead(error, target))?;
+        let head = Head::default();
+        let stream = GuestStream::new(stream, head.clone(), permit.clone());
+        let (sender, connection) = hyper::client::conn::http1::Builder::new()
             .max_buf_size(GUEST_BUFFER_BYTES)
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| closed(error, &ending))?;
-        let stop = self.stop.clone();
+            .map_err(|error| instead(closed(&error, ending), target))?;
+        let link = Arc::new(Link::default());
         self.tasks.spawn(flow::drive(
             connection.with_upgrades(),
-            flow.clone(),
+            Arc::clone(&link),
             ending.clone(),
-            stop,
+            self.stop.clone(),
         ));
-        // If this future is dropped because the client disconnected, the connection into the sandbox is closed too.
-        let guard = flow.abort_on_drop();
-        let response = tokio::select! {
+        let upstream = Upstream {
+            sender,
+            link,
+            head,
+            permit,
+        };
+        Ok(self.pool.add(target, upstream))
+    }
+
+    /// Sends the request on a connection and waits for the head of the response. If this future is dropped because the
+    /// client disconnected, the connection is closed too.
+    async fn send(
+        &self,
+        mut lease: Lease,
+        mut request: Request<RequestBody>,
+        flow: &Flow,
+        ending: &CancellationToken,
+    ) -> Result<(Response<Incoming>, Lease), Failure> {
+        let pressing = lease.waiting();
+        let is_new = lease.is_new();
+        let Some(upstream) = lease.upstream() else {
+            return Err(Failure::unsent(request));
+        };
+        let head = upstream.head.clone();
+        upstream.link.set_flow(Some(flow.clone()));
+        if !is_new {
+            // Not ready only for the moment in which its task completes the previous exchange, unless the server does not
+            // read what was sent to it.
+            let is_ready = upstream.sender.is_ready() || {
+                let ready = tokio::time::timeout(pool::PATIENCE, upstream.sender.ready());
+                matches!(ready.await, Ok(Ok(())))
+            };
+            if !is_ready {
+                return Err(Failure::unsent(request));
+            }
+            head.restart();
+        }
+        hyper::ext::on_informational(&mut request, {
+            let (head, flow) = (head.clone(), flow.clone());
+            move |response| {
+                head.inform();
+                if response.status() == StatusCode::CONTINUE {
+                    flow.open_gate();
+                }
+            }
+        });
+        let response = upstream.sender.try_send_request(request);
+        // The driver of the connection watches for the end of the sandbox, and then there is an error.
+        let result = tokio::select! {
             biased;
-            () = ending.cancelled() => Err(DialError::Gone),
+            response = response => response,
             () = head.stalled() => {
                 tracing::debug!("timeout while reading the head of the response");
-                Err(DialError::PortClosed)
+                return Err(Failure { error: DialError::PortClosed, unsent: None, is_untouched: false });
             }
-            response = sender.send_request(request) => response.map_err(|error| closed(error, &ending)),
-        }?;
-        head.complete();
-        guard.release();
-        Ok(response)
+            never = press(pressing) => match never {},
+        };
+        match result {
+            Ok(response) => {
+                head.complete();
+                lease.answered();
+                Ok((response, lease))
+            }
+            Err(mut failed) => Err(Failure {
+                error: closed(failed.error(), ending),
+                unsent: failed.take_message().filter(|_| !ending.is_cancelled()),
+                is_untouched: head.is_untouched() && !ending.is_cancelled(),
+            }),
+        }
     }
+}
+
+/// Why there is no response.
+struct Failure {
+    error: DialError,
+    /// The request, if nothing of it was sent.
+    unsent: Option<Request<RequestBody>>,
+    /// Whether the server has sent nothing.
+    is_untouched: bool,
+}
+
+impl Failure {
+    fn unsent(request: Request<RequestBody>) -> Self {
+        Self {
+            error: DialError::PortClosed,
+            unsent: Some(request),
+            is_untouched: true,
+        }
+    }
+}
+
+/// A copy of a request that has no body.
+fn without_body(request: &Request<RequestBody>) -> Request<RequestBody> {
+    let mut copy = Request::new(RequestBody::default());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
+/// The meaning of a failed connection.
+fn closed(error: &hyper::Error, ending: &CancellationToken) -> DialError {
+    tracing::debug!(%error, "no response from the sandbox");
+    if ending.is_cancelled() {
+        DialError::Gone
+    } else {
+        DialError::PortClosed
+    }
+}
+
+/// Closes kept connections to the port once a new one has waited too long for its response.
+async fn press(waiting: Option<(Pool, Target)>) -> Infallible {
+    if let Some((pool, target)) = waiting {
+        tokio::time::sleep(pool::PATIENCE).await;
+        pool.close_idle(&target);
+    }
+    std::future::pending().await
 }
 
 /// The answer for a sandbox that could not be reached.

@@ -48,8 +48,13 @@ impl Answer {
     /// The answer as a response: a page for browsers, JSON for other clients.
     #[must_use]
     pub fn response(&self, request: &HeaderMap) -> Response<Full<Bytes>> {
+        self.rendered(wants_page(request))
+    }
+
+    /// The answer as a page or as JSON.
+    pub(super) fn rendered(&self, page: bool) -> Response<Full<Bytes>> {
         let status = self.status();
-        let (content_type, body) = if wants_page(request) {
+        let (content_type, body) = if page {
             ("text/html; charset=utf-8", self.page())
         } else {
             ("application/json; charset=utf-8", self.json(status).to_string())
@@ -203,13 +208,17 @@ impl Answer {
 }
 
 /// Whether the request is a navigation of a browser and not one of a program or script.
-fn wants_page(headers: &HeaderMap) -> bool {
+pub(super) fn wants_page(headers: &HeaderMap) -> bool {
     let text = |name: &str| {
         headers
             .get(name)
             .and_then(|value| value.to_str().ok())
             .map(str::to_ascii_lowercase)
     };
+    let browsers = ["mozilla", "chrome", "safari", "firefox", "edge", "opera", "msie"];
+    if !text("user-agent").is_some_and(|agent| browsers.iter().any(|name| agent.contains(name))) {
+        return false;
+    }
     let accept = text("accept").unwrap_or_default();
     if accept.contains("application/json") && !accept.contains("text/html") {
         return false;
@@ -219,9 +228,7 @@ fn wants_page(headers: &HeaderMap) -> bool {
         Some("navigate") => false,
         _ => headers.contains_key("x-requested-with"),
     };
-    let agent = text("user-agent").unwrap_or_default();
-    let browsers = ["mozilla", "chrome", "safari", "firefox", "edge", "opera", "msie"];
-    !by_script && browsers.iter().any(|name| agent.contains(name))
+    !by_script
 }
 
 fn escape(text: &str) -> String {

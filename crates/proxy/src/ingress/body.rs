@@ -3,6 +3,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::dial::AliveCheck;
 use super::flow::Flow;
+use super::pool::Lease;
 
 /// How long to wait for `100 Continue` from the guest before the body is sent anyway, as RFC 9110 recommends; curl uses
 /// the same value.
@@ -215,30 +218,65 @@ async fn discard(mut body: Incoming, progress: Option<watch::Sender<u64>>) {
 type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The request body, forwarded to a sandbox.
+#[derive(Default)]
 pub(super) struct RequestBody {
-    incoming: ClientBody,
+    /// None when there is no body.
+    incoming: Option<ClientBody>,
     wait: Option<Signal>,
+    sent: Upload,
+}
+
+/// Whether a request body was read to its end.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Upload(Option<Arc<AtomicBool>>);
+
+impl Upload {
+    /// Whether all of the body was read, or there is none.
+    pub(super) fn is_complete(&self) -> bool {
+        self.0.as_ref().is_none_or(|sent| sent.load(Ordering::Acquire))
+    }
+
+    fn complete(&self) {
+        if let Some(sent) = &self.0 {
+            sent.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl std::fmt::Debug for RequestBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RequestBody").finish_non_exhaustive()
+    }
 }
 
 impl RequestBody {
     /// Forwards `incoming`. With `expects_continue` the body is not polled before the returned gate opens, because polling
     /// makes the server side send `100 Continue`.
     pub(super) fn new(incoming: ClientBody, expects_continue: bool) -> (Self, Option<CancellationToken>) {
+        if incoming.is_end_stream() {
+            return (Self::default(), None);
+        }
+        let mut body = Self {
+            incoming: Some(incoming),
+            wait: None,
+            sent: Upload(Some(Arc::default())),
+        };
         if !expects_continue {
-            return (Self { incoming, wait: None }, None);
+            return (body, None);
         }
         let gate = CancellationToken::new();
         let opened = gate.clone();
-        let wait: Signal = Box::pin(async move {
+        body.wait = Some(Box::pin(async move {
             // In both cases the body is sent now, and the flow has to be notified.
             let _ = tokio::time::timeout(CONTINUE_WAIT, opened.cancelled()).await;
             opened.cancel();
-        });
-        let body = Self {
-            incoming,
-            wait: Some(wait),
-        };
+        }));
         (body, Some(gate))
+    }
+
+    /// The progress of the body.
+    pub(super) fn upload(&self) -> Upload {
+        self.sent.clone()
     }
 }
 
@@ -251,15 +289,29 @@ impl Body for RequestBody {
             ready!(wait.as_mut().poll(cx));
             self.wait = None;
         }
-        Pin::new(&mut self.incoming).poll_frame(cx)
+        let Some(incoming) = &mut self.incoming else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
+        let is_complete = match &frame {
+            Some(Ok(_)) => incoming.is_end_stream(),
+            Some(Err(_)) => false,
+            None => true,
+        };
+        if is_complete {
+            self.sent.complete();
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        self.incoming
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
     }
 }
 
@@ -329,38 +381,47 @@ pub(super) struct GuestBody {
     incoming: Incoming,
     flow: Flow,
     ending: CancellationToken,
-    ended: Signal,
+    /// The connection; none when this is finished.
+    lease: Option<Lease>,
+    /// Whether the connection may serve another request after this.
+    keeps: bool,
     /// Set if the body ends with the connection, which also ends if the server or sandbox is killed.
     alive: Option<AliveCheck>,
     at_end: bool,
-    finished: bool,
 }
 
 impl GuestBody {
-    /// `alive` is for a body that ends with its connection.
-    pub(super) fn new(incoming: Incoming, flow: Flow, ending: CancellationToken, alive: Option<AliveCheck>) -> Self {
-        let ended = Box::pin(ending.clone().cancelled_owned());
+    /// `alive` is for a body that ends with its connection. The driver of the connection watches for the end of the
+    /// sandbox, and breaks off `incoming`.
+    pub(super) fn new(
+        incoming: Incoming,
+        (lease, keeps): (Lease, bool),
+        flow: Flow,
+        ending: CancellationToken,
+        alive: Option<AliveCheck>,
+    ) -> Self {
         Self {
             incoming,
             flow,
             ending,
-            ended,
+            lease: Some(lease),
+            keeps,
             alive,
             at_end: false,
-            finished: false,
         }
     }
 
     fn finish(&mut self) {
-        self.finished = true;
-        self.flow.finish();
+        if let Some(lease) = self.lease.take() {
+            lease.finish(&self.flow, self.keeps);
+        }
     }
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if self.finished {
+        if self.lease.is_none() {
             return Poll::Ready(None);
         }
-        if self.ended.as_mut().poll(cx).is_ready() {
+        if self.ending.is_cancelled() {
             return Poll::Ready(Some(Err(self.broken(BodyError::Ended))));
         }
         if !self.at_end {
@@ -388,21 +449,17 @@ impl GuestBody {
 
     fn broken(&mut self, error: BodyError) -> BodyError {
         self.flow.cut();
-        self.finished = true;
-        self.flow.abort();
+        // Closes the connection.
+        self.lease = None;
         error
     }
 }
 
 impl Drop for GuestBody {
     fn drop(&mut self) {
-        if self.finished {
-            return;
-        }
+        // Otherwise the connection is closed with its lease.
         if self.incoming.is_end_stream() {
-            self.flow.finish();
-        } else {
-            self.flow.abort();
+            self.finish();
         }
     }
 }

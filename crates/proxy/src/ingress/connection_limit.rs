@@ -2,8 +2,8 @@
 //! platform, and clients need no credentials to open them.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use model::id::SandboxId;
 use parking_lot::Mutex;
@@ -55,30 +55,51 @@ impl ConnectionLimiter {
         }
         *of_sandbox += 1;
         taken.total += 1;
-        Ok(ConnectionPermit {
+        Ok(ConnectionPermit(Arc::new(Place {
             id: id.clone(),
             taken: Arc::clone(&self.taken),
-        })
+            released: AtomicBool::new(false),
+        })))
     }
 }
 
-/// A counted connection; dropping it frees its place.
+/// A counted connection. Its place is free again once [`Self::release`] was called or all clones are dropped.
+#[derive(Debug, Clone)]
+pub(super) struct ConnectionPermit(Arc<Place>);
+
 #[derive(Debug)]
-pub(super) struct ConnectionPermit {
+struct Place {
     id: SandboxId,
     taken: Arc<Mutex<Taken>>,
+    released: AtomicBool,
 }
 
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
+impl ConnectionPermit {
+    /// Frees the place.
+    pub(super) fn release(&self) {
+        self.0.release();
+    }
+}
+
+impl Place {
+    fn release(&self) {
+        if self.released.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let mut taken = self.taken.lock();
         taken.total -= 1;
-        if let Entry::Occupied(mut count) = taken.by_sandbox.entry(self.id.clone()) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
+        if let Some(count) = taken.by_sandbox.get_mut(&self.id) {
+            *count -= 1;
+            if *count == 0 {
+                taken.by_sandbox.remove(&self.id);
             }
         }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -95,6 +116,8 @@ mod tests {
         assert_eq!(connections.take(&one).expect_err("full"), LimitReached::Sandbox(2));
         let third = connections.take(&other).expect("a permit");
         assert_eq!(connections.take(&other).expect_err("full"), LimitReached::Total);
+        // Released early, it is not counted down twice.
+        first.release();
         drop((first, third));
         let taken = connections.taken.lock();
         assert_eq!((taken.total, taken.by_sandbox.len()), (1, 1));

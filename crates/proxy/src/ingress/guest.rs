@@ -4,6 +4,10 @@
 //! informational responses are counted until the head of the response is complete. It can also respond before it has read
 //! the request and close the connection; the response is then in the socket although writing fails, so a failed write only
 //! ends writing, and reading determines the result.
+//!
+//! Data that a server sends on an idle connection must not become the response of the next client. The HTTP library reads
+//! before it writes a request, but a read that follows the event loop does not notice data of which the loop has not been
+//! told. So the socket itself is asked before the first byte of a request is written on a kept connection.
 
 use std::io;
 use std::pin::Pin;
@@ -13,6 +17,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use protocol::node::SandboxStream;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -35,6 +41,8 @@ pub(super) struct Head(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
+    /// Whether the socket must be checked before the request is written.
+    unchecked: AtomicBool,
     complete: AtomicBool,
     bytes: AtomicUsize,
     informational: AtomicU32,
@@ -43,6 +51,20 @@ struct State {
 }
 
 impl Head {
+    /// Begins the next exchange on a kept connection.
+    pub(super) fn restart(&self) {
+        self.0.bytes.store(0, Ordering::Release);
+        self.0.informational.store(0, Ordering::Release);
+        self.0.began.send_replace(None);
+        self.0.complete.store(false, Ordering::Release);
+        self.0.unchecked.store(true, Ordering::Release);
+    }
+
+    /// Whether no byte of a response was read.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.0.bytes.load(Ordering::Acquire) == 0
+    }
+
     /// The head of the response is complete: the body or another protocol follows.
     pub(super) fn complete(&self) {
         self.0.complete.store(true, Ordering::Release);
@@ -105,8 +127,7 @@ pub(super) struct GuestStream {
     head: Head,
     reads: ByteBudget,
     writes: ByteBudget,
-    /// The socket; none when it is closed.
-    _permit: ConnectionPermit,
+    permit: ConnectionPermit,
     /// Writing has failed; further data is discarded.
     deaf: bool,
 }
@@ -116,10 +137,27 @@ impl GuestStream {
         Self {
             stream,
             head,
-            _permit: permit,
+            permit,
             reads: ByteBudget::new(),
             writes: ByteBudget::new(),
             deaf: false,
+        }
+    }
+
+    /// Checks a kept connection before it is used: `Some` is the end of the connection, or an error.
+    fn poll_unexpected(&self) -> Option<io::Result<()>> {
+        if !self.head.0.unchecked.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        let SandboxStream::Local(socket) = &self.stream else {
+            return None;
+        };
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match rustix::net::recv(socket, &mut [0], flags) {
+            Ok((0, _)) => Some(Ok(())),
+            Ok(_) => Some(Err(io::Error::other("data on an idle connection"))),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(error) => Some(Err(error.into())),
         }
     }
 
@@ -134,6 +172,13 @@ impl GuestStream {
     }
 }
 
+impl Drop for GuestStream {
+    fn drop(&mut self) {
+        // The connection may still be in the pool.
+        self.permit.release();
+    }
+}
+
 fn hung_up(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -143,6 +188,9 @@ fn hung_up(error: &io::Error) -> bool {
 
 impl AsyncRead for GuestStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if let Some(ended) = self.poll_unexpected() {
+            return Poll::Ready(ended);
+        }
         let Self {
             stream, head, reads, ..
         } = &mut *self;
@@ -162,6 +210,9 @@ impl AsyncWrite for GuestStream {
         if self.deaf {
             return Poll::Ready(Ok(buf.len()));
         }
+        if let Some(ended) = self.poll_unexpected() {
+            return Poll::Ready(ended.and(Err(io::ErrorKind::UnexpectedEof.into())));
+        }
         let Self { stream, writes, .. } = &mut *self;
         let written = ready!(writes.poll(cx, |cx| {
             let written = ready!(Pin::new(stream).poll_write(cx, buf))?;
@@ -178,6 +229,9 @@ impl AsyncWrite for GuestStream {
         let offered = bufs.iter().map(|buf| buf.len()).sum();
         if self.deaf {
             return Poll::Ready(Ok(offered));
+        }
+        if let Some(ended) = self.poll_unexpected() {
+            return Poll::Ready(ended.and(Err(io::ErrorKind::UnexpectedEof.into())));
         }
         let Self { stream, writes, .. } = &mut *self;
         let written = ready!(writes.poll(cx, |cx| {

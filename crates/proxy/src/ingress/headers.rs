@@ -7,7 +7,7 @@ use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
-use http::{HeaderMap, Method, Uri, Version, request};
+use http::{HeaderMap, Method, Response, StatusCode, Uri, Version, request};
 use protocol::agent;
 use secrecy::{ExposeSecret as _, SecretString};
 use subtle::ConstantTimeEq as _;
@@ -41,9 +41,14 @@ pub(super) struct Framing {
     pub expects_continue: bool,
     /// Whether the client requests an upgrade to another protocol.
     pub upgrade: bool,
+    /// Whether the connection can serve another request afterwards.
+    pub keeps: bool,
 }
 
-/// Rewrites the head of a request for a new HTTP/1.1 connection into the sandbox.
+/// Rewrites the head of a request for an HTTP/1.1 connection into the sandbox.
+///
+/// The connection is not kept after a request of which the server may not have read the body, nor after `HEAD`: servers
+/// that send a body by mistake exist, and the next client would take it for its response.
 pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allowed: bool) -> Framing {
     let upgrade = upgrades_allowed
         .then(|| requested_upgrade(&parts.headers, parts.version))
@@ -91,21 +96,21 @@ pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allo
             .headers
             .insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    match &upgrade {
-        Some(protocol) => {
-            parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-            parts.headers.insert(UPGRADE, protocol.clone());
-        }
-        None => {
-            parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
-        }
+    let keeps = upgrade.is_none() && !expects_continue && parts.method != Method::HEAD;
+    let upgrades = upgrade.is_some();
+    if let Some(protocol) = upgrade {
+        parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        parts.headers.insert(UPGRADE, protocol);
+    } else if !keeps {
+        parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     parts.uri = origin_form(&parts.method, &parts.uri);
     parts.version = Version::HTTP_11;
     Framing {
         has_body,
         expects_continue,
-        upgrade: upgrade.is_some(),
+        upgrade: upgrades,
+        keeps,
     }
 }
 
@@ -155,6 +160,26 @@ pub(super) fn is(token: &SecretString, value: &HeaderValue) -> bool {
 /// Whether the body of this response ends with the connection.
 pub(super) fn ends_with_connection(headers: &HeaderMap) -> bool {
     !headers.contains_key(CONTENT_LENGTH) && !lists(headers, &TRANSFER_ENCODING, "chunked")
+}
+
+/// Whether the server keeps the connection after this response, and the end of the response is certain.
+///
+/// Responses without a body by definition are excluded: a body that a server sends by mistake would be read as the next
+/// response. So are responses with two statements of their length.
+pub(super) fn keeps_connection<B>(response: &Response<B>) -> bool {
+    let headers = response.headers();
+    let status = response.status();
+    let length = headers.get_all(CONTENT_LENGTH).iter().count();
+    let encodings = headers.get_all(TRANSFER_ENCODING);
+    let is_chunked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"chunked");
+    response.version() == Version::HTTP_11
+        && !status.is_informational()
+        && status != StatusCode::NO_CONTENT
+        && status != StatusCode::NOT_MODIFIED
+        && !lists(headers, &CONNECTION, "close")
+        && encodings.iter().all(is_chunked)
+        && encodings.iter().count() + length == 1
+        && (length == 0 || has_one_length(headers))
 }
 
 /// Rewrites the headers of a response for the client's connection.

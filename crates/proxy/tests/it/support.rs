@@ -49,6 +49,23 @@ pub(crate) async fn front<const N: usize>(ports: [(u16, SocketAddr); N]) -> Fron
 }
 
 pub(crate) async fn front_with<const N: usize>(ports: [(u16, SocketAddr); N], access: Access) -> Front {
+    front_of(ports, access, |ingress| ingress).await
+}
+
+/// Starts a front with limits on its connections into sandboxes, in total and per sandbox.
+pub(crate) async fn front_limited<const N: usize>(
+    ports: [(u16, SocketAddr); N],
+    total: usize,
+    per_sandbox: usize,
+) -> Front {
+    front_of(ports, Access::default(), |ingress| ingress.limited(total, per_sandbox)).await
+}
+
+async fn front_of<const N: usize>(
+    ports: [(u16, SocketAddr); N],
+    access: Access,
+    adjust: impl FnOnce(Ingress) -> Ingress,
+) -> Front {
     let mut ports = HashMap::from(ports);
     if let Entry::Vacant(port) = ports.entry(agent::PORT) {
         port.insert(origin(healthy).await);
@@ -59,6 +76,7 @@ pub(crate) async fn front_with<const N: usize>(ports: [(u16, SocketAddr); N], ac
     let ending = access.ending.clone();
     let stop = CancellationToken::new();
     let ingress = Ingress::new(Arc::clone(&node) as Arc<dyn NodeApi>, TaskTracker::new(), stop.clone());
+    let ingress = adjust(ingress);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("address");
     tokio::spawn(async move {
@@ -202,6 +220,32 @@ impl Wire {
             );
             self.read.extend_from_slice(&buffer[..got]);
         }
+    }
+
+    /// The head of the next message; none if the connection ends before it.
+    pub(crate) async fn next_head(&mut self) -> Option<String> {
+        if self.read.is_empty() {
+            let mut buffer = [0; 4096];
+            // Without a bound, because idle connections wait here.
+            let got = self.tcp.read(&mut buffer).await.unwrap_or(0);
+            if got == 0 {
+                return None;
+            }
+            self.read.extend_from_slice(&buffer[..got]);
+        }
+        Some(self.head().await)
+    }
+
+    /// Reads that many bytes.
+    pub(crate) async fn exactly(&mut self, bytes: usize) -> String {
+        while self.read.len() < bytes {
+            let mut buffer = [0; 4096];
+            let got = within(self.tcp.read(&mut buffer)).await.expect("read");
+            assert_ne!(got, 0, "ended before {bytes} bytes");
+            self.read.extend_from_slice(&buffer[..got]);
+        }
+        let rest = self.read.split_off(bytes);
+        String::from_utf8(std::mem::replace(&mut self.read, rest)).expect("text")
     }
 
     /// The head of a message.

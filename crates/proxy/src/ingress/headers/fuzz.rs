@@ -88,8 +88,10 @@ proptest! {
         let (mut parts, ()) = request.into_parts();
         let framing = to_guest(&mut parts, has_body, allowed);
         let after = &parts.headers;
-        prop_assert_eq!(after.get_all(CONNECTION).iter().count(), 1);
-        prop_assert_eq!(after.get(CONNECTION).unwrap() == "upgrade", framing.upgrade);
+        // None on a connection that may serve another request.
+        prop_assert_eq!(after.get_all(CONNECTION).iter().count(), usize::from(!framing.keeps));
+        prop_assert_eq!(after.get(CONNECTION).is_some_and(|value| value == "upgrade"), framing.upgrade);
+        prop_assert!(!framing.keeps || !(framing.upgrade || framing.expects_continue));
         prop_assert_eq!(after.contains_key(UPGRADE), framing.upgrade);
         prop_assert!(!framing.upgrade || (allowed && version == Version::HTTP_11));
         prop_assert!(!framing.upgrade || !lists(after, &UPGRADE, "h2c"));

@@ -55,7 +55,7 @@ impl ConnectionLimiter {
         }
         *of_sandbox += 1;
         taken.total += 1;
-        Ok(ConnectionPermit(Arc::new(Place {
+        Ok(ConnectionPermit(Arc::new(PermitState {
             id: id.clone(),
             taken: Arc::clone(&self.taken),
             released: AtomicBool::new(false),
@@ -65,10 +65,10 @@ impl ConnectionLimiter {
 
 /// A counted connection. Its place is free again once [`Self::release`] was called or all clones are dropped.
 #[derive(Debug, Clone)]
-pub(super) struct ConnectionPermit(Arc<Place>);
+pub(super) struct ConnectionPermit(Arc<PermitState>);
 
 #[derive(Debug)]
-struct Place {
+struct PermitState {
     id: SandboxId,
     taken: Arc<Mutex<Taken>>,
     released: AtomicBool,
@@ -81,7 +81,7 @@ impl ConnectionPermit {
     }
 }
 
-impl Place {
+impl PermitState {
     fn release(&self) {
         if self.released.swap(true, Ordering::AcqRel) {
             return;
@@ -97,7 +97,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PermitState {
     fn drop(&mut self) {
         self.release();
     }

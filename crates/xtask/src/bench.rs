@@ -3,13 +3,15 @@
 mod agent;
 mod conditions;
 mod expiry;
+mod ingress;
 mod platform;
 mod rest;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Subcommand;
 use measure::stats::Distribution;
 use tokio::runtime::Runtime;
@@ -23,6 +25,11 @@ pub(crate) enum Bench {
     Rest(rest::Args),
     /// Delay between the deadline of a sandbox and the request to the node to kill it
     Expiry(expiry::Args),
+    /// Requests and downloads through the platform to a server in a sandbox, compared with nginx before the same server
+    Ingress(ingress::Args),
+    /// The HTTP server behind both proxies of `ingress`
+    #[command(hide = true)]
+    ServeHttp(ingress::serve::Args),
     /// The file server that `agent` compares with
     #[command(hide = true)]
     PlainFiles(agent::reference::Args),
@@ -35,6 +42,8 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: Bench) -> Result<()> {
     let report = match bench {
         Bench::PlainFiles(args) => return agent::reference::serve(&args),
+        Bench::ServeHttp(args) => return ingress::serve::run(&args),
+        Bench::Ingress(args) => ingress::run(&args),
         Bench::Agent(args) => agent::run(&args),
         Bench::Rest(args) => rest::run(&args),
         Bench::Expiry(args) => expiry::run(&args),
@@ -50,6 +59,20 @@ fn client_runtime() -> Result<Runtime> {
         .enable_all()
         .build()
         .context("start the client's event loop")
+}
+
+/// The URL and the key of the platform with this data directory.
+fn credentials(data_dir: &Path) -> Result<(String, String)> {
+    let path = data_dir.join("credentials.env");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let value = |name: &str| {
+        let mut lines = text.lines();
+        lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+    };
+    match (value("E2B_API_URL"), value("E2B_API_KEY")) {
+        (Some(url), Some(key)) => Ok((url, key)),
+        _ => bail!("{} names no address or no key", path.display()),
+    }
 }
 
 /// The columns of [`row`].

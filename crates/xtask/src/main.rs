@@ -16,6 +16,8 @@
 //! cargo build --release -p cli
 //! target/x86_64-unknown-linux-gnu/release/ringfence up --data-dir /tmp/bench &
 //! cargo run --release -p xtask -- bench agent --data-dir /tmp/bench
+//! # The ingress beside nginx (Debian: nginx-light), with the same server behind both.
+//! cargo run --release -p xtask -- bench ingress --data-dir /tmp/bench
 //! target/x86_64-unknown-linux-gnu/release/ringfence down --data-dir /tmp/bench
 //! ```
 

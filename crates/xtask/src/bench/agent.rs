@@ -12,7 +12,7 @@ mod streams;
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 use measure::client::{Client, Sandbox, Target};
 use uuid::Uuid;
@@ -74,7 +74,7 @@ struct Subject {
 /// When the platform is not running, or a request fails.
 pub(super) fn run(args: &Args) -> Result<String> {
     let mut report = super::conditions::line();
-    let (url, key) = credentials(args)?;
+    let (url, key) = super::credentials(&args.data_dir)?;
     report.push_str(&format!(
         "platform at {url}, template base, one sandbox per section; 1 MB is 1,000,000 bytes\n"
     ));
@@ -110,18 +110,4 @@ async fn measure(args: &Args, url: &str, key: &str) -> Result<String> {
         deleted?;
     }
     Ok(text)
-}
-
-/// The URL and the key of the platform.
-fn credentials(args: &Args) -> Result<(String, String)> {
-    let path = args.data_dir.join("credentials.env");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let value = |name: &str| {
-        let mut lines = text.lines();
-        lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
-    };
-    match (value("E2B_API_URL"), value("E2B_API_KEY")) {
-        (Some(url), Some(key)) => Ok((url, key)),
-        _ => bail!("{} names no address or no key", path.display()),
-    }
 }

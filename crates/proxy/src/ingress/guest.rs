@@ -256,3 +256,43 @@ impl AsyncWrite for GuestStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::task::Waker;
+
+    use super::super::connection_limit::ConnectionLimiter;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kept_connection_is_checked_before_the_event_loop_is_told() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+        let id = "iabc".parse().expect("an id");
+        for sends in [true, false] {
+            let address = listener.local_addr().expect("address");
+            let stream = tokio::net::TcpStream::connect(address).await.expect("connect");
+            let (mut server, _) = listener.accept().expect("accept");
+            let permit = ConnectionLimiter::new(1, 1).take(&id).expect("a permit");
+            let head = Head::default();
+            let mut guest = GuestStream::new(stream.into(), head.clone(), permit);
+            let mut cx = Context::from_waker(Waker::noop());
+            let mut bytes = [0; 8];
+            let mut buffer = ReadBuf::new(&mut bytes);
+            assert!(Pin::new(&mut guest).poll_read(&mut cx, &mut buffer).is_pending());
+            // From here to the end of the turn, the event loop does not run.
+            if sends {
+                server.write_all(b"HTTP").expect("written");
+            } else {
+                drop(server);
+            }
+            head.restart();
+            let write = Pin::new(&mut guest).poll_write(&mut cx, b"GET");
+            assert!(matches!(write, Poll::Ready(Err(_))), "{write:?}");
+            head.restart();
+            let read = Pin::new(&mut guest).poll_read(&mut cx, &mut buffer);
+            assert!(matches!(read, Poll::Ready(result) if result.is_err() == sends));
+            assert!(buffer.filled().is_empty());
+        }
+    }
+}

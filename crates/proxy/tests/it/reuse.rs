@@ -326,6 +326,35 @@ async fn a_server_with_one_thread_serves_several_clients() {
     all.await.expect("no client waits for the end of idle connections");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_new_connection_does_not_wait_for_the_end_of_an_idle_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let guest = listener.local_addr().expect("address");
+    let front = front([(3000, guest)]).await;
+    let mut clients = [Wire::connect(front.addr).await, Wire::connect(front.addr).await];
+    for wire in &mut clients {
+        wire.write(&plain("GET")).await;
+    }
+    while dials(&front) < 2 {
+        tokio::task::yield_now().await;
+    }
+    // Both connections are made before the server handles the first, and it handles one at a time.
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let mut wire = Wire::new(tcp);
+            while wire.next_head().await.is_some() {
+                wire.write(OK).await;
+            }
+        }
+    });
+    let begun = tokio::time::Instant::now();
+    for wire in &mut clients {
+        wire.until("ok").await;
+    }
+    let waited_ms = begun.elapsed().as_millis();
+    assert!(waited_ms < 900, "{waited_ms} ms");
+}
+
 #[tokio::test]
 async fn a_slow_response_does_not_prevent_reuse() {
     let guest = origin(|mut wire| async move {

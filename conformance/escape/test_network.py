@@ -1,4 +1,4 @@
-"""The network: no way out, no way to the host, and no way for the workload to its own agent's controls."""
+"""The network: no way to the host or to others, and no way for the workload to its own agent's controls."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def host_addresses() -> list[str]:
             return []
 
 
-def test_no_way_out(sandbox: Sandbox, platform: Platform) -> None:
+def test_no_way_to_the_host_or_its_networks(sandbox: Sandbox, platform: Platform) -> None:
     port = platform.port
     targets = [
         "192.0.2.1:80",
         "198.51.100.7:443",
-        "8.8.8.8:53",
+        "8.8.8.8:443",
         "169.254.169.254:80",
         "10.0.0.1:22",
         "172.17.0.1:80",

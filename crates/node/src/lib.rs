@@ -179,6 +179,9 @@ impl Node {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        if let Some(egress) = &self.shared.egress {
+            egress.stop().await;
+        }
     }
 
     /// Ends every sandbox of this data directory and removes everything that they and the platform left on the host.

@@ -32,6 +32,7 @@ use model::network::EgressPolicy;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
 pub use self::record::{EgressRecord, Outcome, Protocol};
 pub use self::settings::{EgressLimits, EgressSettings};
@@ -78,6 +79,7 @@ pub type Report = Box<dyn Fn(EgressRecord) + Send + Sync>;
 pub struct EgressGateway {
     shared: Arc<Shared>,
     runtime: Handle,
+    stop: CancellationToken,
 }
 
 /// What all sandboxes share.
@@ -87,6 +89,7 @@ struct Shared {
     resolver: Resolver,
     pipes: relay::Pipes,
     buffers: udp::Buffers,
+    tasks: TaskTracker,
 }
 
 /// What the gateway knows about a sandbox.
@@ -116,8 +119,10 @@ impl EgressGateway {
                 resolver,
                 pipes: relay::Pipes::default(),
                 buffers: udp::Buffers::default(),
+                tasks: TaskTracker::new(),
             }),
             runtime,
+            stop: CancellationToken::new(),
         }
     }
 
@@ -145,19 +150,27 @@ impl EgressGateway {
             report,
             reports: rate::Rate::new(REPORTS_PER_S, REPORTS_BURST),
         });
-        let stop = CancellationToken::new();
+        let stop = self.stop.child_token();
         let tcp = tcp::serve(Arc::clone(&sandbox), listener, stop.clone());
         let udp = udp::serve(Arc::clone(&sandbox), stop.clone());
-        self.runtime.spawn(tcp);
-        self.runtime.spawn(async move {
+        let udp = async move {
             if let Err(error) = udp.await {
                 tracing::error!("receive datagrams of a sandbox: {error}");
             }
-        });
+        };
+        self.shared.tasks.spawn_on(tcp, &self.runtime);
+        self.shared.tasks.spawn_on(udp, &self.runtime);
         Ok(Attachment {
             sandbox,
             _stop: stop.drop_guard(),
         })
+    }
+
+    /// Resets all connections and waits until nothing is forwarded any more. Sandboxes cannot be attached afterwards.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
     }
 }
 

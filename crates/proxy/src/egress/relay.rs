@@ -135,3 +135,96 @@ async fn pump(
         tokio::task::consume_budget().await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (client, listener.accept().await.unwrap().0)
+    }
+
+    /// A relay, with the ends that programs have: inside, then outside.
+    async fn relayed() -> (TcpStream, TcpStream, JoinHandle<(io::Result<()>, (u64, u64))>) {
+        let ((inside, sandbox), (outside, server)) = (pair().await, pair().await);
+        let relay = tokio::spawn(async move {
+            let counts = Counts::default();
+            let bandwidth = Bandwidth::new(0);
+            let outcome = relay(&Pipes::default(), &sandbox, &outside, &bandwidth, &counts).await;
+            (outcome, counts.get())
+        });
+        (inside, server, relay)
+    }
+
+    fn data(length: usize) -> Vec<u8> {
+        (0..length).map(|at| u8::try_from(at * 31 % 251).unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn each_direction_ends_for_itself_and_nothing_is_lost() {
+        let (mut inside, mut server, relay) = relayed().await;
+        let sent = data(5_000_000);
+        let copy = sent.clone();
+        let request = tokio::spawn(async move {
+            inside.write_all(&copy).await.unwrap();
+            inside.shutdown().await.unwrap();
+            let mut answer = Vec::new();
+            inside.read_to_end(&mut answer).await.unwrap();
+            answer
+        });
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).await.unwrap();
+        assert!(received == sent, "{} bytes", received.len());
+        // The other direction is still open.
+        let answer = data(3_000_000);
+        server.write_all(&answer).await.unwrap();
+        drop(server);
+        assert!(request.await.unwrap() == answer);
+        let (outcome, counts) = relay.await.unwrap();
+        outcome.unwrap();
+        assert_eq!(counts, (5_000_000, 3_000_000));
+    }
+
+    #[tokio::test]
+    async fn a_reset_ends_the_relay_with_an_error() {
+        for is_inside in [true, false] {
+            let (inside, server, relay) = relayed().await;
+            let (resets, _other) = if is_inside { (inside, server) } else { (server, inside) };
+            resets.set_zero_linger().unwrap();
+            drop(resets);
+            assert!(relay.await.unwrap().0.is_err());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sender_waits_for_a_receiver_that_does_not_read() {
+        let (inside, mut server, relay) = relayed().await;
+        let part = data(1 << 16);
+        let mut written = 0;
+        let fill = async {
+            loop {
+                inside.writable().await.unwrap();
+                if let Ok(length) = inside.try_write(&part) {
+                    written += length;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(1), fill).await;
+        // Buffers of four sockets, and a pipe.
+        assert!(written < 64 << 20, "{written} bytes were accepted");
+        drop(inside);
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received.len(), written);
+        drop(server);
+        relay.await.unwrap().0.unwrap();
+    }
+}

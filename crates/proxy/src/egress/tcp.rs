@@ -81,8 +81,9 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
             }
         };
         let others = most - connections.available_permits() - 1;
+        let tasks = sandbox.shared.tasks.clone();
         let (sandbox, stop) = (Arc::clone(&sandbox), stop.clone());
-        tokio::spawn(async move {
+        tasks.spawn(async move {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => reset(&stream),

@@ -126,8 +126,9 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
 fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, datagram: &[u8], stop: &CancellationToken) {
     let (source, destination) = key;
     if destination.port() == DNS_PORT {
+        let tasks = &sandbox.shared.tasks;
         let (sandbox, query) = (Arc::clone(sandbox), datagram.to_vec());
-        tokio::spawn(async move {
+        tasks.spawn(async move {
             let answer = sandbox
                 .shared
                 .resolver
@@ -190,7 +191,7 @@ fn open(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, stop: &CancellationToke
         begun: Instant::now(),
     });
     flows.lock().insert(key, Arc::clone(&flow));
-    tokio::spawn(answers(
+    sandbox.shared.tasks.spawn(answers(
         Arc::clone(sandbox),
         Arc::clone(flows),
         key,

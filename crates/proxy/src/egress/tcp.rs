@@ -114,7 +114,7 @@ impl Sandbox {
 
 /// One connection of the sandbox.
 async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: SocketAddr, is_small: bool) {
-    if destination.port() == DNS_PORT {
+    if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
         return answer_queries(sandbox, stream).await;
     }
     let mut policy = sandbox.policy.subscribe();

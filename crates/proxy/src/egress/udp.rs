@@ -125,7 +125,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
 
 fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, datagram: &[u8], stop: &CancellationToken) {
     let (source, destination) = key;
-    if destination.port() == DNS_PORT {
+    if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
         let tasks = &sandbox.shared.tasks;
         let (sandbox, query) = (Arc::clone(sandbox), datagram.to_vec());
         tasks.spawn(async move {

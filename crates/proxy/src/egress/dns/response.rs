@@ -4,7 +4,6 @@
 //! about other names. Addresses are not judged: an answer may contain private ones, which misleads no cache, and the gateway
 //! judges every connection by its address. DNSSEC is not validated, and signatures are removed.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
@@ -181,8 +180,8 @@ impl Response {
     }
 
     #[cfg(test)]
-    pub(super) fn of_size(size: usize, ttl: u32, now: Instant) -> Arc<Self> {
-        Arc::new(Self {
+    pub(super) fn of_size(size: usize, ttl: u32, now: Instant) -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self {
             message: vec![0; size],
             received: now,
             ttl,

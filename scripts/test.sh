@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Every test of the repository: formatting, lints, unit and integration tests, then the suites that drive the release
-# binary from outside (the published SDK, other clients, a fuzzer, escapes, crashes). Ends at the first failure; a
+# binary from outside (the published SDK, other clients, a fuzzer, escapes, the network, crashes). Ends at the first failure; a
 # skipped test is a failure.
 #
-# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk clients fuzz escape crash (default: all in order)
+# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk clients fuzz escape fence crash (default: all in order)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -81,12 +81,16 @@ step_escape() {
   suite 2.63.0 1200 escape
 }
 
+step_fence() {
+  suite 2.63.0 600 fence
+}
+
 step_crash() {
   suite 2.63.0 1500 crash
 }
 
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk clients fuzz escape crash)
+[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk clients fuzz escape fence crash)
 report=()
 for step in "${steps[@]}"; do
   say "$step"

@@ -170,3 +170,34 @@ def test_a_policy_outlives_its_platform(create: Callable[..., Sandbox], platform
         *(False, False, False, True),
         *(False, True, True, True),
     ]
+
+
+GREEDY = """
+import socket, time
+held = []
+while True:
+    for at in ("0.0.0.0", "10.0.0.1", "::"):
+        for port in (1, 53):
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                taken = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET, kind)
+                try:
+                    taken.bind((at, port))
+                    held.append(taken)
+                except OSError:
+                    taken.close()
+    time.sleep(0.02)
+"""
+
+
+def test_ports_taken_while_there_is_no_platform(create: Callable[..., Sandbox], platform: Platform) -> None:
+    """Whatever a sandbox occupies meanwhile harms at most itself."""
+    greedy, other = create(allow_internet_access=False), create()
+    greedy.files.write("/tmp/greedy.py", GREEDY)
+    greedy.commands.run("exec python3 /tmp/greedy.py", background=True, user="root", timeout=0)
+    assert results(other, {"do": "tcp", "to": FIRST}) == ["ok"]
+    platform.kill()
+    time.sleep(0.5)
+    platform.start()
+    assert root(greedy, "echo unharmed") == "unharmed\n"
+    assert "ok" not in results(greedy, {"do": "tcp", "to": FIRST}, {"do": "udp", "to": FIRST}, {"do": "tcp", "to": "10.9.0.1"})
+    assert results(other, {"do": "tcp", "to": FIRST}, {"do": "udp", "to": FIRST}, {"do": "http", "to": FIRST}) == ["ok"] * 3

@@ -80,7 +80,7 @@ def test_sockets_of_the_gateway_take_nothing_directly(create: Callable[..., Sand
         {"do": "http", "to": to, "port": port, "host": "api.example.com", "path": "/direct"}
         for port in ports
         if port != 49983
-        for to in ("127.0.0.1", "10.0.0.2", "::1")
+        for to in ("127.0.0.1", "10.0.0.1", "10.0.0.2", "::1")
     ]
     outcomes = outgoing(box, *attempts)
     assert all(outcome["result"] != "ok" and outcome["seconds"] < 5 for outcome in outcomes), outcomes
@@ -88,15 +88,19 @@ def test_sockets_of_the_gateway_take_nothing_directly(create: Callable[..., Sand
 
 
 def test_own_servers_do_not_get_in_the_way(create: Callable[..., Sandbox]) -> None:
-    """Servers on the ports that destinations have, on all addresses inside."""
+    """Servers on the ports of destinations, on all addresses inside and on those of the destinations."""
     box = create()
     hog = (
         "import socket,time\nheld=[]\n"
-        "for port in (1,7,53,80,443,8080):\n"
-        " for kind in (socket.SOCK_STREAM,socket.SOCK_DGRAM):\n"
-        "  s=socket.socket(socket.AF_INET,kind); s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)\n"
-        "  s.bind(('0.0.0.0',port)); held.append(s)\n"
-        "  if kind==socket.SOCK_STREAM: s.listen()\n"
+        f"for at in ('0.0.0.0','10.0.0.1','{PUBLIC}'):\n"
+        " for port in (1,7,53,80,443,8080):\n"
+        "  for kind in (socket.SOCK_STREAM,socket.SOCK_DGRAM):\n"
+        "   s=socket.socket(socket.AF_INET,kind); s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEPORT,1)\n"
+        "   try:\n"
+        "    s.bind((at,port)); held.append(s)\n"
+        "    if kind==socket.SOCK_STREAM: s.listen()\n"
+        "   except OSError: pass\n"
+        "assert len(held)>8\n"
         "print('bound',flush=True); time.sleep(600)"
     )
     box.files.write("/tmp/hog.py", hog)

@@ -225,7 +225,7 @@ def domains() -> list[Pair]:
     both("an address, all domains", "10.9.0.1", "www.example.net", policy="all domains", by="http")
     name = "domains"
     pairs += [
-        pair("a port that has no names", name, tcp("45.34.0.1"), tcp("140.82.112.3")),
+        pair("bytes that are no name", name, tcp("45.34.0.1", send="hello, world\r\n\r\n"), tcp("140.82.112.3")),
         pair("udp", name, udp("45.34.0.2"), udp("140.82.112.3")),
         pair("QUIC", name, udp(home("q.example.org"), 443), udp("140.82.112.3", 443)),
         pair("text on the port of TLS", name, tcp("45.34.0.3", 443, send="hello\r\n\r\n"), tls("45.34.0.4", "h.example.org"), lands=home("h.example.org")),

@@ -34,7 +34,7 @@ def test_denied_connections(create: Callable[..., Sandbox], platform: Platform) 
         box,
         {"do": "tls", "to": "45.38.0.1", "name": "www.example.com"},
         {"do": "http", "to": "45.38.0.2", "host": "www.example.net"},
-        {"do": "tcp", "to": "45.38.0.3"},
+        {"do": "tcp", "to": "45.38.0.3", "send": "no name\r\n\r\n"},
         {"do": "udp", "to": "45.38.0.4"},
         {"do": "tcp", "to": "169.254.169.254", "port": 80},
     )

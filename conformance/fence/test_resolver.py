@@ -11,6 +11,7 @@ from e2b import Sandbox
 from harness.inside import outgoing, root
 from harness.internet import RESOLVER, Internet
 from harness.internet_names import BIG, home
+from harness.traffic import until
 
 REFUSED, NXDOMAIN, SERVFAIL = 5, 3, 2
 SERVERS = ["10.0.0.1", "8.8.8.8", "1.1.1.1", "10.9.0.1", "192.168.7.7", "169.254.169.254", "2606:4700::1111", "fd00:9::9"]
@@ -156,7 +157,18 @@ def test_malformed_queries(create: Callable[..., Sandbox], internet: Internet) -
 
 
 def test_many_names_at_once(create: Callable[..., Sandbox]) -> None:
-    box = create()
-    names = [f"many-{number}.example.com" for number in range(300)]
+    """As a package manager asks. A sandbox that asks ever more is refused, and others do not notice."""
+    box, other = create(), create()
+    names = [f"many-{number}.example.com" for number in range(150)]
     outcomes = outgoing(box, *({"do": "dns", "name": name, "over": "tcp" if number % 7 == 0 else "udp"} for number, name in enumerate(names)))
     assert [outcome.get("addresses") for outcome in outcomes] == [[home(name)] for name in names]
+    flood = (
+        "import os,socket,time\nu=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\nend=time.time()+2\n"
+        "while time.time()<end: u.sendto(os.urandom(2)+b'\\1\\0\\0\\1'+bytes(6)+b'\\x08'+os.urandom(4).hex().encode()+b'\\7example\\3com\\0\\0\\1\\0\\1',('10.0.0.1',53))\n"
+    )
+    box.files.write("/tmp/flood.py", flood)
+    handle = box.commands.run("python3 /tmp/flood.py", background=True, timeout=60)
+    outcomes = outgoing(other, *({"do": "dns", "name": f"calm-{number}.example.com"} for number in range(20)))
+    assert [outcome.get("code") for outcome in outcomes] == [0] * 20, outcomes
+    handle.wait()
+    until(lambda: outgoing(box, {"do": "dns", "name": "later.example.com"})[0].get("code") == 0, "it is answered again")

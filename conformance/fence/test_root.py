@@ -19,7 +19,7 @@ NOT_PERMITTED = {"EPERM", "EACCES", "EROFS", "ENOENT", "EAFNOSUPPORT", "EPROTONO
 MUST_FAIL = [
     *("packet socket", "cooked packet socket", "XDP socket", "vsock", "bluetooth", "user and network namespace"),
     *("add an address", "remove an address", "add a route", "take eth0 down", "add a link", "add a rule"),
-    *("netfilter", "forwarding", "tunnel device", "marked", "transparent"),
+    *("netfilter", "forwarding", "tunnel device"),
 ]
 
 

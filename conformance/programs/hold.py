@@ -3,7 +3,8 @@
     python3 hold.py ADDRESS...    one connection to port 7 of each; every 50 ms a message and its echo
     python3 hold.py --new ADDRESS  a new connection every 50 ms
 
-A line has `to`, `event` (open, ok, or an error) and the time `at`. Only changes are reported.
+A line has `to`, `event` (open, ok, or an error) and the time `at`. Of new connections, only changes are reported, with
+the number of attempts since the last change, and how long the longest of them took.
 """
 
 import errno
@@ -16,9 +17,9 @@ import time
 lock = threading.Lock()
 
 
-def say(to, event):
+def say(to, event, **more):
     with lock:
-        print(json.dumps({"to": to, "event": event, "at": time.time()}), flush=True)
+        print(json.dumps({"to": to, "event": event, "at": time.time(), **more}), flush=True)
 
 
 def connected(to):
@@ -51,8 +52,9 @@ def hold(to):
 
 
 def renew(to):
-    last = None
+    last, attempts, longest = None, 0, 0.0
     while True:
+        begun = time.monotonic()
         try:
             with connected(to) as stream:
                 echoed(stream)
@@ -60,8 +62,9 @@ def renew(to):
         except OSError as error:
             event = name(error)
         if event != last:
-            say(to, event)
-        last = event
+            say(to, event, attempts=attempts, longest=longest)
+            last, attempts, longest = event, 0, 0.0
+        attempts, longest = attempts + 1, max(longest, time.monotonic() - begun)
         time.sleep(0.05)
 
 

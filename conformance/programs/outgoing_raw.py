@@ -72,14 +72,10 @@ def option(level, name, value, family=socket.AF_INET, kind=socket.SOCK_DGRAM):
         packets.settimeout(2)
         packets.setsockopt(level, name, value)
         to = (V6 if family == socket.AF_INET6 else V4, 7)
-        if kind == socket.SOCK_STREAM:
-            packets.connect(to)
-            packets.sendall(PAYLOAD)
-            if packets.recv(100) != PAYLOAD:
-                raise OSError(errno.ECONNRESET, "closed")
-        else:
-            packets.sendto(PAYLOAD, to)
-            packets.recv(100)
+        packets.connect(to)
+        packets.sendall(PAYLOAD)
+        if packets.recv(100) != PAYLOAD:
+            raise OSError(errno.ECONNRESET, "closed")
 
 
 def multicast():

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::net::{SendFlags, send};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UdpSocket;
@@ -150,7 +151,8 @@ fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, datagram: &[u8], sto
     };
     if sandbox.bandwidth.admit(Direction::Out, datagram.len()) {
         // What the host cannot send at once is lost, as it may be on any network.
-        match flow.socket.try_send(datagram) {
+        // Not by `try_send`, which fails until the runtime has polled a new socket.
+        match send(&flow.socket, datagram, SendFlags::DONTWAIT) {
             Ok(sent) => {
                 flow.counts.add_sent(sent);
                 flow.touch();

@@ -6,6 +6,7 @@
 //!
 //! Invariant: this is the only module of the platform that reads the environment.
 
+mod egress;
 pub(crate) mod keys;
 
 #[cfg(test)]
@@ -285,7 +286,7 @@ impl Sources {
                 ..records
             },
             always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
-            egress: EgressSettings::default(),
+            egress: given.egress()?,
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
                 .env
@@ -405,6 +406,7 @@ fn scalar(kind: Kind, value: &toml::Value) -> Option<String> {
         (Kind::Text, toml::Value::String(text)) => Some(text.clone()),
         (Kind::Integer, toml::Value::Integer(number)) => Some(number.to_string()),
         (Kind::Boolean, toml::Value::Boolean(flag)) => Some(flag.to_string()),
+        (Kind::Hosts, table @ toml::Value::Table(_)) => egress::hosts_text(table),
         _ => None,
     }
 }

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Integer,
     /// `true` or `false`.
     Boolean,
+    /// A table of names with an address or a list of addresses each. Outside of the file `name=address,name=address`.
+    Hosts,
 }
 
 impl Kind {
@@ -24,6 +26,7 @@ impl Kind {
             Self::Text => "a string in quotes",
             Self::Integer => "an integer",
             Self::Boolean => "true or false",
+            Self::Hosts => "a table of names, each with an address or a list of addresses in quotes",
         }
     }
 }
@@ -224,6 +227,48 @@ keys! {
     METRICS_RETENTION_S = {
         "metrics.retention_s", None, Integer, "86400",
         "Retention of metrics samples, in seconds. 1,000 sandboxes write 140 to 425 MB a day.",
+    },
+    EGRESS_ENABLED = {
+        "egress.enabled", None, Boolean, "true",
+        "Whether sandboxes can connect to anything outside.",
+    },
+    EGRESS_DEFAULT = {
+        "egress.default", None, Text, "allow",
+        "What applies to public addresses that the network settings of a sandbox do not mention: allow or deny.",
+    },
+    EGRESS_ALLOW_PRIVATE = {
+        "egress.allow_private", None, Text, "none",
+        "Comma-separated networks that sandboxes may reach although they are not public.",
+    },
+    EGRESS_DENY = {
+        "egress.deny", None, Text, "none",
+        "Comma-separated networks that no sandbox may reach, whatever else allows them.",
+    },
+    EGRESS_RESOLVERS = {
+        "egress.resolvers", None, Text, "those of the host",
+        "Comma-separated DNS servers that answer the queries of sandboxes, as address or address:port.",
+    },
+    EGRESS_HOSTS = {
+        "egress.hosts", None, Hosts, "none",
+        "Addresses of names inside sandboxes: a table in the file, elsewhere name=address,name=address.",
+    },
+    EGRESS_CONNECTIONS = {
+        "egress.connections", None, Integer, "1000",
+        "Maximum number of open TCP connections from a sandbox, 1 to 1000000.",
+    },
+    EGRESS_CONNECTIONS_PER_S = {
+        "egress.connections_per_s", None, Integer, "100",
+        "Maximum number of new TCP connections from a sandbox per second, 1 to 1000000, and four times as many in one \
+         burst.",
+    },
+    EGRESS_BANDWIDTH_MBIT = {
+        "egress.bandwidth_mbit", None, Integer, "0",
+        "Maximum bandwidth of all connections from a sandbox, in each direction, in Mbit/s, at most 1000000; 0 is no \
+         limit.",
+    },
+    EGRESS_UDP_FLOWS = {
+        "egress.udp_flows", None, Integer, "256",
+        "Maximum number of concurrent UDP flows from a sandbox, at most 1000000; 0 closes UDP except for DNS.",
     },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",

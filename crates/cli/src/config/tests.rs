@@ -60,6 +60,18 @@ fn defaults_are_what_the_table_says() {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
     }
     assert!(config.connections.shared_peers.is_empty());
+    let egress = config.egress;
+    assert_eq!(egress, EgressSettings::default());
+    assert_eq!(egress.enabled.to_string(), keys::EGRESS_ENABLED.default);
+    assert_eq!((egress.default_allow, keys::EGRESS_DEFAULT.default), (true, "allow"));
+    for (value, key) in [
+        (egress.limits.connections, keys::EGRESS_CONNECTIONS),
+        (egress.limits.connections_per_s, keys::EGRESS_CONNECTIONS_PER_S),
+        (egress.limits.bandwidth_mbit, keys::EGRESS_BANDWIDTH_MBIT),
+        (egress.limits.udp_flows, keys::EGRESS_UDP_FLOWS),
+    ] {
+        assert_eq!(value.to_string(), key.default, "{}", key.name);
+    }
     for (value, key) in [
         (config.resources.cpu_count, keys::SANDBOX_CPU_COUNT),
         (config.resources.memory_mb, keys::SANDBOX_MEMORY_MB),
@@ -91,6 +103,10 @@ fn every_key_can_be_set_by_file_and_by_environment() {
         let (text, quoted) = match key.kind {
             Kind::Boolean => ("false", "false".to_owned()),
             Kind::Integer => ("64", "64".to_owned()),
+            Kind::Hosts => (
+                "a.b=10.0.0.1,a.b=::1,c=10.0.0.2",
+                "{ 'a.b' = ['10.0.0.1', '::1'], c = '10.0.0.2' }".to_owned(),
+            ),
             Kind::Text => {
                 let text = match key.name {
                     "listen" | "metrics_listen" => "[::1]:80",
@@ -99,6 +115,9 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "database_url" => "postgres://u:p@h/d",
                     "server.shared_peers" => "10.0.0.0/8,::1",
                     "sandbox.disk_reserve" => "full",
+                    "egress.default" => "deny",
+                    "egress.allow_private" | "egress.deny" => "10.0.0.0/8,fd00::1",
+                    "egress.resolvers" => "127.0.0.1:5353,::1",
                     _ => "x",
                 };
                 (text, format!("{text:?}"))
@@ -136,6 +155,27 @@ fn errors_name_the_key_and_where_the_value_came_from() {
         }
     }
     for (file, parts) in [
+        ("[egress]\ndefault = \"open\"", ["egress.default", "allow or deny"]),
+        ("[egress]\ndeny = \"10.0.0.0/40\"", ["egress.deny", "10.0.0.0/40"]),
+        (
+            "[egress]\nresolvers = \"dns\"",
+            ["egress.resolvers", "address of a DNS server"],
+        ),
+        ("[egress]\nhosts = \"a=10.0.0.1\"", ["egress.hosts", "a table of names"]),
+        ("[egress.hosts]\na = 1", ["egress.hosts", "a table of names"]),
+        ("[egress.hosts]\n\"*.a\" = \"10.0.0.1\"", ["egress.hosts", "*.a"]),
+        (
+            "[egress]\nconnections = 0",
+            ["egress.connections", "between 1 and 1000000"],
+        ),
+        (
+            "[egress]\nconnections_per_s = 1000001",
+            ["egress.connections_per_s", "between 1 and 1000000"],
+        ),
+        (
+            "[egress]\nudp_flows = -1",
+            ["egress.udp_flows", "between 0 and 1000000"],
+        ),
         ("[sandbox]\npids = 0", ["sandbox.pids", "at least 32"]),
         ("[sandbox]\npids = \"64\"", ["sandbox.pids", "an integer"]),
         ("listen = 3000", ["listen", "string in quotes"]),

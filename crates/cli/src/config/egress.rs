@@ -1,0 +1,204 @@
+//! The keys of connections that leave sandboxes.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use model::network::{Cidr, DomainPattern};
+use proxy::egress::{EgressLimits, EgressSettings};
+
+use super::{ConfigError, Given, boolean, integer, keys};
+
+/// Port of a DNS server that is given without one.
+const DNS_PORT: u16 = 53;
+/// Maximum of a limit per sandbox: above it, the host would run out of ports or memory first.
+const LIMIT_MAX: u32 = 1_000_000;
+
+impl Given<'_> {
+    pub(super) fn egress(&self) -> Result<EgressSettings, ConfigError> {
+        let default = EgressSettings::default();
+        let limits = default.limits;
+        let number = |key, min, default| {
+            let given = self.parse(key, |text| integer(text, min, LIMIT_MAX))?;
+            Ok(given.unwrap_or(default))
+        };
+        Ok(EgressSettings {
+            enabled: self.parse(keys::EGRESS_ENABLED, boolean)?.unwrap_or(default.enabled),
+            default_allow: self
+                .parse(keys::EGRESS_DEFAULT, is_allow)?
+                .unwrap_or(default.default_allow),
+            allow_private: self.parse(keys::EGRESS_ALLOW_PRIVATE, cidrs)?.unwrap_or_default(),
+            deny: self.parse(keys::EGRESS_DENY, cidrs)?.unwrap_or_default(),
+            resolvers: self.parse(keys::EGRESS_RESOLVERS, resolvers)?.unwrap_or_default(),
+            hosts: self.parse(keys::EGRESS_HOSTS, hosts)?.unwrap_or_default(),
+            limits: EgressLimits {
+                connections: number(keys::EGRESS_CONNECTIONS, 1, limits.connections)?,
+                connections_per_s: number(keys::EGRESS_CONNECTIONS_PER_S, 1, limits.connections_per_s)?,
+                bandwidth_mbit: number(keys::EGRESS_BANDWIDTH_MBIT, 0, limits.bandwidth_mbit)?,
+                udp_flows: number(keys::EGRESS_UDP_FLOWS, 0, limits.udp_flows)?,
+            },
+        })
+    }
+}
+
+fn is_allow(text: &str) -> Result<bool, String> {
+    match text {
+        "allow" => Ok(true),
+        "deny" => Ok(false),
+        _ => Err(format!("{text:?} is invalid: must be allow or deny")),
+    }
+}
+
+fn cidrs(text: &str) -> Result<Vec<Cidr>, String> {
+    let network = |part: &str| part.trim().parse::<Cidr>().map_err(|error| error.to_string());
+    text.split(',').map(network).collect()
+}
+
+fn resolvers(text: &str) -> Result<Vec<SocketAddr>, String> {
+    let server = |part: &str| {
+        let part = part.trim();
+        let address = part.parse::<IpAddr>().map(|address| SocketAddr::new(address, DNS_PORT));
+        let server = address.or_else(|_| part.parse::<SocketAddr>());
+        match server {
+            Ok(server) if server.port() > 0 && !server.ip().is_unspecified() => Ok(server),
+            Ok(_) | Err(_) => Err(format!(
+                "{part:?} is not the address of a DNS server, such as 1.1.1.1 or 127.0.0.1:5353"
+            )),
+        }
+    };
+    text.split(',').map(server).collect()
+}
+
+fn hosts(text: &str) -> Result<BTreeMap<String, Vec<IpAddr>>, String> {
+    let mut hosts: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
+    for entry in text.split(',').filter(|_| !text.is_empty()) {
+        let (name, address) = entry
+            .split_once('=')
+            .ok_or_else(|| format!("{entry:?} is not a name and an address, such as db.internal=10.0.0.5"))?;
+        let name = name
+            .trim()
+            .parse::<DomainPattern>()
+            .map_err(|error| error.to_string())?;
+        if name.as_str().starts_with('*') {
+            return Err(format!(
+                "{:?} is a pattern, and only names can have addresses",
+                name.as_str()
+            ));
+        }
+        let address = address.trim();
+        let parsed: IpAddr = address
+            .parse()
+            .map_err(|_| format!("{address:?}, the address of {}, is not an IP address", name.as_str()))?;
+        let addresses = hosts.entry(name.as_str().to_owned()).or_default();
+        addresses.push(parsed.to_canonical());
+    }
+    Ok(hosts)
+}
+
+/// A table of names with an address or a list of addresses each, as an environment variable has it; none if it is
+/// something else. A dot in a name without quotes makes a table in a table.
+pub(super) fn hosts_text(value: &toml::Value) -> Option<String> {
+    let mut entries = Vec::new();
+    collect(value, "", &mut entries)?;
+    Some(entries.join(","))
+}
+
+fn collect(value: &toml::Value, name: &str, entries: &mut Vec<String>) -> Option<()> {
+    match value {
+        toml::Value::Table(table) => table.iter().try_for_each(|(word, value)| {
+            let separator = if name.is_empty() { "" } else { "." };
+            collect(value, &format!("{name}{separator}{word}"), entries)
+        }),
+        toml::Value::String(address) if !name.is_empty() => {
+            entries.push(format!("{name}={address}"));
+            Some(())
+        }
+        toml::Value::Array(addresses) if !name.is_empty() && !addresses.is_empty() => {
+            for address in addresses {
+                entries.push(format!("{name}={}", address.as_str()?));
+            }
+            Some(())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(networks: &[Cidr]) -> Vec<String> {
+        networks.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn lists_are_read() {
+        let networks = cidrs("10.0.0.0/8, 192.168.1.1,fd00::/8").expect("networks");
+        assert_eq!(shown(&networks), ["10.0.0.0/8", "192.168.1.1/32", "fd00::/8"]);
+        let servers = resolvers("1.1.1.1, 127.0.0.1:5353,::1,[2001:db8::1]:54").expect("servers");
+        let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            servers,
+            ["1.1.1.1:53", "127.0.0.1:5353", "[::1]:53", "[2001:db8::1]:54"]
+        );
+        for text in ["", "x", "10.0.0.0/33", "10.0.0.0/8,", "10.0.0.0/8;::/0"] {
+            assert!(cidrs(text).is_err(), "{text}");
+        }
+        for text in [
+            "",
+            "dns.example",
+            "1.1.1.1:0",
+            "0.0.0.0",
+            "[::]:53",
+            "1.1.1.1:53:53",
+            "1.1.1.1,",
+        ] {
+            assert!(resolvers(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_have_names_and_addresses() {
+        let hosts = hosts("DB.internal.=10.0.0.5, cache=10.0.0.6,db.internal=::ffff:10.0.0.7").expect("hosts");
+        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let want = [
+            ("cache".to_owned(), vec![address("10.0.0.6")]),
+            ("db.internal".to_owned(), vec![address("10.0.0.5"), address("10.0.0.7")]),
+        ];
+        assert_eq!(hosts, BTreeMap::from(want));
+        assert_eq!(super::hosts(""), Ok(BTreeMap::new()));
+        for text in [
+            ",",
+            "a",
+            "a=",
+            "=10.0.0.1",
+            "a b=10.0.0.1",
+            "*.a=10.0.0.1",
+            "*=10.0.0.1",
+            "a=b",
+            "a=10.0.0.1:80",
+        ] {
+            assert!(super::hosts(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn tables_of_hosts_become_text() {
+        let text = |file: &str| hosts_text(&toml::Value::Table(toml::from_str(file).expect("TOML")));
+        for (file, want) in [
+            (
+                "a = '10.0.0.1'\nb = ['10.0.0.2', '10.0.0.3']",
+                Some("a=10.0.0.1,b=10.0.0.2,b=10.0.0.3"),
+            ),
+            ("'db.internal' = '10.0.0.1'", Some("db.internal=10.0.0.1")),
+            ("db.internal = '10.0.0.1'", Some("db.internal=10.0.0.1")),
+            ("", Some("")),
+            ("a = 1", None),
+            ("a = []", None),
+            ("a = ['10.0.0.1', 1]", None),
+            ("a = [['10.0.0.1']]", None),
+        ] {
+            assert_eq!(text(file).as_deref(), want, "{file}");
+        }
+        assert_eq!(hosts_text(&toml::Value::String("a=10.0.0.1".to_owned())), None);
+    }
+}

@@ -137,6 +137,7 @@ async fn pump(
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests start tasks of their own")]
 mod tests {
     use std::time::Duration;
 

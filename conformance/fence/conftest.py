@@ -19,7 +19,7 @@ CONFIG = f"""
 [sandbox]
 disk_mb = 768
 [egress]
-resolvers = ["{RESOLVER}:53"]
+resolvers = "{RESOLVER}:53"
 """
 
 

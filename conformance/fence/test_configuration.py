@@ -21,19 +21,21 @@ RESTRICTED = f"""
 [sandbox]
 disk_mb = 256
 [egress]
-resolvers = ["{RESOLVER}:53"]
-allow_private = ["10.9.0.0/24", "fd00:9::9"]
-deny = ["93.191.7.0/24", "2606:4700:91::/48"]
-hosts = ["registry.example.com=10.9.0.7", "moved.example.com=93.191.0.9"]
+resolvers = "{RESOLVER}:53"
+allow_private = "10.9.0.0/24, fd00:9::9"
+deny = "93.191.7.0/24, 2606:4700:91::/48"
 connections = {CONNECTIONS}
 udp_flows = {FLOWS}
+[egress.hosts]
+"registry.example.com" = "10.9.0.7"
+"moved.example.com" = "93.191.0.9"
 """
 CLOSED_BY_DEFAULT = f"""
 [sandbox]
 disk_mb = 256
 [egress]
 default = "deny"
-resolvers = ["{RESOLVER}:53"]
+resolvers = "{RESOLVER}:53"
 """
 
 
@@ -141,19 +143,17 @@ def test_udp_flows_of_a_sandbox(make: Callable[..., Sandbox], count: int) -> Non
     assert results(other, {"do": "udp", "to": "93.191.2.2"}) == ["ok"]
 
 
-def test_a_platform_that_denies_by_default(platform: Platform, work_dir: Path, create: Callable[..., Sandbox]) -> None:
+def test_a_platform_that_denies_by_default(platform: Platform, work_dir: Path) -> None:
     with running(work_dir / "closed", CLOSED_BY_DEFAULT):
-        plain = create()
-        some = create(network={"allow_out": ["93.191.3.1"]})
-        names = create(network={"deny_out": [ALL], "allow_out": ["api.example.com"]})
+        plain = Sandbox.create()
+        some = Sandbox.create(network={"allow_out": ["93.191.3.1"]})
+        names = Sandbox.create(network={"deny_out": [ALL], "allow_out": ["api.example.com"]})
         attempts = [{"do": "tcp", "to": "93.191.3.1"}, {"do": "tcp", "to": "93.191.3.2"}, {"do": "tls", "to": "45.37.0.6", "name": "api.example.com"}]
         seen = [result == "ok" for box in (plain, some, names) for result in results(box, *attempts)]
         assert seen == [False, False, False, True, False, False, False, False, True]
-        for box in (plain, some, names):
-            box.kill()
 
 
-@pytest.mark.parametrize("line", ['default = "maybe"', 'resolvers = ["nowhere"]', 'deny = ["10.0.0.0/33"]', "connections = -1", 'allow_private = ["example.com"]'])
+@pytest.mark.parametrize("line", ['default = "maybe"', 'resolvers = "nowhere"', 'deny = "10.0.0.0/33"', "connections = -1", 'allow_private = "example.com"'])
 def test_invalid_values(internet: Internet, work_dir: Path, line: str) -> None:
     """Named, before anything starts."""
     server = Platform(work_dir / "invalid", config=f"[egress]\n{line}\n")

@@ -27,6 +27,7 @@ CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
 LINK = "uplink"
 HOST_V4, GATEWAY_V4 = "185.199.0.2", "185.199.0.1"
 HOST_V6, GATEWAY_V6 = "2a0a:e5c0::2", "2a0a:e5c0::1"
+HOST_LINK, GATEWAY_LINK = "02:00:00:00:00:02", "02:00:00:00:00:01"
 # Packets to this address are lost without an answer.
 BLACK_HOLE = "23.23.23.23"
 RESOLVER = "9.9.9.9"
@@ -87,7 +88,7 @@ class Internet:
 
     def _connect(self) -> None:
         far = self._serve(self.log_path, "unshare", "--net").pid
-        self.ip("link set lo up", f"link add {LINK} type veth peer name {LINK} netns {far}")
+        self.ip("link set lo up", f"link add {LINK} address {HOST_LINK} type veth peer name {LINK} address {GATEWAY_LINK} netns {far}")
         for where, v4, v6 in ((None, HOST_V4, HOST_V6), (far, GATEWAY_V4, GATEWAY_V6)):
             self.ip(
                 "link set lo up",
@@ -98,6 +99,9 @@ class Internet:
                 f"link set {LINK} up",
                 inside=where,
             )
+        # Neighbours that are known for ever, so that no packet waits for their resolution.
+        for where, link, neighbours in ((None, GATEWAY_LINK, (GATEWAY_V4, GATEWAY_V6)), (far, HOST_LINK, (HOST_V4, HOST_V6))):
+            self.ip(*(f"neighbour replace {to} lladdr {link} nud permanent dev {LINK}" for to in neighbours), inside=where)
         self.ip(f"route add default via {GATEWAY_V4}", f"-6 route add default via {GATEWAY_V6}")
         self.ip(
             # In the main table, where the route to the host is more specific.

@@ -59,10 +59,11 @@ def test_rebinding(box: Sandbox, internet: Internet, resolve_first: bool) -> Non
     if resolve_first:
         assert outgoing(box, {"do": "resolve", "name": name})[0]["addresses"] == [home(name)]
     attempts = [{"do": kind, "to": to, key: name} for kind, key in (("tls", "name"), ("http", "host")) for to in (home(name), CLAIMED, PRIVATE)]
+    events = internet.mark()
     outcomes = outgoing(box, *attempts * 3)
     assert {outcome.get("server") for outcome in outcomes} <= {None, home(name)}, outcomes
     assert internet.closed.packets() == []
-    assert internet.events(server=PRIVATE) == []
+    assert events(server=PRIVATE) == []
 
 
 def test_several_addresses(box: Sandbox, internet: Internet) -> None:

@@ -18,8 +18,8 @@ from harness.platform import Platform
 from harness.traffic import until
 
 SIZE = 100_000_000
-# Sockets on both sides of the gateway, inside, and at the server, and what the gateway itself may hold.
-BUFFERED = 24 << 20
+# Sockets on both sides of the gateway, inside, and at the server, as large as kernels let them grow, and its own buffers.
+BUFFERED = 64 << 20
 
 
 def resident(platform: Platform) -> int:

@@ -191,7 +191,8 @@ impl Resolver {
         let name = domain_name(name).ok_or(io::ErrorKind::InvalidInput)?;
         count(&self.counters.queries);
         let _permit = self.admit(client).ok_or(io::ErrorKind::QuotaExceeded)?;
-        let name = Name::from_ascii(format!("{name}.")).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let labels = name.split('.').map(str::as_bytes);
+        let name = Name::from_labels(labels).map_err(|_| io::ErrorKind::InvalidInput)?;
         let ask = |kind| {
             let question = Query::query(name.clone(), kind);
             async move { self.answer_question(&question, client).await }

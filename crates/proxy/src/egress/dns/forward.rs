@@ -25,8 +25,15 @@ const MAX_RESPONSE: usize = 16 << 10;
 /// by another host.
 const MAX_UNRELATED: usize = 8;
 
+/// How long all attempts may take together: those of three servers that are silent.
+const DEADLINE: Duration = Duration::from_secs(12);
+
 /// Asks servers in turn until one knows the answer. `None` if none does.
 pub(super) async fn ask(servers: &[SocketAddr], question: &Query) -> Option<ServerReply> {
+    timeout(DEADLINE, ask_in_turn(servers, question)).await.ok()?
+}
+
+async fn ask_in_turn(servers: &[SocketAddr], question: &Query) -> Option<ServerReply> {
     let mut servers = servers.to_vec();
     for _ in 0..ROUNDS {
         let mut silent = Vec::new();

@@ -83,6 +83,14 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// A message that is likely to be a response.
+fn response() -> impl Strategy<Value = Vec<u8>> {
+    message().prop_map(|mut bytes| {
+        (bytes[2], bytes[3]) = (bytes[2] & 3 | 0x80, bytes[3] & 3);
+        bytes
+    })
+}
+
 fn check(query: &[u8], transport: Transport, client: &Client) -> Result<(), TestCaseError> {
     let mut resolver = Resolver::new(ResolverSettings::default());
     resolver.host_servers = HostServers::new("/nonexistent/resolv.conf");
@@ -124,7 +132,7 @@ proptest! {
     }
 
     #[test]
-    fn responses_say_nothing_about_other_names(bytes in message(), same in any::<bool>(), age in 0u64..4000) {
+    fn responses_say_nothing_about_other_names(bytes in response(), same in any::<bool>(), age in 0u64..4000) {
         let Some(asked) = request::question(&bytes) else { return Ok(()) };
         let id = u16::from_be_bytes([bytes[0], bytes[1]]);
         let asked = if same { asked } else { Query::query(Name::root(), RecordType::A) };
@@ -143,5 +151,30 @@ proptest! {
             }
         }
         prop_assert!(records.authorities.len() <= 1);
+        for record in &records.authorities {
+            prop_assert!(record.record_type() == RecordType::SOA && record.name.zone_of(&name));
+            prop_assert!((1..=300).contains(&record.ttl));
+        }
+        let mut query = Message::query();
+        query.add_query(asked.clone());
+        for (transport, limit) in [(Transport::Udp, 512), (Transport::Tcp, 65535)] {
+            let Some(Parsed::Question(request, _)) = request::parse(&query.to_vec().unwrap(), transport) else {
+                return Ok(());
+            };
+            let reply = request.reply(records.code, records.answers.clone(), records.authorities.clone());
+            prop_assert!(reply.len() <= limit);
+            let reply = Message::from_vec(&reply).unwrap();
+            prop_assert_eq!(&reply.queries, std::slice::from_ref(&asked));
+            let is_complete = reply.answers == records.answers && reply.authorities == records.authorities;
+            prop_assert_eq!(reply.metadata.truncation, !is_complete);
+        }
+    }
+
+    #[test]
+    fn names_are_the_same_as_text(text in "[a-zA-Z0-9_-]{1,9}(\\.[a-zA-Z0-9_-]{1,63}){0,4}\\.?") {
+        if let Some(name) = domain_name(&text) {
+            let labels = Name::from_labels(name.split('.').map(str::as_bytes)).unwrap();
+            prop_assert_eq!(text_of(&labels), name);
+        }
     }
 }

@@ -99,7 +99,7 @@ pub(super) fn receive(bytes: &[u8], id: u16, asked: &Query) -> Received {
 #[derive(Debug)]
 pub(super) struct Response {
     /// As bytes, which need less memory than records.
-    message: Vec<u8>,
+    message: Box<[u8]>,
     received: Instant,
     /// In seconds. 0 for a response that is not kept.
     ttl: u32,
@@ -117,13 +117,16 @@ impl Response {
     /// What a server said about a question.
     pub(super) fn new(asked: &Query, reply: ServerReply, now: Instant) -> Self {
         let mut answers = Vec::new();
-        let found = take_answers(asked, reply.answers, &mut answers);
+        let (name, found) = take_answers(asked, reply.answers, &mut answers);
         let ttls = answers.iter().map(ttl);
         let mut authorities = Vec::new();
         let ttl = if found {
             ttls.min().unwrap_or_default().clamp(POSITIVE.0, POSITIVE.1)
         } else {
-            let is_soa = |record: &Record| record.record_type() == RecordType::SOA && record.dns_class == DNSClass::IN;
+            let is_soa = |record: &Record| {
+                let is_of_zone = record.name.zone_of(&name) && record.dns_class == DNSClass::IN;
+                is_of_zone && record.record_type() == RecordType::SOA
+            };
             authorities.extend(reply.authorities.into_iter().find(is_soa));
             let minimum = authorities.first().map(|record| match &record.data {
                 RData::SOA(soa) => ttl(record).min(soa.minimum),
@@ -138,7 +141,7 @@ impl Response {
         message.authorities = authorities;
         match message.to_vec() {
             Ok(message) => Self {
-                message,
+                message: message.into(),
                 received: now,
                 ttl,
             },
@@ -149,7 +152,7 @@ impl Response {
     /// No server gave an answer.
     pub(super) fn failed(now: Instant) -> Self {
         Self {
-            message: Vec::new(),
+            message: Box::default(),
             received: now,
             ttl: FAILED,
         }
@@ -182,16 +185,16 @@ impl Response {
     #[cfg(test)]
     pub(super) fn of_size(size: usize, ttl: u32, now: Instant) -> std::sync::Arc<Self> {
         std::sync::Arc::new(Self {
-            message: vec![0; size],
+            message: vec![0; size].into(),
             received: now,
             ttl,
         })
     }
 }
 
-/// Moves the aliases of the name and the records that answer the question, in this order. Whether there are some of the
-/// latter.
-fn take_answers(asked: &Query, records: Vec<Record>, answers: &mut Vec<Record>) -> bool {
+/// Moves the aliases of the name and the records that answer the question, in this order. Returns the last name and whether
+/// it has records.
+fn take_answers(asked: &Query, records: Vec<Record>, answers: &mut Vec<Record>) -> (Name, bool) {
     let mut name: Name = asked.name.clone();
     let of = |record: &Record, name: &Name, kind| {
         record.name == *name && record.record_type() == kind && record.dns_class == DNSClass::IN
@@ -206,7 +209,7 @@ fn take_answers(asked: &Query, records: Vec<Record>, answers: &mut Vec<Record>) 
     }
     let aliases = answers.len();
     answers.extend(records.into_iter().filter(|record| of(record, &name, asked.query_type)));
-    answers.len() > aliases
+    (name, answers.len() > aliases)
 }
 
 /// The time to live of a record. Values with the upper bit are invalid and count as 0 (RFC 2181 section 8).

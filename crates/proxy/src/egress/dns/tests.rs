@@ -38,16 +38,6 @@ fn client() -> Client {
     Client::new(Arc::default(), true)
 }
 
-/// A client that may only resolve these.
-fn client_of(domains: &[&str]) -> Client {
-    let policy = EgressPolicy {
-        deny: vec![Cidr::ALL],
-        allow_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),
-        ..EgressPolicy::default()
-    };
-    Client::new(Arc::new(policy), true)
-}
-
 fn a(last: u8) -> RData {
     RData::A(A::new(192, 0, 2, last))
 }
@@ -216,6 +206,21 @@ async fn only_records_of_the_question_are_kept() {
 }
 
 #[tokio::test]
+async fn an_soa_of_another_zone_is_dropped() {
+    let server = TestServer::start(|query, _| {
+        let mut message = empty(query);
+        message.authorities.push(soa(60, 60));
+        vec![message.to_vec().unwrap()]
+    })
+    .await;
+    let resolver = resolver(&server);
+    for (name, found) in [("a.other.", 0), ("anexample.", 0), ("a.b.EXAMPLE.", 1), ("example.", 1)] {
+        let reply = resolve(&resolver, &client(), name, RecordType::A).await;
+        assert_eq!(reply.authorities.len(), found, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn aliases_that_go_round_end() {
     let server = TestServer::start(|query, _| {
         let mut message = empty(query);
@@ -355,7 +360,7 @@ async fn too_many_unrelated_responses_are_a_failure() {
 #[tokio::test]
 async fn other_hosts_cannot_answer() {
     // A datagram from another address than that of the server does not arrive at a connected socket.
-    let attacker = Arc::new(std::net::UdpSocket::bind("127.0.0.2:0").unwrap());
+    let attacker = std::net::UdpSocket::bind("127.0.0.2:0").unwrap();
     let server = TestServer::start(|_, _| Vec::new()).await;
     let second = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver_of(&[server.address, second.address]);
@@ -363,10 +368,11 @@ async fn other_hosts_cannot_answer() {
     let asked = async {
         server.received.notified().await;
         let (_, query) = server.queries.lock()[0].clone();
-        // The port of the query is unknown to the attacker, who tries them all.
-        for port in 1024..=65535 {
-            let _ = attacker.send_to(&with(&query, 30, &[a(66)])[0], ("127.0.0.1", port));
-        }
+        // The attacker has guessed the port and the id.
+        let port = server.peer.lock().unwrap().port();
+        attacker
+            .send_to(&with(&query, 30, &[a(66)])[0], ("127.0.0.1", port))
+            .unwrap();
         pause();
         advance(Duration::from_secs(2)).await;
         resume();
@@ -446,6 +452,107 @@ async fn old_servers_are_asked_without_edns() {
     .await;
     let reply = resolve(&resolver(&server), &client(), "a.example.", RecordType::A).await;
     assert_eq!(data(&reply), [a(1)]);
+}
+
+#[tokio::test]
+async fn what_is_not_a_simple_query_is_an_error() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let client = client();
+    let plain = || query("a.example.", RecordType::A);
+    let changed = |change: &dyn Fn(&mut Message)| {
+        let mut message = plain();
+        change(&mut message);
+        message
+    };
+    for (message, code) in [
+        (
+            changed(&|message| message.metadata.op_code = OpCode::Status),
+            ResponseCode::NotImp,
+        ),
+        (
+            changed(&|message| message.metadata.op_code = OpCode::Notify),
+            ResponseCode::NotImp,
+        ),
+        (
+            changed(&|message| message.queries[0].query_class = DNSClass::CH),
+            ResponseCode::NotImp,
+        ),
+        (
+            changed(&|message| message.queries[0].query_class = DNSClass::ANY),
+            ResponseCode::NotImp,
+        ),
+        (changed(&|message| message.queries.clear()), ResponseCode::FormErr),
+        (
+            changed(&|message| message.answers.push(soa(1, 1))),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.authorities.push(soa(1, 1))),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.additionals = vec![soa(1, 1); 3]),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.additionals = vec![soa(1, 1); 256]),
+            ResponseCode::FormErr,
+        ),
+        (
+            changed(&|message| message.additionals = vec![soa(1, 1); 2]),
+            ResponseCode::NoError,
+        ),
+        (
+            changed(&|message| message.queries.push(Query::new())),
+            ResponseCode::FormErr,
+        ),
+    ] {
+        assert_eq!(send(&resolver, &client, &message).await.metadata.response_code, code);
+    }
+    let mut edns = Edns::new();
+    edns.set_version(1);
+    let mut message = plain();
+    message.set_edns(edns);
+    let reply = send(&resolver, &client, &message).await;
+    // The same number as BADVERS.
+    assert_eq!(u16::from(reply.metadata.response_code), 16);
+    let bytes = plain().to_vec().unwrap();
+    let code = async |bytes: &[u8]| {
+        let reply = resolver.answer(bytes, Transport::Udp, &client).await?;
+        Some(Message::from_vec(&reply).unwrap().metadata.response_code)
+    };
+    assert_eq!(code(&bytes[..11]).await, None);
+    assert_eq!(code(&[]).await, None);
+    assert_eq!(code(&bytes[..bytes.len() - 1]).await, Some(ResponseCode::FormErr));
+    assert_eq!(
+        code(&[&bytes[..], &[0; 4096]].concat()).await,
+        Some(ResponseCode::FormErr)
+    );
+    let mut response = bytes.clone();
+    response[2] |= 0x80;
+    assert_eq!(code(&response).await, None);
+    // Pointers to pointers.
+    let mut pointers = bytes[..12].to_vec();
+    pointers.extend([0xc0, 12 + 38]);
+    pointers.resize(50, 0);
+    let chain: Vec<u8> = (0..20u8).flat_map(|at| [0xc0, 48 + 2 * at]).collect();
+    pointers.extend(chain);
+    assert_eq!(code(&pointers).await, Some(ResponseCode::FormErr));
+    assert_eq!(server.count(), 1);
+    assert_eq!(code(&bytes).await, Some(ResponseCode::NoError));
+}
+
+#[tokio::test]
+async fn the_same_question_is_sent_once() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let clients = [client(), client()];
+    let ask = |at: usize| resolve(&resolver, &clients[at], "a.example.", RecordType::A);
+    let replies = tokio::join!(ask(0), ask(1), ask(0), ask(1), ask(0));
+    assert_eq!(data(&replies.4), [a(1)]);
+    assert_eq!(server.count(), 1);
+    assert_eq!(resolver.counters().forwarded, 1);
 }
 
 #[tokio::test]

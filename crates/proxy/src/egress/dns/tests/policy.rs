@@ -1,6 +1,16 @@
-//! What may be asked, and how much.
+//! What a sandbox may resolve, and how much.
 
 use super::*;
+
+/// A client that may only resolve these.
+fn client_of(domains: &[&str]) -> Client {
+    let policy = EgressPolicy {
+        deny: vec![Cidr::ALL],
+        allow_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),
+        ..EgressPolicy::default()
+    };
+    Client::new(Arc::new(policy), true)
+}
 
 #[tokio::test]
 async fn names_outside_of_a_policy_are_refused() {
@@ -112,107 +122,6 @@ async fn other_types_are_forwarded() {
     let reply = resolve(&resolver(&server), &client(), "_a.example.", RecordType::TXT).await;
     assert!(reply.metadata.truncation);
     assert_eq!(server.count(), 1);
-}
-
-#[tokio::test]
-async fn what_is_not_a_simple_query_is_an_error() {
-    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
-    let resolver = resolver(&server);
-    let client = client();
-    let plain = || query("a.example.", RecordType::A);
-    let changed = |change: &dyn Fn(&mut Message)| {
-        let mut message = plain();
-        change(&mut message);
-        message
-    };
-    for (message, code) in [
-        (
-            changed(&|message| message.metadata.op_code = OpCode::Status),
-            ResponseCode::NotImp,
-        ),
-        (
-            changed(&|message| message.metadata.op_code = OpCode::Notify),
-            ResponseCode::NotImp,
-        ),
-        (
-            changed(&|message| message.queries[0].query_class = DNSClass::CH),
-            ResponseCode::NotImp,
-        ),
-        (
-            changed(&|message| message.queries[0].query_class = DNSClass::ANY),
-            ResponseCode::NotImp,
-        ),
-        (changed(&|message| message.queries.clear()), ResponseCode::FormErr),
-        (
-            changed(&|message| message.answers.push(soa(1, 1))),
-            ResponseCode::FormErr,
-        ),
-        (
-            changed(&|message| message.authorities.push(soa(1, 1))),
-            ResponseCode::FormErr,
-        ),
-        (
-            changed(&|message| message.additionals = vec![soa(1, 1); 3]),
-            ResponseCode::FormErr,
-        ),
-        (
-            changed(&|message| message.additionals = vec![soa(1, 1); 256]),
-            ResponseCode::FormErr,
-        ),
-        (
-            changed(&|message| message.additionals = vec![soa(1, 1); 2]),
-            ResponseCode::NoError,
-        ),
-        (
-            changed(&|message| message.queries.push(Query::new())),
-            ResponseCode::FormErr,
-        ),
-    ] {
-        assert_eq!(send(&resolver, &client, &message).await.metadata.response_code, code);
-    }
-    let mut edns = Edns::new();
-    edns.set_version(1);
-    let mut message = plain();
-    message.set_edns(edns);
-    let reply = send(&resolver, &client, &message).await;
-    // The same number as BADVERS.
-    assert_eq!(u16::from(reply.metadata.response_code), 16);
-    let bytes = plain().to_vec().unwrap();
-    let code = async |bytes: &[u8]| {
-        let reply = resolver.answer(bytes, Transport::Udp, &client).await?;
-        Some(Message::from_vec(&reply).unwrap().metadata.response_code)
-    };
-    assert_eq!(code(&bytes[..11]).await, None);
-    assert_eq!(code(&[]).await, None);
-    assert_eq!(code(&bytes[..bytes.len() - 1]).await, Some(ResponseCode::FormErr));
-    assert_eq!(
-        code(&[&bytes[..], &[0; 4096]].concat()).await,
-        Some(ResponseCode::FormErr)
-    );
-    let mut response = bytes.clone();
-    response[2] |= 0x80;
-    assert_eq!(code(&response).await, None);
-    // Pointers to pointers.
-    let mut pointers = bytes[..12].to_vec();
-    pointers.extend([0xc0, 12 + 38]);
-    pointers.resize(50, 0);
-    let chain: Vec<u8> = (0..20u8).flat_map(|at| [0xc0, 48 + 2 * at]).collect();
-    pointers.extend(chain);
-    assert_eq!(code(&pointers).await, Some(ResponseCode::FormErr));
-    assert_eq!(server.count(), 1);
-    assert_eq!(code(&bytes).await, Some(ResponseCode::NoError));
-}
-
-#[tokio::test]
-async fn the_same_question_is_sent_once() {
-    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
-    let resolver = resolver(&server);
-    let clients = [client(), client()];
-    let ask = |at: usize| resolve(&resolver, &clients[at], "a.example.", RecordType::A);
-    let replies = tokio::join!(ask(0), ask(1), ask(0), ask(1), ask(0));
-    assert_eq!(data(&replies.4), [a(1)]);
-    assert_eq!(server.count(), 1);
-    assert_eq!(resolver.counters().forwarded, 1);
 }
 
 #[tokio::test]

@@ -20,6 +20,8 @@ pub(super) struct TestServer {
     pub(super) address: SocketAddr,
     pub(super) queries: Arc<Mutex<Vec<(Transport, Message)>>>,
     pub(super) received: Arc<Notify>,
+    /// Who sent the last datagram.
+    pub(super) peer: Arc<Mutex<Option<SocketAddr>>>,
     _tasks: JoinSet<()>,
 }
 
@@ -50,10 +52,13 @@ impl TestServer {
         };
         let mut tasks = JoinSet::new();
         let by_udp = answer.clone();
+        let peer = Arc::new(Mutex::new(None));
+        let last_peer = peer.clone();
         tasks.spawn(async move {
             let mut buffer = vec![0; 4096];
             loop {
                 let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
+                *last_peer.lock() = Some(client);
                 for reply in by_udp(&buffer[..length], Transport::Udp) {
                     udp.send_to(&reply, client).await.unwrap();
                 }
@@ -76,6 +81,7 @@ impl TestServer {
             address,
             queries,
             received,
+            peer,
             _tasks: tasks,
         }
     }

@@ -10,7 +10,7 @@ use model::id::SandboxId;
 use model::log::Level;
 use model::network::EgressPolicy;
 use protocol::node::Logger;
-use proxy::egress::{Attachment, EgressRecord, Outcome, SandboxNetwork};
+use proxy::egress::{Attachment, EgressRecord, EgressReport, Outcome, SandboxNetwork};
 use runtime::driver::Sandbox;
 use runtime::egress::EgressSockets;
 
@@ -31,7 +31,7 @@ pub(crate) fn attach(
         return Ok(None);
     };
     let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
-    let report = Box::new(move |record| write(&log, &record));
+    let report = Box::new(move |report| write(&log, &report));
     let network = Arc::new(Network(sandbox.egress()?));
     gateway.attach(network, policy, report).map(Some)
 }
@@ -62,9 +62,23 @@ impl SandboxNetwork for Network {
     }
 }
 
-fn write(log: &LogWriter, record: &EgressRecord) {
-    let (level, message, fields) = entry(record);
+fn write(log: &LogWriter, report: &EgressReport) {
+    let (level, message, fields) = match report {
+        EgressReport::Connection(record) => entry(record),
+        EgressReport::Unreported(count) => unlogged(*count),
+    };
     log.write(level, Logger::Egress, message, fields);
+}
+
+/// The log entry for connections that have none.
+fn unlogged(count: u64) -> (Level, String, BTreeMap<String, String>) {
+    let message = format!("{count} connections were not logged: there were too many at once");
+    let field = |key: &str, value: String| (key.to_owned(), value);
+    let fields = [
+        field("event_type", "egress_dropped".to_owned()),
+        field("dropped", count.to_string()),
+    ];
+    (Level::Warn, message, fields.into())
 }
 
 /// The log entry for a connection.
@@ -149,5 +163,9 @@ mod tests {
         let field = |name: &str| fields[name].as_str();
         assert_eq!((field("bytes_sent"), field("bytes_received")), ("7", "9"));
         assert_eq!(field("duration_ms"), "1500");
+        let (level, message, fields) = unlogged(3);
+        assert_eq!(level, Level::Warn);
+        assert_eq!(message, "3 connections were not logged: there were too many at once");
+        assert_eq!(fields["dropped"], "3");
     }
 }

@@ -30,8 +30,8 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, Failure, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample,
-    SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
+    DialError, EgressCounters, Failure, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture,
+    SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};
@@ -445,6 +445,11 @@ impl NodeApi for Node {
 
     fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
         Box::pin(self.measure_host())
+    }
+
+    fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>> {
+        let counters = self.shared.egress.as_ref().map(EgressGateway::counters);
+        Box::pin(std::future::ready(Ok(counters.unwrap_or_default())))
     }
 }
 

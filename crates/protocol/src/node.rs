@@ -7,6 +7,7 @@
 //! Requests and responses own their data and can be encoded, so that a node may be a process on another machine. The
 //! exception is a stream into a sandbox ([`SandboxStream`]), which is carried as bytes.
 
+mod counters;
 mod error;
 mod events;
 mod stream;
@@ -23,6 +24,7 @@ use model::network::EgressPolicy;
 use model::resources::Resources;
 use serde::{Deserialize, Serialize};
 
+pub use self::counters::{DnsCounters, EgressConnections, EgressCounters};
 pub use self::error::{DialError, Failure, NodeError};
 pub use self::events::{LiveSandbox, NodeEvent, NodeEvents, Snapshot};
 pub use self::stream::{ByteStream, SandboxStream};
@@ -222,4 +224,7 @@ pub trait NodeApi: Send + Sync + 'static {
 
     /// The free capacity of the host.
     fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>>;
+
+    /// What the egress gateway counted; zeros where sandboxes have no network.
+    fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>>;
 }

@@ -11,6 +11,7 @@
 //! DNS is answered here too, whatever server was asked ([`dns`]).
 
 mod addresses;
+mod counters;
 mod dns;
 mod host_routes;
 mod rate;
@@ -29,14 +30,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use model::network::EgressPolicy;
+use protocol::node::EgressCounters;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-pub use self::record::{EgressRecord, Outcome, Protocol};
+pub use self::record::{EgressRecord, EgressReport, Outcome, Protocol};
 pub use self::settings::{EgressLimits, EgressSettings};
 pub use self::verdict::Reason;
+use counters::Counters;
 use dns::{Client, Resolver, ResolverSettings};
 use rate::Bandwidth;
 
@@ -72,7 +75,7 @@ pub trait SandboxNetwork: Debug + Send + Sync + 'static {
 }
 
 /// Receives what the gateway reports about a sandbox. It must not wait.
-pub type Report = Box<dyn Fn(EgressRecord) + Send + Sync>;
+pub type Report = Box<dyn Fn(EgressReport) + Send + Sync>;
 
 /// The gateway of a node.
 #[derive(Debug)]
@@ -89,6 +92,7 @@ struct Shared {
     resolver: Resolver,
     pipes: relay::Pipes,
     buffers: udp::Buffers,
+    counters: Arc<Counters>,
     tasks: TaskTracker,
 }
 
@@ -100,7 +104,7 @@ struct Sandbox {
     policy: watch::Sender<Arc<EgressPolicy>>,
     bandwidth: Bandwidth,
     report: Report,
-    reports: rate::Rate,
+    reports: rate::CountedRate,
 }
 
 impl EgressGateway {
@@ -119,6 +123,7 @@ impl EgressGateway {
                 resolver,
                 pipes: relay::Pipes::default(),
                 buffers: udp::Buffers::default(),
+                counters: Arc::default(),
                 tasks: TaskTracker::new(),
             }),
             runtime,
@@ -148,7 +153,7 @@ impl EgressGateway {
             policy: watch::Sender::new(policy),
             bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
             report,
-            reports: rate::Rate::new(REPORTS_PER_S, REPORTS_BURST),
+            reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
         });
         let stop = self.stop.child_token();
         let tcp = tcp::serve(Arc::clone(&sandbox), listener, stop.clone());
@@ -164,6 +169,15 @@ impl EgressGateway {
             sandbox,
             _stop: stop.drop_guard(),
         })
+    }
+
+    /// What was counted so far, over all sandboxes.
+    #[must_use]
+    pub fn counters(&self) -> EgressCounters {
+        EgressCounters {
+            dns: self.shared.resolver.counters(),
+            ..self.shared.counters.read()
+        }
     }
 
     /// Resets all connections and waits until nothing is forwarded any more. Sandboxes cannot be attached afterwards.
@@ -182,9 +196,14 @@ const REPORTS_BURST: u32 = 200;
 impl Sandbox {
     fn report(&self, record: EgressRecord) {
         tracing::trace!(?record, "egress");
-        if self.reports.admit() {
-            (self.report)(record);
+        self.shared.counters.outcome(record.protocol, &record.outcome);
+        let Some(unreported) = self.reports.admit() else {
+            return self.shared.counters.unlogged();
+        };
+        if unreported > 0 {
+            (self.report)(EgressReport::Unreported(unreported));
         }
+        (self.report)(EgressReport::Connection(record));
     }
 
     fn policy(&self) -> Arc<EgressPolicy> {

@@ -4,6 +4,8 @@
 //! where the event happens; current values (sandboxes, capacity) are read when the metrics are scraped. The metrics are
 //! served on an address of their own and never on that of the API.
 
+mod egress;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,8 +17,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use protocol::node::{DiskStops, HostCapacity, Stage};
+use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage};
 
+use self::egress::EgressSeries;
 use crate::outcome::{CreateOutcome, EndReason};
 use crate::settings::CapacitySettings;
 
@@ -66,6 +69,7 @@ struct Series {
     disk_stopped: Gauge,
     disk_stops: Counter,
     disk_ends: Counter,
+    egress: EgressSeries,
 }
 
 /// Values that are read when the metrics are scraped.
@@ -81,6 +85,8 @@ pub(crate) struct MetricsSnapshot {
     pub(crate) log_entries_lost: u64,
     /// What the host has left, if the node could read it.
     pub(crate) capacity: Option<HostCapacity>,
+    /// What the egress gateway counted; if the node does not respond, the values of the last scrape remain.
+    pub(crate) egress: Option<EgressCounters>,
 }
 
 /// Numbers of client connections.
@@ -203,6 +209,9 @@ impl Metrics {
         series
             .disk_available
             .set(available(|capacity| capacity.disk_available_bytes));
+        if let Some(egress) = &snapshot.egress {
+            series.egress.set(egress);
+        }
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
@@ -343,6 +352,7 @@ impl Series {
             disk_stopped,
             disk_stops,
             disk_ends,
+            egress: EgressSeries::register(registry),
         }
     }
 }

@@ -125,7 +125,7 @@ impl Server {
         let sandboxes = Arc::new(Sandboxes {
             store: store.clone(),
             rows,
-            node: handle,
+            node: handle.clone(),
             registry: Arc::clone(&registry),
             deadlines,
             records: Arc::clone(&records),
@@ -178,6 +178,7 @@ impl Server {
                 registry,
                 records: Arc::clone(&records),
                 admission: Arc::clone(&admission),
+                node: handle,
                 connections,
                 streams: streams.clone(),
             },

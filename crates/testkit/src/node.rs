@@ -10,8 +10,9 @@ use model::id::SandboxId;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, DiskStops, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog,
-    SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+    DialError, DiskStops, EgressCounters, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents,
+    NodeFuture, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted,
+    WantedState,
 };
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
@@ -85,6 +86,8 @@ pub struct FakeNode {
     pub room: Mutex<Option<HostCapacity>>,
     /// The reported counters of sandboxes stopped to keep the host's disk from filling up.
     pub disk_stops: Mutex<DiskStops>,
+    /// What the egress gateway counted; none when it is unknown.
+    pub egress_counters: Mutex<Option<EgressCounters>>,
     events: Mutex<Option<mpsc::Sender<NodeEvent>>>,
 }
 
@@ -118,6 +121,7 @@ impl FakeNode {
                 disk_available_bytes: 1 << 40,
             })),
             disk_stops: Mutex::default(),
+            egress_counters: Mutex::new(Some(EgressCounters::default())),
             events: Mutex::default(),
         })
     }
@@ -308,5 +312,9 @@ impl NodeApi for FakeNode {
 
     fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
         Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::failed("capacity unknown")) })
+    }
+
+    fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>> {
+        Box::pin(async move { (*self.egress_counters.lock()).ok_or_else(|| NodeError::failed("counters unknown")) })
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use model::id::SandboxId;
 use model::network::EgressPolicy;
 use protocol::node::{
-    DialError, Failure, HostCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample,
-    SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    DialError, EgressCounters, Failure, HostCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture,
+    SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,7 @@ enum Call {
     Subscribe,
     Samples,
     Room,
+    EgressCounters,
 }
 
 /// The client of a node that is reached over byte streams.
@@ -157,6 +158,10 @@ impl NodeApi for RemoteNode {
     fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
         Box::pin(self.call(Call::Room))
     }
+
+    fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>> {
+        Box::pin(self.call(Call::EgressCounters))
+    }
 }
 
 async fn serve(node: Arc<dyn NodeApi>, mut connection: DuplexStream) {
@@ -173,6 +178,7 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Reconcile(wanted) => write_frame(connection, &node.reconcile(wanted).await).await,
         Call::Samples => write_frame(connection, &node.samples().await).await,
         Call::Room => write_frame(connection, &node.capacity().await).await,
+        Call::EgressCounters => write_frame(connection, &node.egress_counters().await).await,
         Call::Dial(id, port) => match node.dial(&id, port).await {
             Ok(stream) => {
                 write_frame(connection, &Ok::<(), DialError>(())).await?;

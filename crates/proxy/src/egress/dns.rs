@@ -29,6 +29,7 @@ use hickory_proto::rr::rdata::HINFO;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use model::network::{Cidr, domain_name};
 use parking_lot::Mutex;
+use protocol::node::DnsCounters;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -62,23 +63,6 @@ pub(super) struct ResolverSettings {
     pub(super) allow_private: Vec<Cidr>,
     /// Networks in which the DNS servers of a policy may not be.
     pub(super) deny: Vec<Cidr>,
-}
-
-/// How many queries there were since the start. For metrics.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct DnsCounters {
-    /// Queries of sandboxes, and names that the gateway resolved for connections.
-    pub(super) queries: u64,
-    /// Those that the cache answered.
-    pub(super) cache_hits: u64,
-    /// Those that a policy refused.
-    pub(super) refused: u64,
-    /// Those beyond the limits of a sandbox.
-    pub(super) limited: u64,
-    /// Questions that were sent to DNS servers.
-    pub(super) forwarded: u64,
-    /// Those that no server answered.
-    pub(super) failed: u64,
 }
 
 #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
 //! Limits over time.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -34,6 +35,32 @@ impl Rate {
         }
         *paid = Some(from + self.interval);
         true
+    }
+}
+
+/// A rate that counts the events beyond it.
+#[derive(Debug)]
+pub(super) struct CountedRate {
+    rate: Rate,
+    beyond: AtomicU64,
+}
+
+impl CountedRate {
+    /// As [`Rate::new`].
+    pub(super) fn new(per_second: u32, burst: u32) -> Self {
+        Self {
+            rate: Rate::new(per_second, burst),
+            beyond: AtomicU64::new(0),
+        }
+    }
+
+    /// If another event is within the limit, how many were not since the last one that was. Counts it in any case.
+    pub(super) fn admit(&self) -> Option<u64> {
+        if self.rate.admit() {
+            return Some(self.beyond.swap(0, Ordering::Relaxed));
+        }
+        self.beyond.fetch_add(1, Ordering::Relaxed);
+        None
     }
 }
 
@@ -110,6 +137,15 @@ mod tests {
         assert_eq!(admitted(), 1);
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(admitted(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_beyond_the_rate_are_counted_once() {
+        let rate = CountedRate::new(10, 2);
+        let admitted: Vec<_> = (0..5).map(|_| rate.admit()).collect();
+        assert_eq!(admitted, [Some(0), Some(0), None, None, None]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!([rate.admit(), rate.admit(), rate.admit()], [Some(3), Some(0), None]);
     }
 
     #[tokio::test(start_paused = true)]

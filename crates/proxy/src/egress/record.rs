@@ -25,6 +25,15 @@ impl Protocol {
     }
 }
 
+/// A report about a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EgressReport {
+    /// A connection has ended or was refused.
+    Connection(EgressRecord),
+    /// This many connections before the next one are not reported, because there were too many at once.
+    Unreported(u64),
+}
+
 /// A connection of a sandbox that has ended or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressRecord {

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -13,6 +14,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::counters::Counters;
 use super::rate::{Bandwidth, Direction};
 
 /// Capacity of a pipe in bytes. More does not make it faster.
@@ -46,25 +48,35 @@ impl Pipes {
     }
 }
 
-/// Bytes that were relayed.
+/// Bytes that one connection relayed.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     sent: AtomicU64,
     received: AtomicU64,
+    /// Those of all connections.
+    totals: Arc<Counters>,
 }
 
 impl Counts {
+    pub(super) fn new(totals: &Arc<Counters>) -> Self {
+        Self {
+            totals: Arc::clone(totals),
+            ..Self::default()
+        }
+    }
+
     /// Bytes from the sandbox and to it.
     pub(super) fn get(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
     }
 
-    pub(super) fn add_sent(&self, bytes: usize) {
-        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    pub(super) fn add_received(&self, bytes: usize) {
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    pub(super) fn add(&self, direction: Direction, bytes: usize) {
+        let count = match direction {
+            Direction::Out => &self.sent,
+            Direction::In => &self.received,
+        };
+        count.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.totals.bytes(direction, bytes as u64);
     }
 }
 
@@ -79,8 +91,8 @@ pub(super) async fn relay(
     bandwidth: &Bandwidth,
     counts: &Counts,
 ) -> io::Result<()> {
-    let out = pump(pipes, (sandbox, outside), bandwidth, Direction::Out, &counts.sent);
-    let back = pump(pipes, (outside, sandbox), bandwidth, Direction::In, &counts.received);
+    let out = pump(pipes, (sandbox, outside), bandwidth, Direction::Out, counts);
+    let back = pump(pipes, (outside, sandbox), bandwidth, Direction::In, counts);
     tokio::try_join!(out, back).map(drop)
 }
 
@@ -89,7 +101,7 @@ async fn pump(
     (from, to): (&TcpStream, &TcpStream),
     bandwidth: &Bandwidth,
     direction: Direction,
-    count: &AtomicU64,
+    counts: &Counts,
 ) -> io::Result<()> {
     let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
     loop {
@@ -129,7 +141,7 @@ async fn pump(
             }
         }
         pipes.put(pipe);
-        count.fetch_add(filled as u64, Ordering::Relaxed);
+        counts.add(direction, filled);
         bandwidth.pay(direction, filled).await;
         // A connection that is always ready lets the others run.
         tokio::task::consume_budget().await;

@@ -13,8 +13,9 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Sandbox;
+use super::counters::Open;
 use super::dns::Transport;
-use super::rate::Rate;
+use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::{self, Counts};
 use super::settings::EgressLimits;
@@ -82,6 +83,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
         };
         let others = most - connections.available_permits() - 1;
         let tasks = sandbox.shared.tasks.clone();
+        let open = Open::new(&sandbox.shared.counters, Protocol::Tcp);
         let (sandbox, stop) = (Arc::clone(&sandbox), stop.clone());
         tasks.spawn(async move {
             tokio::select! {
@@ -89,7 +91,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
                 () = stop.cancelled() => reset(&stream),
                 () = connection(&sandbox, &stream, destination, others >= LARGE_BUFFERS) => {}
             }
-            drop(permit);
+            drop((permit, open));
         });
     }
 }
@@ -127,7 +129,7 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
         }
     };
     let begun = Instant::now();
-    let counts = Counts::default();
+    let counts = Counts::new(&sandbox.shared.counters);
     let work = async {
         let connected = connect(&target.addresses, is_small).await?;
         let mut guard = Outside(Some(connected));
@@ -138,7 +140,7 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
             }
             stream.set_nodelay(true)?;
             write_all(outside, &target.first).await?;
-            counts.add_sent(target.first.len());
+            counts.add(Direction::Out, target.first.len());
             relay::relay(&sandbox.shared.pipes, stream, outside, &sandbox.bandwidth, &counts).await
         };
         let relayed = relayed.await;

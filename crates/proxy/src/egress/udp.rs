@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandbox;
+use super::counters::Open;
 use super::dns::Transport;
 use super::rate::Direction;
 use super::record::{EgressRecord, Outcome, Protocol};
@@ -51,6 +52,7 @@ struct Flow {
     last_ms: AtomicU64,
     is_answered: AtomicBool,
     begun: Instant,
+    _open: Open,
 }
 
 impl Flow {
@@ -154,7 +156,7 @@ fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, datagram: &[u8], sto
         // Not by `try_send`, which fails until the runtime has polled a new socket.
         match send(&flow.socket, datagram, SendFlags::DONTWAIT) {
             Ok(sent) => {
-                flow.counts.add_sent(sent);
+                flow.counts.add(Direction::Out, sent);
                 flow.touch();
             }
             Err(error) => tracing::trace!("forward a datagram: {error}"),
@@ -187,10 +189,11 @@ fn open(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, stop: &CancellationToke
     let failed = |error: io::Error| Outcome::Failed(error.to_string());
     let flow = Arc::new(Flow {
         socket: connected(destination).map_err(failed)?,
-        counts: Counts::default(),
+        counts: Counts::new(&sandbox.shared.counters),
         last_ms: AtomicU64::new(0),
         is_answered: AtomicBool::new(false),
         begun: Instant::now(),
+        _open: Open::new(&sandbox.shared.counters, Protocol::Udp),
     });
     flows.lock().insert(key, Arc::clone(&flow));
     sandbox.shared.tasks.spawn(answers(
@@ -249,7 +252,7 @@ async fn answers(sandbox: Arc<Sandbox>, flows: Flows, key: Key, flow: Arc<Flow>,
                 if sandbox.bandwidth.admit(Direction::In, length) {
                     flow.is_answered.store(true, Ordering::Relaxed);
                     flow.touch();
-                    flow.counts.add_received(length);
+                    flow.counts.add(Direction::In, length);
                     if let Err(error) = sandbox.network.send(destination, source, &buffer[..length]) {
                         tracing::trace!("forward a datagram: {error}");
                     }

@@ -19,6 +19,7 @@ use super::accept;
 use crate::admission::AdmissionControl;
 use crate::listen::connections::Connections;
 use crate::metrics::{Metrics, MetricsSnapshot};
+use crate::node::NodeHandle;
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
 
@@ -35,6 +36,7 @@ pub(crate) struct MetricSources {
     pub(crate) registry: Arc<Registry>,
     pub(crate) records: Arc<Records>,
     pub(crate) admission: Arc<AdmissionControl>,
+    pub(crate) node: NodeHandle,
     /// Client connections.
     pub(crate) connections: Arc<Connections>,
     /// Tasks of the connections to sandboxes, which are counted.
@@ -58,6 +60,7 @@ async fn read_metrics(State(sources): State<MetricSources>) -> Response {
         clients: sources.connections.counts(),
         log_entries_lost: sources.records.entries_lost(),
         capacity: sources.admission.host_capacity().await,
+        egress: sources.node.egress_counters().await.ok(),
     };
     match sources.metrics.text(&snapshot) {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use protocol::node::{DiskStops, NodeEvent};
+use protocol::node::{DiskStops, DnsCounters, EgressConnections, EgressCounters, NodeEvent};
 
 use super::platform::{Behaviour, KEY, OTHER_KEY, Reply, TestPlatform, send, within};
 
@@ -113,7 +113,7 @@ fn check_labels(labels: &str) {
         let value = value.unwrap_or_else(|| panic!("{label} is not quoted"));
         let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         let fits = match name {
-            "operation" | "outcome" | "stage" | "state" | "reason" | "status" => value.bytes().all(word),
+            "operation" | "outcome" | "protocol" | "stage" | "state" | "reason" | "status" => value.bytes().all(word),
             "method" => ["GET", "POST", "DELETE", "OPTIONS", "other"].contains(&value),
             "version" => value == env!("CARGO_PKG_VERSION"),
             "le" => value == "+Inf" || value.parse::<f64>().is_ok(),
@@ -298,4 +298,59 @@ async fn the_metrics_address_serves_only_metrics() {
     let read = scrape(&platform).await;
     assert!(read.value("ringfence_host_memory_available_bytes").is_nan());
     assert!(read.value("ringfence_capacity_max_sandboxes").is_infinite());
+}
+
+#[tokio::test]
+async fn counters_of_the_egress_gateway_are_exported() {
+    let platform = TestPlatform::start().await;
+    let connections = |first| EgressConnections {
+        open: first,
+        ended: first + 1,
+        denied: first + 2,
+        failed: first + 3,
+    };
+    *platform.node.egress_counters.lock() = Some(EgressCounters {
+        tcp: connections(10),
+        udp: connections(20),
+        bytes_sent: 31,
+        bytes_received: 32,
+        unlogged: 33,
+        dns: DnsCounters {
+            queries: 41,
+            cache_hits: 42,
+            refused: 43,
+            limited: 44,
+            forwarded: 45,
+            failed: 46,
+        },
+    });
+    let expected = |read: &Scrape| {
+        for (protocol, first) in [("tcp", 10.0), ("udp", 20.0)] {
+            read.is(
+                &format!("ringfence_egress_open_connections{{protocol=\"{protocol}\"}}"),
+                first,
+            );
+            for (outcome, more) in [("ended", 1.0), ("denied", 2.0), ("failed", 3.0)] {
+                let labels = format!("protocol=\"{protocol}\",outcome=\"{outcome}\"");
+                read.is(&format!("ringfence_egress_connections_total{{{labels}}}"), first + more);
+            }
+        }
+        for (name, value) in [
+            ("egress_sent_bytes", 31.0),
+            ("egress_received_bytes", 32.0),
+            ("egress_connections_unlogged", 33.0),
+            ("dns_queries", 41.0),
+            ("dns_cache_hits", 42.0),
+            ("dns_refused", 43.0),
+            ("dns_limited", 44.0),
+            ("dns_forwarded", 45.0),
+            ("dns_failed", 46.0),
+        ] {
+            read.is(&format!("ringfence_{name}_total"), value);
+        }
+    };
+    expected(&scrape(&platform).await);
+    // Counters do not fall when the node does not respond.
+    *platform.node.egress_counters.lock() = None;
+    expected(&scrape(&platform).await);
 }

@@ -1,0 +1,50 @@
+//! What the egress gateway of a node counts. Totals are of all sandboxes, also of those that ended.
+
+use serde::{Deserialize, Serialize};
+
+/// Counters of the egress gateway of a node, since the node started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct EgressCounters {
+    /// TCP connections.
+    pub tcp: EgressConnections,
+    /// UDP flows.
+    pub udp: EgressConnections,
+    /// Bytes that left sandboxes, without headers.
+    pub bytes_sent: u64,
+    /// Bytes that sandboxes received, without headers.
+    pub bytes_received: u64,
+    /// Connections and flows that are not in the log of their sandbox, because there were too many at once.
+    pub unlogged: u64,
+    /// DNS queries.
+    pub dns: DnsCounters,
+}
+
+/// Connections of one protocol. DNS queries are counted by [`DnsCounters`] instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct EgressConnections {
+    /// Open now, those included about which is still being decided.
+    pub open: u64,
+    /// Allowed ones that have ended.
+    pub ended: u64,
+    /// Refused ones.
+    pub denied: u64,
+    /// Allowed ones for which there was no connection to the destination.
+    pub failed: u64,
+}
+
+/// DNS queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DnsCounters {
+    /// Queries of sandboxes, and names that the gateway resolved for connections.
+    pub queries: u64,
+    /// Those that the cache answered.
+    pub cache_hits: u64,
+    /// Those that a policy refused.
+    pub refused: u64,
+    /// Those beyond the limits of a sandbox.
+    pub limited: u64,
+    /// Questions that were sent to DNS servers.
+    pub forwarded: u64,
+    /// Those that no server answered.
+    pub failed: u64,
+}

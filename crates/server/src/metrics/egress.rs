@@ -1,0 +1,123 @@
+//! Metrics of the egress gateway. The node counts; its values are taken over when the metrics are scraped.
+
+use std::sync::atomic::Ordering;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use protocol::node::{EgressConnections, EgressCounters};
+
+type OutcomeLabels = [(&'static str, &'static str); 2];
+type ProtocolLabels = [(&'static str, &'static str); 1];
+/// Takes one value out of what the node counted.
+type Read = fn(&EgressCounters) -> u64;
+
+#[derive(Debug)]
+pub(super) struct EgressSeries {
+    connections: Family<OutcomeLabels, Counter>,
+    open: Family<ProtocolLabels, Gauge>,
+    totals: Vec<(Counter, Read)>,
+}
+
+impl EgressSeries {
+    /// Exported from the first scrape on.
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let connections = Family::<OutcomeLabels, Counter>::default();
+        registry.register(
+            "egress_connections",
+            "Outbound connections of sandboxes that ended, were refused or failed, by protocol and outcome",
+            connections.clone(),
+        );
+        let open = Family::<ProtocolLabels, Gauge>::default();
+        registry.register(
+            "egress_open_connections",
+            "Open outbound connections of sandboxes, by protocol",
+            open.clone(),
+        );
+        let mut totals = Vec::new();
+        let bytes: [(_, _, Read); 2] = [
+            ("egress_sent", "Bytes that left sandboxes", |counters| {
+                counters.bytes_sent
+            }),
+            (
+                "egress_received",
+                "Bytes that sandboxes received from outside",
+                |counters| counters.bytes_received,
+            ),
+        ];
+        for (name, help, value) in bytes {
+            let counter = Counter::default();
+            registry.register_with_unit(name, help, Unit::Bytes, counter.clone());
+            totals.push((counter, value));
+        }
+        let counts: [(_, _, Read); 7] = [
+            (
+                "egress_connections_unlogged",
+                "Outbound connections that are not in the log of their sandbox because there were too many at once",
+                |counters| counters.unlogged,
+            ),
+            (
+                "dns_queries",
+                "DNS queries of sandboxes, and names that were resolved for their connections",
+                |counters| counters.dns.queries,
+            ),
+            ("dns_cache_hits", "Questions that the DNS cache answered", |counters| {
+                counters.dns.cache_hits
+            }),
+            (
+                "dns_refused",
+                "Questions that the network policy of a sandbox refused",
+                |counters| counters.dns.refused,
+            ),
+            (
+                "dns_limited",
+                "DNS queries that were refused because a sandbox had too many",
+                |counters| counters.dns.limited,
+            ),
+            ("dns_forwarded", "Questions that were sent to DNS servers", |counters| {
+                counters.dns.forwarded
+            }),
+            ("dns_failed", "Questions that no DNS server answered", |counters| {
+                counters.dns.failed
+            }),
+        ];
+        for (name, help, value) in counts {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            totals.push((counter, value));
+        }
+        let series = Self {
+            connections,
+            open,
+            totals,
+        };
+        series.set(&EgressCounters::default());
+        series
+    }
+
+    /// Takes over what the node counted.
+    pub(super) fn set(&self, counters: &EgressCounters) {
+        for (protocol, connections) in [("tcp", &counters.tcp), ("udp", &counters.udp)] {
+            let EgressConnections {
+                open,
+                ended,
+                denied,
+                failed,
+            } = *connections;
+            let gauge = self.open.get_or_create(&[("protocol", protocol)]);
+            gauge.set(i64::try_from(open).unwrap_or(i64::MAX));
+            for (outcome, count) in [("ended", ended), ("denied", denied), ("failed", failed)] {
+                let labels = [("protocol", protocol), ("outcome", outcome)];
+                store(&self.connections.get_or_create(&labels), count);
+            }
+        }
+        for (counter, value) in &self.totals {
+            store(counter, value(counters));
+        }
+    }
+}
+
+fn store(counter: &Counter, count: u64) {
+    counter.inner().store(count, Ordering::Relaxed);
+}

@@ -71,12 +71,12 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
                 continue;
             }
         };
+        reset_on_close(&stream);
         let Ok(destination) = stream.local_addr() else { continue };
         let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
         let permit = match Arc::clone(&connections).try_acquire_owned() {
             Ok(permit) if rate.admit() => permit,
             _ => {
-                reset(&stream);
                 sandbox.denied(destination, None, Reason::Limit);
                 continue;
             }
@@ -88,7 +88,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
         tasks.spawn(async move {
             tokio::select! {
                 biased;
-                () = stop.cancelled() => reset(&stream),
+                () = stop.cancelled() => {}
                 () = connection(&sandbox, &stream, destination, others >= LARGE_BUFFERS) => {}
             }
             drop((permit, open));
@@ -96,10 +96,18 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
     }
 }
 
-/// Lets the close of the connection be a reset.
-fn reset(stream: &TcpStream) {
+/// Lets the close of a connection be a reset, also if this process is killed: a clean end would mean that all data was
+/// delivered.
+fn reset_on_close(stream: &TcpStream) {
     if let Err(error) = stream.set_zero_linger() {
         tracing::debug!("reset a connection: {error}");
+    }
+}
+
+/// Lets the close of a connection deliver what was sent.
+fn close_cleanly(stream: &TcpStream) {
+    if let Err(error) = sockopt::set_socket_linger(stream, None) {
+        tracing::debug!("close a connection: {error}");
     }
 }
 
@@ -117,35 +125,33 @@ impl Sandbox {
 /// One connection of the sandbox.
 async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: SocketAddr, is_small: bool) {
     if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
+        close_cleanly(stream);
         return answer_queries(sandbox, stream).await;
     }
     let mut policy = sandbox.policy.subscribe();
     let current = Arc::clone(&policy.borrow_and_update());
     let target = match Target::of(sandbox, &current, stream, destination).await {
         Ok(target) => target,
-        Err(Refusal { name, reason }) => {
-            reset(stream);
-            return sandbox.denied(destination, name, reason);
-        }
+        Err(Refusal { name, reason }) => return sandbox.denied(destination, name, reason),
     };
     let begun = Instant::now();
     let counts = Counts::new(&sandbox.shared.counters);
     let work = async {
-        let connected = connect(&target.addresses, is_small).await?;
-        let mut guard = Outside(Some(connected));
-        let Some(outside) = &guard.0 else { return Ok(Ok(())) };
+        let outside = connect(&target.addresses, is_small).await?;
+        reset_on_close(&outside);
         let relayed = async {
             if is_small {
                 small_buffers(stream)?;
             }
             stream.set_nodelay(true)?;
-            write_all(outside, &target.first).await?;
+            write_all(&outside, &target.first).await?;
             counts.add(Direction::Out, target.first.len());
-            relay::relay(&sandbox.shared.pipes, stream, outside, &sandbox.bandwidth, &counts).await
+            relay::relay(&sandbox.shared.pipes, stream, &outside, &sandbox.bandwidth, &counts).await
         };
         let relayed = relayed.await;
         if relayed.is_ok() {
-            guard.0 = None;
+            close_cleanly(stream);
+            close_cleanly(&outside);
         }
         io::Result::Ok(relayed)
     };
@@ -170,21 +176,10 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
     };
     let outcome = tokio::select! {
         biased;
-        () = closed_by_policy => {
-            reset(stream);
-            ended(Some(Reason::PolicyChange))
-        }
+        () = closed_by_policy => ended(Some(Reason::PolicyChange)),
         outcome = work => match outcome {
-            Err(error) => {
-                reset(stream);
-                Outcome::Failed(error.to_string())
-            }
-            Ok(relayed) => {
-                if relayed.is_err() {
-                    reset(stream);
-                }
-                ended(None)
-            }
+            Err(error) => Outcome::Failed(error.to_string()),
+            Ok(_) => ended(None),
         },
     };
     sandbox.report(EgressRecord {
@@ -193,18 +188,6 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
         name: target.name.or_else(|| sandbox.client.name_of(destination.ip())),
         outcome,
     });
-}
-
-/// A connection to the outside, which is reset on drop unless it was closed.
-#[derive(Debug)]
-struct Outside(Option<TcpStream>);
-
-impl Drop for Outside {
-    fn drop(&mut self) {
-        if let Some(stream) = &self.0 {
-            reset(stream);
-        }
-    }
 }
 
 /// Where a connection goes.

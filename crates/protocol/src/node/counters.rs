@@ -19,7 +19,8 @@ pub struct EgressCounters {
     pub dns: DnsCounters,
 }
 
-/// Connections of one protocol. DNS queries are counted by [`DnsCounters`] instead.
+/// Connections of one protocol. Those that carry DNS queries to the resolver are at most counted as open; [`DnsCounters`]
+/// has their queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EgressConnections {
     /// Open now, those included about which is still being decided.

@@ -166,13 +166,13 @@ mod tests {
     }
 
     /// A relay, with the ends that programs have: inside, then outside.
-    async fn relayed() -> (TcpStream, TcpStream, JoinHandle<(io::Result<()>, (u64, u64))>) {
+    async fn relayed() -> (TcpStream, TcpStream, JoinHandle<(io::Result<()>, Counts)>) {
         let ((inside, sandbox), (outside, server)) = (pair().await, pair().await);
         let relay = tokio::spawn(async move {
             let counts = Counts::default();
             let bandwidth = Bandwidth::new(0);
             let outcome = relay(&Pipes::default(), &sandbox, &outside, &bandwidth, &counts).await;
-            (outcome, counts.get())
+            (outcome, counts)
         });
         (inside, server, relay)
     }
@@ -203,7 +203,9 @@ mod tests {
         assert!(request.await.unwrap() == answer);
         let (outcome, counts) = relay.await.unwrap();
         outcome.unwrap();
-        assert_eq!(counts, (5_000_000, 3_000_000));
+        assert_eq!(counts.get(), (5_000_000, 3_000_000));
+        let totals = counts.totals.read();
+        assert_eq!((totals.bytes_sent, totals.bytes_received), counts.get());
     }
 
     #[tokio::test]

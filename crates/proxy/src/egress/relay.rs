@@ -17,8 +17,8 @@ use tokio::net::TcpStream;
 use super::counters::Counters;
 use super::rate::{Bandwidth, Direction};
 
-/// Capacity of a pipe in bytes. More does not make it faster.
-const PIPE_BYTES: usize = 256 << 10;
+/// Most bytes in a pipe. More does not make it faster.
+pub(super) const CHUNK_MAX: usize = 256 << 10;
 /// Unused pipes that are kept.
 const PIPES_KEPT: usize = 64;
 
@@ -36,7 +36,7 @@ impl Pipes {
         }
         let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // If the limit of pipe memory is reached, a small one does it too.
-        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.0, PIPE_BYTES);
+        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.0, CHUNK_MAX);
         Ok(pipe)
     }
 
@@ -80,25 +80,25 @@ impl Counts {
     }
 }
 
-/// Relays until both directions have ended.
+/// Relays between a sandbox and the outside until both directions have ended, at most `chunk` bytes at a time.
 ///
 /// # Errors
 /// When one side failed: both are to be reset then.
 pub(super) async fn relay(
     pipes: &Pipes,
-    sandbox: &TcpStream,
-    outside: &TcpStream,
+    (sandbox, outside): (&TcpStream, &TcpStream),
+    chunk: usize,
     bandwidth: &Bandwidth,
     counts: &Counts,
 ) -> io::Result<()> {
-    let out = pump(pipes, (sandbox, outside), bandwidth, Direction::Out, counts);
-    let back = pump(pipes, (outside, sandbox), bandwidth, Direction::In, counts);
+    let out = pump(pipes, (sandbox, outside, chunk), bandwidth, Direction::Out, counts);
+    let back = pump(pipes, (outside, sandbox, chunk), bandwidth, Direction::In, counts);
     tokio::try_join!(out, back).map(drop)
 }
 
 async fn pump(
     pipes: &Pipes,
-    (from, to): (&TcpStream, &TcpStream),
+    (from, to, chunk): (&TcpStream, &TcpStream, usize),
     bandwidth: &Bandwidth,
     direction: Direction,
     counts: &Counts,
@@ -108,7 +108,7 @@ async fn pump(
         from.readable().await?;
         let pipe = pipes.take()?;
         let filled = from.try_io(Interest::READABLE, || {
-            Ok(rustix::pipe::splice(from, None, &pipe.1, None, PIPE_BYTES, flags)?)
+            Ok(rustix::pipe::splice(from, None, &pipe.1, None, chunk, flags)?)
         });
         let filled = match filled {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -171,7 +171,7 @@ mod tests {
         let relay = tokio::spawn(async move {
             let counts = Counts::default();
             let bandwidth = Bandwidth::new(0);
-            let outcome = relay(&Pipes::default(), &sandbox, &outside, &bandwidth, &counts).await;
+            let outcome = relay(&Pipes::default(), (&sandbox, &outside), CHUNK_MAX, &bandwidth, &counts).await;
             (outcome, counts)
         });
         (inside, server, relay)

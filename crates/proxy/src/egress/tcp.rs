@@ -37,9 +37,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 6);
 /// Connections of a sandbox whose socket buffers grow as far as the kernel lets them, some megabytes each; those of
 /// further ones have a fixed size. The memory is the host's.
-const LARGE_BUFFERS: usize = 32;
+const LARGE_BUFFERS: usize = 16;
 /// That fixed size, in bytes; the kernel doubles it.
-const SMALL_BUFFER: usize = 64 << 10;
+const SMALL_BUFFER: usize = 32 << 10;
 /// The port of DNS.
 const DNS_PORT: u16 = 53;
 /// Queries on one connection, and how long it may be idle (RFC 7766 section 6.2.3).
@@ -144,9 +144,17 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
                 small_buffers(stream)?;
             }
             stream.set_nodelay(true)?;
+            let chunk = if is_small { SMALL_BUFFER } else { relay::CHUNK_MAX };
             write_all(&outside, &target.first).await?;
             counts.add(Direction::Out, target.first.len());
-            relay::relay(&sandbox.shared.pipes, stream, &outside, &sandbox.bandwidth, &counts).await
+            relay::relay(
+                &sandbox.shared.pipes,
+                (stream, &outside),
+                chunk,
+                &sandbox.bandwidth,
+                &counts,
+            )
+            .await
         };
         let relayed = relayed.await;
         if relayed.is_ok() {

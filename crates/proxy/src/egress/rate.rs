@@ -38,6 +38,20 @@ impl Rate {
     }
 }
 
+impl Rate {
+    /// Counts events, and waits until they are within the limit.
+    pub(super) async fn pay(&self, events: u32) {
+        let until = {
+            let now = Instant::now();
+            let mut paid = self.paid.lock();
+            let end = paid.map_or(now, |paid| paid.max(now)) + self.interval * events;
+            *paid = Some(end);
+            end.checked_sub(self.interval * self.burst).unwrap_or(now)
+        };
+        tokio::time::sleep_until(until).await;
+    }
+}
+
 /// A rate that counts the events beyond it.
 #[derive(Debug)]
 pub(super) struct CountedRate {
@@ -146,6 +160,23 @@ mod tests {
         assert_eq!(admitted, [Some(0), Some(0), None, None, None]);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!([rate.admit(), rate.admit(), rate.admit()], [Some(3), Some(0), None]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_pays_waits_only_beyond_the_burst() {
+        let rate = Rate::new(100, 50);
+        let begun = Instant::now();
+        rate.pay(20).await;
+        rate.pay(30).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        for _ in 0..100 {
+            rate.pay(1).await;
+        }
+        let took = begun.elapsed();
+        assert!(
+            (Duration::from_millis(990)..Duration::from_millis(1010)).contains(&took),
+            "{took:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]

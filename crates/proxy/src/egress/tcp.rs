@@ -75,9 +75,10 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
         let Ok(destination) = stream.local_addr() else { continue };
         let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
         let permit = match Arc::clone(&connections).try_acquire_owned() {
-            Ok(permit) if rate.admit() => permit,
-            _ => {
+            Ok(permit) => permit,
+            Err(_) => {
                 sandbox.denied(destination, None, Reason::Limit);
+                rate.pay(1).await;
                 continue;
             }
         };
@@ -93,6 +94,8 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
             }
             drop((permit, open));
         });
+        // Beyond the rate, connections wait in the backlog, and then in the sandbox: they cost the host nothing.
+        rate.pay(1).await;
     }
 }
 

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::Sandbox;
 use super::counters::Open;
 use super::dns::Transport;
-use super::rate::Direction;
+use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::Counts;
 use super::verdict::{Reason, Verdict, judge};
@@ -34,7 +34,14 @@ const DATAGRAM_MAX: usize = 65_535;
 const IDLE: Duration = Duration::from_secs(120);
 const IDLE_UNANSWERED: Duration = Duration::from_secs(30);
 /// Datagrams that are received before others get a turn.
-const TURN: usize = 32;
+const TURN: u32 = 32;
+/// Datagrams of a sandbox that are received, in the long run and at once. Beyond, they wait in the buffer of the socket
+/// and are lost when it is full, at the cost of the sandbox: the work of the gateway is not charged to it.
+const DATAGRAMS_PER_S: u32 = 100_000;
+const DATAGRAMS_BURST: u32 = 10_000;
+/// Datagrams that begin a flow or are refused, in the same way. Beyond, they are lost.
+const FLOWS_PER_S: u32 = 200;
+const FLOWS_BURST: u32 = 1000;
 /// The port of DNS.
 const DNS_PORT: u16 = 53;
 
@@ -92,8 +99,10 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
         deprecated,
         reason = "its successor is unsafe to call, and the descriptor is owned by what is passed"
     )]
-    let received = AsyncFd::with_interest(Received(Arc::clone(&sandbox)), Interest::READABLE)?;
+    let socket = AsyncFd::with_interest(Received(Arc::clone(&sandbox)), Interest::READABLE)?;
     let flows = Flows::default();
+    let datagrams = Rate::new(DATAGRAMS_PER_S, DATAGRAMS_BURST);
+    let new = Rate::new(FLOWS_PER_S, FLOWS_BURST);
     let mut buffer = vec![0; DATAGRAM_MAX];
     let mut policy = sandbox.policy.subscribe();
     loop {
@@ -110,23 +119,26 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
                 flows.lock().retain(|key, _| open(key));
                 continue;
             }
-            ready = received.readable() => ready?,
+            ready = socket.readable() => ready?,
         };
-        for _ in 0..TURN {
+        let mut received = 0;
+        while received < TURN {
             match ready.try_io(|_| sandbox.network.receive(&mut buffer)) {
                 Ok(Ok((length, source, destination))) => {
                     let key = (source, destination);
-                    forward(&sandbox, &flows, key, &buffer[..length], &stop);
+                    forward(&sandbox, &flows, &new, key, &buffer[..length], &stop);
                 }
                 Ok(Err(error)) => tracing::debug!("receive a datagram of a sandbox: {error}"),
                 Err(_would_block) => break,
             }
+            received += 1;
         }
+        datagrams.pay(received).await;
         tokio::task::yield_now().await;
     }
 }
 
-fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, datagram: &[u8], stop: &CancellationToken) {
+fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, new: &Rate, key: Key, datagram: &[u8], stop: &CancellationToken) {
     let (source, destination) = key;
     if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
         let tasks = &sandbox.shared.tasks;
@@ -144,6 +156,9 @@ fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, datagram: &[u8], sto
         return;
     }
     let known = flows.lock().get(&key).cloned();
+    if known.is_none() && !new.admit() {
+        return;
+    }
     let flow = match known.map_or_else(|| open(sandbox, flows, key, stop), Ok) {
         Ok(flow) => flow,
         Err(outcome) => {

@@ -13,7 +13,7 @@
 //! bound to it would occupy its port for the programs inside.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
@@ -425,12 +425,6 @@ fn checksum(first: &[u8], second: &[u8]) -> u16 {
         sum = (sum & u64::from(u16::MAX)) + (sum >> 16);
     }
     !u16::try_from(sum).unwrap_or_default()
-}
-
-/// Address of the sandbox's own `eth0` in IPv6.
-#[must_use]
-pub fn own_address6() -> Ipv6Addr {
-    ADDRESS6.into()
 }
 
 #[cfg(test)]

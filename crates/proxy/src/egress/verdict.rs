@@ -39,7 +39,7 @@ pub enum Reason {
     Domain,
     /// No address of the domain is open.
     DomainAddresses,
-    /// The sandbox has too many connections or flows, or opened them too fast.
+    /// The sandbox has too many connections or flows.
     Limit,
     /// The policy was changed while the connection was open.
     PolicyChange,

@@ -44,8 +44,8 @@ impl Default for EgressSettings {
 pub struct EgressLimits {
     /// Open TCP connections, at least 1.
     pub connections: u32,
-    /// New TCP connections per second in the long run, at least 1. A burst may have [`Self::BURST_FACTOR`] times as many; further ones
-    /// wait.
+    /// New TCP connections per second in the long run, at least 1. A burst may have [`Self::BURST_FACTOR`] times
+    /// as many; further ones wait.
     pub connections_per_s: u32,
     /// Bandwidth of all connections together, in each direction, in Mbit/s (10^6 bits); 0 is no limit.
     pub bandwidth_mbit: u32,

@@ -1,0 +1,9 @@
+//! The documentation of the product, embedded at build time, so that a server documents the version that runs.
+//!
+//! Invariant: pure functions over the embedded pages. No I/O and no HTTP; what a caller can make expensive is bounded.
+
+mod catalogue;
+#[cfg(test)]
+mod source;
+
+pub use self::catalogue::{Catalogue, Page, catalogue};

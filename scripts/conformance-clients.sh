@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Drives the release binary (or RINGFENCE_BIN) with published clients other than Python's SDK, at pinned versions:
-# the JavaScript SDK on Node, the command line client, and the Go SDK. Ends at the first failure.
+# the JavaScript SDK on Node, the command line client, the Go SDK, and a browser. Ends at the first failure. `docs` runs
+# every snippet of the pages, for which it needs all of these clients.
 #
-# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go (default: all)
+# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go docs (default: all)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -58,9 +59,9 @@ npm_packages() { # DIRECTORY
   printf '%s\n' "$into/node_modules"
 }
 
-suite() { # DIRECTORY: one pytest run, bounded in time; the harness around the clients is Python's
+suite() { # DIRECTORY [ENVIRONMENT]: one pytest run, bounded in time; the harness around the clients is Python's
   local venv
-  venv=$(sdk_environment 2.63.0)
+  venv=${2:-$(sdk_environment 2.63.0)}
   (cd conformance && RINGFENCE_BIN=$binary timeout --signal=INT --kill-after=60 900 \
     "$venv/bin/pytest" -s -p no:cacheprovider "$1")
 }
@@ -119,8 +120,21 @@ run_go() {
   suite go
 }
 
+run_docs() {
+  need_node
+  need_go
+  # The browser, with a font; the venv has only what drives it.
+  need_packages chromium fonts-dejavu-core
+  RINGFENCE_NODE_MODULES=$(npm_packages conformance/javascript/2.51.0)
+  RINGFENCE_CLI_MODULES=$(npm_packages conformance/cli)
+  export RINGFENCE_NODE_MODULES RINGFENCE_CLI_MODULES
+  local venv
+  venv=$(python_environment conformance/docs/requirements.txt "$root/target/docs")
+  suite docs "$venv"
+}
+
 wanted=("$@")
-[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go)
+[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go docs)
 report=()
 for client in "${wanted[@]}"; do
   say "$client"

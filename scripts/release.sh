@@ -59,13 +59,21 @@ TEXT
   python3 "$root/scripts/notices.py" "$root"
 } >"$notices"
 
+# The pages for users, which may be in folders; those for developers stay in the repository.
+pages() { # DIRECTORY
+  local page
+  while IFS= read -r page; do
+    install -D -m 644 "$root/docs/$page" "$1/$page"
+  done < <(cd "$root/docs" && find . -name '*.md' -not -path './dev/*' -not -path './decisions/*' | sort)
+}
+
 # What both packages hold, at its places in the tarball.
 tree=$work/ringfence-$version
-mkdir -p "$tree/docs"
+mkdir -p "$tree"
 install -m 755 "$binary" "$tree/ringfence"
 install -m 644 "$notices" "$tree/copyright"
 install -m 644 "$root/README.md" "$root/CHANGELOG.md" "$root/SECURITY.md" "$root/packaging/ringfence.toml" "$tree/"
-install -m 644 "$root"/docs/*.md "$tree/docs/"
+pages "$tree/docs"
 # A user who unpacks a tarball puts the program where what is not a package belongs.
 sed 's|/usr/bin/|/usr/local/bin/|; s|/usr/share/doc/ringfence/|/usr/local/share/doc/ringfence/|' \
   "$root/packaging/ringfence.service" >"$tree/ringfence.service"
@@ -76,14 +84,14 @@ tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --n
 
 deb=$work/deb
 doc=$deb/usr/share/doc/ringfence
-mkdir -p "$deb/DEBIAN" "$deb/usr/bin" "$deb/usr/lib/systemd/system" "$deb/etc/ringfence" "$doc/docs"
+mkdir -p "$deb/DEBIAN" "$deb/usr/bin" "$deb/usr/lib/systemd/system" "$deb/etc/ringfence" "$doc"
 install -m 755 "$binary" "$deb/usr/bin/ringfence"
 install -m 644 "$root/packaging/ringfence.service" "$deb/usr/lib/systemd/system/"
 # It may come to hold the password of a database.
 install -m 600 "$root/packaging/ringfence.toml" "$deb/etc/ringfence/"
 install -m 644 "$notices" "$doc/copyright"
 install -m 644 "$root/README.md" "$root/SECURITY.md" "$doc/"
-install -m 644 "$root"/docs/*.md "$doc/docs/"
+pages "$doc/docs"
 gzip -n -9 <"$root/CHANGELOG.md" >"$doc/changelog.gz"
 echo /etc/ringfence/ringfence.toml >"$deb/DEBIAN/conffiles"
 for script in postinst prerm postrm; do

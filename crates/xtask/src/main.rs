@@ -1,7 +1,7 @@
 //! Development tasks: generated files, rules of the repository, and benchmarks for the figures in
 //! SPECIFICATION.md. Never part of a release.
 //!
-//! `cargo run -p xtask -- openapi` writes `api/openapi.json`; `cargo run -p xtask -- tidy` checks the repository's rules.
+//! `cargo run -p xtask -- openapi` writes `api/openapi.json` and the reference pages in `docs/api`; `cargo run -p xtask -- tidy` checks the repository's rules.
 //!
 //! Build benchmarks with `--release`, and run them on an idle machine; every report includes its conditions.
 //!
@@ -27,6 +27,7 @@
 )]
 
 mod bench;
+mod reference;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -45,7 +46,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Write api/openapi.json
+    /// Write api/openapi.json, and the reference pages in docs/api
     Openapi,
     /// Check the rules of the repository
     Tidy,
@@ -56,7 +57,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
-        Task::Openapi => write("api/openapi.json", &server::api::document()),
+        Task::Openapi => write_api(),
         Task::Tidy => tidy::run(&root()),
         Task::Bench(bench) => bench::run(bench),
     };
@@ -67,6 +68,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes the OpenAPI document and the pages that describe it.
+fn write_api() -> Result<()> {
+    write("api/openapi.json", &server::api::document())?;
+    for (path, text) in reference::pages()? {
+        write(&path, &text)?;
+    }
+    Ok(())
 }
 
 /// Writes a file of the repository.

@@ -21,6 +21,7 @@ use anyhow::{Result, bail};
 
 use self::exceptions::Exceptions;
 use self::tree::Tree;
+use crate::reference;
 
 /// One place where a rule is broken.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +60,7 @@ fn check(root: &Path) -> Result<Vec<Breach>> {
     }
     breaches.extend(crates::check(root, &tree)?);
     breaches.extend(licences::check(root)?);
-    breaches.extend(generated(&tree));
+    breaches.extend(generated(&tree)?);
     breaches.extend(words::check(&tree)?);
     let mut exceptions = Exceptions::of_today();
     breaches.retain(|breach| !exceptions.covers(breach));
@@ -69,14 +70,18 @@ fn check(root: &Path) -> Result<Vec<Breach>> {
 }
 
 /// Files that a program writes are what it would write now.
-fn generated(tree: &Tree) -> Option<Breach> {
-    let path = "api/openapi.json";
-    let now = server::api::document();
-    (tree.text(path) != Some(now.as_str())).then(|| Breach {
+fn generated(tree: &Tree) -> Result<Vec<Breach>> {
+    let mut files = reference::pages()?;
+    files.push(("api/openapi.json".to_owned(), server::api::document()));
+    let stale = files
+        .into_iter()
+        .filter(|(path, now)| tree.text(path) != Some(now.as_str()));
+    let breaches = stale.map(|(subject, _)| Breach {
         rule: "generated",
-        subject: path.to_owned(),
+        subject,
         message: "is not what the code describes: run `cargo run -p xtask -- openapi` and commit the file".to_owned(),
-    })
+    });
+    Ok(breaches.collect())
 }
 
 #[cfg(test)]

@@ -1,0 +1,156 @@
+"""Every block of the pages runs against a real platform, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from docs import blocks as found
+from docs.blocks import Block
+from harness.names import run as run_with_names
+from harness.platform import Platform
+from harness.secure import SecurePlatform, secure_platform
+
+BLOCKS = found.blocks()
+# A block that does not run is a block that nobody checks: raise this only with a reason as good as the others.
+NOT_RUN_MAX = 30
+
+
+def runs(language: str) -> list:
+    """Per page, its blocks of a language that run."""
+    own = [block for block in BLOCKS if block.language == language and block.reason is None]
+    return [pytest.param(list(group), id=page) for page, group in groupby(own, key=lambda block: block.page)]
+
+
+@pytest.fixture
+def environment(platform: Platform, tmp_path: Path) -> dict[str, str]:
+    """What a reader has who followed "Getting started": credentials, and the programs on the PATH."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "ringfence").symlink_to(platform.binary)
+    if modules := os.environ.get("RINGFENCE_CLI_MODULES"):
+        (programs / "e2b").symlink_to(Path(modules) / ".bin" / "e2b")
+    node = Path(os.environ["RINGFENCE_NODE"]).parent
+    return {
+        **platform.environment(),
+        **platform.credentials(),
+        "RINGFENCE_DATA_DIR": str(platform.data_dir),
+        "HOME": str(tmp_path),
+        "PATH": f"{programs}:{node}:{os.environ['PATH']}",
+    }
+
+
+def checked(command: list[str], environment: dict[str, str], where: Path, **options) -> None:
+    ran = subprocess.run(
+        command,
+        cwd=where,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        **options,
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stdout[-2000:]
+
+
+@pytest.mark.parametrize("blocks", runs("sh"))
+def test_shell(blocks: list[Block], environment: dict[str, str], tmp_path: Path) -> None:
+    checked(["bash", "-c", found.shell(blocks)], environment, tmp_path)
+
+
+@pytest.mark.parametrize("blocks", runs("python"))
+def test_python(blocks: list[Block], environment: dict[str, str], tmp_path: Path) -> None:
+    import sys
+
+    (tmp_path / "page.py").write_text(found.python(blocks))
+    checked([sys.executable, "page.py"], environment, tmp_path)
+
+
+@pytest.mark.parametrize("blocks", runs("javascript"))
+def test_javascript(blocks: list[Block], environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "page.mjs").write_text(found.javascript(blocks))
+    (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
+    checked([os.environ["RINGFENCE_NODE"], "page.mjs"], environment, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def secure(work_dir: Path) -> Iterator[SecurePlatform]:
+    with secure_platform(work_dir / "secure") as platform:
+        yield platform
+
+
+@pytest.mark.parametrize("blocks", runs("go"))
+def test_go(blocks: list[Block], secure: SecurePlatform, tmp_path: Path) -> None:
+    """Each block is a program: the Go SDK speaks HTTPS to names of sandboxes, so it has a platform of its own."""
+    module = Path(__file__).parents[1] / "go"
+    for name in ("go.mod", "go.sum"):
+        shutil.copy(module / name, tmp_path / name)
+    environment = {**secure.environment(), **secure.credentials(), "GOTOOLCHAIN": "local"}
+    # Go as it comes without a C compiler resolves names itself.
+    for number, block in enumerate(blocks):
+        folder = tmp_path / f"block{number}"
+        folder.mkdir()
+        (folder / "main.go").write_text(block.text)
+        ran = run_with_names(
+            [os.environ["RINGFENCE_GO"], "run", "-mod=mod", f"./{folder.name}"],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+        print(ran.stdout)
+        assert ran.returncode == 0, f"{block.name}\n{ran.stdout[-2000:]}"
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.name) for block in BLOCKS if block.language == "toml"]
+)
+def test_configuration(block: Block, platform: Platform, tmp_path: Path) -> None:
+    """Exit code 2 is a configuration that is not accepted; the host may lack something else."""
+    tomllib.loads(block.text)
+    (tmp_path / "ringfence.toml").write_text(block.text)
+    ran = platform.run("doctor", "--config", str(tmp_path / "ringfence.toml"))
+    assert ran.returncode in (0, 1), ran.stderr
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.name) for block in BLOCKS if block.language == "json"]
+)
+def test_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+def test_blocks_that_do_not_run_are_few() -> None:
+    listed = [f"{block.name}: {block.language}: {block.reason}" for block in BLOCKS if block.reason is not None]
+    print("\n" + "\n".join(listed))
+    assert len(listed) <= NOT_RUN_MAX, "\n".join(listed)
+    for language in found.RUN:
+        assert any(block.language == language and block.reason is None for block in BLOCKS), language
+
+
+def test_a_block_without_a_language_is_refused() -> None:
+    for info in ("", "bash", "sh no-run", 'sh no-run="x"', "sh  "):
+        with pytest.raises(ValueError, match="expected a language"):
+            found.blocks_of("page.md", f"```{info}\ntrue\n```\n")
+    (block,) = found.blocks_of("page.md", '```sh no-run="needs systemd"\ntrue\n```\n')
+    assert (block.language, block.reason, block.text) == ("sh", "needs systemd", "true\n")
+
+
+def test_a_failing_block_is_seen(environment: dict[str, str], tmp_path: Path) -> None:
+    broken = Block("page.md", 1, "sh", None, "false\necho not here\n")
+    with pytest.raises(AssertionError, match="failed in page.md:1"):
+        checked(["bash", "-c", found.shell([broken])], environment, tmp_path)

@@ -461,7 +461,16 @@ impl Given<'_> {
                     source_of: Source::File(self.file.path.clone()),
                 })
             });
-            Ok((team.clone(), own?))
+            let mut own = own?;
+            if let Some(text) = values.get(keys::EGRESS_DEFAULT.name) {
+                let parsed = egress::is_allow(text).map_err(|why| ConfigError::Value {
+                    key: format!("{}.{team}.{}", keys::TEAM, keys::EGRESS_DEFAULT.name),
+                    why,
+                    source_of: Source::File(self.file.path.clone()),
+                });
+                own.egress_default_allow = Some(parsed?);
+            }
+            Ok((team.clone(), own))
         });
         Ok(Limits {
             default,
@@ -523,6 +532,7 @@ fn team_limits(
         memory_mb: value(keys::LIMITS_MEMORY_MB, any)?.unwrap_or(base.memory_mb),
         creates_per_minute: value(keys::LIMITS_CREATES_PER_MINUTE, rate)?.unwrap_or(base.creates_per_minute),
         requests_per_second: value(keys::LIMITS_REQUESTS_PER_SECOND, rate)?.unwrap_or(base.requests_per_second),
+        egress_default_allow: base.egress_default_allow,
     })
 }
 

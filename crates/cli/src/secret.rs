@@ -10,13 +10,10 @@
 use std::fmt::{self, Write as _};
 use std::io;
 
-use anyhow::{Context, Result, anyhow, bail};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
-use chacha20poly1305::aead::{Aead, KeyInit, Payload};
-use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+use anyhow::{Context, Result, anyhow};
 use hmac::{Hmac, Mac};
 use server::keys::API_KEY_PREFIX;
+use server::seal::{SealError, Sealer};
 use sha2::Sha256;
 use store::keys::{KeyHash, KeyMask};
 
@@ -24,11 +21,6 @@ use crate::data_dir::DataDir;
 
 /// The file of the master key: 64 hexadecimal characters, so that it fits into any secret store.
 pub(crate) const MASTER_FILE: &str = "secret.key";
-
-/// Prefix of every sealed text, so that the scheme can be replaced.
-const SEALED_PREFIX: &str = "v1.";
-/// Length of the random nonce in bytes. At 24 bytes, random ones do not repeat.
-const NONCE_BYTES: usize = 24;
 
 /// Random bytes from the kernel.
 ///
@@ -102,29 +94,17 @@ impl MasterKey {
         self.derive("ringfence/token-seed/1")
     }
 
-    fn cipher(&self) -> XChaCha20Poly1305 {
-        XChaCha20Poly1305::new(&self.derive("ringfence/seal/1").into())
+    /// What encrypts secrets for the database.
+    pub(crate) fn sealer(&self) -> Sealer {
+        Sealer::new(self.derive("ringfence/seal/1"))
     }
 
-    /// Encrypts a secret for the database. `owner` names its row and is authenticated: in another row the secret cannot
-    /// be decrypted.
+    /// Encrypts a secret for the database, as [`Sealer::seal`].
     ///
     /// # Errors
     /// When the kernel has no random bytes.
     pub(crate) fn seal(&self, owner: &str, secret: &str) -> Result<String> {
-        let nonce: [u8; NONCE_BYTES] = random()?;
-        let payload = Payload {
-            msg: secret.as_bytes(),
-            aad: owner.as_bytes(),
-        };
-        let sealed = self
-            .cipher()
-            .encrypt(&XNonce::from(nonce), payload)
-            .map_err(|_| anyhow!("seal a secret"))?;
-        Ok(format!(
-            "{SEALED_PREFIX}{}",
-            STANDARD_NO_PAD.encode([&nonce[..], &sealed].concat())
-        ))
+        self.sealer().seal(owner, secret).context("seal a secret")
     }
 
     /// Decrypts what [`Self::seal`] made for the same owner.
@@ -132,24 +112,11 @@ impl MasterKey {
     /// # Errors
     /// When it was sealed with another key, for another owner, or was changed.
     pub(crate) fn open(&self, owner: &str, sealed: &str) -> Result<String> {
-        let bytes = sealed
-            .strip_prefix(SEALED_PREFIX)
-            .and_then(|text| STANDARD_NO_PAD.decode(text).ok());
-        let Some((nonce, sealed)) = bytes
-            .as_deref()
-            .and_then(|bytes| bytes.split_first_chunk::<NONCE_BYTES>())
-        else {
-            bail!("the sealed secret of {owner} is corrupt");
-        };
-        let payload = Payload {
-            msg: sealed,
-            aad: owner.as_bytes(),
-        };
-        let secret = self
-            .cipher()
-            .decrypt(&XNonce::from(*nonce), payload)
-            .map_err(|_| anyhow!("the secret of {owner} was sealed with another {MASTER_FILE}"))?;
-        String::from_utf8(secret).map_err(|_| anyhow!("the sealed secret of {owner} is corrupt"))
+        let opened = self.sealer().open(owner, sealed);
+        opened.map_err(|error| match error {
+            SealError::WrongKey => anyhow!("the secret of {owner} was sealed with another {MASTER_FILE}"),
+            SealError::Corrupt | SealError::Random => anyhow!("the sealed secret of {owner} is corrupt"),
+        })
     }
 }
 

@@ -200,10 +200,12 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
             records: settings.records.clone(),
             always_secure: settings.always_secure,
             resources: settings.resources,
+            egress: settings.egress.clone(),
             tls: shown.map(|shown| shown.tls),
             ..server::settings::ServerSettings::new(
                 addresses.domain.clone(),
                 SecretBox::new(Box::new(master.token_seed())),
+                master.sealer(),
             )
         },
         stop.clone(),

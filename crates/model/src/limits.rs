@@ -23,6 +23,16 @@ pub const DNS_SERVERS_MAX: usize = 10;
 pub const DNS_SERVER_MAX: usize = 15;
 /// Maximum length of `maskRequestHost`, in characters. The longest domain name has 253.
 pub const HOST_MASK_MAX: usize = 255;
+/// Maximum number of ports in the list of those whose servers speak TLS.
+pub const HTTPS_PORTS_MAX: usize = 128;
+/// Maximum length of the address of an egress proxy, in bytes.
+pub const PROXY_ADDRESS_MAX: usize = 255;
+/// Maximum length of a user or a password for an egress proxy, in bytes (RFC 1929 section 2).
+pub const PROXY_CREDENTIAL_MAX: usize = 255;
+/// Maximum length of the name in the certificate of an egress proxy, in characters: that of a domain name.
+pub const PROXY_SERVER_NAME_MAX: usize = 253;
+/// Maximum length of the certificates of an egress proxy, in bytes.
+pub const PROXY_CA_MAX: usize = 8192;
 /// Largest body of an API request, in bytes (16 MiB, what the existing platform accepts).
 pub const BODY_MAX_BYTES: usize = 16 * 1024 * 1024;
 /// Default maximum lifetime of a sandbox from its start, in seconds (24 h).

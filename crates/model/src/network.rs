@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::egress_proxy::EgressProxy;
+
 /// A network in CIDR notation; a single address is a network of one. IPv4-mapped IPv6 addresses are IPv4 addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -224,6 +226,10 @@ pub struct EgressPolicy {
     pub deny: Vec<Cidr>,
     /// Servers that answer the DNS queries of the sandbox; if empty, those of the operator.
     pub dns_servers: Vec<Ipv4Addr>,
+    /// What applies to addresses that are not mentioned above: open or closed. If none, the operator's default.
+    pub default_allow: Option<bool>,
+    /// The proxy for TCP connections that are open. While there is one, UDP other than DNS is closed.
+    pub proxy: Option<Box<EgressProxy>>,
 }
 
 /// What a policy says about a public address.

@@ -8,6 +8,8 @@
 //! Invariants: what is refused sends no packet from the host. A name is no reason to connect to an address that the
 //! resolver did not give for it. Everything that a sandbox can make the gateway hold is bounded per sandbox.
 //!
+//! If the policy has a proxy, it makes the connections that are allowed ([`socks`]); none are made without it.
+//!
 //! DNS is answered here too, whatever server was asked ([`dns`]).
 
 mod addresses;
@@ -19,6 +21,7 @@ mod record;
 mod relay;
 mod settings;
 mod sniff;
+mod socks;
 mod tcp;
 mod udp;
 mod verdict;
@@ -38,7 +41,7 @@ use tokio_util::task::TaskTracker;
 
 pub use self::record::{EgressRecord, EgressReport, Outcome, Protocol};
 pub use self::settings::{EgressLimits, EgressSettings};
-pub use self::verdict::Reason;
+pub use self::verdict::{Reason, check_proxy};
 use counters::Counters;
 use dns::{Client, Resolver, ResolverSettings};
 use rate::Bandwidth;
@@ -101,6 +104,8 @@ struct Sandbox {
     shared: Arc<Shared>,
     network: Arc<dyn SandboxNetwork>,
     client: Client,
+    /// Resolves the name of a proxy: not by the policy, which is about destinations.
+    proxy_client: Client,
     policy: watch::Sender<Arc<EgressPolicy>>,
     bandwidth: Bandwidth,
     report: Report,
@@ -150,6 +155,7 @@ impl EgressGateway {
             shared: Arc::clone(&self.shared),
             network,
             client: Client::new(Arc::clone(&policy), settings.default_allow),
+            proxy_client: Client::new(Arc::default(), true),
             policy: watch::Sender::new(policy),
             bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
             report,

@@ -20,6 +20,7 @@ mod headers;
 mod pool;
 mod relay;
 pub mod route;
+mod tls;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -49,6 +50,7 @@ use guest::{GuestStream, Head};
 use headers::Framing;
 use pool::{Lease, Pool, Upstream};
 use route::Target;
+use tls::GuestTls;
 
 /// Header that carries the traffic token of a sandbox that is not public.
 pub const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
@@ -65,6 +67,8 @@ pub struct Access {
     pub access_token: Option<SecretString>,
     /// The host that requests have inside, except for the agent's port; none for the host of the client.
     pub mask_host: Option<HostMask>,
+    /// Ports whose servers speak TLS.
+    pub https_ports: Arc<[u16]>,
     /// Cancelled the moment the sandbox begins to end, before its processes are killed where that can be known: its
     /// streams are cut then.
     pub ending: CancellationToken,
@@ -78,6 +82,7 @@ pub struct Ingress {
     stop: CancellationToken,
     connections: ConnectionLimiter,
     pool: Pool,
+    tls: GuestTls,
 }
 
 impl std::fmt::Debug for Ingress {
@@ -98,6 +103,7 @@ impl Ingress {
             stop,
             connections: ConnectionLimiter::new(usize::MAX, usize::MAX),
             pool,
+            tls: GuestTls::new(),
         }
     }
 
@@ -124,7 +130,12 @@ impl Ingress {
         headers::remove_tokens(request.headers_mut(), &access, target.port);
         let masked = headers::masked_host(&access, target.port);
         let page = answer::wants_page(request.headers());
-        match self.forward(request, target, (access.ending, masked)).await {
+        let is_https = target.port != agent::PORT && access.https_ports.contains(&target.port);
+        let inside = Inside {
+            ending: access.ending,
+            is_https,
+        };
+        match self.forward(request, target, (inside, masked)).await {
             Ok(response) => response,
             Err(answer) => answer.rendered(page).map(ResponseBody::local),
         }
@@ -153,7 +164,7 @@ impl Ingress {
         &self,
         mut request: Request<ClientBody>,
         target: &Target,
-        (ending, masked): (CancellationToken, Option<HeaderValue>),
+        (inside, masked): (Inside, Option<HeaderValue>),
     ) -> Result<Response<ResponseBody>, Answer> {
         let client = request.extensions().get::<ClientConnection>().cloned();
         let client_upgrade = hyper::upgrade::on(&mut request);
@@ -170,7 +181,8 @@ impl Ingress {
         let upload = body.upload();
         let flow = Flow::new(cuttable, gate);
         let request = Request::from_parts(parts, body);
-        let (mut response, lease) = self.exchange(request, target, &flow, framing, &ending).await?;
+        let (mut response, lease) = self.exchange(request, target, &flow, framing, &inside).await?;
+        let ending = inside.ending;
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if upgraded && !framing.upgrade {
             return Err(instead(DialError::PortClosed, target));
@@ -208,8 +220,9 @@ impl Ingress {
         target: &Target,
         flow: &Flow,
         framing: Framing,
-        ending: &CancellationToken,
+        inside: &Inside,
     ) -> Result<(Response<Incoming>, Lease), Answer> {
+        let ending = &inside.ending;
         let is_repeatable = !framing.has_body && request.method().is_idempotent();
         let reuses = !framing.upgrade && !framing.expects_continue;
         if let Some(lease) = reuses.then(|| self.pool.take(target, is_repeatable)).flatten() {
@@ -223,13 +236,14 @@ impl Ingress {
                 }
             }
         }
-        let lease = self.connect(target, ending).await?;
+        let lease = self.connect(target, inside).await?;
         let sent = self.send(lease, request, flow, ending).await;
         sent.map_err(|failure| instead(failure.error, target))
     }
 
     /// Opens a connection to the target.
-    async fn connect(&self, target: &Target, ending: &CancellationToken) -> Result<Lease, Answer> {
+    async fn connect(&self, target: &Target, inside: &Inside) -> Result<Lease, Answer> {
+        let ending = &inside.ending;
         let permit = match self.pool.permit(&self.connections, &target.id) {
             Ok(permit) => permit,
             Err(LimitReached::Total) => return Err(Answer::Unavailable),
@@ -241,6 +255,15 @@ impl Ingress {
         let stream = dial::dial(self.node.as_ref(), target, ending)
             .await
             .map_err(|error| instead(error, target))?;
+        let stream = if inside.is_https {
+            let stream = self.tls.connect(stream, ending).await;
+            stream.map_err(|error| match error {
+                DialError::PortClosed => Answer::NoTls(target.id.clone(), target.port),
+                other => instead(other, target),
+            })?
+        } else {
+            stream.into()
+        };
         let head = Head::default();
         let stream = GuestStream::new(stream, head.clone(), permit.clone());
         let (sender, connection) = hyper::client::conn::http1::Builder::new()
@@ -325,6 +348,14 @@ impl Ingress {
             }),
         }
     }
+}
+
+/// What is known about the target of a request.
+struct Inside {
+    /// Cancelled when the sandbox begins to end.
+    ending: CancellationToken,
+    /// Whether the server speaks TLS.
+    is_https: bool,
 }
 
 /// Why there is no response.

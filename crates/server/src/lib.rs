@@ -29,6 +29,7 @@ mod outcome;
 pub mod peers;
 mod records;
 mod sandboxes;
+pub mod seal;
 pub mod server;
 pub mod settings;
 mod space;

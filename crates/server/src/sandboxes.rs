@@ -29,6 +29,7 @@ use store::nodes::NodeRows;
 use store::sandboxes::SandboxRow;
 use tokio_util::task::TaskTracker;
 
+use self::policy::Policies;
 use self::registry::{Registry, SandboxEntry};
 use crate::admission::Admission;
 use crate::chain::Chain;
@@ -56,6 +57,8 @@ pub(crate) struct Sandboxes {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokens: TokenSeed,
     pub(crate) defaults: Defaults,
+    /// What sandboxes may reach.
+    pub(crate) policies: Policies,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: TaskTracker,

@@ -31,6 +31,7 @@ use crate::records::Records;
 pub use crate::sandboxes::adopt::AdoptError;
 use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::node_events::StopSignals;
+use crate::sandboxes::policy::Policies;
 use crate::sandboxes::registry::Registry;
 use crate::sandboxes::{Defaults, Sandboxes};
 use crate::settings::ServerSettings;
@@ -106,6 +107,8 @@ impl Server {
             connections,
             traffic,
             tls,
+            sealer,
+            egress,
         } = settings;
         let handle = NodeHandle::new(Arc::clone(&node));
         let longest_s = limits.longest_lifetime_s();
@@ -134,6 +137,11 @@ impl Server {
             defaults: Defaults {
                 resources,
                 always_secure,
+            },
+            policies: Policies {
+                sealer,
+                rules: egress,
+                admission: Arc::clone(&admission),
             },
             clock: clock.clone(),
             work: work.clone(),

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use model::limits;
 use model::resources::Resources;
+use proxy::egress::EgressSettings;
 use secrecy::SecretBox;
 use tokio::runtime::Handle;
 
 use crate::clock::Clock;
 pub use crate::peers::Network;
+use crate::seal::Sealer;
 use crate::tls::Tls;
 
 /// Maximum of a rate limit: above it the interval would be shorter than the resolution of the clock.
@@ -42,12 +44,17 @@ pub struct ServerSettings {
     pub traffic: Option<Handle>,
     /// Certificate for HTTPS on the same port as HTTP; HTTP only if `None`.
     pub tls: Option<Tls>,
+    /// Encrypts secrets of clients for the database. Its key must stay the same across restarts, or sandboxes with such
+    /// secrets lose their network.
+    pub sealer: Sealer,
+    /// The rules for connections from sandboxes that the nodes apply, by which requests are refused early.
+    pub egress: EgressSettings,
 }
 
 impl ServerSettings {
-    /// Settings with the platform's defaults for a domain and a seed.
+    /// Settings with the platform's defaults for a domain, a seed and a sealer.
     #[must_use]
-    pub fn new(domain: String, token_seed: SecretBox<[u8; 32]>) -> Self {
+    pub fn new(domain: String, token_seed: SecretBox<[u8; 32]>, sealer: Sealer) -> Self {
         Self {
             domain,
             token_seed,
@@ -60,6 +67,8 @@ impl ServerSettings {
             connections: ConnectionLimits::default(),
             traffic: None,
             tls: None,
+            sealer,
+            egress: EgressSettings::default(),
         }
     }
 }
@@ -106,6 +115,8 @@ pub struct TeamLimits {
     pub creates_per_minute: Option<u32>,
     /// Requests to the API per second, which is also the burst size; at most [`BUCKET_MAX`].
     pub requests_per_second: Option<u32>,
+    /// Whether public addresses that a policy does not mention are open; if none, the operator's default decides.
+    pub egress_default_allow: Option<bool>,
 }
 
 impl Default for TeamLimits {
@@ -117,6 +128,7 @@ impl Default for TeamLimits {
             memory_mb: None,
             creates_per_minute: None,
             requests_per_second: None,
+            egress_default_allow: None,
         }
     }
 }

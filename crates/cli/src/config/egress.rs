@@ -40,7 +40,7 @@ impl Given<'_> {
     }
 }
 
-fn is_allow(text: &str) -> Result<bool, String> {
+pub(super) fn is_allow(text: &str) -> Result<bool, String> {
     match text {
         "allow" => Ok(true),
         "deny" => Ok(false),

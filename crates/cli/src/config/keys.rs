@@ -285,6 +285,7 @@ pub(crate) const PER_TEAM: &[&Key] = &[
     LIMITS_MEMORY_MB,
     LIMITS_CREATES_PER_MINUTE,
     LIMITS_REQUESTS_PER_SECOND,
+    EGRESS_DEFAULT,
 ];
 
 /// The table that contains one table per team.

@@ -251,7 +251,8 @@ fn the_password_of_a_database_is_never_shown() {
 fn a_team_has_its_own_limits_and_the_common_ones_where_it_has_none() {
     let file = "[limits]\nsandboxes = 10\nmemory_mb = 4096\nrequests_per_second = 1000000\n\
                 [team.research.limits]\nsandboxes = 50\nmemory_mb = 0\n\
-                [team.research.sandbox]\nmax_lifetime_s = 60\n[team.idle]\n";
+                [team.research.sandbox]\nmax_lifetime_s = 60\n[team.idle]\n\
+                [team.open.egress]\ndefault = \"allow\"\n[team.shut.egress]\ndefault = \"deny\"\n";
     let env = [("RINGFENCE_LIMITS_CPU_COUNT", "8")];
     let limits = resolve(&[], &env, Some(file)).unwrap().limits;
     let default = TeamLimits {
@@ -271,6 +272,10 @@ fn a_team_has_its_own_limits_and_the_common_ones_where_it_has_none() {
     assert_eq!(limits.of("research"), research);
     assert_eq!(limits.of("idle"), default);
     assert_eq!(limits.of("another"), default);
+    let egress = ["research", "open", "shut"].map(|team| limits.of(team).egress_default_allow);
+    assert_eq!(egress, [None, Some(true), Some(false)]);
+    let error = resolve(&[], &[], Some("[team.x.egress]\ndefault = \"closed\"\n")).unwrap_err();
+    assert!(error.to_string().contains("team.x.egress.default"), "{error}");
 }
 
 #[test]

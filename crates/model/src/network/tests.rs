@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
+use crate::egress_proxy::{Password, ProxyCredentials};
 
 fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
@@ -318,6 +319,7 @@ proptest! {
         allow in prop::collection::vec(networks(), 0..3),
         deny in prop::collection::vec(networks(), 0..3),
         domains in prop::collection::vec("(\\*\\.)?[a-z]{1,5}\\.[a-z]{2}", 0..3),
+        without_default in any::<Option<bool>>(),
         address in addresses(),
     ) {
         let policy = EgressPolicy {
@@ -325,7 +327,19 @@ proptest! {
             deny,
             allow_domains: domains.iter().map(|text| pattern(text)).collect(),
             dns_servers: vec![Ipv4Addr::new(192, 0, 2, 1)],
+            default_allow: without_default,
+            proxy: Some(Box::new(EgressProxy {
+                host: "proxy.example".parse().unwrap(),
+                port: 1080,
+                credentials: Some(ProxyCredentials {
+                    username: "user".to_owned(),
+                    password: Password::new("hunter2".to_owned()),
+                }),
+                tls: None,
+            })),
         };
+        let shown = format!("{policy:?}");
+        prop_assert!(!shown.contains("hunter2"));
         let json = serde_json::to_string(&policy).unwrap();
         prop_assert_eq!(&serde_json::from_str::<EgressPolicy>(&json).unwrap(), &policy);
         if policy.denies_everything_else() {

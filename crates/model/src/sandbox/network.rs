@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::egress_proxy::{InvalidProxy, ProxySpec};
 use crate::limits::HOST_MASK_MAX;
 use crate::network::{Cidr, DomainPattern, EgressPolicy};
 
@@ -28,9 +29,15 @@ pub struct NetworkSpec {
     /// DNS servers, by IPv4 address; if empty, those of the operator.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dns_servers: Vec<String>,
+    /// The proxy for its TCP connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_proxy: Option<ProxySpec>,
     /// The host that requests to its ports have inside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_request_host: Option<HostMask>,
+    /// Its ports whose servers speak TLS.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub https_ports: Vec<u16>,
 }
 
 impl Default for NetworkSpec {
@@ -40,7 +47,9 @@ impl Default for NetworkSpec {
             allow_out: Vec::new(),
             deny_out: Vec::new(),
             dns_servers: Vec::new(),
+            egress_proxy: None,
             mask_request_host: None,
+            https_ports: Vec::new(),
         }
     }
 }
@@ -107,6 +116,9 @@ pub enum InvalidNetwork {
         /// The entry.
         entry: String,
     },
+    /// A proxy that is not valid.
+    #[error(transparent)]
+    Proxy(#[from] InvalidProxy),
 }
 
 impl NetworkSpec {
@@ -158,6 +170,8 @@ impl NetworkSpec {
                 }
             }
         }
+        let proxy = self.egress_proxy.as_ref().map(ProxySpec::proxy).transpose()?;
+        policy.proxy = proxy.map(Box::new);
         Ok(policy)
     }
 }
@@ -246,6 +260,7 @@ impl fmt::Display for HostMask {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::egress_proxy::Password;
 
     fn texts(entries: &[&str]) -> Vec<String> {
         entries.iter().map(|entry| (*entry).to_owned()).collect()
@@ -350,14 +365,34 @@ mod tests {
         let all = NetworkSpec {
             allow_public_traffic: false,
             mask_request_host: "a:${PORT}".parse().ok(),
+            https_ports: vec![443, 8443],
             ..spec(&["a.b"], &["0.0.0.0/0"], &["1.1.1.1"])
         };
         let text = serde_json::to_string(&all).expect("JSON");
-        let want = r#"{"allowPublicTraffic":false,"allowOut":["a.b"],"denyOut":["0.0.0.0/0"],"dnsServers":["1.1.1.1"],"maskRequestHost":"a:${PORT}"}"#;
+        let want = r#"{"allowPublicTraffic":false,"allowOut":["a.b"],"denyOut":["0.0.0.0/0"],"dnsServers":["1.1.1.1"],"maskRequestHost":"a:${PORT}","httpsPorts":[443,8443]}"#;
         assert_eq!(text, want);
         assert_eq!(read(&text).ok(), Some(all));
+        let proxied = NetworkSpec {
+            egress_proxy: Some(ProxySpec {
+                address: "a.b:1".to_owned(),
+                username: Some("u".to_owned()),
+                password: Some(Password::new("hunter2".to_owned())),
+                password_sealed: Some("v1.x".to_owned()),
+                tls: None,
+            }),
+            ..NetworkSpec::default()
+        };
+        let text = serde_json::to_string(&proxied).expect("JSON");
+        let want =
+            r#"{"allowPublicTraffic":true,"egressProxy":{"address":"a.b:1","username":"u","passwordSealed":"v1.x"}}"#;
+        assert_eq!(text, want);
+        // Without the password there is no policy, rather than one that connects without it.
+        let stored = read(&text).expect("settings");
+        assert_eq!(stored.egress(None), Err(InvalidNetwork::Proxy(InvalidProxy::Sealed)));
+        assert!(proxied.egress(None).expect("a policy").proxy.is_some());
         for text in [
             "",
+            r#"{"egressProxy":{}}"#,
             r#"{"allowOut":null}"#,
             r#"{"denyOut":[1]}"#,
             r#"{"maskRequestHost":"a b"}"#,

@@ -2,23 +2,36 @@
 //!
 //! A direction has a pipe only while bytes are on their way, so an idle connection holds none. What one side does, the
 //! other sees: the end of a direction, a reset, and, because nothing is read that cannot be forwarded, its speed.
+//!
+//! A connection to a proxy with TLS is the exception: its bytes are copied, through a buffer per direction.
+//!
+//! Once one direction has ended, the other may be silent for [`HALF_CLOSED_IDLE`]. Programs that have vanished or forgot
+//! a socket would hold the connection for ever otherwise. Waiting for a receiver is no silence.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::net::Shutdown;
 use rustix::pipe::{PipeFlags, SpliceFlags};
-use tokio::io::Interest;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use super::rate::{Bandwidth, Direction};
 
 /// Most bytes in a pipe. More does not make it faster.
 pub(super) const CHUNK_MAX: usize = 256 << 10;
+/// How long a direction may be silent when the other one has ended. TCP implementations use the same for connections of
+/// which only the other side is open (tcp_fin_timeout).
+pub(super) const HALF_CLOSED_IDLE: Duration = Duration::from_secs(60);
+/// Bytes that are copied at a time.
+const BUFFER: usize = 16 << 10;
 /// Unused pipes that are kept.
 const PIPES_KEPT: usize = 64;
 
@@ -80,6 +93,27 @@ impl Counts {
     }
 }
 
+/// Which directions ended on their own. The other one was silent for too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ended {
+    /// That from the sandbox.
+    pub(super) out: bool,
+    /// That to the sandbox.
+    pub(super) back: bool,
+}
+
+/// The end of one of two directions.
+#[derive(Debug, Default)]
+struct FirstEnd(CancellationToken);
+
+impl FirstEnd {
+    /// Returns when one direction has ended and the caller has waited for too long since then.
+    async fn silence(&self) {
+        self.0.cancelled().await;
+        tokio::time::sleep(HALF_CLOSED_IDLE).await;
+    }
+}
+
 /// Relays between a sandbox and the outside until both directions have ended, at most `chunk` bytes at a time.
 ///
 /// # Errors
@@ -90,22 +124,115 @@ pub(super) async fn relay(
     chunk: usize,
     bandwidth: &Bandwidth,
     counts: &Counts,
-) -> io::Result<()> {
-    let out = pump(pipes, (sandbox, outside, chunk), bandwidth, Direction::Out, counts);
-    let back = pump(pipes, (outside, sandbox, chunk), bandwidth, Direction::In, counts);
-    tokio::try_join!(out, back).map(drop)
+) -> io::Result<Ended> {
+    let first = FirstEnd::default();
+    let directions = [Direction::Out, Direction::In].map(|direction| (direction, counts, &first));
+    let out = pump(pipes, (sandbox, outside, chunk), bandwidth, directions[0]);
+    let back = pump(pipes, (outside, sandbox, chunk), bandwidth, directions[1]);
+    let (out, back) = tokio::try_join!(out, back)?;
+    Ok(Ended { out, back })
 }
 
+/// Relays between a sandbox and a stream with TLS, as [`relay`] does.
+///
+/// # Errors
+/// When one side failed, or the stream ended without the end of TLS.
+pub(super) async fn relay_tls(
+    (sandbox, outside): (&TcpStream, &mut TlsStream<TcpStream>),
+    bandwidth: &Bandwidth,
+    counts: &Counts,
+) -> io::Result<Ended> {
+    let first = FirstEnd::default();
+    let (mut reader, mut writer) = tokio::io::split(outside);
+    let out = async {
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let length = tokio::select! {
+                biased;
+                length = read_some(sandbox, &mut buffer) => length?,
+                () = first.silence() => return Ok(false),
+            };
+            if length == 0 {
+                writer.shutdown().await?;
+                first.0.cancel();
+                return io::Result::Ok(true);
+            }
+            writer.write_all(&buffer[..length]).await?;
+            writer.flush().await?;
+            counts.add(Direction::Out, length);
+            bandwidth.pay(Direction::Out, length).await;
+            tokio::task::consume_budget().await;
+        }
+    };
+    let back = async {
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let length = tokio::select! {
+                biased;
+                length = reader.read(&mut buffer) => length?,
+                () = first.silence() => return Ok(false),
+            };
+            if length == 0 {
+                end_writing(sandbox)?;
+                first.0.cancel();
+                return io::Result::Ok(true);
+            }
+            write_all(sandbox, &buffer[..length]).await?;
+            counts.add(Direction::In, length);
+            bandwidth.pay(Direction::In, length).await;
+            tokio::task::consume_budget().await;
+        }
+    };
+    let (out, back) = tokio::try_join!(out, back)?;
+    Ok(Ended { out, back })
+}
+
+/// Reads what is there, and waits for the first byte. 0 is the end.
+pub(super) async fn read_some(stream: &TcpStream, part: &mut [u8]) -> io::Result<usize> {
+    loop {
+        stream.readable().await?;
+        match stream.try_read(part) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Writes everything.
+pub(super) async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+            Ok(written) => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
+}
+
+fn end_writing(to: &TcpStream) -> io::Result<()> {
+    match rustix::net::shutdown(to, Shutdown::Write) {
+        // The other side is gone, which the other direction notices.
+        Err(rustix::io::Errno::NOTCONN) => Ok(()),
+        outcome => Ok(outcome?),
+    }
+}
+
+/// Whether the direction ended, and not by silence.
 async fn pump(
     pipes: &Pipes,
     (from, to, chunk): (&TcpStream, &TcpStream, usize),
     bandwidth: &Bandwidth,
-    direction: Direction,
-    counts: &Counts,
-) -> io::Result<()> {
+    (direction, counts, first): (Direction, &Counts, &FirstEnd),
+) -> io::Result<bool> {
     let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
     loop {
-        from.readable().await?;
+        tokio::select! {
+            biased;
+            readable = from.readable() => readable?,
+            () = first.silence() => return Ok(false),
+        }
         let pipe = pipes.take()?;
         let filled = from.try_io(Interest::READABLE, || {
             Ok(rustix::pipe::splice(from, None, &pipe.1, None, chunk, flags)?)
@@ -119,11 +246,9 @@ async fn pump(
             Err(error) => return Err(error),
             Ok(0) => {
                 pipes.put(pipe);
-                return match rustix::net::shutdown(to, Shutdown::Write) {
-                    // The other side is gone, which the other direction notices.
-                    Err(rustix::io::Errno::NOTCONN) => Ok(()),
-                    outcome => Ok(outcome?),
-                };
+                end_writing(to)?;
+                first.0.cancel();
+                return Ok(true);
             }
             Ok(filled) => filled,
         };
@@ -166,7 +291,7 @@ mod tests {
     }
 
     /// A relay, with the ends that programs have: inside, then outside.
-    async fn relayed() -> (TcpStream, TcpStream, JoinHandle<(io::Result<()>, Counts)>) {
+    async fn relayed() -> (TcpStream, TcpStream, JoinHandle<(io::Result<Ended>, Counts)>) {
         let ((inside, sandbox), (outside, server)) = (pair().await, pair().await);
         let relay = tokio::spawn(async move {
             let counts = Counts::default();
@@ -202,10 +327,40 @@ mod tests {
         drop(server);
         assert!(request.await.unwrap() == answer);
         let (outcome, counts) = relay.await.unwrap();
-        outcome.unwrap();
+        assert_eq!(outcome.unwrap(), Ended { out: true, back: true });
         assert_eq!(counts.get(), (5_000_000, 3_000_000));
         let totals = counts.totals.read();
         assert_eq!((totals.bytes_sent, totals.bytes_received), counts.get());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_of_a_connection_may_not_be_silent_for_long() {
+        for is_inside in [true, false] {
+            let (inside, server, relay) = relayed().await;
+            let (mut ends, mut stays) = if is_inside { (inside, server) } else { (server, inside) };
+            // While both directions are open, silence has no limit.
+            tokio::time::sleep(HALF_CLOSED_IDLE * 100).await;
+            ends.shutdown().await.unwrap();
+            assert_eq!(stays.read(&mut [0]).await.unwrap(), 0);
+            for _ in 0..3 {
+                tokio::time::sleep(HALF_CLOSED_IDLE - Duration::from_secs(1)).await;
+                stays.write_all(b"x").await.unwrap();
+                ends.read_exact(&mut [0]).await.unwrap();
+            }
+            assert!(!relay.is_finished());
+            let begun = tokio::time::Instant::now();
+            let (outcome, _) = relay.await.unwrap();
+            let took = begun.elapsed();
+            assert!(
+                (HALF_CLOSED_IDLE - Duration::from_secs(2)..=HALF_CLOSED_IDLE * 2).contains(&took),
+                "{took:?}"
+            );
+            let want = Ended {
+                out: is_inside,
+                back: !is_inside,
+            };
+            assert_eq!(outcome.unwrap(), want);
+        }
     }
 
     #[tokio::test]

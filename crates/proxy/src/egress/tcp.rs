@@ -5,8 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::egress_proxy::EgressProxy;
 use model::network::EgressPolicy;
 use rustix::net::sockopt;
+use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -14,12 +16,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::Sandbox;
 use super::counters::Open;
-use super::dns::Transport;
+use super::dns::{MAX_QUERY, Transport};
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
-use super::relay::{self, Counts};
+use super::relay::{self, Counts, read_some, write_all};
 use super::settings::EgressLimits;
 use super::sniff::{self, Sniffed};
+use super::socks::{self, Destination, Outside};
 use super::verdict::{Reason, Verdict, closed_to_all, judge};
 
 /// How long a destination may take to accept a connection.
@@ -27,7 +30,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one of several addresses of a domain may take.
 const CONNECT_NEXT: Duration = Duration::from_secs(5);
 /// Addresses of a domain that are tried.
-const ADDRESSES_MAX: usize = 4;
+pub(super) const ADDRESSES_MAX: usize = 4;
 /// How long a client may take to send the bytes that name a domain.
 const SNIFF_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long accepting pauses when the host has no descriptors left.
@@ -101,7 +104,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
 
 /// Lets the close of a connection be a reset, also if this process is killed: a clean end would mean that all data was
 /// delivered.
-fn reset_on_close(stream: &TcpStream) {
+pub(super) fn reset_on_close(stream: &TcpStream) {
     if let Err(error) = stream.set_zero_linger() {
         tracing::debug!("reset a connection: {error}");
     }
@@ -140,31 +143,38 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
     let begun = Instant::now();
     let counts = Counts::new(&sandbox.shared.counters);
     let work = async {
-        let outside = connect(&target.addresses, is_small).await?;
-        reset_on_close(&outside);
+        let mut outside = tokio::select! {
+            biased;
+            outside = target.connect(sandbox, destination, is_small) => outside?,
+            () = reset(stream) => return Err(io::Error::other("the program gave up")),
+        };
         let relayed = async {
             if is_small {
                 small_buffers(stream)?;
             }
             stream.set_nodelay(true)?;
             let chunk = if is_small { SMALL_BUFFER } else { relay::CHUNK_MAX };
-            write_all(&outside, &target.first).await?;
+            outside.write_all(&target.first).await?;
             counts.add(Direction::Out, target.first.len());
-            relay::relay(
-                &sandbox.shared.pipes,
-                (stream, &outside),
-                chunk,
-                &sandbox.bandwidth,
-                &counts,
-            )
-            .await
+            let pipes = &sandbox.shared.pipes;
+            match &mut outside {
+                Outside::Plain(outside) => {
+                    relay::relay(pipes, (stream, outside), chunk, &sandbox.bandwidth, &counts).await
+                }
+                Outside::Tls(outside) => relay::relay_tls((stream, outside), &sandbox.bandwidth, &counts).await,
+            }
         };
         let relayed = relayed.await;
-        if relayed.is_ok() {
+        let Ok(directions) = relayed else { return Ok(None) };
+        // A side that has got everything is told so, and the other one that something is missing.
+        if directions.back {
             close_cleanly(stream);
-            close_cleanly(&outside);
         }
-        io::Result::Ok(relayed)
+        if directions.out {
+            close_cleanly(outside.socket());
+        }
+        let is_whole = directions.out && directions.back;
+        io::Result::Ok((!is_whole).then_some(Reason::HalfClosed))
     };
     let closed_by_policy = async {
         while policy.changed().await.is_ok() {
@@ -190,7 +200,7 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
         () = closed_by_policy => ended(Some(Reason::PolicyChange)),
         outcome = work => match outcome {
             Err(error) => Outcome::Failed(error.to_string()),
-            Ok(_) => ended(None),
+            Ok(cut) => ended(cut),
         },
     };
     sandbox.report(EgressRecord {
@@ -201,9 +211,21 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
     });
 }
 
+/// Returns when the program has reset its connection. That it has sent everything is no such sign: it may wait for an
+/// answer.
+async fn reset(stream: &TcpStream) {
+    // An error of waiting is noticed by the relay.
+    if stream.ready(Interest::ERROR).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Where a connection goes.
 #[derive(Debug)]
 struct Target {
+    /// The proxy that makes the connection, if there is one.
+    proxy: Option<Box<EgressProxy>>,
+    /// Addresses, to be tried in this order; none if the proxy resolves the name.
     addresses: Vec<SocketAddr>,
     /// The domain by which it was allowed.
     name: Option<String>,
@@ -228,6 +250,7 @@ impl Target {
         let settings = &sandbox.shared.settings;
         match judge(settings, policy, destination.ip()) {
             Verdict::Open => Ok(Self {
+                proxy: policy.proxy.clone(),
                 addresses: vec![destination],
                 name: None,
                 first: Vec::new(),
@@ -241,6 +264,14 @@ impl Target {
                 };
                 let known = name.as_deref().filter(|name| policy.allows_domain(name));
                 let known = known.ok_or_else(|| refusal(Reason::Domain))?;
+                if let Some(proxy) = policy.proxy.clone() {
+                    return Ok(Self {
+                        proxy: Some(proxy),
+                        addresses: Vec::new(),
+                        name,
+                        first,
+                    });
+                }
                 let addresses = sandbox.shared.resolver.addresses(known, &sandbox.client).await;
                 let mut addresses: Vec<IpAddr> = addresses.unwrap_or_default();
                 addresses.retain(|address| closed_to_all(settings, *address).is_none());
@@ -253,6 +284,7 @@ impl Target {
                 }
                 let port = destination.port();
                 Ok(Self {
+                    proxy: None,
                     addresses: addresses
                         .into_iter()
                         .map(|address| SocketAddr::new(address, port))
@@ -264,15 +296,32 @@ impl Target {
         }
     }
 
-    /// Whether a policy that was set later allows this connection.
+    /// Makes the connection: through the proxy, if there is one, and never without it.
+    async fn connect(&self, sandbox: &Sandbox, destination: SocketAddr, is_small: bool) -> io::Result<Outside> {
+        let Some(proxy) = &self.proxy else {
+            let outside = connect(&self.addresses, is_small).await?;
+            reset_on_close(&outside);
+            return Ok(Outside::Plain(outside));
+        };
+        let to = match &self.name {
+            Some(name) => Destination::Name(name.clone(), destination.port()),
+            None => Destination::Address(destination),
+        };
+        Box::pin(socks::connect(sandbox, proxy, &to, is_small)).await
+    }
+
+    /// Whether a policy that was set later allows this connection, by the same way.
     fn is_allowed(&self, sandbox: &Sandbox, policy: &EgressPolicy, destination: SocketAddr) -> bool {
+        if self.proxy != policy.proxy {
+            return false;
+        }
         match judge(&sandbox.shared.settings, policy, destination.ip()) {
             // The addresses of a name may be others than the one that is open.
             Verdict::Open => {
                 self.name.is_none() || self.name.as_deref().is_some_and(|name| policy.allows_domain(name)) || {
                     let open =
                         |address: &SocketAddr| judge(&sandbox.shared.settings, policy, address.ip()) == Verdict::Open;
-                    self.addresses.iter().all(open)
+                    self.proxy.is_none() && self.addresses.iter().all(open)
                 }
             }
             Verdict::ByDomain => self.name.as_deref().is_some_and(|name| policy.allows_domain(name)),
@@ -302,17 +351,6 @@ async fn first_bytes(stream: &TcpStream) -> (Option<String>, Vec<u8>) {
     (name, bytes)
 }
 
-/// Reads what is there, and waits for the first byte. 0 is the end.
-async fn read_some(stream: &TcpStream, part: &mut [u8]) -> io::Result<usize> {
-    loop {
-        stream.readable().await?;
-        match stream.try_read(part) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            outcome => return outcome,
-        }
-    }
-}
-
 async fn read_exact(stream: &TcpStream, mut part: &mut [u8]) -> io::Result<()> {
     while !part.is_empty() {
         let length = read_some(stream, part).await?;
@@ -324,20 +362,8 @@ async fn read_exact(stream: &TcpStream, mut part: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        stream.writable().await?;
-        match stream.try_write(bytes) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-            Ok(written) => bytes = &bytes[written..],
-        }
-    }
-    Ok(())
-}
-
 /// Connects to the first address that accepts.
-async fn connect(addresses: &[SocketAddr], is_small: bool) -> io::Result<TcpStream> {
+pub(super) async fn connect(addresses: &[SocketAddr], is_small: bool) -> io::Result<TcpStream> {
     let patience = if addresses.len() > 1 {
         CONNECT_NEXT
     } else {
@@ -372,24 +398,26 @@ fn small_buffers(stream: &TcpStream) -> io::Result<()> {
 
 /// Answers DNS queries on a connection, one after the other (RFC 7766).
 async fn answer_queries(sandbox: &Sandbox, stream: &TcpStream) {
-    let mut buffer = vec![0; usize::from(u16::MAX)];
     for _ in 0..DNS_QUERIES {
         let exchange = async {
             let mut length = [0; 2];
             read_exact(stream, &mut length).await?;
-            let query = &mut buffer[..usize::from(u16::from_be_bytes(length))];
-            read_exact(stream, query).await?;
+            let length = usize::from(u16::from_be_bytes(length));
+            // The resolver refuses what is longer by its first bytes. The rest is not read, so the connection ends.
+            let mut query = vec![0; length.min(MAX_QUERY + 1)];
+            read_exact(stream, &mut query).await?;
             let answer = sandbox
                 .shared
                 .resolver
-                .answer(query, Transport::Tcp, &sandbox.client)
+                .answer(&query, Transport::Tcp, &sandbox.client)
                 .await;
             let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
-            let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
-            let message = [&length.to_be_bytes()[..], &answer].concat();
-            write_all(stream, &message).await
+            let answer_length = u16::try_from(answer.len()).map_err(io::Error::other)?;
+            let message = [&answer_length.to_be_bytes()[..], &answer].concat();
+            write_all(stream, &message).await?;
+            io::Result::Ok(query.len() <= MAX_QUERY)
         };
-        if !matches!(timeout(DNS_IDLE, exchange).await, Ok(Ok(()))) {
+        if !matches!(timeout(DNS_IDLE, exchange).await, Ok(Ok(true))) {
             return;
         }
     }

@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -21,11 +22,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::Sandbox;
 use super::counters::Open;
-use super::dns::Transport;
+use super::dns::{MAX_QUERY, Transport};
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::Counts;
-use super::verdict::{Reason, Verdict, judge};
+use super::verdict::{Reason, Verdict, judge_datagram};
 
 /// Largest datagram.
 const DATAGRAM_MAX: usize = 65_535;
@@ -114,7 +115,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
                     return Ok(());
                 }
                 let policy = Arc::clone(&policy.borrow_and_update());
-                let open = |key: &Key| judge(&sandbox.shared.settings, &policy, key.1.ip()) == Verdict::Open;
+                let open = |key: &Key| judge_datagram(&sandbox.shared.settings, &policy, key.1.ip()) == Verdict::Open;
                 // Each flow's task notices that it is no longer the one in the map.
                 flows.lock().retain(|key, _| open(key));
                 continue;
@@ -142,8 +143,10 @@ fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, new: &Rate, key: Key, datagram
     let (source, destination) = key;
     if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
         let tasks = &sandbox.shared.tasks;
-        let (sandbox, query) = (Arc::clone(sandbox), datagram.to_vec());
-        tasks.spawn(async move {
+        // The resolver refuses what is longer by its first bytes.
+        let query = datagram[..datagram.len().min(MAX_QUERY + 1)].to_vec();
+        let sandbox = Arc::clone(sandbox);
+        let mut answered = Box::pin(async move {
             let answer = sandbox
                 .shared
                 .resolver
@@ -153,6 +156,11 @@ fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, new: &Rate, key: Key, datagram
                 let _ = sandbox.network.send(destination, source, &answer);
             }
         });
+        // An answer from the cache is there at once, without a task.
+        let mut now = Context::from_waker(Waker::noop());
+        if answered.as_mut().poll(&mut now).is_pending() {
+            tasks.spawn(answered);
+        }
         return;
     }
     let known = flows.lock().get(&key).cloned();
@@ -192,9 +200,8 @@ fn record(sandbox: &Sandbox, destination: SocketAddr, outcome: Outcome) -> Egres
 fn open(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, stop: &CancellationToken) -> Result<Arc<Flow>, Outcome> {
     let destination = key.1;
     let settings = &sandbox.shared.settings;
-    match judge(settings, &sandbox.policy(), destination.ip()) {
+    match judge_datagram(settings, &sandbox.policy(), destination.ip()) {
         Verdict::Open => {}
-        // The first bytes of a datagram name no domain that could be read.
         Verdict::ByDomain => return Err(Outcome::Denied(Reason::Domain)),
         Verdict::Closed(reason) => return Err(Outcome::Denied(reason)),
     }
@@ -246,7 +253,7 @@ async fn answers(sandbox: Arc<Sandbox>, flows: Flows, key: Key, flow: Arc<Flow>,
                 if changed.is_err() {
                     return;
                 }
-                let allowed = judge(&sandbox.shared.settings, &sandbox.policy(), destination.ip()) == Verdict::Open;
+                let allowed = judge_datagram(&sandbox.shared.settings, &sandbox.policy(), destination.ip()) == Verdict::Open;
                 if allowed && is_open() {
                     continue;
                 }

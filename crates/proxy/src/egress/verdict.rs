@@ -3,11 +3,13 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use model::egress_proxy::{EgressProxy, ProxyHost};
 use model::network::{Cidr, EgressPolicy, PolicyDecision};
 
 use super::addresses::{Category, carried, category};
 use super::host_routes;
 use super::settings::EgressSettings;
+use super::socks;
 
 /// What applies to a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,10 @@ pub enum Reason {
     Limit,
     /// The policy was changed while the connection was open.
     PolicyChange,
+    /// One side had ended, and nothing came from the other for a long time.
+    HalfClosed,
+    /// Datagrams do not go through the proxy of the policy.
+    ProxyDatagram,
 }
 
 impl fmt::Display for Reason {
@@ -58,6 +64,8 @@ impl fmt::Display for Reason {
             Self::DomainAddresses => f.write_str("the domain has no address that is open"),
             Self::Limit => f.write_str("the sandbox has reached its limit of connections"),
             Self::PolicyChange => f.write_str("the network policy was changed"),
+            Self::HalfClosed => f.write_str("one side had ended and the other was silent"),
+            Self::ProxyDatagram => f.write_str("UDP cannot go through the egress proxy"),
         }
     }
 }
@@ -70,6 +78,7 @@ pub(super) fn judge(settings: &EgressSettings, policy: &EgressPolicy, address: I
     }
     // A translator would forward to the address inside.
     let inner = carried(address).map(|inner| policy.decide(inner.into()));
+    let default_allow = policy.default_allow.unwrap_or(settings.default_allow);
     let decision = match (policy.decide(address), inner) {
         (PolicyDecision::Allowed | PolicyDecision::Unmentioned, Some(inner)) => inner,
         (outer, _) => outer,
@@ -78,9 +87,37 @@ pub(super) fn judge(settings: &EgressSettings, policy: &EgressPolicy, address: I
         PolicyDecision::Allowed => Verdict::Open,
         PolicyDecision::ByDomain => Verdict::ByDomain,
         PolicyDecision::Denied => Verdict::Closed(Reason::Policy),
-        PolicyDecision::Unmentioned if settings.default_allow => Verdict::Open,
+        PolicyDecision::Unmentioned if default_allow => Verdict::Open,
         PolicyDecision::Unmentioned if !policy.allow_domains.is_empty() => Verdict::ByDomain,
         PolicyDecision::Unmentioned => Verdict::Closed(Reason::Default),
+    }
+}
+
+/// The decision about datagrams to an address. They are never sent around a proxy.
+pub(super) fn judge_datagram(settings: &EgressSettings, policy: &EgressPolicy, address: IpAddr) -> Verdict {
+    match judge(settings, policy, address) {
+        Verdict::Open if policy.proxy.is_some() => Verdict::Closed(Reason::ProxyDatagram),
+        // The first bytes of a datagram name no domain that could be read.
+        Verdict::ByDomain => Verdict::Closed(Reason::Domain),
+        verdict => verdict,
+    }
+}
+
+/// Why the proxy of a policy is refused; none if it may be used. A name is checked when it is resolved.
+///
+/// # Errors
+/// With what is wrong, for the client.
+pub fn check_proxy(settings: &EgressSettings, proxy: &EgressProxy) -> Result<(), String> {
+    if let ProxyHost::Address(address) = proxy.host
+        && let Some(reason) = closed_to_all(settings, address).filter(|reason| *reason != Reason::Disabled)
+    {
+        return Err(format!("egressProxy.address: {address} cannot be used: {reason}"));
+    }
+    match proxy.tls.as_ref().and_then(|tls| tls.ca_cert.as_deref()) {
+        Some(pem) => socks::roots_of(pem)
+            .map(drop)
+            .map_err(|why| format!("egressProxy.tls.caCert: {why}")),
+        None => Ok(()),
     }
 }
 
@@ -110,6 +147,8 @@ pub(super) fn closed_to_all(settings: &EgressSettings, address: IpAddr) -> Optio
 
 #[cfg(test)]
 mod tests {
+    use model::egress_proxy::ProxyTls;
+
     use super::*;
 
     fn policy(allow: &[&str], domains: &[&str], deny: &[&str]) -> EgressPolicy {
@@ -117,7 +156,7 @@ mod tests {
             allow: allow.iter().map(|text| text.parse().unwrap()).collect(),
             allow_domains: domains.iter().map(|text| text.parse().unwrap()).collect(),
             deny: deny.iter().map(|text| text.parse().unwrap()).collect(),
-            dns_servers: Vec::new(),
+            ..EgressPolicy::default()
         }
     }
 
@@ -151,6 +190,74 @@ mod tests {
                 ("100.64.0.1", closed("shared")),
             ],
         );
+    }
+
+    #[test]
+    fn datagrams_are_not_sent_around_a_proxy() {
+        let settings = EgressSettings::default();
+        let mut policy = policy(&["1.1.1.1"], &["a.example"], &["0.0.0.0/0"]);
+        let mut check = |proxy: Option<&str>, want: [Verdict; 2]| {
+            policy.proxy = proxy.map(|host| Box::new(proxy_at(host)));
+            let addresses = ["1.1.1.1", "1.1.1.2"].map(|text| text.parse().unwrap());
+            assert_eq!(
+                addresses.map(|address| judge_datagram(&settings, &policy, address)),
+                want
+            );
+            assert_eq!(
+                addresses.map(|address| judge(&settings, &policy, address)),
+                [OPEN, Verdict::ByDomain]
+            );
+        };
+        let domain = Verdict::Closed(Reason::Domain);
+        check(None, [OPEN, domain]);
+        check(Some("8.8.8.8"), [Verdict::Closed(Reason::ProxyDatagram), domain]);
+    }
+
+    fn proxy_at(host: &str) -> EgressProxy {
+        EgressProxy {
+            host: host.parse().unwrap(),
+            port: 1080,
+            credentials: None,
+            tls: None,
+        }
+    }
+
+    #[test]
+    fn proxies_have_to_be_where_sandboxes_may_connect() {
+        let settings = EgressSettings {
+            allow_private: vec!["10.9.0.0/16".parse().unwrap()],
+            deny: vec!["9.9.9.9".parse().unwrap()],
+            ..EgressSettings::default()
+        };
+        for (host, part) in [
+            ("8.8.8.8", None),
+            ("10.9.0.1", None),
+            ("proxy.example", None),
+            (
+                "10.8.0.1",
+                Some("10.8.0.1 cannot be used: the address is not public (private)"),
+            ),
+            ("127.0.0.1", Some("loopback")),
+            ("::1", Some("loopback")),
+            ("9.9.9.9", Some("the operator closed")),
+        ] {
+            let checked = check_proxy(&settings, &proxy_at(host));
+            assert_eq!(checked.is_ok(), part.is_none(), "{host}");
+            assert!(part.is_none_or(|part| checked.unwrap_err().contains(part)), "{host}");
+        }
+        let mut proxy = proxy_at("8.8.8.8");
+        for text in [
+            "",
+            "nonsense",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        ] {
+            proxy.tls = Some(ProxyTls {
+                server_name: proxy.host.clone(),
+                ca_cert: Some(text.to_owned()),
+            });
+            let error = check_proxy(&settings, &proxy).unwrap_err();
+            assert!(error.starts_with("egressProxy.tls.caCert: "), "{error}");
+        }
     }
 
     #[test]
@@ -210,6 +317,13 @@ mod tests {
         let none = EgressPolicy::default();
         check(&settings, &none, &[("8.8.8.8", default), ("10.9.0.1", default)]);
         check(&settings, &policy(&[], &["*"], &[]), &[("8.8.8.8", Verdict::ByDomain)]);
+        // The default of the team replaces that of the operator.
+        let of_team = |default_allow| EgressPolicy {
+            default_allow: Some(default_allow),
+            ..EgressPolicy::default()
+        };
+        check(&settings, &of_team(true), &[("8.8.8.8", OPEN), ("9.9.9.9", operator)]);
+        check(&EgressSettings::default(), &of_team(false), &[("8.8.8.8", default)]);
         let disabled = EgressSettings {
             enabled: false,
             ..settings

@@ -18,6 +18,8 @@ pub enum Answer {
     NotFound(SandboxId),
     /// The sandbox runs, but the port does not serve HTTP.
     PortClosed(SandboxId, u16),
+    /// The sandbox runs, and the server of a port in `httpsPorts` does not speak TLS.
+    NoTls(SandboxId, u16),
     /// The sandbox requires its traffic token, which is missing.
     TokenMissing(SandboxId),
     /// The traffic token is wrong.
@@ -76,7 +78,7 @@ impl Answer {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::NotFound(_) | Self::PortClosed(..) => StatusCode::BAD_GATEWAY,
+            Self::NotFound(_) | Self::PortClosed(..) | Self::NoTls(..) => StatusCode::BAD_GATEWAY,
             Self::TokenMissing(_) | Self::TokenWrong(_) => StatusCode::FORBIDDEN,
             Self::Reserved(_) => StatusCode::NOT_FOUND,
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
@@ -90,6 +92,7 @@ impl Answer {
         match self {
             Self::NotFound(_) => "The sandbox was not found".to_owned(),
             Self::PortClosed(..) => "The sandbox is running but port is not open".to_owned(),
+            Self::NoTls(..) => "The sandbox is running but the server on this port does not speak TLS".to_owned(),
             Self::TokenMissing(_) => format!(
                 "Sandbox is secured with traffic access token. Token header '{}' is missing",
                 super::TRAFFIC_TOKEN_HEADER
@@ -120,6 +123,9 @@ impl Answer {
             Self::PortClosed(..) => {
                 "No HTTP server responded on this port. A server that has just been started may need some time."
             }
+            Self::NoTls(..) => {
+                "The port is in httpsPorts of the sandbox. Start an HTTPS server on it, or create the sandbox without it."
+            }
             Self::TokenMissing(_) | Self::TokenWrong(_) => {
                 "It was created with allowPublicTraffic off. Its trafficAccessToken came with the answer to its \
                  create, and comes with every connect."
@@ -140,7 +146,7 @@ impl Answer {
         }
         body.insert("message".to_owned(), json!(self.message()));
         match self {
-            Self::PortClosed(_, port) => {
+            Self::PortClosed(_, port) | Self::NoTls(_, port) => {
                 body.insert("port".to_owned(), json!(port));
             }
             Self::TooManyConnections { limit, .. } => {
@@ -162,6 +168,7 @@ impl Answer {
         match self {
             Self::NotFound(id)
             | Self::PortClosed(id, _)
+            | Self::NoTls(id, _)
             | Self::TokenMissing(id)
             | Self::TokenWrong(id)
             | Self::TooManyConnections { id, .. } => Some(id),
@@ -177,6 +184,7 @@ impl Answer {
         let title = match self {
             Self::NotFound(_) => "Sandbox Not Found",
             Self::PortClosed(..) => "Closed Port Error",
+            Self::NoTls(..) => "No TLS on This Port",
             Self::TokenMissing(_) => "Missing Traffic Access Token",
             Self::TokenWrong(_) => "Invalid Traffic Access Token",
             Self::Reserved(_) => "Endpoint Not Available",

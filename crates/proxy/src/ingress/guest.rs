@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use protocol::node::SandboxStream;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -25,6 +24,7 @@ use tokio::time::Instant;
 
 use super::connection_limit::ConnectionPermit;
 use super::fair::ByteBudget;
+use super::tls::Transport;
 
 /// Maximum number of informational responses to one request. Servers send one or two; a server that reports progress with
 /// `102` every 20 seconds reaches this after ten minutes.
@@ -123,7 +123,7 @@ impl Head {
 /// The stream.
 #[derive(Debug)]
 pub(super) struct GuestStream {
-    stream: SandboxStream,
+    stream: Transport,
     head: Head,
     reads: ByteBudget,
     writes: ByteBudget,
@@ -133,7 +133,7 @@ pub(super) struct GuestStream {
 }
 
 impl GuestStream {
-    pub(super) fn new(stream: SandboxStream, head: Head, permit: ConnectionPermit) -> Self {
+    pub(super) fn new(stream: Transport, head: Head, permit: ConnectionPermit) -> Self {
         Self {
             stream,
             head,
@@ -149,9 +149,7 @@ impl GuestStream {
         if !self.head.0.unchecked.swap(false, Ordering::AcqRel) {
             return None;
         }
-        let SandboxStream::Local(socket) = &self.stream else {
-            return None;
-        };
+        let socket = self.stream.socket()?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         match rustix::net::recv(socket, &mut [0], flags) {
             Ok((0, _)) => Some(Ok(())),
@@ -262,6 +260,8 @@ mod tests {
     use std::io::Write as _;
     use std::task::Waker;
 
+    use protocol::node::SandboxStream;
+
     use super::super::connection_limit::ConnectionLimiter;
     use super::*;
 
@@ -275,7 +275,7 @@ mod tests {
             let (mut server, _) = listener.accept().expect("accept");
             let permit = ConnectionLimiter::new(1, 1).take(&id).expect("a permit");
             let head = Head::default();
-            let mut guest = GuestStream::new(stream.into(), head.clone(), permit);
+            let mut guest = GuestStream::new(SandboxStream::from(stream).into(), head.clone(), permit);
             let mut cx = Context::from_waker(Waker::noop());
             let mut bytes = [0; 8];
             let mut buffer = ReadBuf::new(&mut bytes);

@@ -32,6 +32,11 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
             502,
             json!({"sandboxId": ID, "code": 502, "port": 3000}),
         ),
+        (
+            Answer::NoTls(id(), 8443),
+            502,
+            json!({"sandboxId": ID, "code": 502, "port": 8443}),
+        ),
         (Answer::TokenMissing(id()), 403, json!({"sandboxId": ID, "code": 403})),
         (Answer::TokenWrong(id()), 403, json!({"sandboxId": ID, "code": 403})),
         (
@@ -62,6 +67,7 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
         let whole = match answer {
             Answer::NotFound(_) => "The sandbox was not found",
             Answer::PortClosed(..) => "The sandbox is running but port is not open",
+            Answer::NoTls(..) => "The sandbox is running but the server on this port does not speak TLS",
             Answer::TokenMissing(_) => {
                 "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
             }

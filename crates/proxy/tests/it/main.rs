@@ -9,6 +9,7 @@ mod answers;
 mod cut;
 mod forward;
 mod hostile;
+mod https_ports;
 mod reuse;
 mod routing;
 mod streams;

@@ -9,7 +9,6 @@ use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
-use super::policy::policy_of;
 use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
 use crate::outcome::EndReason;
@@ -31,7 +30,10 @@ impl Sandboxes {
     /// not run is removed.
     pub(crate) async fn adopt(&self, admission: &AdmissionControl) -> Result<usize, AdoptError> {
         let rows = self.rows.sandbox_list_live().await?;
-        let wanted: Vec<Wanted> = rows.iter().filter_map(wanted).collect();
+        let mut wanted = Vec::new();
+        for row in &rows {
+            wanted.extend(self.wanted(row).await?);
+        }
         let adopted: HashSet<SandboxId> = self.node.reconcile(wanted).await?.into_iter().collect();
         let mut count = 0;
         for row in rows {
@@ -73,19 +75,20 @@ impl Sandboxes {
         // Nothing else changes rows before the start is over.
         Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
     }
-}
 
-/// The state in which the node should keep the sandbox of a row, if any.
-fn wanted(row: &SandboxRow) -> Option<Wanted> {
-    let state = match row.state.recovery() {
-        Recovery::Adopt => WantedState::Running,
-        Recovery::Keep => WantedState::Paused,
-        Recovery::AdoptOrKeep => WantedState::RunningOrPaused,
-        Recovery::Remove => return None,
-    };
-    Some(Wanted {
-        id: row.id.clone(),
-        state,
-        egress: policy_of(row),
-    })
+    /// The state in which the node should keep the sandbox of a row, if any.
+    async fn wanted(&self, row: &SandboxRow) -> Result<Option<Wanted>, StoreError> {
+        let state = match row.state.recovery() {
+            Recovery::Adopt => WantedState::Running,
+            Recovery::Keep => WantedState::Paused,
+            Recovery::AdoptOrKeep => WantedState::RunningOrPaused,
+            Recovery::Remove => return Ok(None),
+        };
+        let team_default = self.policies.default_of(&row.team_id).await?;
+        Ok(Some(Wanted {
+            id: row.id.clone(),
+            state,
+            egress: self.policies.of(row, team_default),
+        }))
+    }
 }

@@ -19,7 +19,7 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
 use super::idempotency::KeyClaim;
-use super::policy::{policy_of, to_json};
+use super::policy::TeamDefault;
 use crate::admission::Admission;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::outcome::CreateOutcome;
@@ -154,13 +154,14 @@ impl Sandboxes {
             claim: _,
         } = create;
         let (timeout_s, env_vars) = (spec.timeout_s, std::mem::take(&mut spec.env_vars));
+        let team_default = self.policies.default_of(&team).await?;
         let row = self.row_of(id, team, user, spec);
         let clock = Instant::now();
         let row = self.rows.sandbox_insert(row).await?;
         let mut store_time = clock.elapsed();
         let entry = self.register(&row, admission);
 
-        let started = match self.node.start(self.start_request(&row, env_vars)).await {
+        let started = match self.node.start(self.start_request(&row, env_vars, team_default)).await {
             Ok(started) => started,
             Err(error) => {
                 if matches!(error, NodeError::Unreachable(_)) {
@@ -217,6 +218,8 @@ impl Sandboxes {
 
     fn row_of(&self, id: SandboxId, team: TeamId, user: UserId, spec: SandboxSpec) -> NewSandbox {
         let now_us = self.clock.now_us();
+        let network = spec.network.as_ref();
+        let network_json = network.map(|network| self.policies.to_json(&id, network));
         NewSandbox {
             id,
             team_id: team,
@@ -235,13 +238,13 @@ impl Sandboxes {
             secure: spec.secure || self.defaults.always_secure,
             allow_public_traffic: spec.network.as_ref().is_none_or(|network| network.allow_public_traffic),
             allow_internet_access: spec.allow_internet_access,
-            network_json: spec.network.as_ref().map(to_json),
+            network_json,
             lifecycle_json: None,
             created_us: now_us,
         }
     }
 
-    fn start_request(&self, row: &SandboxRow, env_vars: EnvVars) -> StartSandbox {
+    fn start_request(&self, row: &SandboxRow, env_vars: EnvVars, team_default: TeamDefault) -> StartSandbox {
         let token = self.tokens.access_token(&row.id);
         let mut resources = self.defaults.resources;
         resources.cpu_count = row.cpu_count;
@@ -265,7 +268,7 @@ impl Sandboxes {
                 cpu_count: Some(row.cpu_count),
                 memory_mb: Some(row.memory_mb),
             },
-            egress: policy_of(row),
+            egress: self.policies.of(row, team_default),
         }
     }
 }

@@ -12,7 +12,7 @@ use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
 use super::change::{ChangeError, check_running};
-use super::policy::{policy_of, spec_of, to_json};
+use super::policy::spec_of;
 use super::registry::SandboxEntry;
 use crate::records::LifecycleEvent;
 
@@ -53,7 +53,8 @@ impl Sandboxes {
         check_running(entry)?;
         let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let allow_internet_access = update.allow_internet_access;
-        let network = replace_egress(&row, update.network).map(|network| to_json(&network));
+        let network = replace_egress(&row, update.network).map(|network| self.policies.to_json(&row.id, &network));
+        let team_default = self.policies.default_of(&row.team_id).await?;
         let change = self
             .rows
             .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
@@ -64,7 +65,7 @@ impl Sandboxes {
         };
         entry.update(row.version, row.end_us);
         self.records.log_event(&row.id, &LifecycleEvent::NetworkChanged);
-        let applied = self.node.set_egress(&row.id, policy_of(&row));
+        let applied = self.node.set_egress(&row.id, self.policies.of(&row, team_default));
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(NodeError::NotFound(_))) => Err(ChangeError::Gone),
@@ -76,7 +77,8 @@ impl Sandboxes {
 
 /// The network settings of a row with other egress settings; none if it has no settings and gets none.
 fn replace_egress(row: &SandboxRow, egress: NetworkSpec) -> Option<NetworkSpec> {
-    let is_empty = egress.allow_out.is_empty() && egress.deny_out.is_empty() && egress.dns_servers.is_empty();
+    let lists = [&egress.allow_out, &egress.deny_out, &egress.dns_servers];
+    let is_empty = lists.iter().all(|list| list.is_empty()) && egress.egress_proxy.is_none();
     if is_empty && row.network_json.is_none() {
         return None;
     }
@@ -84,6 +86,7 @@ fn replace_egress(row: &SandboxRow, egress: NetworkSpec) -> Option<NetworkSpec> 
     Some(NetworkSpec {
         allow_public_traffic: row.allow_public_traffic,
         mask_request_host: before.mask_request_host,
+        https_ports: before.https_ports,
         ..egress
     })
 }

@@ -1,13 +1,111 @@
 //! What sandboxes may reach: from the settings in a row to the policy that a node enforces.
 
+use std::sync::Arc;
+
+use model::egress_proxy::Password;
+use model::id::{SandboxId, TeamId};
 use model::network::{Cidr, EgressPolicy};
 use model::sandbox::NetworkSpec;
+use proxy::egress::{EgressSettings, check_proxy};
 use serde_json::{Map, Value};
+use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
-/// The column of network settings.
-pub(super) fn to_json(network: &NetworkSpec) -> String {
-    serde_json::to_string(network).expect("flags and texts are always JSON")
+use crate::admission::AdmissionControl;
+use crate::seal::{SealError, Sealer};
+
+/// Makes policies, and the columns that they are made of.
+#[derive(Debug)]
+pub(crate) struct Policies {
+    pub(crate) sealer: Sealer,
+    /// The rules of the operator, which the node applies. Here they are for early refusals.
+    pub(crate) rules: EgressSettings,
+    pub(crate) admission: Arc<AdmissionControl>,
+}
+
+/// What applies to addresses that the policies of a team do not mention; none for the default of the operator.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TeamDefault(Option<bool>);
+
+/// The settings of a row are not a policy.
+#[derive(Debug, thiserror::Error)]
+enum InvalidRow {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Network(#[from] model::sandbox::InvalidNetwork),
+    #[error("the password of the egress proxy: {0}")]
+    Password(#[from] SealError),
+}
+
+impl Policies {
+    /// Checks the egress settings of a request.
+    ///
+    /// # Errors
+    /// With what is wrong, for the client.
+    pub(crate) fn check(&self, network: &NetworkSpec, allow_internet_access: Option<bool>) -> Result<(), String> {
+        let policy = network
+            .egress(allow_internet_access)
+            .map_err(|error| error.to_string())?;
+        policy.proxy.map_or(Ok(()), |proxy| check_proxy(&self.rules, &proxy))
+    }
+
+    /// The column of network settings, in which the password of the proxy is encrypted.
+    pub(super) fn to_json(&self, id: &SandboxId, network: &NetworkSpec) -> String {
+        let mut network = network.clone();
+        if let Some(proxy) = &mut network.egress_proxy
+            && let Some(password) = &proxy.password
+        {
+            let sealed = self.sealer.seal(&owner(id), password.expose());
+            proxy.password_sealed = Some(sealed.expect("the kernel has random bytes"));
+        }
+        serde_json::to_string(&network).expect("flags and texts are always JSON")
+    }
+
+    /// The default of a team.
+    ///
+    /// # Errors
+    /// When the database fails. It is queried at most once for each team.
+    pub(super) async fn default_of(&self, team: &TeamId) -> Result<TeamDefault, StoreError> {
+        let quota = self.admission.quota_of(team).await?;
+        Ok(TeamDefault(quota.limits.egress_default_allow))
+    }
+
+    /// What the sandbox of a row may reach. With invalid settings it is nothing: what a client wanted closed must not be
+    /// open.
+    pub(super) fn of(&self, row: &SandboxRow, TeamDefault(default_allow): TeamDefault) -> EgressPolicy {
+        match self.read(row) {
+            Ok(policy) => EgressPolicy {
+                default_allow,
+                ..policy
+            },
+            Err(invalid) => {
+                tracing::error!(
+                    sandbox.id = %row.id,
+                    "invalid value in column network_json of sandboxes: the sandbox gets no network access: {invalid}"
+                );
+                EgressPolicy {
+                    deny: vec![Cidr::ALL],
+                    ..EgressPolicy::default()
+                }
+            }
+        }
+    }
+
+    fn read(&self, row: &SandboxRow) -> Result<EgressPolicy, InvalidRow> {
+        let mut network = spec_of(row)?.unwrap_or_default();
+        if let Some(proxy) = &mut network.egress_proxy
+            && let Some(sealed) = &proxy.password_sealed
+        {
+            proxy.password = Some(Password::new(self.sealer.open(&owner(&row.id), sealed)?));
+        }
+        Ok(network.egress(row.allow_internet_access)?)
+    }
+}
+
+/// The owner of the sealed password of a sandbox.
+fn owner(id: &SandboxId) -> String {
+    format!("egress-proxy/{id}")
 }
 
 /// The network settings of a row; none if the client requested none.
@@ -21,23 +119,4 @@ pub(crate) fn spec_of(row: &SandboxRow) -> Result<Option<NetworkSpec>, serde_jso
     // Only an object: an array would be read as the settings in order, with defaults for those that are missing.
     let object: Map<String, Value> = serde_json::from_str(text)?;
     serde_json::from_value(Value::Object(object)).map(Some)
-}
-
-/// What the sandbox of a row may reach. With invalid settings it is nothing: what a client wanted closed must not be open.
-pub(super) fn policy_of(row: &SandboxRow) -> EgressPolicy {
-    let invalid = match spec_of(row) {
-        Ok(network) => match network.unwrap_or_default().egress(row.allow_internet_access) {
-            Ok(policy) => return policy,
-            Err(error) => error.to_string(),
-        },
-        Err(error) => error.to_string(),
-    };
-    tracing::error!(
-        sandbox.id = %row.id,
-        "invalid value in column network_json of sandboxes: the sandbox gets no network access: {invalid}"
-    );
-    EgressPolicy {
-        deny: vec![Cidr::ALL],
-        ..EgressPolicy::default()
-    }
 }

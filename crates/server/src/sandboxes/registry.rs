@@ -34,6 +34,8 @@ pub(crate) struct SandboxEntry {
     pub(crate) traffic_token: Option<SecretString>,
     /// The host that requests have inside, if it is not that of the client.
     pub(crate) mask_host: Option<HostMask>,
+    /// Its ports whose servers speak TLS.
+    pub(crate) https_ports: Arc<[u16]>,
     /// Serializes changes of the row.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the sandbox begins to end: its streams are cut, not closed properly.
@@ -81,16 +83,15 @@ impl SandboxEntry {
         access_token: SecretString,
         traffic_token: Option<SecretString>,
     ) -> Arc<Self> {
+        let network = spec_of(row).ok().flatten().unwrap_or_default();
         Arc::new(Self {
             id: row.id.clone(),
             team: row.team_id.clone(),
             max_end_us: row.max_end_us,
             access_token,
             traffic_token,
-            mask_host: spec_of(row)
-                .ok()
-                .flatten()
-                .and_then(|network| network.mask_request_host),
+            mask_host: network.mask_request_host,
+            https_ports: network.https_ports.into(),
             change_lock: tokio::sync::Mutex::new(()),
             ending: CancellationToken::new(),
             current: Mutex::new(EntryState {
@@ -223,6 +224,7 @@ impl Registry {
             traffic_token: entry.traffic_token.clone(),
             access_token: Some(entry.access_token.clone()),
             mask_host: entry.mask_host.clone(),
+            https_ports: Arc::clone(&entry.https_ports),
             ending: entry.ending.clone(),
         })
     }

@@ -213,8 +213,10 @@ async fn unsupported_features_are_refused_by_name() {
         (r#""iam":{"tokens":{"a":{}}}"#, "iam"),
         (r#""network":{"rules":{"a.b":[]}}"#, "network.rules"),
         (r#""secure":false,"network":{"allowPublicTraffic":false}"#, "secure"),
-        (r#""network":{"egressProxy":{"address":"a:1"}}"#, "network.egressProxy"),
-        (r#""network":{"httpsPorts":[8443]}"#, "network.httpsPorts"),
+        (
+            r#""network":{"egressProxy":{"address":"a"}}"#,
+            "network: egressProxy.address",
+        ),
         (r#""envVars":{"":"x"}"#, "envVars"),
         (r#""envVars":{"A=B":"x"}"#, "envVars"),
         (r#""envVars":{"A\u0000":"x"}"#, "envVars"),

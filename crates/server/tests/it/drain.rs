@@ -5,6 +5,7 @@ use std::sync::Arc;
 use secrecy::SecretBox;
 use server::clock::Clock;
 use server::lease::NodeLease;
+use server::seal::Sealer;
 use server::server::{Server, StartError};
 use server::settings::ServerSettings;
 use tempfile::TempDir;
@@ -15,7 +16,11 @@ use tokio_util::sync::CancellationToken;
 use super::platform::{Behaviour, FakeNode, KEY, TestPlatform, host, send, within};
 
 fn settings() -> ServerSettings {
-    ServerSettings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])))
+    ServerSettings::new(
+        "sandbox.test".to_owned(),
+        SecretBox::new(Box::new([7; 32])),
+        Sealer::new([8; 32]),
+    )
 }
 
 async fn lease(directory: &TempDir) -> NodeLease {

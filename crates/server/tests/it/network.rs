@@ -78,6 +78,16 @@ async fn requested_settings_reach_the_node_and_are_shown() {
             json!({}),
             json!([null, {"allowPublicTraffic": true, "maskRequestHost": "localhost:${PORT}"}]),
         ),
+        (
+            json!({"network": {"httpsPorts": [8443, 1, 65535]}}),
+            json!({}),
+            json!([null, {"allowPublicTraffic": true, "httpsPorts": [8443, 1, 65535]}]),
+        ),
+        (
+            json!({"network": {"httpsPorts": []}}),
+            json!({}),
+            json!([null, {"allowPublicTraffic": true}]),
+        ),
     ] {
         for path in ["/sandboxes", "/v2/sandboxes"] {
             let mut body = keys.clone();
@@ -98,7 +108,10 @@ async fn requested_settings_reach_the_node_and_are_shown() {
 
 #[tokio::test]
 async fn invalid_settings_are_refused() {
-    let platform = TestPlatform::start().await;
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.egress.deny = vec!["9.9.9.9".parse().expect("an address")];
+    })
+    .await;
     let sandbox = platform.create("").await;
     for (rules, part) in [
         (json!({"allowOut": ["0.0.0.0"]}), "0.0.0.0/0"),
@@ -114,10 +127,49 @@ async fn invalid_settings_are_refused() {
         (json!({"dnsServers": ["::1"]}), "dnsServers[0]"),
         (json!({"rules": {"a.b": []}}), "rules is not available"),
         (
-            json!({"egressProxy": {"address": "a:1"}}),
-            "egressProxy is not available",
+            json!({"egressProxy": {}}),
+            "/egressProxy/address: property \"address\" is missing",
         ),
-        (json!({"httpsPorts": [443]}), "httpsPorts is not available"),
+        (
+            json!({"egressProxy": {"address": 1}}),
+            "/egressProxy/address: value must be a string",
+        ),
+        (
+            json!({"egressProxy": {"address": "a.b"}}),
+            "egressProxy.address: must be a host and a port",
+        ),
+        (
+            json!({"egressProxy": {"address": "10.0.0.1:1"}}),
+            "10.0.0.1 cannot be used: the address is not public",
+        ),
+        (
+            json!({"egressProxy": {"address": "9.9.9.9:1"}}),
+            "9.9.9.9 cannot be used: the operator closed",
+        ),
+        (
+            json!({"egressProxy": {"address": "a:1", "password": "p"}}),
+            "requires a username",
+        ),
+        (
+            json!({"egressProxy": {"address": "a:1", "username": ""}}),
+            "egressProxy.username: must have 1 to 255",
+        ),
+        (
+            json!({"egressProxy": {"address": "a:1", "tls": {}}}),
+            "/egressProxy/tls/enabled: property \"enabled\" is missing",
+        ),
+        (
+            json!({"egressProxy": {"address": "a:1", "tls": {"enabled": false, "serverName": "x"}}}),
+            "enabled is true",
+        ),
+        (
+            json!({"egressProxy": {"address": "a:1", "tls": {"enabled": true, "serverName": "x y"}}}),
+            "tls.serverName",
+        ),
+        (
+            json!({"egressProxy": {"address": "a:1", "tls": {"enabled": true, "caCert": "x"}}}),
+            "tls.caCert",
+        ),
         (json!({"allowOut": "1.1.1.1"}), "/allowOut: value must be an array"),
         (json!({"allowOut": [1]}), "/allowOut/0: value must be a string"),
         (json!({"allowOut": [null]}), "/allowOut/0: value must be a string"),
@@ -203,6 +255,23 @@ async fn lists_and_entries_are_bounded() {
         let body = json!({"templateID": "base", "network": {"maskRequestHost": mask}}).to_string();
         assert_eq!(platform.call("POST", "/sandboxes", &body).await.status, status);
     }
+    let ports = |count: u16| (1..=count).collect::<Vec<_>>();
+    for (ports, part) in [
+        (json!(ports(128)), None),
+        (json!(ports(129)), Some("maximum number of items is 128")),
+        (json!([0]), Some("/network/httpsPorts/0: number must be a port")),
+        (json!([1, 65536]), Some("/network/httpsPorts/1: number must be a port")),
+        (json!([49982, 49984]), None),
+        (json!([49983]), Some("/network/httpsPorts/0: the agent")),
+        (json!(["1"]), Some("/network/httpsPorts/0: value must be an integer")),
+    ] {
+        let body = json!({"templateID": "base", "network": {"httpsPorts": ports}}).to_string();
+        let reply = platform.call("POST", "/sandboxes", &body).await;
+        match part {
+            None => assert_eq!(reply.status, 201, "{reply:?}"),
+            Some(part) => assert!(reply.error(400).contains(part), "{reply:?}"),
+        }
+    }
 }
 
 #[tokio::test]
@@ -211,10 +280,10 @@ async fn an_update_replaces_egress_and_nothing_else() {
     let sandbox = platform
         .create(
             r#","timeout":1000,"allow_internet_access":false,"network":{"allowPublicTraffic":false,
-            "maskRequestHost":"a.b","allowOut":["1.1.1.1"],"dnsServers":["9.9.9.9"]}"#,
+            "maskRequestHost":"a.b","httpsPorts":[8443],"allowOut":["1.1.1.1"],"dnsServers":["9.9.9.9"]}"#,
         )
         .await;
-    let kept = json!({"allowPublicTraffic": false, "maskRequestHost": "a.b"});
+    let kept = json!({"allowPublicTraffic": false, "maskRequestHost": "a.b", "httpsPorts": [8443]});
     let before = detail(&platform, &sandbox).await;
 
     let rules = json!({"denyOut": ["8.8.8.8"]});
@@ -463,5 +532,110 @@ async fn requests_have_the_masked_host_inside() {
         let head = traffic(&platform, &outside).await;
         assert!(head.contains(&format!("\r\nhost: {outside}\r\n")), "{head}");
         assert!(!head.contains("x-forwarded-host"), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn the_password_of_a_proxy_reaches_the_node_and_nobody_else() {
+    const PASSWORD: &str = "correct horse";
+    let platform = TestPlatform::start().await;
+    let proxy = json!({
+        "address": "Proxy.example.com:1080", "username": "user", "password": PASSWORD,
+        "tls": {"enabled": true, "serverName": "name.example.com"},
+    });
+    let shown = json!({
+        "address": "Proxy.example.com:1080", "username": "user",
+        "tls": {"enabled": true, "serverName": "name.example.com"},
+    });
+    let want = policy(json!({"proxy": {
+        "host": {"Name": "proxy.example.com"}, "port": 1080,
+        "credentials": {"username": "user", "password": PASSWORD},
+        "tls": {"server_name": {"Name": "name.example.com"}, "ca_cert": null},
+    }}));
+    let body = json!({"templateID": "base", "timeout": 1000, "network": {"egressProxy": proxy}}).to_string();
+    let created = platform.call("POST", "/sandboxes", &body).await;
+    assert!(created.status == 201 && !created.text.contains(PASSWORD), "{created:?}");
+    let made = created.json["sandboxID"].as_str().expect("an id").to_owned();
+    let changed = platform.create(r#","timeout":1000"#).await;
+    assert_eq!(
+        update(&platform, &changed, &json!({"egressProxy": proxy})).await.status,
+        204
+    );
+    let ended = platform.create(r#","timeout":1000"#).await;
+    for rules in [json!({"egressProxy": proxy}), json!({"egressProxy": null})] {
+        assert_eq!(update(&platform, &ended, &rules).await.status, 204);
+    }
+    let mut platform = platform;
+    for _ in 0..2 {
+        for sandbox in [&made, &changed] {
+            assert_eq!(enforced(&platform, sandbox), want);
+            let detail = detail(&platform, sandbox).await;
+            assert_eq!(detail["network"]["egressProxy"], shown);
+            assert!(!detail.to_string().contains("horse"), "{detail}");
+            let row = platform
+                .store
+                .sandbox_by_id(&id(sandbox))
+                .await
+                .expect("a database")
+                .expect("a row");
+            let stored = row.network_json.expect("settings");
+            assert!(
+                stored.contains("\"passwordSealed\":\"v1.") && !stored.contains("horse"),
+                "{stored}"
+            );
+        }
+        assert_eq!(enforced(&platform, &ended), EgressPolicy::default());
+        platform = platform.restart().await;
+    }
+    // A sealed password belongs to its sandbox. Without it nothing is open.
+    let row = |sandbox: String| {
+        let store = platform.store.clone();
+        async move {
+            store
+                .sandbox_by_id(&id(&sandbox))
+                .await
+                .expect("a database")
+                .expect("a row")
+        }
+    };
+    let (from, to) = (row(made.clone()).await, row(ended.clone()).await);
+    let change = platform
+        .rows()
+        .sandbox_set_network(&to.id, to.version, from.network_json.as_deref(), None)
+        .await;
+    assert!(change.expect("a database").applied().is_some());
+    let platform = platform.restart().await;
+    assert_eq!(enforced(&platform, &ended), closed());
+    assert_eq!(enforced(&platform, &made), want);
+}
+
+#[tokio::test]
+async fn a_team_has_a_default_of_its_own() {
+    for default in [Some(false), Some(true), None] {
+        let platform = match default {
+            Some(false) => {
+                TestPlatform::start_adjusted(|settings| settings.limits.default.egress_default_allow = Some(false))
+                    .await
+            }
+            Some(true) => {
+                TestPlatform::start_adjusted(|settings| settings.limits.default.egress_default_allow = Some(true)).await
+            }
+            None => TestPlatform::start().await,
+        };
+        let sandbox = platform.create(r#","timeout":1000"#).await;
+        let of_team = |rules: Value| EgressPolicy {
+            default_allow: default,
+            ..policy(rules)
+        };
+        assert_eq!(enforced(&platform, &sandbox), of_team(json!({})));
+        assert_eq!(
+            update(&platform, &sandbox, &json!({"denyOut": ["1.1.1.1"]}))
+                .await
+                .status,
+            204
+        );
+        assert_eq!(enforced(&platform, &sandbox), of_team(json!({"deny": ["1.1.1.1/32"]})));
+        let platform = platform.restart().await;
+        assert_eq!(enforced(&platform, &sandbox), of_team(json!({"deny": ["1.1.1.1/32"]})));
     }
 }

@@ -7,6 +7,7 @@ use model::id::SandboxId;
 use secrecy::SecretBox;
 use server::clock::Clock;
 use server::lease::{LeaseError, NodeIdentity, NodeLease};
+use server::seal::Sealer;
 use server::server::Server;
 use server::settings::ServerSettings;
 use store::Store;
@@ -242,7 +243,11 @@ async fn a_server_stops_when_it_loses_its_lease() {
     };
     let lease = NodeLease::take(&store, host(1), time()).await.expect("a lease");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
-    let settings = ServerSettings::new("sandbox.test".to_owned(), SecretBox::new(Box::new([7; 32])));
+    let settings = ServerSettings::new(
+        "sandbox.test".to_owned(),
+        SecretBox::new(Box::new([7; 32])),
+        Sealer::new([8; 32]),
+    );
     let stop = CancellationToken::new();
     let node = FakeNode::new();
     let server = Server::start(listener, lease, super::reached(&node), settings, stop.clone())

@@ -18,6 +18,7 @@ use serde_json::Value;
 use server::clock::Clock;
 use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
+use server::seal::Sealer;
 use server::server::Server;
 use server::settings::{Limits, ServerSettings, TeamLimits};
 use server::tls::Tls;
@@ -208,7 +209,11 @@ fn settings(clock: &TestClock) -> ServerSettings {
             teams: BTreeMap::new(),
         },
         clock: Clock::new(move || clock.now_us()),
-        ..ServerSettings::new("sandbox.test:3000".to_owned(), SecretBox::new(Box::new([7; 32])))
+        ..ServerSettings::new(
+            "sandbox.test:3000".to_owned(),
+            SecretBox::new(Box::new([7; 32])),
+            Sealer::new([8; 32]),
+        )
     }
 }
 

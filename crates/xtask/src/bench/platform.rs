@@ -15,6 +15,7 @@ use secrecy::SecretBox;
 use server::clock::Clock;
 use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
+use server::seal::Sealer;
 use server::server::Server;
 use server::settings::ServerSettings;
 use store::Store;
@@ -172,7 +173,11 @@ impl BenchPlatform {
         let node = FakeNode::new();
         node.adopts_all.store(true, Ordering::Relaxed);
         let stop = CancellationToken::new();
-        let settings = ServerSettings::new("sandbox.localhost".to_owned(), SecretBox::new(Box::new([7; 32])));
+        let settings = ServerSettings::new(
+            "sandbox.localhost".to_owned(),
+            SecretBox::new(Box::new([7; 32])),
+            Sealer::new([8; 32]),
+        );
         let api: Arc<dyn NodeApi> = node.clone();
         let lease = NodeLease::take(&rows.store, rows.node, Clock::system()).await?;
         let server = Server::start(listener, lease, api, settings, stop.clone()).await?;

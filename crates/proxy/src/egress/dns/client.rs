@@ -3,17 +3,16 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use model::network::{Cidr, EgressPolicy};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 use super::lru::Lru;
+use crate::egress::rate::Rate;
 
 /// Queries of one sandbox in the long run: 100 per second. Package managers ask for some hundred names in a burst.
-const INTERVAL: Duration = Duration::from_millis(10);
+const PER_SECOND: u32 = 100;
 
 /// Queries of one sandbox at once.
 const BURST: u32 = 200;
@@ -32,7 +31,7 @@ pub(in crate::egress) struct Client {
     policy: RwLock<Arc<EgressPolicy>>,
     default_allow: bool,
     names: Mutex<Lru<IpAddr, Arc<str>>>,
-    rate: Mutex<Rate>,
+    rate: Rate,
     pub(super) pending: Semaphore,
     pub(super) forwarded: Semaphore,
 }
@@ -44,7 +43,7 @@ impl Client {
             policy: RwLock::new(policy),
             default_allow,
             names: Mutex::new(Lru::new()),
-            rate: Mutex::new(Rate::default()),
+            rate: Rate::new(PER_SECOND, BURST),
             pending: Semaphore::new(MAX_PENDING),
             forwarded: Semaphore::new(MAX_FORWARDED),
         }
@@ -82,14 +81,15 @@ impl Client {
     /// for any name would be a way out: the name itself carries data to the servers of its domain.
     pub(super) fn may_resolve(&self, name: Option<&str>) -> bool {
         let policy = self.policy.read();
-        let is_restricted = policy.denies_everything_else() || !self.default_allow;
+        let default_allow = policy.default_allow.unwrap_or(self.default_allow);
+        let is_restricted = policy.denies_everything_else() || !default_allow;
         // Only the pattern for all names matches the empty one.
         !is_restricted || policy.allow.contains(&Cidr::ALL) || policy.allows_domain(name.unwrap_or_default())
     }
 
     /// Whether the sandbox has not exceeded its rate. Counts a query if so.
     pub(super) fn is_in_rate(&self) -> bool {
-        self.rate.lock().admit(Instant::now())
+        self.rate.admit()
     }
 }
 
@@ -101,23 +101,10 @@ impl fmt::Debug for Client {
     }
 }
 
-/// When all queries so far would have come at the long-term rate.
-#[derive(Default)]
-struct Rate(Option<Instant>);
-
-impl Rate {
-    fn admit(&mut self, now: Instant) -> bool {
-        let paid = self.0.map_or(now, |paid| paid.max(now));
-        if paid.duration_since(now) > INTERVAL * (BURST - 1) {
-            return false;
-        }
-        self.0 = Some(paid + INTERVAL);
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn client(policy: &EgressPolicy, default_allow: bool) -> Client {
@@ -153,6 +140,12 @@ mod tests {
         check(&policy, true, [false; 4]);
         check(&EgressPolicy::default(), true, [true; 4]);
         check(&EgressPolicy::default(), false, [false; 4]);
+        let of_team = |default_allow| EgressPolicy {
+            default_allow: Some(default_allow),
+            ..EgressPolicy::default()
+        };
+        check(&of_team(true), false, [true; 4]);
+        check(&of_team(false), true, [false; 4]);
     }
 
     #[test]
@@ -168,16 +161,15 @@ mod tests {
         assert_eq!(client.policy(), closed);
     }
 
-    #[test]
-    fn the_rate_has_a_burst() {
-        let mut rate = Rate::default();
-        let start = Instant::now();
-        let admitted = |rate: &mut Rate, now| (0..1000).filter(|_| rate.admit(now)).count();
-        assert_eq!(admitted(&mut rate, start), 200);
-        assert_eq!(admitted(&mut rate, start + Duration::from_millis(9)), 0);
-        assert_eq!(admitted(&mut rate, start + Duration::from_millis(10)), 1);
-        assert_eq!(admitted(&mut rate, start + Duration::from_secs(1)), 99);
-        assert_eq!(admitted(&mut rate, start + Duration::from_secs(3600)), 200);
+    #[tokio::test(start_paused = true)]
+    async fn the_rate_has_a_burst() {
+        let client = client(&EgressPolicy::default(), true);
+        let admitted = || (0..1000).filter(|_| client.is_in_rate()).count();
+        assert_eq!(admitted(), 200);
+        for (pass_ms, want) in [(9, 0), (1, 1), (990, 99), (3_600_000, 200)] {
+            tokio::time::advance(Duration::from_millis(pass_ms)).await;
+            assert_eq!(admitted(), want);
+        }
     }
 
     #[test]

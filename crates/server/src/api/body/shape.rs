@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 use utoipa::openapi::schema::SchemaType;
-use utoipa::openapi::{Deprecated, Object, RefOr, Schema, Type};
+use utoipa::openapi::{Deprecated, Object, ObjectBuilder, OneOfBuilder, RefOr, Schema, Type};
 
 use crate::api::error::ApiError;
 
@@ -164,7 +164,14 @@ impl<T: BodyValue> Field for Nullable<T> {
         {
             object.schema_type = SchemaType::from_iter([kind, Type::Null]);
         }
-        schema
+        match schema {
+            // A body of its own.
+            RefOr::Ref(body) => {
+                let null = ObjectBuilder::new().schema_type(Type::Null);
+                OneOfBuilder::new().item(null).item(body).into()
+            }
+            RefOr::T(schema) => RefOr::T(schema),
+        }
     }
 
     fn components(components: &mut Components) {
@@ -213,8 +220,12 @@ pub(crate) fn add_key<F: Field>(object: &mut Object, key: &str, lines: &[&str], 
     }
     if let RefOr::T(Schema::Array(list)) = &mut schema {
         list.description = description(lines);
-        list.default = default;
+        list.default.clone_from(&default);
         list.deprecated = old.then_some(Deprecated::True);
+    }
+    if let RefOr::T(Schema::OneOf(choice)) = &mut schema {
+        choice.description = description(lines);
+        choice.default = default;
     }
     object.properties.insert(key.to_owned(), schema);
     if F::IS_REQUIRED {

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use model::limits::{DEFAULT_MAX_LIFETIME_S, DNS_SERVER_MAX, EGRESS_ENTRY_MAX, HOST_MASK_MAX, NAME_MAX, is_name};
+use model::limits::{
+    DEFAULT_MAX_LIFETIME_S, DNS_SERVER_MAX, EGRESS_ENTRY_MAX, HOST_MASK_MAX, NAME_MAX, PROXY_ADDRESS_MAX, PROXY_CA_MAX,
+    PROXY_CREDENTIAL_MAX, PROXY_SERVER_NAME_MAX, is_name,
+};
+use protocol::agent;
 use serde_json::Value;
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, KnownFormat, SchemaFormat};
@@ -232,6 +236,89 @@ impl BodyValue for RequestHost {
 
     fn schema() -> RefOr<Schema> {
         example("localhost:${PORT}").max_length(Some(HOST_MASK_MAX)).into()
+    }
+}
+
+/// The host and the port of a proxy. Its syntax is checked later.
+#[derive(Debug)]
+pub(crate) struct ProxyAddress(pub(crate) String);
+
+impl BodyValue for ProxyAddress {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, PROXY_ADDRESS_MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("proxy.example.com:1080")
+            .max_length(Some(PROXY_ADDRESS_MAX))
+            .into()
+    }
+}
+
+/// A user or a password for a proxy.
+pub(crate) struct ProxyCredential(pub(crate) String);
+
+impl BodyValue for ProxyCredential {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, PROXY_CREDENTIAL_MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("user").max_length(Some(PROXY_CREDENTIAL_MAX)).into()
+    }
+}
+
+/// The name in the certificate of a proxy. Its syntax is checked later.
+#[derive(Debug)]
+pub(crate) struct ProxyServerName(pub(crate) String);
+
+impl BodyValue for ProxyServerName {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, PROXY_SERVER_NAME_MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("proxy.example.com")
+            .max_length(Some(PROXY_SERVER_NAME_MAX))
+            .into()
+    }
+}
+
+/// Certificates in PEM. They are read later.
+#[derive(Debug)]
+pub(crate) struct ProxyCertificates(pub(crate) String);
+
+impl BodyValue for ProxyCertificates {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, PROXY_CA_MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("-----BEGIN CERTIFICATE-----")
+            .max_length(Some(PROXY_CA_MAX))
+            .into()
+    }
+}
+
+/// A port inside whose server speaks TLS.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HttpsPort(pub(crate) u16);
+
+impl BodyValue for HttpsPort {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        match u16::try_from(read_whole(value, at)?) {
+            Ok(agent::PORT) => Err(at.error(format_args!("the agent on port {} speaks no TLS", agent::PORT))),
+            Ok(port) if port > 0 => Ok(Self(port)),
+            Ok(_) | Err(_) => Err(at.error("number must be a port, from 1 to 65535")),
+        }
+    }
+
+    #[expect(
+        deprecated,
+        reason = "its successor is a list, which not all readers of the document support"
+    )]
+    fn schema() -> RefOr<Schema> {
+        integer(1, u16::MAX.into()).example(Some(8443.into())).into()
     }
 }
 

@@ -10,7 +10,7 @@ use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode, request};
 use model::id::SandboxId;
-use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
+use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S, HTTPS_PORTS_MAX};
 use model::sandbox::{EnvVars, HostMask, NetworkSpec, SandboxSpec};
 use protocol::agent;
 use protocol::node::Stage;
@@ -22,7 +22,9 @@ use crate::admission::quota::ResourceUse;
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Body, Lenient, Nullable, body};
-use crate::api::body::values::{AnyArray, AnyObject, Lifetime, RequestHost, TemplateReference, Texts, Variables};
+use crate::api::body::values::{
+    AnyArray, AnyObject, HttpsPort, Lifetime, List, RequestHost, TemplateReference, Texts, Variables,
+};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
 use crate::api::state::ApiState;
@@ -117,6 +119,8 @@ body! {
         /// The host that requests have inside, except those to the agent: a host with an optional port, in which
         /// `${PORT}` stands for the port of the request. Inside, `X-Forwarded-Host` is the host before.
         "maskRequestHost" mask_request_host: Option<RequestHost>;
+        /// Ports whose servers speak TLS; not that of the agent. Their certificates are not verified.
+        "httpsPorts" https_ports: Option<List<HttpsPort, 0, HTTPS_PORTS_MAX>>;
     }
 }
 
@@ -336,6 +340,10 @@ async fn prepare(
 ) -> Result<Box<CreateRequest>, ApiError> {
     let (template, build) = name.find_build(&state.store, &caller.team).await?;
     let spec = parameters.spec(caller, (template, build), &name.name)?;
+    if let Some(network) = &spec.network {
+        let checked = state.sandboxes.policies.check(network, spec.allow_internet_access);
+        checked.map_err(|error| ApiError::invalid(format!("network: {error}")))?;
+    }
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
     let admission = state.admission.admit(&caller.quota, share).await?;
@@ -449,7 +457,7 @@ impl CreateParameters {
                 "envVars: a name must not be empty or contain '=', and neither name nor value may contain a NUL",
             )
         })?;
-        let network = network.map_err(ApiError::invalid)?;
+        let network = network?;
         Ok(SandboxSpec {
             template: template.id,
             build: build.id,
@@ -469,16 +477,16 @@ impl CreateParameters {
     }
 
     /// The network settings, or the first reason why the request is not supported.
-    fn network(&self) -> Result<Option<NetworkSpec>, String> {
-        self.refusal().map_or(Ok(()), Err)?;
+    fn network(&self) -> Result<Option<NetworkSpec>, ApiError> {
+        self.refusal().map_or(Ok(()), |why| Err(ApiError::invalid(why)))?;
         let common = &self.common;
         let network = common.network.as_ref().map(NewSandboxNetwork::spec).transpose()?;
         let settings = network.clone().unwrap_or_default();
         let policy = settings.egress(common.allow_internet_access);
-        policy.map_err(|error| format!("network: {error}"))?;
+        policy.map_err(|error| ApiError::invalid(format!("network: {error}")))?;
         match common.unavailable() {
             None => Ok(network),
-            Some(key) => Err(unavailable(key)),
+            Some(key) => Err(ApiError::invalid(unavailable(key))),
         }
     }
 
@@ -529,18 +537,24 @@ impl NewSandboxFields {
 }
 
 impl NewSandboxNetwork {
+    fn https_ports(&self) -> Vec<u16> {
+        let ports = self.https_ports.iter().flat_map(|List(ports)| ports);
+        ports.map(|HttpsPort(port)| *port).collect()
+    }
+
     /// The settings, of which the egress part is not checked yet.
-    fn spec(&self) -> Result<NetworkSpec, String> {
+    fn spec(&self) -> Result<NetworkSpec, ApiError> {
         if let Some(key) = self.egress.unavailable() {
-            return Err(unavailable(&format!("network.{key}")));
+            return Err(ApiError::invalid(unavailable(&format!("network.{key}"))));
         }
         let mask = self.mask_request_host.as_ref().map(|RequestHost(mask)| mask.as_str());
         let mask = mask.filter(|mask| !mask.is_empty()).map(str::parse::<HostMask>);
-        let invalid = |error| format!("network.maskRequestHost {error}");
+        let invalid = |error| ApiError::invalid(format!("network.maskRequestHost {error}"));
         Ok(NetworkSpec {
             allow_public_traffic: self.allow_public_traffic,
             mask_request_host: mask.transpose().map_err(invalid)?,
-            ..self.egress.spec()
+            https_ports: self.https_ports(),
+            ..self.egress.spec()?
         })
     }
 }

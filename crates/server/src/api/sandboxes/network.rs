@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use http::StatusCode;
+use model::egress_proxy::{Password, ProxySpec, ProxyTlsSpec};
 use model::limits::{DNS_SERVERS_MAX, EGRESS_ENTRIES_MAX};
 use model::sandbox::NetworkSpec;
 use serde::Serialize;
@@ -12,7 +13,9 @@ use utoipa::ToSchema;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
-use crate::api::body::values::{AnyArray, AnyObject, DnsServer, EgressEntry, List};
+use crate::api::body::values::{
+    AnyObject, DnsServer, EgressEntry, List, ProxyAddress, ProxyCertificates, ProxyCredential, ProxyServerName,
+};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::network::EgressUpdate;
@@ -29,36 +32,83 @@ body! {
         /// DNS servers, by IPv4 address; at least one, because DNS cannot be closed. By default, those of the operator.
         "dnsServers" dns_servers: Option<List<DnsServer, 1, DNS_SERVERS_MAX>>;
         "rules" rules: Option<AnyObject> => hidden;
-        "egressProxy" egress_proxy: Nullable<AnyObject> => hidden;
-        "httpsPorts" https_ports: Option<AnyArray<{ usize::MAX }>> => hidden;
+        /// A SOCKS5 proxy that makes all TCP connections which are open otherwise. UDP is closed then. If the proxy cannot
+        /// be used, nothing is connected.
+        "egressProxy" egress_proxy: Nullable<SandboxEgressProxy>;
+    }
+}
+
+body! {
+    /// A SOCKS5 proxy.
+    pub(super) struct SandboxEgressProxy {
+        /// Its host, a domain name or an address that sandboxes may reach, and its port.
+        "address" address: ProxyAddress;
+        /// The user, if it asks for one.
+        "username" username: Option<ProxyCredential>;
+        /// The password of the user. It is never returned.
+        "password" password: Option<ProxyCredential>;
+        /// TLS to the proxy.
+        "tls" tls: Nullable<SandboxEgressProxyTls>;
+    }
+}
+
+body! {
+    /// TLS to a proxy. Its certificate is always verified.
+    struct SandboxEgressProxyTls {
+        /// Whether TLS is used. If not, the other keys must be absent.
+        "enabled" enabled: bool;
+        /// The name in the certificate; by default the host of the address.
+        "serverName" server_name: Option<ProxyServerName>;
+        /// Certificates in PEM, one of which issued that of the proxy; by default those that the host trusts. They are
+        /// never returned.
+        "caCert" ca_cert: Option<ProxyCertificates>;
+    }
+}
+
+impl SandboxEgressProxy {
+    fn spec(&self) -> Result<ProxySpec, ApiError> {
+        let tls = self.tls.0.as_ref();
+        if tls.is_some_and(|tls| !tls.enabled && (tls.server_name.is_some() || tls.ca_cert.is_some())) {
+            let why = "egressProxy.tls: serverName and caCert require that enabled is true";
+            return Err(ApiError::invalid(why));
+        }
+        let credential = |text: &Option<ProxyCredential>| text.as_ref().map(|ProxyCredential(text)| text.clone());
+        Ok(ProxySpec {
+            address: self.address.0.clone(),
+            username: credential(&self.username),
+            password: credential(&self.password).map(Password::new),
+            password_sealed: None,
+            tls: tls.filter(|tls| tls.enabled).map(|tls| ProxyTlsSpec {
+                server_name: tls.server_name.as_ref().map(|ProxyServerName(name)| name.clone()),
+                ca_cert: tls.ca_cert.as_ref().map(|ProxyCertificates(pem)| pem.clone()),
+            }),
+        })
     }
 }
 
 impl EgressRules {
     /// The first key that asks for something that this platform does not have.
     pub(super) fn unavailable(&self) -> Option<&'static str> {
-        [
-            ("rules", self.rules.is_some_and(|rules| !rules.is_empty)),
-            ("egressProxy", self.egress_proxy.0.is_some_and(|proxy| !proxy.is_empty)),
-            ("httpsPorts", self.https_ports.is_some_and(|ports| !ports.is_empty)),
-        ]
-        .into_iter()
-        .find_map(|(key, is_requested)| is_requested.then_some(key))
+        [("rules", self.rules.is_some_and(|rules| !rules.is_empty))]
+            .into_iter()
+            .find_map(|(key, is_requested)| is_requested.then_some(key))
     }
 
     /// The egress part of network settings.
-    pub(super) fn spec(&self) -> NetworkSpec {
+    pub(super) fn spec(&self) -> Result<NetworkSpec, ApiError> {
         let entries = |list: &Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>| {
             let entries = list.iter().flat_map(|List(entries)| entries);
             entries.map(|EgressEntry(entry)| entry.clone()).collect()
         };
         let servers = self.dns_servers.iter().flat_map(|List(servers)| servers);
-        NetworkSpec {
+        let proxy = self.egress_proxy.0.as_ref().map(SandboxEgressProxy::spec);
+        Ok(NetworkSpec {
             allow_out: entries(&self.allow_out),
             deny_out: entries(&self.deny_out),
             dns_servers: servers.map(|DnsServer(server)| server.clone()).collect(),
+            egress_proxy: proxy.transpose()?,
             ..NetworkSpec::default()
-        }
+        })
     }
 }
 
@@ -96,11 +146,11 @@ pub(crate) async fn update_sandbox_network(
         return Err(ApiError::invalid(format!("{key} is not available on this platform")));
     }
     let update = EgressUpdate {
-        network: body.rules.spec(),
+        network: body.rules.spec()?,
         allow_internet_access: body.allow_internet_access,
     };
-    let policy = update.network.egress(update.allow_internet_access);
-    policy.map_err(|error| ApiError::invalid(error.to_string()))?;
+    let checked = sandboxes.policies.check(&update.network, update.allow_internet_access);
+    checked.map_err(ApiError::invalid)?;
     let entry = sandboxes
         .entry_of_team(&id, &caller.team)
         .await
@@ -128,7 +178,48 @@ pub(super) struct SandboxNetwork {
     dns_servers: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
+    egress_proxy: Option<ShownProxy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     mask_request_host: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    https_ports: Vec<u16>,
+}
+
+/// The proxy of a sandbox, without its password and certificates.
+#[derive(Serialize, ToSchema)]
+struct ShownProxy {
+    address: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    username: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    tls: Option<ShownProxyTls>,
+}
+
+/// TLS to the proxy of a sandbox.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct ShownProxyTls {
+    enabled: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    server_name: Option<String>,
+}
+
+impl From<ProxySpec> for ShownProxy {
+    fn from(spec: ProxySpec) -> Self {
+        Self {
+            address: spec.address,
+            username: spec.username,
+            tls: spec.tls.map(|tls| ShownProxyTls {
+                enabled: true,
+                server_name: tls.server_name,
+            }),
+        }
+    }
 }
 
 impl From<NetworkSpec> for SandboxNetwork {
@@ -138,7 +229,9 @@ impl From<NetworkSpec> for SandboxNetwork {
             allow_out: spec.allow_out,
             deny_out: spec.deny_out,
             dns_servers: spec.dns_servers,
+            egress_proxy: spec.egress_proxy.map(ShownProxy::from),
             mask_request_host: spec.mask_request_host.map(String::from),
+            https_ports: spec.https_ports,
         }
     }
 }

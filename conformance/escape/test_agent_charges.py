@@ -19,7 +19,7 @@ import pytest
 from e2b import Sandbox
 from e2b.exceptions import SandboxException
 
-from harness.inside import root, status
+from harness.inside import Background, root, status
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -146,12 +146,12 @@ def test_an_upload_into_memory_counts(sandbox: Sandbox) -> None:
 
 def test_what_is_uploaded_and_what_runs_share_one_limit(sandbox: Sandbox) -> None:
     hold = "x=[bytearray(b'x')*(1<<20) for _ in range(900)]; print('held',flush=True); import time; time.sleep(600)"
-    hog = sandbox.commands.run(f'exec python3 -c "{hold}"', background=True, user="root", timeout=0)
-    assert next(iter(hog))[0] == "held\n"
+    hog = Background(sandbox, hold, "root")
+    assert hog.said == "held\n"
     assert charged_mb(sandbox) >= 900
     # 1,300 MiB are more than limit and margin: the kernel ends the program, and the agent goes on.
     sandbox.files.write("/dev/shm/upload", bytes(400 * MB), request_timeout=120)
-    assert status(sandbox, f"kill -0 {hog.pid}") != 0
+    assert status(sandbox, f"kill -0 {hog.handle.pid}") != 0
     assert root(sandbox, "stat -c %s /dev/shm/upload").strip() == str(400 * MB)
     # What lies there leaves that much less for programs.
     assert status(sandbox, 'exec python3 -c "bytearray(750<<20)"') in (-1, 137)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
-from harness.inside import root, status
+from harness.inside import Background, root, status
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -95,13 +95,8 @@ def test_the_copy_of_the_package_database_is_no_file_of_the_host(sandbox: Sandbo
         "import fcntl,time\nfiles=[open('/var/lib/dpkg/'+name,'w') for name in ('lock','lock-frontend')]\n"
         "[fcntl.lockf(file,fcntl.LOCK_EX|fcntl.LOCK_NB) for file in files]\nprint('held',flush=True)\ntime.sleep(600)"
     )
-    sandbox.files.write("/tmp/hold.py", code)
-    held: list[str] = []
-    handle = sandbox.commands.run("python3 /tmp/hold.py", user="root", background=True, timeout=0)
-    for output, _, _ in handle:
-        held.append(output or "")
-        if "held" in "".join(held):
-            break
+    program = Background(sandbox, code, "root")
+    assert program.said == "held\n"
     assert status(sandbox, "sudo dpkg --configure -a") != 0
     for lock in ("lock", "lock-frontend"):
         with open(f"/var/lib/dpkg/{lock}") as file:
@@ -109,4 +104,4 @@ def test_the_copy_of_the_package_database_is_no_file_of_the_host(sandbox: Sandbo
         kind, _, _, _, pid = struct.unpack("hhqqi4x", holder)
         # Other programs of the host may be running, but no process of a sandbox.
         assert kind == fcntl.F_UNLCK or os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
-    handle.kill()
+    program.handle.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
-from harness.inside import root
+from harness.inside import Background, root
 
 PRELUDE = """
 import ctypes, errno, json, mmap, os, socket, struct
@@ -32,11 +32,7 @@ def inside(sandbox: Sandbox, code: str, user: str):
 
 def held_inside(sandbox: Sandbox, code: str, user: str):
     """The same of a program that keeps what it took."""
-    sandbox.files.write("/tmp/hog.py", PRELUDE + code + "\nimport time\ntime.sleep(86400)\n", user="root")
-    command = "ulimit -n $(ulimit -Hn); exec python3 -u /tmp/hog.py"
-    out, error, _ = next(iter(sandbox.commands.run(command, background=True, user=user, timeout=0)))
-    assert error is None, error
-    return json.loads(out)
+    return json.loads(Background(sandbox, PRELUDE + code + "\nimport time\ntime.sleep(86400)\n", user).said)
 
 
 def number(path: str) -> int:

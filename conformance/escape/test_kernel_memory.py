@@ -11,7 +11,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from harness.inside import host_pids, root
+from harness.inside import Background, host_pids, root
 from harness.platform import Platform
 from harness.traffic import program, until
 
@@ -86,9 +86,7 @@ while True:
 
 def test_a_server_with_full_buffers_is_not_terminated(platform: Platform, neighbour: Sandbox) -> None:
     """What is charged is not held against a sandbox, even while another one is caught."""
-    neighbour.files.write("/tmp/honest.py", HONEST)
-    out, error, _ = next(iter(neighbour.commands.run("exec python3 /tmp/honest.py", background=True, timeout=0)))
-    assert (out, error) == ("full\n", None)
+    assert Background(neighbour, HONEST).said == "full\n"
     box = Sandbox.create(timeout=300)
     try:
         start(box, "netlink", "user")
@@ -149,9 +147,7 @@ while True:
 
 def test_clients_that_give_up_on_a_stuck_server_do_not_end_its_sandbox(platform: Platform, neighbour: Sandbox) -> None:
     """What the platform could not deliver to a server inside is not the sandbox's."""
-    neighbour.files.write("/tmp/stuck.py", STUCK)
-    out, error, _ = next(iter(neighbour.commands.run("exec python3 /tmp/stuck.py", background=True, timeout=0)))
-    assert (out, error) == ("listens\n", None)
+    assert Background(neighbour, STUCK).said == "listens\n"
     head = f"POST / HTTP/1.1\r\nHost: {neighbour.get_host(8000)}\r\nContent-Length: 100000000\r\n\r\n".encode()
     for _ in range(40):
         with socket.create_connection(("127.0.0.1", platform.port)) as client:

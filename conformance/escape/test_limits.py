@@ -12,22 +12,15 @@ from pathlib import Path
 import pytest
 from e2b import CommandExitException, Sandbox
 
-from harness.inside import Marked, root, status
+from harness.inside import Background, Marked, root, status
 from harness.platform import Platform
 from harness.traffic import until
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start_hog(sandbox: Sandbox, code: str, user: str = "root") -> str:
-    """Runs Python code that takes all it can get, prints what it got and keeps it; returns what it printed."""
-    sandbox.files.write("/tmp/hog.py", code + "\nimport time\ntime.sleep(86400)\n", user="root")
-    handle = sandbox.commands.run("ulimit -n $(ulimit -Hn); exec python3 /tmp/hog.py", background=True, user=user, timeout=0)
-    out, error, _ = next(iter(handle))
-    assert error is None, error
-    return out
-
-
+# What code that has taken all it can get ends with, to keep it.
+KEEP = "\nimport time\ntime.sleep(86400)\n"
 PRELUDE = "import ctypes,os,struct\nlibc=ctypes.CDLL(None,use_errno=True)\n"
 
 INOTIFY = PRELUDE + "n=0\nwhile libc.inotify_init1(0)>=0 and n<60000: n+=1\nprint(n,flush=True)"
@@ -78,7 +71,7 @@ def on_the_host(code: str) -> str:
 def test_what_the_kernel_counts_per_user_is_counted_per_sandbox(
     sandbox: Sandbox, neighbour: Sandbox, hog: str, user: str
 ) -> None:
-    taken = int(start_hog(sandbox, globals()[hog], user))
+    taken = int(Background(sandbox, globals()[hog] + KEEP, user).said)
     assert taken > 0
     everything = {"inotify": 8, "timers": 8, "queues": 8}
     assert small_needs(on_the_host) == everything
@@ -192,7 +185,7 @@ def test_an_fd_hog_meets_its_own_limit(sandbox: Sandbox, neighbour: Sandbox) -> 
         "print(n,flush=True)"
     )
     before = memory_available_mb()
-    assert int(start_hog(sandbox, code)) > 1000
+    assert int(Background(sandbox, code + KEEP, "root").said) > 1000
     until(lambda: before - memory_available_mb() < HOST_LOSS_MB, "the host keeps its memory")
     for box in (sandbox, neighbour):
         assert root(box, "cat /etc/hostname > /dev/null; echo opened") == "opened\n"

@@ -8,7 +8,7 @@ import uuid
 import httpx
 from e2b import Sandbox, TimeoutException
 
-from harness.inside import probe, root
+from harness.inside import Background, probe, root
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -90,9 +90,7 @@ def test_a_user_cannot_take_the_place_of_the_spawner(sandbox: Sandbox) -> None:
         "for _ in range(8): threading.Thread(target=pretend).start()\n"
         "print('pretending',flush=True)"
     )
-    sandbox.files.write("/tmp/pretender.py", pretender)
-    handle = sandbox.commands.run("exec python3 /tmp/pretender.py", background=True, timeout=0)
-    assert "pretending" in next(iter(handle))[0]
+    assert Background(sandbox, pretender).said == "pretending\n"
     for _ in range(3):
         # Its spawner is the one other process whose parent is the agent and whose program is the agent's.
         root(sandbox, "pkill -9 -f '[r]ingfence spawner' || true")
@@ -116,9 +114,7 @@ def test_a_flood_of_the_control_channel_does_not_lock_the_host_out(sandbox: Sand
         " except OSError: pass\n"
         "print('flooded',flush=True); time.sleep(600)"
     )
-    sandbox.files.write("/tmp/flood.py", hog)
-    handle = sandbox.commands.run("ulimit -n $(ulimit -Hn); exec python3 /tmp/flood.py", background=True, user="root", timeout=0)
-    assert "flooded" in next(iter(handle))[0]
+    assert Background(sandbox, hog, "root").said == "flooded\n"
     assert root(sandbox, "echo answered") == "answered\n"
     assert Sandbox.connect(sandbox.sandbox_id).commands.run("echo too").stdout == "too\n"
 
@@ -163,9 +159,7 @@ def test_the_platform_answers_a_hostile_port_with_care(sandbox: Sandbox, platfor
         " b'HTTP/1.1 200 OK\\r\\n' + b'X: ' + b'y'*2000000 + b'\\r\\n\\r\\n', b''):\n"
         " c,_=s.accept(); c.recv(65536); c.sendall(data); c.close()\n"
     )
-    sandbox.files.write("/tmp/nonsense.py", nonsense)
-    handle = sandbox.commands.run("python3 /tmp/nonsense.py", background=True, timeout=0)
-    assert "up" in next(iter(handle))[0]
+    assert Background(sandbox, nonsense).said == "up\n"
     for _ in range(6):
         try:
             answer = httpx.get(f"{platform.url}/", headers={"Host": sandbox.get_host(8200)}, timeout=20)

@@ -9,7 +9,7 @@ import time
 import pytest
 from e2b import Sandbox
 
-from harness.inside import root, status
+from harness.inside import Background, root, status
 
 # The longest slice that the kernel knows, 0.1 s, for the calling process: size, policy, flags, nice, priority, runtime,
 # deadline, period.
@@ -42,9 +42,7 @@ def test_a_neighbour_is_not_stalled_by_long_slices(sandbox: Sandbox, neighbour: 
         return sorted(took)[-2]
 
     idle = slowest()
-    sandbox.files.write("/tmp/hog.py", LONG + SPIN)
-    hog = sandbox.commands.run("exec python3 /tmp/hog.py", background=True, user="root", timeout=0)
-    next(iter(hog))
+    Background(sandbox, LONG + SPIN, "root")
     loaded = slowest()
     print(f"slowest but one of {COMMANDS}: idle {idle:.1f}, loaded {loaded:.1f} ms")
     assert loaded < 10 * max(idle, 50.0)

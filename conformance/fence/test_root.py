@@ -8,7 +8,7 @@ from typing import Any
 
 from e2b import Sandbox
 
-from harness.inside import outgoing, root
+from harness.inside import Background, outgoing, root
 from harness.internet import HOST_V4, HOST_V6, Internet
 from harness.platform import Platform
 from harness.traffic import program
@@ -103,9 +103,7 @@ def test_own_servers_do_not_get_in_the_way(create: Callable[..., Sandbox]) -> No
         "assert len(held)>8\n"
         "print('bound',flush=True); time.sleep(600)"
     )
-    box.files.write("/tmp/hog.py", hog)
-    handle = box.commands.run("python3 /tmp/hog.py", background=True, user="root", timeout=0)
-    assert "bound" in next(iter(handle))[0]
+    assert Background(box, hog, "root").said == "bound\n"
     outcomes = outgoing(
         box,
         {"do": "tcp", "to": PUBLIC},
@@ -147,9 +145,7 @@ def test_sandboxes_do_not_reach_each_other(create: Callable[..., Sandbox], platf
         "  open('/tmp/arrived','a').write(f'{got}\\n')\n"
         "for kind in (socket.SOCK_STREAM,socket.SOCK_DGRAM): threading.Thread(target=serve,args=(kind,socket.AF_INET,'0.0.0.0')).start()\n"
     )
-    other.files.write("/tmp/other.py", server)
-    handle = other.commands.run("python3 /tmp/other.py", background=True, timeout=0)
-    assert "up" in next(iter(handle))[0]
+    assert "up" in Background(other, server).said
     addresses = root(other, "hostname -I").split()
     targets = {*addresses, "10.0.0.1", "10.0.0.2", "10.0.0.3", "127.0.0.1", HOST_V4}
     attempts = [{"do": kind, "to": to, "port": 8123} for to in sorted(targets) for kind in ("tcp", "udp")]

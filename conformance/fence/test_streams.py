@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
-from harness.inside import outgoing, root
+from harness.inside import Background, outgoing, root
 from harness.internet import BLACK_HOLE, Internet
 from harness.internet_web import BLOCK
 from harness.platform import Platform
@@ -89,8 +89,7 @@ def test_resets_are_passed_on(create: Callable[..., Sandbox], internet: Internet
 def test_the_end_of_a_sandbox_ends_its_connections(create: Callable[..., Sandbox], internet: Internet) -> None:
     box = create()
     hold = "import socket,time;c=socket.create_connection(('93.188.0.6',1006));c.send(b'x');print('open',flush=True);time.sleep(600)"
-    handle = box.commands.run(f'python3 -c "{hold}"', background=True, timeout=0)
-    assert "open" in next(iter(handle))[0]
+    assert Background(box, hold).said == "open\n"
     until(lambda: bool(internet.events(kind="tcp", server="93.188.0.6")), "the connection arrived")
     box.kill()
     internet.ended(internet.events(kind="tcp", server="93.188.0.6")[0])
@@ -210,16 +209,15 @@ def test_nobody_else_answers(create: Callable[..., Sandbox], internet: Internet)
         "try: print(u.recvfrom(99))\n"
         "except TimeoutError: print('nothing else')\n"
     )
-    box.files.write("/tmp/listener.py", listener)
-    handle = box.commands.run("python3 /tmp/listener.py", background=True, timeout=0)
-    assert "first" in next(iter(handle))[0]
+    program = Background(box, listener)
+    assert "first" in program.said
     # From the host itself, to every port that a flow could have.
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         for port in range(32768, 61000):
             other.sendto(b"forged", ("185.199.0.2", port))
-    assert "nothing else" in handle.wait().stdout
+    assert "nothing else" in program.handle.wait().stdout
 
 
 def test_200_connections_at_once(create: Callable[..., Sandbox]) -> None:

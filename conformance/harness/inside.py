@@ -35,6 +35,19 @@ def status(sandbox: Sandbox, command: str, user: str = "root", timeout: float = 
         return failed.exit_code
 
 
+class Background:
+    """A Python program that runs inside until it is killed, and has printed something: what it had to do first is done."""
+
+    def __init__(self, sandbox: Sandbox, code: str, user: str = "user") -> None:
+        place = f"/tmp/background-{uuid.uuid4().hex[:8]}.py"
+        sandbox.files.write(place, code, user=user)
+        # As many descriptors as the user may have: most of these programs take what they can get.
+        command = f"ulimit -n $(ulimit -Hn); exec python3 -u {place}"
+        self.handle = sandbox.commands.run(command, background=True, user=user, timeout=0)
+        self.said, error, _ = next(iter(self.handle))
+        assert error is None, error
+
+
 class Marked:
     """A process inside a sandbox that the host can find, because its command line carries a mark of its own."""
 

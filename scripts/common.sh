@@ -6,9 +6,9 @@
 run_packages=(ca-certificates curl gcc libc6-dev e2fsprogs sudo procps iproute2 python3 python3-pip python3-venv)
 # The store's tests run on both databases, and the agent's try the trust store with the clients that people use. The SDKs
 # have helpers for git, which the built-in `base` template shows where the host has it; so it does with the runtimes that
-# size themselves by what they find.
-# systemd brings `systemd-analyze`, which checks the unit of the package.
-test_packages=(postgresql git openssl wget default-jre-headless nodejs make systemd)
+# size themselves by what they find, and with clients of ssh and DNS. systemd brings `systemd-analyze`, which checks the
+# unit of the package.
+test_packages=(postgresql git openssl wget default-jdk-headless nodejs make systemd openssh-client openssh-server bind9-dnsutils)
 
 say() {
   printf '\n== %s\n' "$*"
@@ -27,8 +27,18 @@ need_packages() {
   if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     apt-get update -qq
+    # The tests start the server themselves, in a namespace; on the machine of whoever runs them, the package starts none.
+    if [[ " ${missing[*]} " == *" openssh-server "* ]]; then
+      mkdir -p /etc/ssh
+      touch /etc/ssh/sshd_not_to_be_run
+    fi
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
   fi
+}
+
+# Packages of Node from its own repository bring npm, and Debian's does not.
+need_npm() {
+  command -v npm >/dev/null || need_packages nodejs npm
 }
 
 need_root() {

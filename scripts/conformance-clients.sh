@@ -11,7 +11,7 @@ cd "$root"
 
 need_root
 # The SDKs have helpers for git, which the built-in `base` template shows where the host has it.
-need_packages "${run_packages[@]}" git
+need_packages "${run_packages[@]}" git openssl
 binary=${RINGFENCE_BIN:-$(release_binary)}
 export PYTHONDONTWRITEBYTECODE=1
 clients="$root/target/clients"

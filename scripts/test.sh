@@ -82,6 +82,7 @@ step_escape() {
 }
 
 step_fence() {
+  need_npm
   suite 2.63.0 600 fence
 }
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import io
 import hashlib
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +35,21 @@ func main() {
 		panic(err)
 	}
 	io.Copy(os.Stdout, response.Body)
+}
+"""
+JAVA = """
+import java.net.URI;
+import java.net.http.*;
+
+class Get {
+    public static void main(String[] urls) throws Exception {
+        // The first request is that of a library, the second of the older class that most programs still use.
+        var client = HttpClient.newHttpClient();
+        for (var url : urls) {
+            System.out.println(client.send(HttpRequest.newBuilder(URI.create(url)).build(), HttpResponse.BodyHandlers.ofString()).body());
+            System.out.println(new String(URI.create(url).toURL().openStream().readAllBytes()));
+        }
+    }
 }
 """
 TRUST = "SSL_CERT_FILE=/tmp/authority.pem REQUESTS_CA_BUNDLE=/tmp/authority.pem NODE_EXTRA_CA_CERTS=/tmp/authority.pem"
@@ -117,6 +135,16 @@ def test_java(box: Sandbox, internet: Internet) -> None:
     assert {event["server"] for event in events(kind="tls", name=SITE)} == {home(SITE)}
 
 
+def test_a_java_program(box: Sandbox) -> None:
+    """Java has a trust store of its own, so the authority is imported there."""
+    box.files.write("/tmp/Get.java", JAVA)
+    run(box, "keytool -importcert -noprompt -alias fake -file /tmp/authority.pem -keystore /tmp/trust -storepass changeit 2>&1")
+    trust = "-Djavax.net.ssl.trustStore=/tmp/trust -Djavax.net.ssl.trustStorePassword=changeit"
+    lines = run(box, f"java {trust} /tmp/Get.java https://{SITE}/java http://{SITE}/java").splitlines()
+    assert [(seen["server"], seen["host"], seen["path"]) for seen in map(json.loads, lines)] == [(home(SITE), SITE, "/java")] * 4
+    assert "java.net.ConnectException" in run(box, f"java {trust} /tmp/Get.java https://www.example.net/ 2>&1 || true")
+
+
 if GO:
 
     def test_go(box: Sandbox, tmp_path: Path) -> None:
@@ -141,6 +169,39 @@ def test_pip(box: Sandbox, internet: Internet) -> None:
         options = f"--index-url {scheme}://{SITE}/files/simple/ --trusted-host {SITE} --target /tmp/{scheme} --disable-pip-version-check"
         run(box, f"python3 -m pip install -q --no-cache-dir {options} tinytool", timeout=120)
         assert run(box, f"PYTHONPATH=/tmp/{scheme} python3 -m tinytool") == "installed\n"
+
+
+def test_npm(box: Sandbox, internet: Internet) -> None:
+    """A registry is documents: one of each package, which names the archives of its versions and their digests."""
+    registry = internet.documents / "npm"
+    registry.mkdir()
+    for name, code, dependencies in (
+        ("tiny-tool", "console.log(require('tiny-words'))", {"tiny-words": "^1.0.0"}),
+        ("tiny-words", "module.exports = 'installed'", {}),
+    ):
+        package = {"name": name, "version": "1.0.0", "main": "index.js", "dependencies": dependencies}
+        files = {"package.json": json.dumps(package), "index.js": code, "run.js": f"#!/usr/bin/env node\n{code}\n"}
+        if name == "tiny-tool":
+            package["bin"] = {name: "run.js"}
+            files["package.json"] = json.dumps(package)
+        with tarfile.open(registry / f"{name}-1.0.0.tgz", "w:gz") as archive:
+            for file, content in files.items():
+                entry = tarfile.TarInfo(f"package/{file}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content.encode()))
+        digest = base64.b64encode(hashlib.sha512((registry / f"{name}-1.0.0.tgz").read_bytes()).digest()).decode()
+        release = {**package, "dist": {"tarball": f"https://{SITE}/files/npm/{name}-1.0.0.tgz", "integrity": f"sha512-{digest}"}}
+        document = {"name": name, "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": release}}
+        (registry / name).write_text(json.dumps(document))
+    events = internet.mark()
+    options = "--no-audit --no-fund --no-update-notifier --fetch-retries=0 --loglevel=error --cache /tmp/npm-cache"
+    run(box, f"mkdir /tmp/npm && cd /tmp/npm && {TRUST} npm install {options} --registry https://{SITE}/files/npm/ tiny-tool", timeout=180)
+    assert run(box, "node -e \"require('/tmp/npm/node_modules/tiny-tool')\" && /tmp/npm/node_modules/.bin/tiny-tool") == "installed\n" * 2
+    fetched = {event["path"] for event in events(kind="http", host=SITE)}
+    assert fetched == {f"/files/npm/{name}" for name in ("tiny-tool", "tiny-tool-1.0.0.tgz", "tiny-words", "tiny-words-1.0.0.tgz")}
+    failed = run(box, f"cd /tmp/npm && {TRUST} npm install {options} --registry https://www.example.net/files/npm/ other-tool 2>&1 || true")
+    assert "npm error code EAI_AGAIN" in failed, failed
+    assert events(host="www.example.net") == []
 
 
 def test_apt(box: Sandbox, internet: Internet, tmp_path: Path) -> None:

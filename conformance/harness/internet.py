@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,20 @@ class Internet:
         assert servers.stdout
         assert servers.stdout.readline() == "ready\n", "the servers of the fake internet did not start"
         return servers
+
+    @contextmanager
+    def beyond(self, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+        """A program that runs among the servers, whose addresses are all local to it, until the context ends."""
+        started = subprocess.Popen(
+            ["nsenter", "--net", "--target", str(self.servers[0].pid), *command],
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            yield started
+        finally:
+            started.terminate()
+            started.wait(10)
 
     def ip(self, *commands: str, inside: int | None = None) -> None:
         """Runs commands of `ip`, here or in the namespace of a process."""

@@ -67,9 +67,15 @@ def bound() -> socket.socket:
 
 def run(command: list[str], **options) -> subprocess.CompletedProcess:
     """As `subprocess.run`."""
-    with bound() as server, tempfile.NamedTemporaryFile("w", prefix="resolv-") as conf:
+    with bound() as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
-        conf.write(f"nameserver {server.getsockname()[0]}\n")
+        return run_with(server.getsockname()[0], command, **options)
+
+
+def run_with(server: str, command: list[str], **options) -> subprocess.CompletedProcess:
+    """As `subprocess.run`, with a name server that is there already."""
+    with tempfile.NamedTemporaryFile("w", prefix="resolv-") as conf:
+        conf.write(f"nameserver {server}\n")
         conf.flush()
         os.chmod(conf.name, 0o644)
         shell = ["unshare", "--mount", "--propagation", "private", "sh", "-c", IN_NAMESPACE, conf.name]

@@ -29,10 +29,10 @@ class SecurePlatform(Platform):
 
 
 @contextmanager
-def secure_platform(data_dir: Path) -> Iterator[SecurePlatform]:
-    """A running platform; afterwards nothing of it may be left."""
+def secure_platform(data_dir: Path, config: str = "") -> Iterator[SecurePlatform]:
+    """A running platform, with further sections of its configuration; afterwards nothing of it may be left."""
     before = HostState.take()
-    server = SecurePlatform(data_dir, config="tls = true\n\n[sandbox]\ndisk_mb = 768\n")
+    server = SecurePlatform(data_dir, config=f"tls = true\n\n[sandbox]\ndisk_mb = 768\n{config}")
     try:
         server.start()
         yield server

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from harness.platform import Platform
+from harness.policies import DENIED, SITE, secure_platform_on_the_internet
 from harness.secure import SecurePlatform, secure_platform
 from harness.traffic import until
 
@@ -333,3 +334,16 @@ def test_nothing_is_left_untried(way: str) -> None:
         ways = [{command}, *({f"{command} {name}" for name in names if name} for names in options if "--help" not in names)]
         missing += [sorted(names) for names in ways if not names & (used[way] | UNSERVED)]
     assert missing == []
+
+
+def test_network(work_dir: Path, tmp_path: Path) -> None:
+    """The client has no options for it: a sandbox of its has the operator's policy, and the log says what that refused."""
+    with secure_platform_on_the_internet(work_dir / "cli-network", f'deny = "{DENIED}"\n') as (server, internet):
+        client = Client(server, tmp_path)
+        client.ok("sandbox", "create", "--detach", "base")
+        (box,) = client.ids()
+        urls = ("http://93.67.0.1/", f"http://{SITE}/", "http://93.66.0.1/", "http://10.9.0.1/")
+        tried = [client.ok("sandbox", "exec", box, f"curl -s -m 10 -o /dev/null {url} && echo reached || echo refused") for url in urls]
+        assert tried == ["reached\n", "reached\n", "refused\n", "refused\n"]
+        until(lambda: "93.66.0.1" in client.ok("sandbox", "logs", box), "the log names what was refused")
+        client.ok("sandbox", "kill", box)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from harness.platform import Platform
+from harness.policies import secure_platform_on_the_internet
 from harness.secure import secure_platform
 from harness.traffic import PROGRAMS
 
@@ -45,7 +46,7 @@ SUITES = ("lifecycle", "commands", "pty", "files", "filesystem", "watch", "compr
 
 
 def test_every_suite_is_named() -> None:
-    assert {path.name.removesuffix(".test.mjs") for path in HERE.glob("*.test.mjs")} == set(SUITES)
+    assert {path.name.removesuffix(".test.mjs") for path in HERE.glob("*.test.mjs")} == {*SUITES, "network"}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,12 @@ def test_over_http(platform: Platform, tmp_path: Path, suite: str) -> None:
 @pytest.mark.parametrize("suite", SUITES)
 def test_over_https(secure: Platform, tmp_path: Path, suite: str) -> None:
     called["https"] |= run(secure, tmp_path, suite)
+
+
+def test_network(work_dir: Path, tmp_path: Path) -> None:
+    """Over HTTPS, on the host of the fake internet."""
+    with secure_platform_on_the_internet(work_dir / "javascript-network") as (server, internet):
+        called["https"] |= run(server, tmp_path, "network", {"RINGFENCE_AUTHORITY": str(internet.authority)})
 
 
 def modules_directory() -> Path:
@@ -91,7 +98,7 @@ def test_nothing_is_left_untried(way: str) -> None:
     assert sorted(public - called[way] - UNSERVED) == []
 
 
-def run(platform: Platform, directory: Path, suite: str) -> set[str]:
+def run(platform: Platform, directory: Path, suite: str, environment: dict[str, str] | None = None) -> set[str]:
     """Runs one suite, of which every test must pass, and returns what it called."""
     modules = modules_directory()
     version = json.loads((modules / "e2b" / "package.json").read_text())["version"]
@@ -109,6 +116,7 @@ def run(platform: Platform, directory: Path, suite: str) -> set[str]:
             "RINGFENCE_CALLED": str(directory / "called"),
             "NODE_OPTIONS": f"--require={directory}/resolve.cjs",
             "RINGFENCE_ADDRESS": f"127.0.0.1:{platform.port}",
+            **(environment or {}),
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

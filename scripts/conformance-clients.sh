@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Drives the release binary (or RINGFENCE_BIN) with published clients other than Python's SDK, at pinned versions:
-# the JavaScript SDK on Node, the command line client, the Go SDK, and a browser. Ends at the first failure. `docs` runs
-# every snippet of the pages, for which it needs all of these clients.
+# the JavaScript SDK on Node and in a browser, the command line client, and the Go SDK. Ends at the first failure. `docs`
+# runs every snippet of the pages, for which it needs all of these clients, and shows the pages in a browser.
 #
-# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go docs (default: all)
+# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go browser docs (default: all)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -25,7 +25,7 @@ node_serves() {
 }
 
 need_node() {
-  command -v npm >/dev/null || need_packages nodejs npm
+  need_npm
   if node_serves node; then
     RINGFENCE_NODE=$(command -v node)
   else
@@ -120,6 +120,15 @@ run_go() {
   suite go
 }
 
+# The JavaScript SDK in a page of another origin. The tools put a certificate authority into the browser's trust.
+run_browser() {
+  need_node
+  need_packages chromium libnss3-tools
+  RINGFENCE_NODE_MODULES=$(npm_packages conformance/browser)
+  export RINGFENCE_NODE_MODULES
+  suite browser
+}
+
 run_docs() {
   need_node
   need_go
@@ -134,7 +143,7 @@ run_docs() {
 }
 
 wanted=("$@")
-[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go docs)
+[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go browser docs)
 report=()
 for client in "${wanted[@]}"; do
   say "$client"

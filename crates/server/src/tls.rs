@@ -144,6 +144,6 @@ fn config(certificates: &[u8], key: &[u8]) -> Result<Arc<rustls::ServerConfig>, 
         .map_err(TlsError::Unusable)?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = [&b"h2"[..], b"http/1.1", b"http/1.0"].map(<[u8]>::to_vec).to_vec();
     Ok(Arc::new(config))
 }

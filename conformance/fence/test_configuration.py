@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
+from harness.egress_logs import said
 from harness.inside import outgoing
 from harness.internet import HOST_V4, RESOLVER, Internet
 from harness.internet_names import home
 from harness.platform import Platform
+from harness.traffic import wait_served
 
 ALL = "0.0.0.0/0"
 CONNECTIONS, FLOWS = 20, 12
@@ -36,6 +38,19 @@ disk_mb = 256
 [egress]
 default = "deny"
 resolvers = "{RESOLVER}:53"
+"""
+OPEN_FOR_ONE_TEAM = f'{CLOSED_BY_DEFAULT}[team.default.egress]\ndefault = "allow"\n'
+CLOSED_FOR_ONE_TEAM = '[sandbox]\ndisk_mb = 256\n[team.default.egress]\ndefault = "deny"\n'
+DISABLED = f'[sandbox]\ndisk_mb = 256\n[egress]\nenabled = false\nresolvers = "{RESOLVER}:53"\n'
+PER_SECOND, BURST = 5, 20
+BANDWIDTH_MBIT = 40
+LIMITED = f"""
+[sandbox]
+disk_mb = 256
+[egress]
+resolvers = "{RESOLVER}:53"
+connections_per_s = {PER_SECOND}
+bandwidth_mbit = {BANDWIDTH_MBIT}
 """
 
 
@@ -76,6 +91,19 @@ def test_private_addresses_that_are_open(make: Callable[..., Sandbox], internet:
     # The capture of closed addresses sees what is opened here: an empty one elsewhere means something.
     sent = {packet.to for packet in internet.closed.packets()}
     assert sent == {"10.9.0.1", "10.9.0.255", "fd00:9::9"}
+    internet.closed.seen.clear()
+
+
+def test_private_dns_servers(make: Callable[..., Sandbox], internet: Internet) -> None:
+    """A policy can name those that the operator opened, and no others."""
+    servers = {"10.9.0.3": True, "10.9.1.3": False, "93.191.7.3": False, "8.8.4.4": True}
+    for server, is_open in servers.items():
+        box = make(network={"dns_servers": [server]})
+        name = f"by-{server.replace('.', '-')}.example.com"
+        outcome = outgoing(box, {"do": "dns", "name": name})[0]
+        assert (outcome["code"] == 0) == is_open, (server, outcome)
+        assert {event["server"] for event in internet.events(kind="dns", name=name)} == ({server} if is_open else set())
+    assert {packet.to for packet in internet.closed.packets()} == {"10.9.0.3"}
     internet.closed.seen.clear()
 
 
@@ -151,6 +179,75 @@ def test_a_platform_that_denies_by_default(platform: Platform, work_dir: Path) -
         attempts = [{"do": "tcp", "to": "93.191.3.1"}, {"do": "tcp", "to": "93.191.3.2"}, {"do": "tls", "to": "45.37.0.6", "name": "api.example.com"}]
         seen = [result == "ok" for box in (plain, some, names) for result in results(box, *attempts)]
         assert seen == [False, False, False, True, False, False, False, False, True]
+
+
+@pytest.mark.parametrize(("config", "is_open"), [(OPEN_FOR_ONE_TEAM, True), (CLOSED_FOR_ONE_TEAM, False)])
+def test_a_default_for_one_team(platform: Platform, work_dir: Path, config: str, is_open: bool) -> None:
+    """It replaces that for all, in both directions, and policies are above it."""
+    with running(work_dir / f"team-{is_open}", config):
+        plain, denied, allowed = Sandbox.create(), Sandbox.create(network={"deny_out": ["93.191.3.4"]}), Sandbox.create(network={"allow_out": ["93.191.3.4"]})
+        seen = [results(box, {"do": "tcp", "to": "93.191.3.4"}) == ["ok"] for box in (plain, denied, allowed)]
+        assert seen == [is_open, False, True]
+
+
+def test_a_platform_without_network(platform: Platform, work_dir: Path, internet: Internet) -> None:
+    """Servers inside can still be reached."""
+    with running(work_dir / "disabled", DISABLED) as server:
+        box = Sandbox.create(network={"allow_out": [ALL]})
+        with internet.capture() as capture:
+            attempts = [{"do": kind, "to": "93.191.3.5"} for kind in ("tcp", "udp", "http")]
+            attempts += [{"do": "dns", "name": "off.example.com", "over": over} for over in ("udp", "tcp")]
+            assert "ok" not in results(box, *attempts)
+            assert capture.packets() == []
+        assert any("no network here" in line for line in said(server, box, "93.191.3.5"))
+        box.commands.run("exec python3 -m http.server 8000", background=True, timeout=0)
+        assert wait_served(server.url, box.get_host(8000)).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def limited(platform: Platform, work_dir: Path) -> Iterator[Platform]:
+    with running(work_dir / "limited", LIMITED) as server:
+        yield server
+
+
+@pytest.mark.parametrize("beyond", [0, 3 * PER_SECOND])
+def test_connections_per_second(limited: Platform, create: Callable[..., Sandbox], internet: Internet, beyond: int) -> None:
+    """A burst is accepted at once; further ones wait for their turn, and none is refused."""
+    limited.use()
+    box, other = create(), create()
+    to = f"93.191.4.{1 + beyond}"
+    assert outgoing(box, {"do": "many", "to": to, "count": BURST + beyond})[0]["outcomes"] == {"ok": BURST + beyond}
+    times = [event["at"] for event in internet.events(kind="tcp", server=to)]
+    took = max(times) - min(times)
+    due = beyond / PER_SECOND
+    assert due - 0.7 <= took <= due + 2, took
+    assert results(other, {"do": "tcp", "to": "93.191.4.250"}) == ["ok"]
+
+
+TRANSFER = """
+import json, socket, time
+size, to = 6_000_000, "93.191.5.1"
+begun = time.monotonic()
+stream = socket.create_connection((to, 1001)); stream.sendall(b"%d\\n" % size)
+received = 0
+while data := stream.recv(1 << 16): received += len(data)
+down = time.monotonic()
+stream = socket.create_connection((to, 1002)); stream.sendall(bytes(size)); stream.shutdown(1)
+sent = int(stream.makefile().read().split()[0])
+print(json.dumps({"down": down - begun, "up": time.monotonic() - down, "received": received, "sent": sent}))
+"""
+
+
+def test_bandwidth(limited: Platform, platform: Platform, create: Callable[..., Sandbox]) -> None:
+    """6 MB take 1.2 s in each direction at 40 Mbit/s; without the limit, next to nothing."""
+    for server, is_limited in ((limited, True), (platform, False)):
+        server.use()
+        box = create()
+        box.files.write("/tmp/transfer.py", TRANSFER)
+        took = outgoing(box, {"do": "run", "command": "python3 /tmp/transfer.py"})[0]
+        assert took["received"] == took["sent"] == 6_000_000, took
+        for direction in ("down", "up"):
+            assert (1.0 if is_limited else 0) < took[direction] < (3 if is_limited else 0.9), took
 
 
 @pytest.mark.parametrize("line", ['default = "maybe"', 'resolvers = "nowhere"', 'deny = "10.0.0.0/33"', "connections = -1", 'allow_private = "example.com"'])

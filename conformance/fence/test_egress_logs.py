@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any
 
-import httpx
 from e2b import Sandbox
 
+from harness.egress_logs import entries, said
 from harness.inside import outgoing
 from harness.platform import Platform
 from harness.traffic import until
-
-
-def entries(platform: Platform, sandbox: Sandbox) -> list[dict[str, Any]]:
-    answer = httpx.get(
-        f"{platform.url}/sandboxes/{sandbox.sandbox_id}/logs", headers={"X-API-Key": os.environ["E2B_API_KEY"]}, params={"limit": 1000}
-    )
-    assert answer.status_code == 200, answer.text
-    return [entry for entry in answer.json()["logEntries"] if entry["fields"].get("logger") == "egress"]
-
-
-def said(platform: Platform, sandbox: Sandbox, *words: str) -> list[str]:
-    """Entries that contain all of these, fields included."""
-    lines = [f"{entry['level']} {entry['message']} {entry['fields']}" for entry in entries(platform, sandbox)]
-    return [line for line in lines if all(word in line for word in words)]
 
 
 def test_denied_connections(create: Callable[..., Sandbox], platform: Platform) -> None:

@@ -31,6 +31,21 @@ def test_every_server_is_the_resolver(create: Callable[..., Sandbox], internet: 
     assert sent == {(RESOLVER, 53)}
 
 
+def test_servers_of_a_policy(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """They are asked instead of the operator's, in their order, also after a change."""
+    box = create(network={"dns_servers": ["8.8.4.4", "8.8.8.8"]})
+
+    def asked(name: str) -> set[str]:
+        assert outgoing(box, {"do": "dns", "name": name})[0]["addresses"] == [home(name)]
+        return {event["server"] for event in internet.events(kind="dns", name=name)}
+
+    assert asked("first.example.com") == {"8.8.4.4"}
+    box.update_network({"dns_servers": ["1.0.0.1"]})
+    assert asked("second.example.com") == {"1.0.0.1"}
+    box.update_network({})
+    assert asked("third.example.com") == {RESOLVER}
+
+
 def test_what_names_resolve_to(create: Callable[..., Sandbox], internet: Internet) -> None:
     box = create()
     names = {

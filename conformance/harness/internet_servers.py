@@ -10,6 +10,7 @@ networks included, would answer it. Everything that arrives is a line of JSON in
 | 80, 8080; 443, 8443 | HTTP; HTTPS with HTTP/2: see `harness.internet_web` |
 | 53 | DNS: see `harness.internet_names` |
 | 7 and 443 UDP, 7 TCP | echo |
+| 1080 to 1085 TCP | SOCKS5: see `harness.internet_socks` |
 | 1001 TCP | sends as many bytes as the first line says, and closes |
 | 1002 TCP | receives until the end of the stream, answers with number and SHA-256 of the bytes |
 | 1003 TCP | resets the connection after the first byte |
@@ -36,7 +37,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness import internet_socks
 from harness.internet_names import answer
+from harness.internet_socks import Socks
 from harness.internet_web import Web, serve_http2
 
 IPV6_FREEBIND = 78
@@ -180,6 +183,14 @@ def secure_web(context: ssl.SSLContext) -> Callable[[Connection], None]:
     return serve
 
 
+def secure_socks(context: ssl.SSLContext) -> Callable[[Connection], None]:
+    def serve(connection: Connection) -> None:
+        connection.socket = context.wrap_socket(connection.socket, server_side=True)
+        Socks(connection, record, needs_password=True)
+
+    return serve
+
+
 def dns_over_tcp(connection: Connection) -> None:
     stream = connection.socket.makefile("rb")
     while size := stream.read(2):
@@ -254,12 +265,20 @@ def dns_over_udp(query: bytes, asked: str) -> list[bytes]:
 
 
 def main() -> None:
-    secure = secure_web(tls_contexts())
+    contexts = tls_contexts()
+    secure = secure_web(contexts)
     for port in (80, 8080):
         listen(port, web)
     for port in (443, 8443):
         listen(port, secure)
     listen(53, dns_over_tcp)
+    listen(internet_socks.OPEN, lambda connection: Socks(connection, record))
+    listen(internet_socks.AUTHENTICATED, lambda connection: Socks(connection, record, needs_password=True))
+    # Clients that speak TLS without HTTP offer no protocols, which these contexts accept.
+    listen(internet_socks.SECURE, secure_socks(contexts))
+    listen(internet_socks.REFUSING, lambda connection: Socks(connection, record, refuses=True))
+    listen(internet_socks.SILENT, silent)
+    listen(internet_socks.HTTP, internet_socks.http)
     listen(7, echo)
     listen(1001, source)
     listen(1002, sink)

@@ -36,7 +36,7 @@ def status(sandbox: Sandbox, command: str, user: str = "root", timeout: float = 
 
 
 class Background:
-    """A Python program that runs inside until it is killed, and has printed something: what it had to do first is done."""
+    """A Python program that runs inside until it is killed, and has printed a line: what it had to do first is done."""
 
     def __init__(self, sandbox: Sandbox, code: str, user: str = "user") -> None:
         place = f"/tmp/background-{uuid.uuid4().hex[:8]}.py"
@@ -44,8 +44,13 @@ class Background:
         # As many descriptors as the user may have: most of these programs take what they can get.
         command = f"ulimit -n $(ulimit -Hn); exec python3 -u {place}"
         self.handle = sandbox.commands.run(command, background=True, user=user, timeout=0)
-        self.said, error, _ = next(iter(self.handle))
-        assert error is None, error
+        self.said = ""
+        output = iter(self.handle)
+        # A line may arrive in parts.
+        while not self.said.endswith("\n"):
+            out, error, _ = next(output)
+            assert error is None, error
+            self.said += out or ""
 
 
 class Marked:

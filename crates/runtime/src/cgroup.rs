@@ -31,7 +31,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
 use self::limits::pids_of_all_sandboxes;
-use crate::cgroup_view::{self, Beside, Shown, Whose};
+use crate::cgroup_view::{self, Scope, Shown, UnlimitedMounts};
 use crate::identity::{self, AgentRecord};
 use crate::slot::Name;
 
@@ -146,7 +146,7 @@ pub(crate) struct Tree {
     name: String,
     /// Further mounts of version 1 that programs inside look for.
     #[serde(default)]
-    beside: Beside,
+    unlimited: UnlimitedMounts,
 }
 
 impl Tree {
@@ -156,7 +156,7 @@ impl Tree {
         Self {
             backend,
             name: format!("ringfence-{hash:016x}"),
-            beside: Beside::default(),
+            unlimited: UnlimitedMounts::default(),
         }
     }
 
@@ -164,7 +164,8 @@ impl Tree {
     #[must_use]
     pub(crate) fn with_all_of_version_1(mut self) -> Self {
         if let Backend::Hybrid(..) = self.backend {
-            self.beside = Beside::from_mountinfo(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
+            self.unlimited =
+                UnlimitedMounts::from_mountinfo(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
         }
         self
     }
@@ -181,7 +182,7 @@ impl Tree {
             Backend::V2(root) => vec![root.join(&self.name)],
             Backend::Hybrid(unified, v1) => std::iter::once(unified)
                 .chain(v1)
-                .chain(self.beside.counting(&v1[2]))
+                .chain(self.unlimited.counting(&v1[2]))
                 .map(|root| root.join(&self.name))
                 .collect(),
             Backend::None(dir) => vec![dir.clone()],
@@ -189,7 +190,7 @@ impl Tree {
     }
 
     fn cpuset(&self) -> Option<PathBuf> {
-        Some(self.beside.cpuset.as_ref()?.join(&self.name))
+        Some(self.unlimited.cpuset.as_ref()?.join(&self.name))
     }
 
     /// Moves the calling process, and its future children, into the tree's group of the `cpuset` hierarchy, if there is
@@ -203,12 +204,12 @@ impl Tree {
         let of = |tree: &Path, name: &str| Shown {
             tree: tree.join(&self.name),
             name: name.to_owned(),
-            whose: Whose::Workload,
+            scope: Scope::Workload,
         };
         match &self.backend {
             Backend::V2(root) => vec![of(root, "")],
             Backend::Hybrid(unified, [memory, pids, cpu]) => {
-                let cpu_name = match &self.beside.cpuacct {
+                let cpu_name = match &self.unlimited.cpuacct {
                     Some(path) if path == cpu => "cpu,cpuacct",
                     _ => "cpu",
                 };
@@ -218,14 +219,14 @@ impl Tree {
                     of(pids, "pids"),
                     of(cpu, cpu_name),
                 ];
-                shown.extend(self.beside.counting(cpu).map(|path| Shown {
-                    whose: Whose::Sandbox,
+                shown.extend(self.unlimited.counting(cpu).map(|path| Shown {
+                    scope: Scope::Sandbox,
                     ..of(path, "cpuacct")
                 }));
                 shown.extend(self.cpuset().filter(|_| cpuset).map(|tree| Shown {
                     tree,
                     name: "cpuset".to_owned(),
-                    whose: Whose::All,
+                    scope: Scope::All,
                 }));
                 shown
             }

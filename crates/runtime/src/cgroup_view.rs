@@ -15,7 +15,7 @@ use crate::files::write_at;
 
 /// Mounts of version 1 without limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Beside {
+pub(crate) struct UnlimitedMounts {
     /// May be the same mount as that of `cpu`.
     pub(crate) cpuacct: Option<PathBuf>,
     pub(crate) cpuset: Option<PathBuf>,
@@ -29,12 +29,12 @@ pub(crate) struct Shown {
     /// Path below `/sys/fs/cgroup`; empty for that directory itself.
     pub(crate) name: String,
     /// Which group of that tree it is.
-    pub(crate) whose: Whose,
+    pub(crate) scope: Scope,
 }
 
-/// Whose group a sandbox sees of a hierarchy.
+/// Which processes are in the group that a sandbox sees of a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum Scope {
     /// The workload's.
     Workload,
     /// The sandbox's own, with the agent's use in it.
@@ -43,7 +43,7 @@ pub(crate) enum Whose {
     All,
 }
 
-impl Beside {
+impl UnlimitedMounts {
     /// Parses the text of `/proc/self/mountinfo`.
     pub(crate) fn from_mountinfo(mountinfo: &str) -> Self {
         let of = |controller: &str| {
@@ -119,15 +119,15 @@ mod tests {
     fn hierarchies_without_limits_are_found() {
         let line = |path: &str, options: &str| format!("31 23 0:27 / {path} rw - cgroup cgroup rw,{options}\n");
         let together = line("/c/cpu,cpuacct", "cpu,cpuacct") + &line("/c/set", "cpuset,clone_children");
-        let beside = Beside::from_mountinfo(&together);
-        assert_eq!(beside.cpuset.as_deref(), Some(Path::new("/c/set")));
-        assert_eq!(beside.counting(Path::new("/c/cpu,cpuacct")), None);
-        let apart = Beside::from_mountinfo(&(line("/c/cpu", "cpu") + &line("/c/cpuacct", "cpuacct")));
+        let mounts = UnlimitedMounts::from_mountinfo(&together);
+        assert_eq!(mounts.cpuset.as_deref(), Some(Path::new("/c/set")));
+        assert_eq!(mounts.counting(Path::new("/c/cpu,cpuacct")), None);
+        let apart = UnlimitedMounts::from_mountinfo(&(line("/c/cpu", "cpu") + &line("/c/cpuacct", "cpuacct")));
         assert_eq!(apart.cpuset, None);
         assert_eq!(apart.counting(Path::new("/c/cpu")), Some(&PathBuf::from("/c/cpuacct")));
         assert_eq!(
-            Beside::from_mountinfo("30 23 0:26 / /c rw - cgroup2 cgroup2 rw\n"),
-            Beside::default()
+            UnlimitedMounts::from_mountinfo("30 23 0:26 / /c rw - cgroup2 cgroup2 rw\n"),
+            UnlimitedMounts::default()
         );
     }
 

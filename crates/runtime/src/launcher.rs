@@ -47,7 +47,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags};
 use rustix::net::SocketType;
 
-use self::child::{Patience, Unfinished, pair, reported, run_child};
+use self::child::{ChildWait, Unfinished, pair, reported, run_child};
 use crate::cgroup::open::OpenTree;
 use crate::cgroup_view::{self, Shown};
 use crate::disk::{self, Loops, Template};
@@ -55,7 +55,7 @@ use crate::figures::Figures;
 use crate::files::write_at;
 use crate::processors::Views;
 use crate::rootfs::{LAYERS_MAX, Layer, Overlay, Rootfs};
-use crate::setup::{self, Clocks, Plan, place};
+use crate::setup::{self, Clocks, Parameters, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Hello, Reply, Request, Work};
@@ -209,7 +209,7 @@ impl Launcher {
         resources: &Resources,
         asked_by: BorrowedFd<'_>,
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let patience = Patience { asked_by, step: STEP };
+        let wait = ChildWait { asked_by, step: STEP };
         let mut stages = Stages::new();
         let agent_groups = self.tree.create(name, resources).during("create the cgroups")?;
         stages.end("cgroup");
@@ -221,7 +221,7 @@ impl Launcher {
         let (boot, agent_boot) = pair(SocketType::STREAM)?;
         let (agent_spawner, spawner) = pair(SocketType::SEQPACKET)?;
         sys::set_ids(base_id, base_id, 0).during("switch to the sandbox's user id")?;
-        let plan = Plan {
+        let parameters = Parameters {
             name: &name.to_string(),
             interface: self.interface,
             overlays: &rootfs.overlays,
@@ -237,7 +237,7 @@ impl Launcher {
             Ok(Cloned::Child) => run_child(&theirs, |socket| {
                 let joined = agent_groups.join();
                 joined.map_err(|error| setup::failure("join the cgroup", error))?;
-                setup::become_agent(socket, &plan, agent_boot, agent_spawner)
+                setup::become_agent(socket, &parameters, agent_boot, agent_spawner)
             }),
             Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
             Err(error) => {
@@ -305,17 +305,17 @@ impl Launcher {
             .during("create the workload's cgroups")?;
         wire::send(setup.as_fd(), b"groups", &[]).during("report the cgroups")?;
         if let Some(figures) = figures {
-            let answered = patience.serve(setup.as_fd(), figures.kernel.as_fd(), || figures.answer());
+            let answered = wait.serve(setup.as_fd(), figures.kernel.as_fd(), || figures.answer());
             answered.during("serve the FUSE file system")?;
         }
-        match patience.receive(setup.as_fd()).during("set up")? {
+        match wait.receive(setup.as_fd()).during("set up")? {
             Some((message, _)) if message == setup::READY => {}
             other => return Err(reported(other)).during("set up"),
         }
         stages.end("setup");
         let spawned = spawner::begin(child.first(), &work, Some(spawner))?;
-        patience.finished(setup.as_fd()).during("agent")?;
-        spawned.finish(patience).during("spawner")?;
+        wait.finished(setup.as_fd()).during("agent")?;
+        spawned.finish(wait).during("spawner")?;
         stages.end("exec");
         let mut fds = child.finish();
         fds.extend([net, boot]);

@@ -16,7 +16,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 use rustix::time::{ClockId, Timespec};
 
-use crate::cgroup_view::{Shown, Whose};
+use crate::cgroup_view::{Scope, Shown};
 use crate::files::write_at;
 use crate::processors::{self, View};
 use crate::rootfs::Overlay;
@@ -104,7 +104,7 @@ pub(crate) const ABOVE_PLACES: i32 = 10;
 
 /// The parameters of a new sandbox.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct Parameters<'a> {
     /// Name of its cgroups.
     pub(crate) name: &'a str,
     /// Kind of the interface `eth0`.
@@ -151,15 +151,15 @@ impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
 /// Runs in the child that is pid 1 of the sandbox. Returns only if it fails.
 pub(crate) fn become_agent(
     socket: BorrowedFd<'_>,
-    plan: &Plan<'_>,
+    parameters: &Parameters<'_>,
     boot: OwnedFd,
     spawner: OwnedFd,
 ) -> Result<Infallible, Failure> {
     // No descriptor of the host may stay open in a process of the sandbox.
     let kept = [socket.as_raw_fd(), boot.as_raw_fd(), spawner.as_raw_fd()];
     sys::close_all_but(&kept).step("close the launcher's descriptors")?;
-    begin_time(plan.began).step("create the time namespace")?;
-    netlink::configure(plan.interface).step("network")?;
+    begin_time(parameters.began).step("create the time namespace")?;
+    netlink::configure(parameters.interface).step("network")?;
     // Without a gateway nothing answers: connections fail after seconds and not after minutes.
     write_at(CWD, "/proc/sys/net/ipv4/tcp_syn_retries", SYN_RETRIES).step("limit TCP retries")?;
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
@@ -167,17 +167,17 @@ pub(crate) fn become_agent(
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("receive the file system");
     };
     let mut mounts = mounts.into_iter();
-    let overlays: Vec<OwnedFd> = mounts.by_ref().take(plan.overlays.len()).collect();
-    if overlays.len() != plan.overlays.len() {
+    let overlays: Vec<OwnedFd> = mounts.by_ref().take(parameters.overlays.len()).collect();
+    if overlays.len() != parameters.overlays.len() {
         return Err(io::Error::from(io::ErrorKind::InvalidData)).step("receive the file system");
     }
     let (figures, kernel) = (mounts.next(), mounts.next());
     // The id maps are written by now, so 0 is the sandbox's root.
     sys::set_ids(0, 0, 0).step("become root of the sandbox")?;
     sys::clear_groups().step("drop groups")?;
-    limit_shared_memory(plan.shared_memory_mb / 2).step("limit shared memory")?;
-    build_tree(socket, plan, overlays, figures)?;
-    check_overlays(plan.overlays.len())?;
+    limit_shared_memory(parameters.shared_memory_mb / 2).step("limit shared memory")?;
+    build_tree(socket, parameters, overlays, figures)?;
+    check_overlays(parameters.overlays.len())?;
     wire::send(socket, READY, &[]).step("report")?;
     let mut placed = vec![(boot, BOOT_FD), (spawner, SPAWNER_FD)];
     placed.extend(kernel.map(|kernel| (kernel, FIGURES_FD)));
@@ -269,11 +269,11 @@ fn limit_shared_memory(memory_mb: u32) -> io::Result<()> {
 
 fn build_tree(
     socket: BorrowedFd<'_>,
-    plan: &Plan<'_>,
+    parameters: &Parameters<'_>,
     overlays: Vec<OwnedFd>,
     figures: Option<OwnedFd>,
 ) -> Result<(), Failure> {
-    let mut overlays = plan.overlays.iter().zip(overlays);
+    let mut overlays = parameters.overlays.iter().zip(overlays);
     if let Some((_, root)) = overlays.next() {
         attach(root.as_fd(), CWD, place::NEW).step("attach the root")?;
     }
@@ -299,8 +299,8 @@ fn build_tree(
         ("max", TERMINALS),
     ];
     put(mount("devpts", &pts, attr::NOSUID | attr::NOEXEC)?, "dev/pts").step("attach /dev/pts")?;
-    let size = format!("{}m", plan.shared_memory_mb);
-    let inodes = (u64::from(plan.shared_memory_mb) * INODES_PER_MB).to_string();
+    let size = format!("{}m", parameters.shared_memory_mb);
+    let inodes = (u64::from(parameters.shared_memory_mb) * INODES_PER_MB).to_string();
     put(
         mount(
             "tmpfs",
@@ -332,11 +332,11 @@ fn build_tree(
     mask_proc(new.as_fd())?;
     let host = format!("{}/{CPU}", place::SYSFS);
     let here = format!("sys/{CPU}");
-    match &plan.processors.files {
+    match &parameters.processors.files {
         None => put(clone_tree(&host, false)?, &here).step("attach the processors")?,
         Some(files) => {
             put(read_only(&format!("{files}/cpu"))?, &here).step("attach the processors")?;
-            for number in &plan.processors.numbers {
+            for number in &parameters.processors.numbers {
                 let part = clone_tree(&format!("{host}/cpu{number}"), false)?;
                 put(part, &format!("{here}/cpu{number}")).step("attach a processor")?;
             }
@@ -349,11 +349,11 @@ fn build_tree(
     if wire::receive(socket).step("wait for the cgroups")?.is_none() {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups");
     }
-    for (index, group) in plan.groups.iter().enumerate() {
-        let own = match group.whose {
-            Whose::Workload => format!("/{}/work", plan.name),
-            Whose::Sandbox => format!("/{}", plan.name),
-            Whose::All => String::new(),
+    for (index, group) in parameters.groups.iter().enumerate() {
+        let own = match group.scope {
+            Scope::Workload => format!("/{}/work", parameters.name),
+            Scope::Sandbox => format!("/{}", parameters.name),
+            Scope::All => String::new(),
         };
         let group_tree = read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
         put(group_tree, &format!("sys/fs/cgroup/{}", group.name)).step("attach a cgroup")?;

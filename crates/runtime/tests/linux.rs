@@ -148,8 +148,8 @@ fn start(container: &ContainerDriver, id: &SandboxId) -> Started {
 fn end(sandbox: &Arc<dyn Sandbox>) {
     sandbox.kill();
     let mut poll = [PollFd::from_borrowed_fd(sandbox.ended(), PollFlags::IN)];
-    let patience = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
-    assert_eq!(rustix::event::poll(&mut poll, Some(&patience)).unwrap(), 1, "it ends");
+    let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut poll, Some(&limit)).unwrap(), 1, "it ends");
 }
 
 /// Gives a sandbox a new spawner, once its agent listens.

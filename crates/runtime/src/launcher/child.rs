@@ -20,14 +20,14 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long, and on whose behalf, to wait for a child's report.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience<'a> {
+pub(super) struct ChildWait<'a> {
     /// The socket of the request. Its other end closes with the platform.
     pub(super) asked_by: BorrowedFd<'a>,
     /// Maximum wait for one report.
     pub(super) step: Duration,
 }
 
-impl Patience<'_> {
+impl ChildWait<'_> {
     /// The next packet from a child; `None` when every process with its socket has exited or executed a program.
     ///
     /// # Errors

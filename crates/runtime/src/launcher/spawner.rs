@@ -24,7 +24,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::During;
-use super::child::{Patience, Unfinished, has_ended, pair, reported, run_child};
+use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
 use crate::cgroup::open::{Entry, OpenTree};
 use crate::setup::{self, Failure};
 use crate::slot::Name;
@@ -46,7 +46,7 @@ const HELPER_STAYS: Duration = Duration::from_secs(20);
 
 /// A spawner being started, killed on drop unless finished.
 #[derive(Debug)]
-pub(super) struct Half {
+pub(super) struct StartingSpawner {
     report: OwnedFd,
     processes: Unfinished,
     /// Index of the process that becomes the spawner, once known.
@@ -57,10 +57,10 @@ pub(super) struct Half {
 ///
 /// # Errors
 /// When no process can be cloned, or the cgroup is full.
-pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd>) -> io::Result<Half> {
+pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd>) -> io::Result<StartingSpawner> {
     let (report, theirs) = pair(SocketType::SEQPACKET)?;
     match sys::clone3(0, work.birth.as_ref().map(AsFd::as_fd)).during("clone the helper")? {
-        Cloned::Parent { pidfd, .. } => Ok(Half {
+        Cloned::Parent { pidfd, .. } => Ok(StartingSpawner {
             report,
             processes: Unfinished::new(pidfd),
             last: None,
@@ -69,14 +69,14 @@ pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd
     }
 }
 
-impl Half {
+impl StartingSpawner {
     /// Waits until the spawner runs.
     ///
     /// # Errors
     /// With the step that failed or took too long, or when root inside killed it first. Nothing of it is running then.
-    pub(super) fn finish(mut self, patience: Patience<'_>) -> io::Result<()> {
+    pub(super) fn finish(mut self, wait: ChildWait<'_>) -> io::Result<()> {
         loop {
-            match patience.receive(self.report.as_fd())? {
+            match wait.receive(self.report.as_fd())? {
                 Some((message, children)) if message == CLONED => self.processes.add(children),
                 Some((message, children)) if message == LAST => {
                     self.last = Some(self.processes.processes().len());
@@ -220,8 +220,8 @@ fn conduct(agent: &OwnedFd, work: &Entry, answer: &OwnedFd) -> ! {
     kept.extend(work.descriptors());
     let outcome = sys::close_all_but(&kept)
         .and_then(|()| begin(agent.as_fd(), work, None))
-        .and_then(|half| {
-            half.finish(Patience {
+        .and_then(|starting| {
+            starting.finish(ChildWait {
                 asked_by: answer.as_fd(),
                 step: STEP,
             })

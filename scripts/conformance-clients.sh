@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Drives the release binary (or RINGFENCE_BIN) with published clients other than Python's SDK, at pinned versions:
-# the JavaScript SDK on Node and in a browser, the command line client, and the Go SDK. Ends at the first failure. `docs`
-# runs every snippet of the pages, for which it needs all of these clients, and shows the pages in a browser.
+# the JavaScript SDK on Node and in a browser, the command line client, the Go SDK, and the official MCP clients. Ends at the
+# first failure. `docs` runs every snippet of the pages, for which it needs all of these clients, and shows the pages in a browser.
 #
-# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go browser docs (default: all)
+# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go browser mcp docs (default: all)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -129,6 +129,18 @@ run_browser() {
   suite browser
 }
 
+run_mcp() {
+  need_node
+  local version pythons=()
+  for version in 2.3.0 1.30.0; do
+    pythons+=("$(python_environment "conformance/mcp/requirements-$version.txt" "$clients/mcp-$version")/bin/python")
+  done
+  RINGFENCE_MCP_PYTHON=$(IFS=:; printf '%s' "${pythons[*]}")
+  RINGFENCE_NODE_MODULES=$(npm_packages conformance/mcp)
+  export RINGFENCE_MCP_PYTHON RINGFENCE_NODE_MODULES
+  suite mcp
+}
+
 run_docs() {
   need_node
   need_go
@@ -143,7 +155,7 @@ run_docs() {
 }
 
 wanted=("$@")
-[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go browser docs)
+[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go browser mcp docs)
 report=()
 for client in "${wanted[@]}"; do
   say "$client"

@@ -8,6 +8,7 @@
 
 mod egress;
 pub(crate) mod keys;
+mod mcp;
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,9 @@ use std::path::{Path, PathBuf};
 
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
-use server::settings::{BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, Network, RecordSettings, TeamLimits};
+use server::settings::{
+    BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, McpSettings, Network, RecordSettings, TeamLimits,
+};
 
 use self::keys::{Key, Kind};
 use crate::tls::{Files, Https};
@@ -157,6 +160,8 @@ pub(crate) struct Config {
     pub(crate) always_secure: bool,
     /// What is open to sandboxes, and how much they may use.
     pub(crate) egress: EgressSettings,
+    /// The documentation endpoint.
+    pub(crate) mcp: McpSettings,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
@@ -252,6 +257,7 @@ impl Sources {
             reserve_disks,
             limits: given.limits()?,
             connections: given.connections()?,
+            mcp: given.mcp()?,
             capacity: CapacitySettings {
                 memory_floor_mb: number(
                     keys::CAPACITY_MEMORY_FLOOR_MB,

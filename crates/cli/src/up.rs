@@ -199,6 +199,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
             traffic: Some(traffic.clone()),
             records: settings.records.clone(),
             always_secure: settings.always_secure,
+            mcp: settings.mcp.clone(),
             resources: settings.resources,
             egress: settings.egress.clone(),
             tls: shown.map(|shown| shown.tls),

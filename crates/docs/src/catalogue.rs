@@ -23,6 +23,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    #[cfg(test)]
+    pub(crate) fn of(pages: &'static [Page]) -> Self {
+        Self { pages }
+    }
+
     /// The pages in order: depth first, the index of a folder first.
     #[must_use]
     pub fn pages(&self) -> &'static [Page] {

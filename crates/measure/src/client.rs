@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, request};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -264,6 +264,23 @@ impl Client {
         let (status, headers, body) = self.exchange(request).await.with_context(|| format!("get {path}"))?;
         let took = begun.elapsed();
         expect(status, StatusCode::OK, &body).with_context(|| format!("get {path}"))?;
+        Ok(Answer { took, headers, body })
+    }
+
+    /// Sends a POST request with a JSON body and one more header to `path`.
+    ///
+    /// # Errors
+    /// When the response is not 200, or none is received.
+    pub async fn post(&mut self, path: &str, header: (&str, &str), body: Bytes) -> Result<Answer> {
+        let mut request = self.api(Method::POST, path, body)?;
+        request
+            .headers_mut()
+            .insert(HeaderName::try_from(header.0)?, HeaderValue::try_from(header.1)?);
+        self.connect().await?;
+        let begun = Instant::now();
+        let (status, headers, body) = self.exchange(request).await.with_context(|| format!("post {path}"))?;
+        let took = begun.elapsed();
+        expect(status, StatusCode::OK, &body).with_context(|| format!("post {path}"))?;
         Ok(Answer { took, headers, body })
     }
 

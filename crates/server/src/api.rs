@@ -10,6 +10,7 @@ mod auth;
 mod body;
 mod error;
 mod json;
+mod mcp;
 mod not_built;
 mod observe;
 mod openapi;
@@ -86,7 +87,9 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
         operations: Operations::of(&document),
     };
     let address = ApiAddress::new(&state.access.domain, &document);
+    let mcp_path = state.mcp.path.clone();
     let router = router
+        .route(&mcp_path, axum::routing::post(mcp::call))
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
         .layer(Extension(openapi::ServedDocument::new(&document)))
@@ -151,7 +154,7 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 
 /// Allows requests from other origins: SDKs also run in browsers.
 fn cors() -> CorsLayer {
-    const ALLOWED: [&str; 24] = [
+    const ALLOWED: [&str; 27] = [
         "authorization",
         "browser",
         "connect-protocol-version",
@@ -165,6 +168,9 @@ fn cors() -> CorsLayer {
         "lang",
         "lang_version",
         "machine",
+        "mcp-method",
+        "mcp-name",
+        "mcp-protocol-version",
         "os",
         "package_version",
         "processor",

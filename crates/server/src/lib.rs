@@ -22,6 +22,7 @@ mod deadlines;
 pub mod keys;
 pub mod lease;
 mod listen;
+mod mcp;
 mod metrics;
 mod node;
 pub mod operator;

@@ -41,7 +41,7 @@ use self::links::SignedLinks;
 use self::malformed::{ErrorBodyStream, ResponseState};
 use crate::api::ApiAddress;
 use crate::metrics::Metrics;
-use crate::peers::{Peer, PeerRates};
+use crate::peers::{ClientPeer, Peer, PeerRates};
 use crate::sandboxes::registry::Registry;
 use crate::tls::{self, Tls};
 
@@ -133,9 +133,10 @@ impl Gateway {
         self.phase.load(Ordering::Acquire) == Phase::Ready as u8
     }
 
-    async fn answer(&self, request: Request<Incoming>, peer: Option<Peer>) -> Response<Body> {
-        let (parts, body) = request.into_parts();
+    async fn answer(&self, request: Request<Incoming>, client: ClientPeer) -> Response<Body> {
+        let (mut parts, body) = request.into_parts();
         let route = route(&parts, &self.address);
+        parts.extensions.insert(client);
         let mut body = self.ingress.body(parts.version, &parts.headers, body);
         let rest = if parts.version == Version::HTTP_2 {
             body.pending_upload()
@@ -143,7 +144,9 @@ impl Gateway {
             None
         };
         let waits = parts.headers.contains_key(header::EXPECT);
-        let response = self.answer_routed(route, Request::from_parts(parts, body), peer).await;
+        let response = self
+            .answer_routed(route, Request::from_parts(parts, body), client.peer)
+            .await;
         match rest {
             Some(rest) if response.status().as_u16() >= 400 && !waits => {
                 rest.finished().await;
@@ -292,7 +295,7 @@ async fn serve(
     let deadline = connection.deadline();
     let Some(tls) = gateway.services.tls.clone() else {
         let (stream, client) = ClientConnection::new(tcp);
-        return serve_stream(stream, (client, connection), gateway, tasks, (stop, abort)).await;
+        return serve_stream((stream, false), (client, connection), gateway, tasks, (stop, abort)).await;
     };
     let protocol = async {
         match tokio::time::timeout_at(deadline, tls::starts_with_tls(&tcp)).await {
@@ -310,7 +313,7 @@ async fn serve(
     let (stream, client) = ClientConnection::new(tcp);
     match is_tls {
         None => {}
-        Some(false) => serve_stream(stream, (client, connection), gateway, tasks, (stop, abort)).await,
+        Some(false) => serve_stream((stream, false), (client, connection), gateway, tasks, (stop, abort)).await,
         Some(true) => {
             let turn = async {
                 while let Some(Err(wait)) = connection.peer().map(|peer| gateway.handshakes.take(peer)) {
@@ -327,7 +330,7 @@ async fn serve(
                 // Boxed, so that the futures of plain connections stay small.
                 Ok(stream) => {
                     Box::pin(serve_stream(
-                        stream,
+                        (stream, true),
                         (client, connection),
                         gateway,
                         tasks,
@@ -344,7 +347,7 @@ async fn serve(
 /// Serves the requests of one connection. After a cut, dropping the stream resets the connection, so every return path
 /// handles it.
 async fn serve_stream<S>(
-    stream: S,
+    (stream, is_tls): (S, bool),
     (client, tracked): (ClientConnection, Arc<Connection>),
     gateway: Arc<Gateway>,
     tasks: TaskTracker,
@@ -360,7 +363,11 @@ async fn serve_stream<S>(
             let in_progress = tracked.begin_request(request.version() < Version::HTTP_2);
             state.begin();
             request.extensions_mut().insert(client.clone());
-            let (gateway, state, peer) = (Arc::clone(&gateway), state.clone(), tracked.peer());
+            let peer = ClientPeer {
+                peer: tracked.peer(),
+                is_tls,
+            };
+            let (gateway, state) = (Arc::clone(&gateway), state.clone());
             async move {
                 let response = Box::pin(gateway.answer(request, peer)).await;
                 if response.status().as_u16() < 400 {

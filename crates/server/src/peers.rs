@@ -43,6 +43,15 @@ impl std::fmt::Display for Peer {
     }
 }
 
+/// Extension of a request: who sent it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientPeer {
+    /// `None` for addresses that many clients share.
+    pub(crate) peer: Option<Peer>,
+    /// Whether the connection is encrypted.
+    pub(crate) is_tls: bool,
+}
+
 /// A range of addresses, written as `10.0.0.0/8`, `fd00::/8` or a single address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {

@@ -23,6 +23,7 @@ use crate::keys::TokenSeed;
 use crate::lease::NodeLease;
 use crate::listen::connections::Connections;
 use crate::listen::{Gateway, GatewayServices, Phase};
+use crate::mcp::McpService;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::operator::metrics::MetricSources;
@@ -106,6 +107,7 @@ impl Server {
             clock,
             connections,
             traffic,
+            mcp,
             tls,
             sealer,
             egress,
@@ -161,6 +163,7 @@ impl Server {
             admission: Arc::clone(&admission),
             records: Arc::clone(&records),
             metrics: Arc::clone(&metrics),
+            mcp: Arc::new(McpService::new(mcp)),
         });
         let ingress = Ingress::new(Arc::clone(&node), streams.clone(), abort.clone())
             .limited(connections.into_sandboxes, connections.per_sandbox);

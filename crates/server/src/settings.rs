@@ -42,6 +42,8 @@ pub struct ServerSettings {
     pub connections: ConnectionLimits,
     /// Runtime on which connections are served; the runtime of the caller if `None`.
     pub traffic: Option<Handle>,
+    /// The documentation endpoint.
+    pub mcp: McpSettings,
     /// Certificate for HTTPS on the same port as HTTP; HTTP only if `None`.
     pub tls: Option<Tls>,
     /// Encrypts secrets of clients for the database. Its key must stay the same across restarts, or sandboxes with such
@@ -66,9 +68,28 @@ impl ServerSettings {
             clock: Clock::system(),
             connections: ConnectionLimits::default(),
             traffic: None,
+            mcp: McpSettings::default(),
             tls: None,
             sealer,
             egress: EgressSettings::default(),
+        }
+    }
+}
+
+/// Settings of the documentation endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct McpSettings {
+    /// Its path, which ends with `/mcp`, so that it is not that of an operation of the API.
+    pub path: String,
+    /// The suffix of the names of its tools, after an underscore.
+    pub suffix: String,
+}
+
+impl Default for McpSettings {
+    fn default() -> Self {
+        Self {
+            path: "/mcp".to_owned(),
+            suffix: "svc".to_owned(),
         }
     }
 }

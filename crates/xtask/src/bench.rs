@@ -2,6 +2,7 @@
 
 mod agent;
 mod conditions;
+mod docs;
 mod expiry;
 mod ingress;
 mod platform;
@@ -23,6 +24,8 @@ pub(crate) enum Bench {
     Agent(agent::Args),
     /// Lists and details of sandboxes over HTTP, with many rows in SQLite
     Rest(rest::Args),
+    /// Calls of the documentation endpoint over HTTP
+    Docs(docs::Args),
     /// Delay between the deadline of a sandbox and the request to the node to kill it
     Expiry(expiry::Args),
     /// Requests and downloads through the platform to a server in a sandbox, compared with nginx before the same server
@@ -46,6 +49,7 @@ pub(crate) fn run(bench: Bench) -> Result<()> {
         Bench::Ingress(args) => ingress::run(&args),
         Bench::Agent(args) => agent::run(&args),
         Bench::Rest(args) => rest::run(&args),
+        Bench::Docs(args) => docs::run(&args),
         Bench::Expiry(args) => expiry::run(&args),
     }?;
     std::io::stdout()

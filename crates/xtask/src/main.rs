@@ -10,6 +10,8 @@
 //! # SQLite on disk and a fake node.
 //! cargo run --release -p xtask -- bench rest
 //! cargo run --release -p xtask -- bench expiry
+//! # The documentation endpoint, with such a platform.
+//! cargo run --release -p xtask -- bench docs
 //!
 //! # The agent, in a sandbox of a platform that runs on this machine; as root. `--what memory,streams,pour,files`
 //! # chooses; take `memory` while no other sandbox runs.

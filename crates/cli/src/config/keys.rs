@@ -119,6 +119,14 @@ keys! {
         "Comma-separated addresses and networks shared by many clients, such as reverse proxies and NAT gateways. \
          Limits per peer do not apply to them.",
     },
+    MCP_PATH = {
+        "mcp.path", None, Text, "/mcp",
+        "Path of the documentation endpoint for agents (MCP). Must end with /mcp.",
+    },
+    MCP_SUFFIX = {
+        "mcp.suffix", None, Text, "svc",
+        "Suffix of the names of its tools, such as search_docs_svc: 1 to 32 letters, digits, - and _.",
+    },
     LOG_FORMAT = {
         "log_format", Some("--log-format"), Text, "text",
         "Log format on stderr: text, or json with one object per line.",

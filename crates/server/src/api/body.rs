@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 use self::shape::{Body, FieldPath};
 use super::error::ApiError;
 
-/// How much of an oversized body is read before the connection is closed.
-const DISCARD_MAX_BYTES: usize = 4 * BODY_MAX_BYTES;
+/// How much of an oversized body is read before the connection is closed, as a multiple of the limit.
+const DISCARD_FACTOR: usize = 4;
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -98,19 +98,23 @@ fn write_canonical(value: &Value, text: &mut String) {
     }
 }
 
-async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> {
-    let (parts, body) = request.into_parts();
-    let announced: Option<usize> = parts
-        .headers
+/// Reads a body of at most `most` bytes.
+pub(super) async fn read_limited(headers: &HeaderMap, body: HttpBody, most: usize) -> Result<Vec<u8>, ApiError> {
+    let announced: Option<usize> = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse().ok());
     // A client that waits for `100 Continue` is refused early; any other is sending already.
-    if announced.is_some_and(|bytes| bytes > BODY_MAX_BYTES) && parts.headers.contains_key(header::EXPECT) {
-        return Err(ApiError::too_large(BODY_MAX_BYTES));
+    if announced.is_some_and(|bytes| bytes > most) && headers.contains_key(header::EXPECT) {
+        return Err(ApiError::too_large(most));
     }
-    let bytes = tokio::time::timeout(BODY_TIMEOUT, collect(body))
+    tokio::time::timeout(BODY_TIMEOUT, collect(body, most))
         .await
-        .map_err(|_| ApiError::too_slow())??;
+        .map_err(|_| ApiError::too_slow())?
+}
+
+async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> {
+    let (parts, body) = request.into_parts();
+    let bytes = read_limited(&parts.headers, body, BODY_MAX_BYTES).await?;
     if bytes.is_empty() {
         return Ok(None);
     }
@@ -133,29 +137,30 @@ async fn read(request: Request) -> Result<Option<Map<String, Value>>, ApiError> 
 
 /// Reads a body up to the limit. Some of what exceeds it is read and dropped, because a connection that is closed with
 /// unread bytes is reset, and the client would not see the response.
-async fn collect(mut body: HttpBody) -> Result<Vec<u8>, ApiError> {
+async fn collect(mut body: HttpBody, most: usize) -> Result<Vec<u8>, ApiError> {
     let mut kept = Vec::new();
     let mut total: usize = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| ApiError::schema("failed to read request body"))?;
         let Some(data) = frame.data_ref() else { continue };
         total = total.saturating_add(data.len());
-        if total <= BODY_MAX_BYTES {
+        if total <= most {
             kept.extend_from_slice(data);
         } else {
             kept = Vec::new();
         }
-        if total > DISCARD_MAX_BYTES {
+        if total > most.saturating_mul(DISCARD_FACTOR) {
             break;
         }
     }
-    if total > BODY_MAX_BYTES {
-        return Err(ApiError::too_large(BODY_MAX_BYTES));
+    if total > most {
+        return Err(ApiError::too_large(most));
     }
     Ok(kept)
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// Whether the type of a body is JSON, whatever its parameters.
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
     headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())

@@ -1,6 +1,7 @@
 //! The error type of the API: what is returned to the client, and what is only logged.
 
 use std::error::Error;
+use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
@@ -224,6 +225,24 @@ impl ApiError {
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("request body is larger than {limit_bytes} bytes"),
         )
+    }
+
+    /// 415: the body has another type than the endpoint takes.
+    pub(crate) fn wrong_media_type(expected: &str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("header Content-Type must be {expected}"),
+        )
+    }
+
+    /// 429: a client without credentials sends too many requests.
+    pub(crate) fn too_many_requests(wait: Duration) -> Self {
+        let seconds = u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).saturating_add(1);
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("too many requests from your address, try again in {seconds} s"),
+        )
+        .retry_after(seconds)
     }
 
     /// 408: the body did not arrive in time.

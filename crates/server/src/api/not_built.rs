@@ -36,7 +36,6 @@ const RULES: &str = "injection rules";
 const VOLUMES: &str = "volumes";
 const SECRETS: &str = "secrets";
 const TEAMS: &str = "teams";
-const DOCUMENTATION: &str = "documentation";
 
 macro_rules! not_built {
     ($($method:ident $path:literal $id:ident $tag:ident $what:literal;)*) => {
@@ -92,7 +91,6 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Delete "/secrets/{secretID}" delete_secret SECRETS "deleting a secret";
     Get "/teams/{teamID}/metrics" get_team_metrics TEAMS "reading the metrics of a team";
     Get "/teams/{teamID}/metrics/max" get_team_metrics_max TEAMS "reading the peak usage of a team";
-    Post "/mcp" call_documentation_tool DOCUMENTATION "searching the documentation by MCP";
 };
 
 /// Adds their routes, each with its operation.

@@ -12,6 +12,7 @@ use crate::admission::AdmissionControl;
 use crate::authentication::Authenticator;
 use crate::clock::Clock;
 use crate::keys::TokenSeed;
+use crate::mcp::McpService;
 use crate::metrics::Metrics;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
@@ -64,6 +65,7 @@ services! {
     authenticator: Arc<Authenticator>,
     records: Arc<Records>,
     metrics: Arc<Metrics>,
+    mcp: Arc<McpService>,
 }
 
 /// How clients reach sandboxes.

@@ -19,6 +19,7 @@ mod lifetime;
 mod limits;
 mod list;
 mod logs;
+mod mcp;
 mod metrics;
 mod network;
 mod nodes;

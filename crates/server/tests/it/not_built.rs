@@ -34,7 +34,6 @@ const REMAINS: &[&str] = &[
     "PATCH /templates/{templateID}",
     "PATCH /v2/templates/{templateID}",
     "POST /injection-rules",
-    "POST /mcp",
     "POST /sandboxes/{sandboxID}/fork",
     "POST /sandboxes/{sandboxID}/pause",
     "POST /sandboxes/{sandboxID}/snapshots",

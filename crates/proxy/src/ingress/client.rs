@@ -2,18 +2,28 @@
 //!
 //! Dropping a socket sends FIN, which ends a body without a length cleanly. So the socket is marked to be reset, and the
 //! task that serves it drops it when notified.
+//!
+//! A client that has vanished sends no FIN, and a stream may be silent for as long as its sandbox runs. So the kernel
+//! probes silent connections.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use super::fair::ByteBudget;
+
+/// How long a connection is silent before it is probed, and between two probes.
+const PROBES: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
+/// Number of probes without an answer after which the client has vanished.
+const PROBES_MAX: u32 = 4;
 
 /// A handle on a client's connection, in the extensions of its requests.
 #[derive(Debug, Clone)]
@@ -26,6 +36,9 @@ impl ClientConnection {
     /// Splits an accepted connection into the stream to serve and the handle on it.
     #[must_use]
     pub fn new(tcp: TcpStream) -> (ClientStream, Self) {
+        if let Err(error) = probe(&tcp) {
+            tracing::debug!(%error, "cannot probe a connection");
+        }
         let connection = Self {
             cut: CancellationToken::new(),
             reset: Arc::new(AtomicBool::new(false)),
@@ -50,6 +63,13 @@ impl ClientConnection {
     pub async fn was_cut(&self) {
         self.cut.cancelled().await;
     }
+}
+
+fn probe(tcp: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_tcp_keepidle(tcp, PROBES.0)?;
+    sockopt::set_tcp_keepintvl(tcp, PROBES.1)?;
+    sockopt::set_tcp_keepcnt(tcp, PROBES_MAX)?;
+    sockopt::set_socket_keepalive(tcp, true)
 }
 
 /// The stream of a client's connection. Dropped after [`ClientConnection::cut`], it sends a reset. It yields to other

@@ -4,7 +4,7 @@
 //! processes and their listeners <= 20 MB; memory that stays flat however slowly a stream is read.
 
 mod files;
-mod host;
+pub(super) mod host;
 mod memory;
 mod pour;
 pub(super) mod reference;

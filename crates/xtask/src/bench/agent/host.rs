@@ -14,15 +14,18 @@ use uuid::Uuid;
 
 use super::Subject;
 
+/// The unit of processor times in `/proc`.
+const TICK: Duration = Duration::from_millis(10);
+
 /// A process of this machine, by its pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Process(u32);
+pub(in crate::bench) struct Process(pub(in crate::bench) u32);
 
 /// Memory of a process, in KiB.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Memory {
+pub(in crate::bench) struct Memory {
     /// Resident memory, including shared pages.
-    pub(super) resident: u64,
+    pub(in crate::bench) resident: u64,
     /// Private memory, including clean pages of the program.
     pub(super) private: u64,
     /// Private dirty memory: the cost of the process beside others with the same program.
@@ -53,11 +56,24 @@ impl Memory {
 pub(super) const HEADER: [&str; 5] = ["MB", "private", "of it dirty", "anonymous", "resident"];
 
 impl Process {
+    /// The processor time that it and its children have used.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub(in crate::bench) fn processor_time(self) -> Result<Duration> {
+        let own = ticks(self.0).with_context(|| format!("read the processor time of process {}", self.0))?;
+        let children = processes()
+            .filter_map(|process| ticks(process.0))
+            .filter(|(_, parent)| *parent == self.0);
+        let all: u64 = own.0 + children.map(|(ticks, _)| ticks).sum::<u64>();
+        Ok(TICK * u32::try_from(all)?)
+    }
+
     /// Its memory now.
     ///
     /// # Errors
     /// When the process is gone, or access is denied.
-    pub(super) fn memory(self) -> Result<Memory> {
+    pub(in crate::bench) fn memory(self) -> Result<Memory> {
         let path = format!("/proc/{}/smaps_rollup", self.0);
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
         let field = |name: &str| -> u64 {
@@ -94,6 +110,15 @@ impl Process {
     }
 }
 
+/// The processor time of a process, in ticks, and its parent.
+fn ticks(pid: u32) -> Option<(u64, u32)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may contain spaces and brackets.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some((number(11)? + number(12)?, fields.get(1)?.parse().ok()?))
+}
+
 fn processes() -> impl Iterator<Item = Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process))
@@ -107,7 +132,7 @@ pub(super) fn agents() -> Vec<Process> {
 }
 
 /// The process that listens at a TCP port.
-pub(super) fn listener(port: u16) -> Option<Process> {
+pub(in crate::bench) fn listener(port: u16) -> Option<Process> {
     let wanted = format!(":{port:04X}");
     let mut inodes = Vec::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {

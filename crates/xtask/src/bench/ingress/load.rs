@@ -20,6 +20,8 @@ const BLOCK: usize = 256 * 1024;
 pub(super) struct Load {
     /// The duration of each request.
     pub(super) times: Vec<Duration>,
+    /// Number of requests, including those before the measurement.
+    pub(super) all: usize,
     seconds: u64,
 }
 
@@ -43,24 +45,32 @@ pub(super) async fn requests(address: SocketAddr, host: &str, connections: usize
         clients.spawn(async move {
             let mut connection = Connection::open(address).await?;
             let mut times = Vec::new();
+            let mut all = 0;
             loop {
                 let began = Instant::now();
                 if began >= end {
-                    return Ok::<_, anyhow::Error>(times);
+                    return Ok::<_, anyhow::Error>((times, all));
                 }
                 let length = connection.send(&request).await?;
                 connection.skip(length).await?;
+                all += 1;
                 if began >= begin {
                     times.push(began.elapsed());
                 }
             }
         });
     }
-    let mut times = Vec::new();
+    let mut load = Load {
+        times: Vec::new(),
+        all: 0,
+        seconds,
+    };
     while let Some(client) = clients.join_next().await {
-        times.extend(client??);
+        let (times, all) = client??;
+        load.times.extend(times);
+        load.all += all;
     }
-    Ok(Load { times, seconds })
+    Ok(load)
 }
 
 /// The duration of a download of that many bytes.

@@ -8,9 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
+use super::super::agent::host::Process;
+
 /// nginx, as a child of this process.
 pub(super) struct Nginx {
     pub(super) address: SocketAddr,
+    /// Its master.
+    pub(super) process: Process,
     child: Child,
     _directory: TempDir,
 }
@@ -36,6 +40,7 @@ impl Nginx {
             .with_context(|| format!("run {} (Debian: nginx-light)", program.display()))?;
         let nginx = Self {
             address,
+            process: Process(child.id()),
             child,
             _directory: directory,
         };
@@ -74,6 +79,8 @@ fn text(directory: &Path, address: SocketAddr, server: SocketAddr) -> String {
              listen {address};\n\
              location / {{ proxy_pass http://server; proxy_http_version 1.1; proxy_set_header Connection \"\";\n\
                proxy_max_temp_file_size 0; }}\n\
+             location /echo {{ proxy_pass http://server; proxy_http_version 1.1; proxy_read_timeout 1h;\n\
+               proxy_set_header Connection \"upgrade\"; proxy_set_header Upgrade $http_upgrade; }}\n\
            }}\n\
          }}\n"
     )

@@ -1,14 +1,23 @@
-//! The HTTP server behind the proxies: as little work per request as possible, so that the proxy is measured.
+//! The HTTP server behind the proxies: as little work per request as possible, so that the proxy is measured. A request
+//! for an upgrade makes the connection a WebSocket that gets its messages back.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+use super::websocket;
 
 /// The small response.
 pub(super) const SMALL: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, world!";
+/// The response that makes a connection a WebSocket. The key is not that of the request, which no client here checks.
+const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+      Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 /// Bytes per write of a large response.
 const BLOCK: usize = 256 * 1024;
 /// Longest head of a request, in bytes.
@@ -31,14 +40,32 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut output = std::io::stdout();
     writeln!(output, "{}", listener.local_addr()?)?;
     output.flush()?;
+    super::raise_open_files()?;
+    // Thousands of WebSockets share a thread; a sandbox could not have one for each.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    let sockets = WebSockets {
+        runtime: runtime.handle().clone(),
+        tasks: TaskTracker::new(),
+    };
     loop {
         let (connection, _) = listener.accept()?;
         // One thread per connection: the fastest for a few dozen of them. It ends with its connection.
-        std::thread::spawn(move || drop(answer(connection)));
+        let sockets = sockets.clone();
+        std::thread::spawn(move || drop(answer(connection, &sockets)));
     }
 }
 
-fn answer(mut connection: TcpStream) -> std::io::Result<()> {
+/// Where WebSockets are served.
+#[derive(Clone)]
+struct WebSockets {
+    runtime: Handle,
+    tasks: TaskTracker,
+}
+
+fn answer(mut connection: TcpStream, sockets: &WebSockets) -> std::io::Result<()> {
     connection.set_nodelay(true)?;
     let mut head = Vec::with_capacity(4096);
     let mut buffer = [0; 4096];
@@ -50,6 +77,14 @@ fn answer(mut connection: TcpStream) -> std::io::Result<()> {
         head.extend_from_slice(&buffer[..got]);
         if !head.ends_with(b"\r\n\r\n") {
             continue;
+        }
+        if head.starts_with(websocket::REQUEST_LINE.as_bytes()) {
+            connection.write_all(SWITCHED)?;
+            connection.set_nonblocking(true)?;
+            let _runtime = sockets.runtime.enter();
+            let connection = tokio::net::TcpStream::from_std(connection)?;
+            sockets.tasks.spawn(async move { drop(echo(connection).await) });
+            return Ok(());
         }
         let length: Option<usize> = head
             .split(|byte| *byte == b' ')
@@ -68,6 +103,15 @@ fn answer(mut connection: TcpStream) -> std::io::Result<()> {
             connection.write_all(&block[..part])?;
             left -= part;
         }
+    }
+}
+
+/// Returns each message of a WebSocket, until it ends.
+async fn echo(mut connection: tokio::net::TcpStream) -> std::io::Result<()> {
+    let mut sent = [0; websocket::SENT_BYTES];
+    loop {
+        connection.read_exact(&mut sent).await?;
+        connection.write_all(&websocket::returned(&sent)).await?;
     }
 }
 

@@ -12,6 +12,7 @@ mod args;
 mod bench;
 mod clock;
 mod config;
+mod connection_threads;
 mod credentials;
 mod data_dir;
 mod doctor;

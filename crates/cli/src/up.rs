@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
 use crate::doctor;
@@ -53,22 +54,34 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
         .build()
         .context("start the async runtime")?;
     // Connections and what they carry have threads of their own, so that no traffic, however it is shaped, is in the way
-    // of create requests, deadlines and supervision. The kernel shares the cores between the two.
+    // of create requests, deadlines and supervision. The kernel shares the cores between them.
+    let connections = ConnectionThreads::start(BLOCKING_BOUND).context("start the threads of connections")?;
     let traffic = tokio::runtime::Builder::new_multi_thread()
-        .thread_name("traffic")
+        .thread_name("egress")
         .enable_all()
         .build()
-        .context("start the async runtime of connections")?;
-    let ended = runtime.block_on(serve(settings, &dir, identity, traffic.handle()));
+        .context("start the async runtime of the egress gateway")?;
+    let ended = runtime.block_on(serve(
+        settings,
+        &dir,
+        identity,
+        (connections.handles(), traffic.handle()),
+    ));
+    connections.stop();
     traffic.shutdown_timeout(BLOCKING_BOUND);
     runtime.shutdown_timeout(BLOCKING_BOUND);
     ended
 }
 
-async fn serve(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic: &Handle) -> Result<ExitCode> {
+async fn serve(
+    settings: &Config,
+    dir: &DataDir,
+    identity: NodeIdentity,
+    runtimes: (Vec<Handle>, &Handle),
+) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let started = tokio::select! {
-        started = start(settings, dir, identity, traffic) => started?,
+        started = start(settings, dir, identity, runtimes) => started?,
         name = signals.next() => {
             // A start that is cut anywhere is finished by the next one.
             tracing::info!("{name} before it was ready");
@@ -139,7 +152,12 @@ async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAdd
     Ok((listener, bound))
 }
 
-async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic: &Handle) -> Result<Started> {
+async fn start(
+    settings: &Config,
+    dir: &DataDir,
+    identity: NodeIdentity,
+    (connections, traffic): (Vec<Handle>, &Handle),
+) -> Result<Started> {
     let (listener, bound) = bind(settings.listen, "--listen").await?;
     let metrics = match settings.metrics_listen {
         Some(address) => Some(bind(address, "--metrics-listen").await?),
@@ -196,7 +214,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, traffic
             limits: settings.limits.clone(),
             capacity: settings.capacity,
             connections: fitting(&settings.connections),
-            traffic: Some(traffic.clone()),
+            traffic: connections,
             records: settings.records.clone(),
             always_secure: settings.always_secure,
             mcp: settings.mcp.clone(),

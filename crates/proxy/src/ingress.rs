@@ -121,7 +121,7 @@ impl Ingress {
     /// stream that has to be aborted is only dropped.
     pub async fn serve<F>(&self, mut request: Request<ClientBody>, target: &Target, find: F) -> Response<ResponseBody>
     where
-        F: FnOnce(&SandboxId) -> Option<Access>,
+        F: FnOnce(&SandboxId) -> Option<Arc<Access>>,
     {
         let access = match admit(&request, target, find) {
             Ok(access) => access,
@@ -132,7 +132,7 @@ impl Ingress {
         let page = answer::wants_page(request.headers());
         let is_https = target.port != agent::PORT && access.https_ports.contains(&target.port);
         let inside = Inside {
-            ending: access.ending,
+            ending: access.ending.clone(),
             is_https,
         };
         match self.forward(request, target, (inside, masked)).await {
@@ -283,6 +283,7 @@ impl Ingress {
             link,
             head,
             permit,
+            thread: std::thread::current().id(),
         };
         Ok(self.pool.add(target, upstream))
     }
@@ -329,10 +330,6 @@ impl Ingress {
         let result = tokio::select! {
             biased;
             response = response => response,
-            () = head.stalled() => {
-                tracing::debug!("timeout while reading the head of the response");
-                return Err(Failure { error: DialError::PortClosed, unsent: None, is_untouched: false });
-            }
             never = press(pressing) => match never {},
         };
         match result {
@@ -415,9 +412,9 @@ fn instead(error: DialError, target: &Target) -> Answer {
 }
 
 /// Checks whether the request may be forwarded; otherwise returns the answer.
-fn admit<F>(request: &Request<ClientBody>, target: &Target, find: F) -> Result<Access, Answer>
+fn admit<F>(request: &Request<ClientBody>, target: &Target, find: F) -> Result<Arc<Access>, Answer>
 where
-    F: FnOnce(&SandboxId) -> Option<Access>,
+    F: FnOnce(&SandboxId) -> Option<Arc<Access>>,
 {
     if target.port == agent::PORT && route::is_control_path(request.uri().path()) {
         return Err(Answer::Reserved(request.uri().path().to_owned()));

@@ -3,6 +3,7 @@
 
 pub(crate) mod connections;
 mod credentials;
+pub(crate) mod lanes;
 mod links;
 mod malformed;
 
@@ -265,8 +266,19 @@ pub(crate) async fn accept(
                 };
                 // A response must not wait for the acknowledgement of the previous one.
                 let _ = tcp.set_nodelay(true);
+                let runtime = connection.runtime().clone();
+                let tcp = match moved(tcp, &runtime) {
+                    Ok(tcp) => tcp,
+                    Err(error) => {
+                        tracing::error!(%error, "cannot serve a connection");
+                        continue;
+                    }
+                };
                 let both = (stop.clone(), abort.clone());
-                tasks.spawn(serve(tcp, connection, Arc::clone(&gateway), tasks.clone(), both));
+                tasks.spawn_on(
+                    serve(tcp, connection, Arc::clone(&gateway), tasks.clone(), both),
+                    &runtime,
+                );
             }
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
@@ -275,6 +287,13 @@ pub(crate) async fn accept(
             }
         }
     }
+}
+
+/// The connection, polled by another runtime.
+fn moved(tcp: TcpStream, runtime: &Handle) -> io::Result<TcpStream> {
+    let tcp = tcp.into_std()?;
+    let _entered = runtime.enter();
+    TcpStream::from_std(tcp)
 }
 
 fn is_about_one_connection(error: &io::Error) -> bool {

@@ -10,7 +10,6 @@ use std::time::Duration;
 use protocol::node::{NodeApi, NodeError};
 use proxy::ingress::Ingress;
 use tokio::net::TcpListener;
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -22,6 +21,7 @@ use crate::deadlines::Deadlines;
 use crate::keys::TokenSeed;
 use crate::lease::NodeLease;
 use crate::listen::connections::Connections;
+use crate::listen::lanes::Lanes;
 use crate::listen::{Gateway, GatewayServices, Phase};
 use crate::mcp::McpService;
 use crate::metrics::Metrics;
@@ -167,7 +167,9 @@ impl Server {
         });
         let ingress = Ingress::new(Arc::clone(&node), streams.clone(), abort.clone())
             .limited(connections.into_sandboxes, connections.per_sandbox);
-        let connections = Connections::new(connections);
+        let lanes = Lanes::new(traffic);
+        let accepting_on = lanes.accepting();
+        let connections = Connections::new(connections, lanes);
         let services = GatewayServices {
             store: store.clone(),
             registry: Arc::clone(&registry),
@@ -206,10 +208,9 @@ impl Server {
         let written = CancellationToken::new();
         let writing = written.clone().drop_guard();
         server.records.spawn(Arc::clone(&records).write(written));
-        let traffic = traffic.unwrap_or_else(Handle::current);
         let listener = {
             // A socket is polled by the runtime on which it was registered.
-            let _traffic = traffic.enter();
+            let _entered = accepting_on.enter();
             listener
                 .into_std()
                 .and_then(TcpListener::from_std)
@@ -221,7 +222,7 @@ impl Server {
             server.connections.clone(),
             (server.stop.clone(), server.abort.clone()),
         );
-        server.connections.spawn_on(accepting, &traffic);
+        server.connections.spawn_on(accepting, &accepting_on);
 
         match take_over(&sandboxes, &admission, &claims).await {
             Ok(count) => tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start"),

@@ -40,8 +40,8 @@ pub struct ServerSettings {
     pub clock: Clock,
     /// How many connections clients may have.
     pub connections: ConnectionLimits,
-    /// Runtime on which connections are served; the runtime of the caller if `None`.
-    pub traffic: Option<Handle>,
+    /// Runtimes on which connections are served, best with one thread each; the runtime of the caller if there are none.
+    pub traffic: Vec<Handle>,
     /// The documentation endpoint.
     pub mcp: McpSettings,
     /// Certificate for HTTPS on the same port as HTTP; HTTP only if `None`.
@@ -67,7 +67,7 @@ impl ServerSettings {
             records: RecordSettings::default(),
             clock: Clock::system(),
             connections: ConnectionLimits::default(),
-            traffic: None,
+            traffic: Vec::new(),
             mcp: McpSettings::default(),
             tls: None,
             sealer,

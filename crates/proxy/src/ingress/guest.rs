@@ -9,6 +9,7 @@
 //! before it writes a request, but a read that follows the event loop does not notice data of which the loop has not been
 //! told. So the socket itself is asked before the first byte of a request is written on a kept connection.
 
+use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use super::connection_limit::ConnectionPermit;
 use super::fair::ByteBudget;
@@ -35,7 +36,7 @@ const BEFORE_HEAD_MAX_BYTES: usize = 512 * 1024;
 /// Time limit for a head from its first byte to its last. There is no limit for the first byte, except the client's.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 
-/// Progress of the head of a response, shared by the stream, the callback of the HTTP library and the waiting call.
+/// Progress of the head of a response, shared by the stream, the callback of the HTTP library and the call that waits for it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Head(Arc<State>);
 
@@ -47,7 +48,7 @@ struct State {
     bytes: AtomicUsize,
     informational: AtomicU32,
     /// Time of the first byte of the current head; none between two heads.
-    began: watch::Sender<Option<Instant>>,
+    began: Mutex<Option<Instant>>,
 }
 
 impl Head {
@@ -55,7 +56,7 @@ impl Head {
     pub(super) fn restart(&self) {
         self.0.bytes.store(0, Ordering::Release);
         self.0.informational.store(0, Ordering::Release);
-        self.0.began.send_replace(None);
+        *self.0.began.lock() = None;
         self.0.complete.store(false, Ordering::Release);
         self.0.unchecked.store(true, Ordering::Release);
     }
@@ -73,26 +74,15 @@ impl Head {
     /// Counts an informational response.
     pub(super) fn inform(&self) {
         self.0.informational.fetch_add(1, Ordering::AcqRel);
-        self.0.began.send_replace(None);
+        *self.0.began.lock() = None;
     }
 
-    /// Returns when a head has exceeded its time limit.
-    pub(super) async fn stalled(&self) {
-        let mut began = self.0.began.subscribe();
-        loop {
-            let at = *began.borrow_and_update();
-            match at {
-                None => {
-                    // The sender is in `self`.
-                    let _ = began.changed().await;
-                }
-                Some(at) => {
-                    if tokio::time::timeout_at(at + HEAD_TIME, began.changed()).await.is_err() {
-                        return;
-                    }
-                }
-            }
+    /// When the current head must be complete; none unless it has begun.
+    fn deadline(&self) -> Option<Instant> {
+        if self.0.complete.load(Ordering::Acquire) {
+            return None;
         }
+        self.0.began.lock().map(|began| began + HEAD_TIME)
     }
 
     /// Counts bytes read; an error above the limit.
@@ -100,11 +90,7 @@ impl Head {
         if bytes == 0 || self.0.complete.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.0.began.send_if_modified(|began| {
-            let first = began.is_none();
-            began.get_or_insert_with(Instant::now);
-            first
-        });
+        self.0.began.lock().get_or_insert_with(Instant::now);
         if self.0.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes > BEFORE_HEAD_MAX_BYTES {
             return Err(io::Error::other("too much data before the head of the response"));
         }
@@ -128,6 +114,9 @@ pub(super) struct GuestStream {
     reads: ByteBudget,
     writes: ByteBudget,
     permit: ConnectionPermit,
+    /// Wakes the stream at the deadline of a head. An earlier deadline is only replaced when it has passed, so that not
+    /// every exchange sets a timer.
+    timer: Option<Pin<Box<Sleep>>>,
     /// Writing has failed; further data is discarded.
     deaf: bool,
 }
@@ -138,6 +127,7 @@ impl GuestStream {
             stream,
             head,
             permit,
+            timer: None,
             reads: ByteBudget::new(),
             writes: ByteBudget::new(),
             deaf: false,
@@ -177,6 +167,18 @@ impl Drop for GuestStream {
     }
 }
 
+/// Ready once the deadline has passed.
+fn poll_passed(timer: &mut Option<Pin<Box<Sleep>>>, deadline: Instant, cx: &mut Context<'_>) -> Poll<()> {
+    let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+    loop {
+        ready!(timer.as_mut().poll(cx));
+        if timer.deadline() >= deadline {
+            return Poll::Ready(());
+        }
+        timer.as_mut().reset(deadline);
+    }
+}
+
 fn hung_up(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -190,12 +192,25 @@ impl AsyncRead for GuestStream {
             return Poll::Ready(ended);
         }
         let Self {
-            stream, head, reads, ..
+            stream,
+            head,
+            reads,
+            timer,
+            ..
         } = &mut *self;
         reads.poll(cx, |cx| {
             head.check()?;
             let before = buf.filled().len();
-            ready!(Pin::new(stream).poll_read(cx, buf))?;
+            match Pin::new(stream).poll_read(cx, buf) {
+                Poll::Ready(result) => result?,
+                Poll::Pending => {
+                    if let Some(deadline) = head.deadline() {
+                        ready!(poll_passed(timer, deadline, cx));
+                        return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                    }
+                    return Poll::Pending;
+                }
+            }
             let got = buf.filled().len() - before;
             head.read(got)?;
             Poll::Ready(Ok(((), got)))

@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use hyper::client::conn::http1::SendRequest;
@@ -48,6 +49,8 @@ pub(super) struct Upstream {
     pub(super) link: Arc<Link>,
     pub(super) head: Head,
     pub(super) permit: ConnectionPermit,
+    /// The thread that opened it. Where each runtime has one thread, the connection is polled by this one.
+    pub(super) thread: ThreadId,
 }
 
 impl Upstream {
@@ -142,16 +145,17 @@ impl Pool {
     /// the connection.
     pub(super) fn take(&self, target: &Target, is_repeatable: bool) -> Option<Lease> {
         let now = Instant::now();
+        let here = std::thread::current().id();
         let mut useless = Vec::new();
         let mut table = self.0.table.lock();
         let port = table.port_mut(target)?;
         let is_trusted = is_repeatable || port.was_reused || target.port == agent::PORT;
         let found = loop {
-            let at = port
-                .idle
-                .iter()
-                .rposition(|(since, _)| is_trusted || now.saturating_duration_since(*since) >= TRUSTED_AFTER);
-            let Some(at) = at else { break None };
+            let usable = |since: Instant| is_trusted || now.saturating_duration_since(since) >= TRUSTED_AFTER;
+            let is_near = |(since, upstream): &(Instant, Upstream)| upstream.thread == here && usable(*since);
+            let near = port.idle.iter().rposition(is_near);
+            let any = || port.idle.iter().rposition(|(since, _)| usable(*since));
+            let Some(at) = near.or_else(any) else { break None };
             let (since, upstream) = port.idle.remove(at);
             if now.saturating_duration_since(since) < IDLE && !upstream.sender.is_closed() {
                 break Some(upstream);

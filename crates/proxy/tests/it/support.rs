@@ -73,6 +73,7 @@ async fn front_of<const N: usize>(
     let node = FakeNode::new();
     node.running.lock().insert(ID.parse().expect("an id"));
     *node.ports.lock() = ports;
+    let access = Arc::new(access);
     let ending = access.ending.clone();
     let stop = CancellationToken::new();
     let ingress = Ingress::new(Arc::clone(&node) as Arc<dyn NodeApi>, TaskTracker::new(), stop.clone());
@@ -81,7 +82,7 @@ async fn front_of<const N: usize>(
     let addr = listener.local_addr().expect("address");
     tokio::spawn(async move {
         while let Ok((tcp, _)) = listener.accept().await {
-            tokio::spawn(serve(tcp, ingress.clone(), access.clone()));
+            tokio::spawn(serve(tcp, ingress.clone(), Arc::clone(&access)));
         }
     });
     Front {
@@ -111,12 +112,12 @@ impl Api for NoApi {
     }
 }
 
-async fn serve(tcp: TcpStream, ingress: Ingress, access: Access) {
+async fn serve(tcp: TcpStream, ingress: Ingress, access: Arc<Access>) {
     let (stream, client) = ClientConnection::new(tcp);
     let connection = client.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(connection.clone());
-        let (ingress, access) = (ingress.clone(), access.clone());
+        let (ingress, access) = (ingress.clone(), Arc::clone(&access));
         async move {
             let (parts, body) = request.into_parts();
             let target = match route(&parts, &NoApi) {

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::lanes::{CountedRuntime, Lanes};
 use crate::metrics::ConnectionCounts;
 use crate::peers::Peer;
 use crate::settings::ConnectionLimits;
@@ -32,6 +34,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Connections {
     limits: ConnectionLimits,
+    lanes: Lanes,
     table: Mutex<Table>,
 }
 
@@ -92,9 +95,10 @@ impl Table {
 }
 
 impl Connections {
-    pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
+    pub(crate) fn new(limits: ConnectionLimits, lanes: Lanes) -> Arc<Self> {
         Arc::new(Self {
             limits,
+            lanes,
             table: Mutex::default(),
         })
     }
@@ -149,6 +153,7 @@ impl Connections {
         let connection = Arc::new(Connection {
             connections: Arc::clone(self),
             peer,
+            place: self.lanes.place(),
             id: table.last_id,
             evicted: CancellationToken::new(),
             state: Mutex::new(ConnectionState {
@@ -173,6 +178,7 @@ impl Connections {
 pub(super) struct Connection {
     connections: Arc<Connections>,
     peer: Option<Peer>,
+    place: CountedRuntime,
     id: u64,
     evicted: CancellationToken,
     state: Mutex<ConnectionState>,
@@ -210,6 +216,11 @@ impl ConnectionState {
 }
 
 impl Connection {
+    /// The runtime that serves the connection.
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.place.runtime
+    }
+
     /// The peer of the connection.
     pub(super) fn peer(&self) -> Option<Peer> {
         self.peer
@@ -308,11 +319,12 @@ mod tests {
     use super::*;
 
     fn connections(total: usize, per_peer: usize) -> Arc<Connections> {
-        Connections::new(ConnectionLimits {
+        let limits = ConnectionLimits {
             total,
             per_peer,
             ..ConnectionLimits::default()
-        })
+        };
+        Connections::new(limits, Lanes::new(Vec::new()))
     }
 
     fn is_evicted(connection: &Arc<Connection>) -> bool {

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use model::id::{SandboxId, TeamId};
 use model::lifecycle::{State, Transition};
-use model::sandbox::HostMask;
 use parking_lot::{Mutex, RwLock};
 use proxy::ingress::Access;
 use secrecy::SecretString;
@@ -30,12 +29,8 @@ pub(crate) struct SandboxEntry {
     pub(crate) max_end_us: i64,
     /// The agent token.
     pub(crate) access_token: SecretString,
-    /// The traffic token, unless its traffic is public.
-    pub(crate) traffic_token: Option<SecretString>,
-    /// The host that requests have inside, if it is not that of the client.
-    pub(crate) mask_host: Option<HostMask>,
-    /// Its ports whose servers speak TLS.
-    pub(crate) https_ports: Arc<[u16]>,
+    /// What its traffic requires.
+    traffic: Arc<Access>,
     /// Serializes changes of the row.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the sandbox begins to end: its streams are cut, not closed properly.
@@ -84,16 +79,22 @@ impl SandboxEntry {
         traffic_token: Option<SecretString>,
     ) -> Arc<Self> {
         let network = spec_of(row).ok().flatten().unwrap_or_default();
+        let ending = CancellationToken::new();
+        let traffic = Arc::new(Access {
+            traffic_token,
+            access_token: Some(access_token.clone()),
+            mask_host: network.mask_request_host,
+            https_ports: network.https_ports.into(),
+            ending: ending.clone(),
+        });
         Arc::new(Self {
             id: row.id.clone(),
             team: row.team_id.clone(),
             max_end_us: row.max_end_us,
             access_token,
-            traffic_token,
-            mask_host: network.mask_request_host,
-            https_ports: network.https_ports.into(),
+            traffic,
             change_lock: tokio::sync::Mutex::new(()),
-            ending: CancellationToken::new(),
+            ending,
             current: Mutex::new(EntryState {
                 state: row.state,
                 version: row.version,
@@ -218,15 +219,8 @@ impl Registry {
     }
 
     /// The credentials that traffic to a sandbox requires; `None` unless it runs.
-    pub(crate) fn access(&self, id: &SandboxId) -> Option<Access> {
-        let entry = self.running(id)?;
-        Some(Access {
-            traffic_token: entry.traffic_token.clone(),
-            access_token: Some(entry.access_token.clone()),
-            mask_host: entry.mask_host.clone(),
-            https_ports: Arc::clone(&entry.https_ports),
-            ending: entry.ending.clone(),
-        })
+    pub(crate) fn access(&self, id: &SandboxId) -> Option<Arc<Access>> {
+        self.running(id).map(|entry| Arc::clone(&entry.traffic))
     }
 
     /// The sandbox with that id, if it runs.

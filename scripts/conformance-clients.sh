@@ -3,7 +3,9 @@
 # the JavaScript SDK on Node and in a browser, the command line client, the Go SDK, and the official MCP clients. Ends at the
 # first failure. `docs` runs every snippet of the pages, for which it needs all of these clients, and shows the pages in a browser.
 #
-# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go browser mcp docs (default: all)
+# Certificates by ACME are tried here too, because the server for that is in Go.
+#
+# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go browser mcp docs acme (default: all)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -154,8 +156,25 @@ run_docs() {
   suite docs "$venv"
 }
 
+# An ACME server for tests, and the DNS server that it asks. Needs Go 1.24, which an older one fetches.
+pebble_version=v2.10.1
+
+# Certificates by ACME. The SDK connects to names below `localhost`, so all of it runs where they are this machine.
+run_acme() {
+  need_go
+  need_packages openssl
+  local venv programs="$clients/pebble-$pebble_version" module=github.com/letsencrypt/pebble/v2/cmd
+  if [ ! -x "$programs/pebble" ] || [ ! -x "$programs/pebble-challtestsrv" ]; then
+    (cd / && GOBIN=$programs GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install \
+      "$module/pebble@$pebble_version" "$module/pebble-challtestsrv@$pebble_version")
+  fi
+  venv=$(sdk_environment 2.63.0)
+  (cd conformance && RINGFENCE_BIN=$binary RINGFENCE_PEBBLE=$programs timeout --signal=INT --kill-after=60 300 \
+    python3 harness/names.py "$venv/bin/pytest" -s -p no:cacheprovider acme)
+}
+
 wanted=("$@")
-[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go browser mcp docs)
+[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go browser mcp docs acme)
 report=()
 for client in "${wanted[@]}"; do
   say "$client"

@@ -7,6 +7,7 @@
 //! Invariant: this is the only module of the platform that reads the environment.
 
 mod egress;
+mod https;
 pub(crate) mod keys;
 mod mcp;
 
@@ -25,7 +26,7 @@ use server::settings::{
 };
 
 use self::keys::{Key, Kind};
-use crate::tls::{Files, Https};
+use crate::tls::Https;
 
 /// An error in the configuration. The operator has to correct it, so the exit code is that of a usage error.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,14 @@ pub(crate) enum ConfigError {
         /// The key.
         key: &'static str,
         /// The key that is not set.
+        other: &'static str,
+    },
+    /// A key that excludes another one.
+    #[error("{key}: cannot be set together with {other}")]
+    Excludes {
+        /// The key.
+        key: &'static str,
+        /// The other key that is set.
         other: &'static str,
     },
     /// A key that does not exist.
@@ -436,23 +445,6 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// HTTPS: enabled by `tls`, or implied by the certificate files.
-    fn https(&self) -> Result<Https, ConfigError> {
-        let wanted = self.parse(keys::TLS, boolean)?;
-        let files = (self.parse(keys::TLS_CERT, file)?, self.parse(keys::TLS_KEY, file)?);
-        let requires = |key: &'static Key, other: &'static Key| ConfigError::Requires {
-            key: key.name,
-            other: other.name,
-        };
-        match (wanted, files) {
-            (_, (Some(_), None)) => Err(requires(keys::TLS_CERT, keys::TLS_KEY)),
-            (_, (None, Some(_))) => Err(requires(keys::TLS_KEY, keys::TLS_CERT)),
-            (Some(false), _) | (None, (None, None)) => Ok(Https::Off),
-            (Some(true), (None, None)) => Ok(Https::Local),
-            (_, (Some(certificates), Some(key))) => Ok(Https::Files(Files { certificates, key })),
-        }
-    }
-
     /// The limits of teams: those for all teams, and those of the tables of single teams.
     fn limits(&self) -> Result<Limits, ConfigError> {
         let default = team_limits(TeamLimits::default(), |key, parse| self.parse(key, parse))?;
@@ -499,16 +491,22 @@ impl Given<'_> {
         })
     }
 
+    /// The value of a key and its source, of those that have it the one with the highest precedence.
+    fn source(&self, key: &'static Key) -> Option<(&str, Source)> {
+        let flag = self.sources.flags.iter().find(|(given, _)| given.name == key.name);
+        if let Some((key, text)) = flag {
+            Some((text, Source::Flag(key.flag.unwrap_or(key.name))))
+        } else if let Some(text) = self.sources.env.get(&key.env()) {
+            Some((text, Source::Env(key.env())))
+        } else {
+            let text = self.file.values.get(key.name)?;
+            Some((text, Source::File(self.file.path.clone())))
+        }
+    }
+
     /// The parsed value of a key from the source with the highest precedence; none if it is not set.
     fn parse<T>(&self, key: &'static Key, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, ConfigError> {
-        let flag = self.sources.flags.iter().find(|(given, _)| given.name == key.name);
-        let (text, source_of) = if let Some((key, text)) = flag {
-            (text, Source::Flag(key.flag.unwrap_or(key.name)))
-        } else if let Some(text) = self.sources.env.get(&key.env()) {
-            (text, Source::Env(key.env()))
-        } else if let Some(text) = self.file.values.get(key.name) {
-            (text, Source::File(self.file.path.clone()))
-        } else {
+        let Some((text, source_of)) = self.source(key) else {
             return Ok(None);
         };
         parse(text).map(Some).map_err(|why| ConfigError::Value {

@@ -231,13 +231,43 @@ fn https(config: &Config) -> Option<Finding> {
             Ok(Some(path)) => Finding::ok(NAME, format!("clients must trust {}", path.display())),
             Ok(None) | Err(_) => Finding::ok(NAME, "a local CA will be created"),
         }),
+        Https::Acme(acme) => Some({
+            let state = acme.state(&config.data_dir, crate::clock::now());
+            if let Some(problem) = acme.problem() {
+                let cost = "no certificate can be issued or renewed";
+                degraded(
+                    problem,
+                    cost,
+                    "correct acme.dns_hook or acme.ca, and send the platform SIGHUP to try again",
+                )
+            } else if let Some(exposure) = acme.exposure() {
+                let cost = "they can run programs as root";
+                degraded(exposure, cost, "make root its owner, and set its mode to 0755 or less")
+            } else {
+                match state {
+                    None => Finding::ok(NAME, format!("{} will be asked for a certificate", acme.directory)),
+                    Some((_, Some(problem))) => degraded(
+                        format!("the certificate of {} {problem}: its renewal fails", acme.directory),
+                        "clients refuse to connect after its end",
+                        "look for the reason in the log of the platform",
+                    ),
+                    Some((valid, None)) => Finding::ok(
+                        NAME,
+                        format!("certificate of {}, valid until {}", acme.directory, valid.not_after),
+                    ),
+                }
+            }
+        }),
         Https::Files(files) => Some(match files.load() {
             Err(error) => Finding::missing(NAME, format!("{error:#}"), "the platform does not start", FIX),
             Ok(_) => {
-                let uncovered = files.uncovered(&config.domain_at(config.listen.port()));
+                let uncovered = files.uncovered(tls::host_of(&config.domain_at(config.listen.port())));
                 if let Some(exposure) = files.exposure() {
                     let cost = "other users of this host can impersonate the platform";
                     degraded(exposure, cost, "chmod 0600 the file given with --tls-key")
+                } else if let Some(problem) = files.expiry_problem(crate::clock::now()) {
+                    let detail = format!("the certificate in {} {problem}", files.certificates.display());
+                    degraded(detail, "clients refuse to connect", "renew the certificate")
                 } else if uncovered.is_empty() {
                     Finding::ok(NAME, files.to_string())
                 } else {

@@ -1,8 +1,10 @@
-//! HTTPS: selects and loads the certificate of the platform.
+//! HTTPS: selects and loads the certificate of the platform, and keeps it current.
 //!
-//! Either the operator's files, read again at SIGHUP, or a certificate of the data directory's own authority. Keys are
-//! wiped from memory once they are loaded, and nothing here prints any.
+//! It is one of three: the operator's files, read again when they change; what an ACME server issues; or a certificate
+//! of the data directory's own authority. Keys are wiped from memory once they are loaded, and nothing here prints any.
 
+pub(crate) mod acme;
+mod files;
 mod local;
 #[cfg(test)]
 mod tests;
@@ -10,19 +12,26 @@ mod tests;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
+use jiff::{SignedDuration, Timestamp};
 use rustls::client::verify_server_name;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::ParsedCertificate;
 use secrecy::zeroize::Zeroizing;
-use server::tls::Tls;
-use tokio::signal::unix::{SignalKind, signal};
+use server::tls::{Tls, TlsError, Validity};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use self::acme::Acme;
+pub(crate) use self::files::Files;
+use self::files::Stamp;
 use crate::data_dir::DataDir;
+
+/// How often the certificate of the local CA is looked at.
+const LOCAL_CHECK: Duration = Duration::from_secs(12 * 60 * 60);
 
 /// Whether HTTPS is enabled, and with which certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,137 +42,187 @@ pub(crate) enum Https {
     Local,
     /// With the operator's certificate.
     Files(Files),
+    /// With the certificate of an ACME server.
+    Acme(Box<Acme>),
 }
 
-/// The operator's certificate, both files in PEM.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Files {
-    /// The certificate chain, server certificate first.
-    pub(crate) certificates: PathBuf,
-    /// The private key.
-    pub(crate) key: PathBuf,
+/// A chain of certificates and its private key, in PEM.
+struct Pair {
+    certificates: Vec<u8>,
+    key: Zeroizing<Vec<u8>>,
 }
 
-/// A loaded certificate.
+impl std::fmt::Debug for Pair {
+    /// Omits the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pair").finish_non_exhaustive()
+    }
+}
+
+impl Pair {
+    fn load(&self) -> Result<Tls, TlsError> {
+        Tls::from_pem(&self.certificates, &self.key)
+    }
+
+    fn replace(&self, tls: &Tls) -> Result<(), TlsError> {
+        tls.replace(&self.certificates, &self.key)
+    }
+
+    fn leaf(&self) -> Option<CertificateDer<'static>> {
+        CertificateDer::from_pem_slice(&self.certificates).ok()
+    }
+
+    fn validity(&self) -> Option<Validity> {
+        Validity::of(&self.leaf()?)
+    }
+}
+
+/// A loaded certificate, and how it is kept current.
 #[derive(Debug)]
 pub(crate) struct Shown {
     /// For the server.
     pub(crate) tls: Tls,
     /// The CA certificate that clients must trust, if it is the local CA.
     pub(crate) authority: Option<PathBuf>,
+    upkeep: Upkeep,
 }
 
-/// Reads the operator's certificate, or makes what is missing of the data directory's own; none when HTTPS is off.
+#[derive(Debug)]
+enum Upkeep {
+    Local { dir: DataDir, domain: String },
+    Files { files: Files, loaded: Stamp },
+    Acme(acme::Keeper),
+}
+
+/// Reads the certificate, or makes what is missing of the data directory's own; none when HTTPS is off. Nothing here
+/// waits for an ACME server.
 ///
 /// # Errors
 /// When files cannot be read, written or used.
 pub(crate) fn prepare(https: &Https, dir: &DataDir, domain: &str) -> Result<Option<Shown>> {
+    let now = crate::clock::now();
+    let local = || -> Result<Tls> {
+        let pair = local::certificate(dir, domain, SystemTime::from(now))?;
+        pair.load().context("load the certificate of the local CA")
+    };
     match https {
         Https::Off => Ok(None),
         Https::Local => Ok(Some(Shown {
-            tls: local::certificate(dir, domain, SystemTime::from(crate::clock::now()))?,
+            tls: local()?,
             authority: Some(dir.path().join(local::AUTHORITY)),
+            upkeep: Upkeep::Local {
+                dir: dir.clone(),
+                domain: domain.to_owned(),
+            },
         })),
         Https::Files(files) => {
+            let loaded = files.stamp();
             let tls = files.load()?;
-            files.warn(domain);
-            Ok(Some(Shown { tls, authority: None }))
+            files.warn(host_of(domain), now);
+            let files = files.clone();
+            Ok(Some(Shown {
+                tls,
+                authority: None,
+                upkeep: Upkeep::Files { files, loaded },
+            }))
+        }
+        Https::Acme(acme) => {
+            let keeper = acme::Keeper::new(acme.as_ref().clone(), dir)?;
+            let tls = match keeper.stored(now) {
+                Some(tls) => tls,
+                None => local()?,
+            };
+            Ok(Some(Shown {
+                tls,
+                authority: None,
+                upkeep: Upkeep::Acme(keeper),
+            }))
         }
     }
 }
 
-impl Files {
-    fn read(&self) -> Result<(Vec<u8>, Zeroizing<Vec<u8>>)> {
-        let read = |path: &Path| std::fs::read(path).with_context(|| format!("read {}", path.display()));
-        Ok((read(&self.certificates)?, Zeroizing::new(read(&self.key)?)))
-    }
-
-    /// Reads both files.
+impl Shown {
+    /// Keeps the certificate current until `stop`. SIGHUP makes it look at once.
     ///
     /// # Errors
-    /// When one cannot be read, or they cannot be used together.
-    pub(crate) fn load(&self) -> Result<Tls> {
-        let (certificates, key) = self.read()?;
-        Tls::from_pem(&certificates, &key).with_context(|| self.to_string())
+    /// When the signal handler cannot be installed.
+    pub(crate) fn keep(self, stop: CancellationToken) -> Result<Tls> {
+        let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
+        let tls = self.tls.clone();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it ends with `stop`, and holds nothing that anyone waits for"
+        )]
+        tokio::spawn(async move {
+            let keep = async {
+                match self.upkeep {
+                    Upkeep::Local { dir, domain } => keep_local(dir, domain, self.tls, hangup).await,
+                    Upkeep::Files { files, loaded } => files::watch(files, loaded, self.tls, hangup).await,
+                    Upkeep::Acme(keeper) => keeper.keep(self.tls, hangup).await,
+                }
+            };
+            stop.run_until_cancelled(keep).await;
+        });
+        Ok(tls)
     }
+}
 
-    fn reload(&self, tls: &Tls) -> Result<()> {
-        let (certificates, key) = self.read()?;
-        tls.replace(&certificates, &key).with_context(|| self.to_string())
-    }
-
-    /// The problem with the key file if other users can access it.
-    pub(crate) fn exposure(&self) -> Option<String> {
-        exposure(&self.key)
-    }
-
-    /// Host names of the platform that the certificate does not cover; empty if it cannot be parsed.
-    pub(crate) fn uncovered(&self, domain: &str) -> Vec<String> {
-        let Ok((certificates, _)) = self.read() else {
-            return Vec::new();
-        };
-        let Ok(certificate) = CertificateDer::from_pem_slice(&certificates) else {
-            return Vec::new();
-        };
-        let Ok(parsed) = ParsedCertificate::try_from(&certificate) else {
-            return Vec::new();
-        };
-        let host = host_of(domain);
-        [host.to_owned(), format!("*.{host}")]
-            .into_iter()
-            .filter(|name| {
-                // A wildcard matches exactly one label.
-                ServerName::try_from(name.replace('*', "api"))
-                    .is_ok_and(|name| verify_server_name(&parsed, &name).is_err())
-            })
-            .collect()
-    }
-
-    fn warn(&self, domain: &str) {
-        if let Some(exposure) = self.exposure() {
-            tracing::warn!("{exposure}");
+/// Renews the certificate of the local CA in a platform that runs for longer than it is valid.
+async fn keep_local(dir: DataDir, domain: String, tls: Tls, mut hangup: Signal) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOCAL_CHECK) => {}
+            _ = hangup.recv() => {}
         }
-        // The bare domain is not used: clients prepend `api.` or the label of a sandbox.
-        for name in self.uncovered(domain).iter().filter(|name| name.starts_with('*')) {
-            tracing::warn!("{self} are not valid for {name}: clients will refuse to connect to sandboxes");
+        let (dir, domain) = (dir.clone(), domain.clone());
+        let now = SystemTime::from(crate::clock::now());
+        let renewed = blocking(move || local::certificate(&dir, &domain, now)).await;
+        if let Err(error) = renewed.and_then(|pair| Ok(pair.replace(&tls)?)) {
+            tracing::error!("cannot renew the certificate of the local CA: {error:#}");
         }
     }
 }
 
-impl std::fmt::Display for Files {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} and {}", self.certificates.display(), self.key.display())
-    }
+/// Runs what waits for a disk, which may be that of a server that does not answer.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.context("read the files")?
 }
 
-/// Reads the operator's files again at every SIGHUP, until `stop`. What cannot be used is reported, and the present
-/// certificate stays.
-///
-/// # Errors
-/// When the signal handler cannot be installed.
-pub(crate) fn reload_on_hangup(files: Files, tls: Tls, stop: CancellationToken) -> Result<()> {
-    let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "it ends with `stop`, and holds nothing that anyone waits for"
-    )]
-    tokio::spawn(async move {
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                signal = hangup.recv() => if signal.is_none() { return },
-            }
-            match files.reload(&tls) {
-                Ok(()) => tracing::info!("SIGHUP: reloaded {files}"),
-                Err(error) => tracing::error!("SIGHUP: reload failed, keeping the current certificate: {error:#}"),
-            }
-        }
-    });
-    Ok(())
+/// Which of `names` a certificate is not valid for; empty if it cannot be parsed.
+fn uncovered<'a>(certificate: &CertificateDer<'_>, names: &'a [String]) -> Vec<&'a str> {
+    let Ok(parsed) = ParsedCertificate::try_from(certificate) else {
+        return Vec::new();
+    };
+    let covered = |name: &str| {
+        // A wildcard matches exactly one label.
+        ServerName::try_from(name.replace('*', "api")).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok())
+    };
+    names.iter().map(String::as_str).filter(|name| !covered(name)).collect()
+}
+
+/// The host names of the platform: its domain, and that of every sandbox.
+fn names_of(host: &str) -> [String; 2] {
+    [host.to_owned(), format!("*.{host}")]
+}
+
+/// What is wrong with a validity: it has ended, not begun, or ends before `soon` has passed.
+fn expiry_problem(validity: Validity, now: Timestamp, soon: SignedDuration) -> Option<String> {
+    let Validity { not_before, not_after } = validity;
+    if now > not_after {
+        Some(format!("expired at {not_after}"))
+    } else if now < not_before {
+        Some(format!(
+            "is not valid before {not_before}: check the clock of this host"
+        ))
+    } else if not_after.duration_since(now) < soon {
+        Some(format!("expires at {not_after}"))
+    } else {
+        None
+    }
 }
 
 /// A domain without its port.
-fn host_of(domain: &str) -> &str {
+pub(crate) fn host_of(domain: &str) -> &str {
     domain.split_once(':').map_or(domain, |(host, _)| host)
 }
 

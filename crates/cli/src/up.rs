@@ -29,7 +29,7 @@ use crate::data_dir::DataDir;
 use crate::doctor;
 use crate::secret::MasterKey;
 use crate::signals::Signals;
-use crate::tls::{self, Https};
+use crate::tls;
 use crate::{accounts, harden, node_identity, open_store, output, templates};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
@@ -202,10 +202,8 @@ async fn start(
     }
 
     let stop = CancellationToken::new();
-    if let (Some(shown), Https::Files(files)) = (&shown, &settings.https) {
-        tls::reload_on_hangup(files.clone(), shown.tls.clone(), stop.clone())?;
-    }
-    let https = shown.is_some();
+    let tls = shown.map(|shown| shown.keep(stop.clone())).transpose()?;
+    let https = tls.is_some();
     let server = Server::start(
         listener,
         lease,
@@ -220,7 +218,7 @@ async fn start(
             mcp: settings.mcp.clone(),
             resources: settings.resources,
             egress: settings.egress.clone(),
-            tls: shown.map(|shown| shown.tls),
+            tls,
             ..server::settings::ServerSettings::new(
                 addresses.domain.clone(),
                 SecretBox::new(Box::new(master.token_seed())),

@@ -22,6 +22,7 @@ use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage};
 use self::egress::EgressSeries;
 use crate::outcome::{CreateOutcome, EndReason};
 use crate::settings::CapacitySettings;
+use crate::tls::Validity;
 
 /// Histogram buckets of durations, in seconds: from a database read to a create on a host that swaps.
 const DURATIONS: [f64; 13] = [
@@ -70,6 +71,7 @@ struct Series {
     disk_stops: Counter,
     disk_ends: Counter,
     egress: EgressSeries,
+    certificate_expiry: FloatGauge,
 }
 
 /// Values that are read when the metrics are scraped.
@@ -87,6 +89,8 @@ pub(crate) struct MetricsSnapshot {
     pub(crate) capacity: Option<HostCapacity>,
     /// What the egress gateway counted; if the node does not respond, the values of the last scrape remain.
     pub(crate) egress: Option<EgressCounters>,
+    /// The validity of the certificate, if there is one.
+    pub(crate) certificate: Option<Validity>,
 }
 
 /// Numbers of client connections.
@@ -212,6 +216,10 @@ impl Metrics {
         if let Some(egress) = &snapshot.egress {
             series.egress.set(egress);
         }
+        let expiry = snapshot.certificate.map(|validity| validity.not_after.as_second());
+        // Seconds until the year 9999 are exact.
+        #[expect(clippy::cast_precision_loss, reason = "38 bits fit")]
+        series.certificate_expiry.set(expiry.map_or(f64::NAN, |at| at as f64));
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
@@ -325,6 +333,13 @@ impl Series {
             "Sandboxes that were ended because they kept taking space on a nearly full disk",
             disk_ends.clone(),
         );
+        let certificate_expiry = FloatGauge::default();
+        registry.register_with_unit(
+            "tls_certificate_expiry_timestamp",
+            "When the certificate that clients get expires, in seconds since 1970; NaN without HTTPS",
+            Unit::Seconds,
+            certificate_expiry.clone(),
+        );
         // Exported from the first scrape on, so that rates have a first value.
         for outcome in CreateOutcome::ALL {
             creates.get_or_create_owned(&[("outcome", outcome.as_str())]);
@@ -353,6 +368,7 @@ impl Series {
             disk_stops,
             disk_ends,
             egress: EgressSeries::register(registry),
+            certificate_expiry,
         }
     }
 }

@@ -175,7 +175,7 @@ impl Server {
             registry: Arc::clone(&registry),
             metrics: Arc::clone(&metrics),
             connections: Arc::clone(&connections),
-            tls,
+            tls: tls.clone(),
         };
         let gateway = Arc::new(Gateway::new(services, api::router(api, longest_s), ingress));
         let server = Self {
@@ -187,6 +187,7 @@ impl Server {
                 records: Arc::clone(&records),
             },
             metric_sources: MetricSources {
+                tls,
                 metrics,
                 registry,
                 records: Arc::clone(&records),

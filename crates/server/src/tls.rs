@@ -5,6 +5,12 @@
 //! many run concurrently, because each holds buffers for an unauthenticated client. TLS is layered on [`ClientStream`],
 //! so that a cut connection is reset like a plain one, without a `close_notify` that a client would take for a proper
 //! end.
+//!
+//! Clients resume sessions with tickets, whose keys rotate every six hours and exist in memory only: a restart costs
+//! each client one full handshake. There is one configuration for the life of the process, and the certificate in it is
+//! replaced, so tickets outlive a renewal. Early data is off, because it could be replayed.
+
+mod validity;
 
 use std::fmt;
 use std::io;
@@ -17,12 +23,15 @@ use rustls::InconsistentKeys;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
 use secrecy::zeroize::Zeroize as _;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+
+pub use self::validity::Validity;
 
 /// Time limit of a handshake, including the wait for its turn.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -49,10 +58,11 @@ pub enum TlsError {
     Unusable(rustls::Error),
 }
 
-/// The certificate of a server. Clones share it, so that it can be replaced while the server runs.
+/// The TLS configuration of a server. Clones share it, so that the certificate can be replaced while the server runs.
 #[derive(Clone)]
 pub struct Tls {
-    config: Arc<RwLock<Arc<rustls::ServerConfig>>>,
+    config: Arc<rustls::ServerConfig>,
+    current: Arc<Current>,
     handshakes: Arc<Semaphore>,
 }
 
@@ -63,6 +73,21 @@ impl fmt::Debug for Tls {
     }
 }
 
+/// The certificate that handshakes use.
+struct Current(RwLock<Arc<CertifiedKey>>);
+
+impl fmt::Debug for Current {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Current")
+    }
+}
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0.read()))
+    }
+}
+
 impl Tls {
     /// TLS 1.2 and 1.3 with a chain of certificates, the server's own first, and its private key, both in PEM. Clients
     /// choose HTTP/2 or HTTP/1.1 by ALPN.
@@ -70,8 +95,17 @@ impl Tls {
     /// # Errors
     /// [`TlsError`], which never quotes the content of the files.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, TlsError> {
+        let current = Arc::new(Current(RwLock::new(certified(certificates, key)?)));
+        let mut config = rustls::ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::Unusable)?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::clone(&current) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = [&b"h2"[..], b"http/1.1", b"http/1.0"].map(<[u8]>::to_vec).to_vec();
+        config.ticketer = aws_lc_rs::Ticketer::new().map_err(TlsError::Unusable)?;
         Ok(Self {
-            config: Arc::new(RwLock::new(config(certificates, key)?)),
+            config: Arc::new(config),
+            current,
             handshakes: Arc::new(Semaphore::new(HANDSHAKES)),
         })
     }
@@ -81,9 +115,15 @@ impl Tls {
     /// # Errors
     /// As [`Self::from_pem`]; the current certificate is kept then.
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), TlsError> {
-        let config = config(certificates, key)?;
-        *self.config.write() = config;
+        let certified = certified(certificates, key)?;
+        *self.current.0.write() = certified;
         Ok(())
+    }
+
+    /// The validity of the current certificate; none if it cannot be parsed.
+    #[must_use]
+    pub fn validity(&self) -> Option<Validity> {
+        Validity::of(self.current.0.read().cert.first()?)
     }
 
     /// Performs the handshake with a client, after `turn` has completed.
@@ -98,7 +138,7 @@ impl Tls {
         let handshake = async {
             turn.await;
             let _turn = self.handshakes.acquire().await.map_err(io::Error::other)?;
-            let acceptor = TlsAcceptor::from(Arc::clone(&self.config.read()));
+            let acceptor = TlsAcceptor::from(Arc::clone(&self.config));
             acceptor.accept(stream).await
         };
         tokio::time::timeout(HANDSHAKE, handshake)
@@ -123,7 +163,7 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-fn config(certificates: &[u8], key: &[u8]) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+fn certified(certificates: &[u8], key: &[u8]) -> Result<Arc<CertifiedKey>, TlsError> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(certificates)
         .collect::<Result<_, _>>()
         .map_err(TlsError::Certificate)?;
@@ -139,11 +179,5 @@ fn config(certificates: &[u8], key: &[u8]) -> Result<Arc<rustls::ServerConfig>, 
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
         Err(error) => return Err(TlsError::Unusable(error)),
     }
-    let mut config = rustls::ServerConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .map_err(TlsError::Unusable)?
-        .with_no_client_auth()
-        .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
-    config.alpn_protocols = [&b"h2"[..], b"http/1.1", b"http/1.0"].map(<[u8]>::to_vec).to_vec();
-    Ok(Arc::new(config))
+    Ok(Arc::new(certified))
 }

@@ -87,18 +87,52 @@ keys! {
          to, unless it is the default port of the scheme.",
     },
     TLS = {
-        "tls", Some("--tls"), Boolean, "false, or true with tls_cert",
-        "Whether to serve HTTPS besides HTTP on the same port. Without tls_cert the certificate is issued by a local \
-         CA, which clients must trust: <data-dir>/tls/ca.pem.",
+        "tls", Some("--tls"), Boolean, "false, or true with tls_cert or acme.directory",
+        "Whether to serve HTTPS besides HTTP on the same port. Without tls_cert and acme.directory the certificate is \
+         issued by a local CA, which clients must trust: <data-dir>/tls/ca.pem.",
     },
     TLS_CERT = {
         "tls_cert", Some("--tls-cert"), Text, "none",
         "Certificate chain file in PEM, server certificate first, valid for <domain> and *.<domain>. Reloaded \
-         on SIGHUP.",
+         when it or tls_key changes.",
     },
     TLS_KEY = {
         "tls_key", Some("--tls-key"), Text, "none",
         "Private key file of the server certificate, in PEM.",
+    },
+    ACME_DIRECTORY = {
+        "acme.directory", None, Text, "none",
+        "Address of the directory of an ACME server, which then issues the certificate. Requires domain, acme.dns_hook \
+         and acme.accept_terms.",
+    },
+    ACME_ACCEPT_TERMS = {
+        "acme.accept_terms", None, Boolean, "false",
+        "Whether you accept the terms of service of the authority. Must be true to use ACME.",
+    },
+    ACME_CONTACT = {
+        "acme.contact", None, Text, "none",
+        "Comma-separated mail addresses that the authority may write to.",
+    },
+    ACME_DOMAINS = {
+        "acme.domains", None, Text, "<domain>,*.<domain>",
+        "Comma-separated names of the certificate, at most 100.",
+    },
+    ACME_DNS_HOOK = {
+        "acme.dns_hook", None, Text, "none",
+        "Absolute path of a program that adds and removes TXT records: it is run with the arguments present or \
+         cleanup, record name and value.",
+    },
+    ACME_DNS_HOOK_TIMEOUT_S = {
+        "acme.dns_hook_timeout_s", None, Integer, "120",
+        "Time limit of one run of the DNS hook, in seconds, 1 to 3600.",
+    },
+    ACME_DNS_WAIT_S = {
+        "acme.dns_wait_s", None, Integer, "30",
+        "Time between the DNS hook and the query of the authority, in seconds, 0 to 3600.",
+    },
+    ACME_CA = {
+        "acme.ca", None, Text, "the CA certificates of the host",
+        "File in PEM with the CA certificates that the connection to the ACME server must be signed by.",
     },
     SERVER_CONNECTIONS = {
         "server.connections", None, Integer, "8192",

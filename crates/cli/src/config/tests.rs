@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use super::*;
+use crate::tls::Files;
 
 /// Config from flags, variables and a file.
 fn resolve(flags: &[(&'static Key, &str)], env: &[(&str, &str)], file: Option<&str>) -> Result<Config, ConfigError> {
@@ -101,6 +102,8 @@ fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
 fn every_key_can_be_set_by_file_and_by_environment() {
     for key in keys::ALL {
         let (text, quoted) = match key.kind {
+            // The only value with which others are accepted.
+            Kind::Boolean if key.name == "acme.accept_terms" => ("true", "true".to_owned()),
             Kind::Boolean => ("false", "false".to_owned()),
             Kind::Integer => ("64", "64".to_owned()),
             Kind::Hosts => (
@@ -118,6 +121,9 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "sandbox.disk_reserve" => "full",
                     "egress.default" => "deny",
                     "egress.allow_private" | "egress.deny" => "10.0.0.0/8,fd00::1",
+                    "acme.directory" => "https://ca.test/dir",
+                    "acme.contact" => "a@b.test",
+                    "acme.dns_hook" => "/hook",
                     "egress.resolvers" => "127.0.0.1:5353,::1",
                     _ => "x",
                 };
@@ -128,15 +134,34 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             Some((table, word)) => format!("[{table}]\n{word} = {quoted}\n"),
             None => format!("{} = {quoted}\n", key.name),
         };
-        // Each file of a certificate requires the other.
-        let (file, partner) = match key.name {
-            "tls_cert" => (format!("{file}tls_key = \"x\"\n"), Some(("RINGFENCE_TLS_KEY", "x"))),
-            "tls_key" => (format!("{file}tls_cert = \"x\"\n"), Some(("RINGFENCE_TLS_CERT", "x"))),
-            _ => (file, None),
+        // Each file of a certificate requires the other, and ACME what it cannot do without.
+        let needed = [
+            (
+                "RINGFENCE_ACME_DIRECTORY",
+                "directory = 'https://ca.test/dir'\n",
+                "https://ca.test/dir",
+            ),
+            ("RINGFENCE_ACME_DNS_HOOK", "dns_hook = '/hook'\n", "/hook"),
+            ("RINGFENCE_ACME_ACCEPT_TERMS", "accept_terms = true\n", "true"),
+        ];
+        let (file, partners) = match key.name {
+            "tls_cert" => (format!("{file}tls_key = \"x\"\n"), vec![("RINGFENCE_TLS_KEY", "x")]),
+            "tls_key" => (format!("{file}tls_cert = \"x\"\n"), vec![("RINGFENCE_TLS_CERT", "x")]),
+            name if name.starts_with("acme.") => {
+                let others: Vec<_> = needed.into_iter().filter(|(env, ..)| *env != key.env()).collect();
+                let lines: String = others.iter().map(|(_, line, _)| *line).collect();
+                let values = others.iter().map(|(env, _, value)| (*env, *value));
+                let domain = [("RINGFENCE_DOMAIN", "box.test")];
+                (
+                    format!("domain = 'box.test'\n{file}{lines}"),
+                    domain.into_iter().chain(values).collect(),
+                )
+            }
+            _ => (file, Vec::new()),
         };
         let by_file = format!("{:?}", resolve(&[], &[], Some(&file)).unwrap());
         let own = key.env();
-        let env: Vec<_> = partner.into_iter().chain([(own.as_str(), text)]).collect();
+        let env: Vec<_> = partners.into_iter().chain([(own.as_str(), text)]).collect();
         let by_env = format!("{:?}", resolve(&[], &env, None).unwrap());
         assert_eq!(by_file, by_env, "{}", key.name);
     }
@@ -307,6 +332,92 @@ fn https_is_asked_for_or_meant() {
         let error = https(&[one, (keys::TLS, "true")]).unwrap_err().to_string();
         assert!(error.contains(other), "{error}");
     }
+}
+
+#[test]
+fn acme_needs_a_domain_a_hook_and_consent() {
+    use crate::tls::acme::{Acme, Hook};
+    let domain = "domain = 'box.example.com:8443'\n";
+    let least = "directory = 'https://ca.test/dir'\ndns_hook = '/hook'\naccept_terms = true\n";
+    let https = |file: &str| resolve(&[], &[], Some(file)).map(|config| config.https);
+    let acme = |text: &str| https(&format!("{domain}[acme]\n{text}"));
+    let seconds = std::time::Duration::from_secs;
+    let mut want = Acme {
+        directory: "https://ca.test/dir".to_owned(),
+        contact: Vec::new(),
+        domains: vec!["box.example.com".to_owned(), "*.box.example.com".to_owned()],
+        hook: Hook {
+            path: "/hook".into(),
+            timeout: seconds(120),
+        },
+        dns_wait: seconds(30),
+        ca: None,
+    };
+    assert_eq!(acme(least).unwrap(), Https::Acme(Box::new(want.clone())));
+    assert_eq!(
+        https(&format!("tls = true\n{domain}[acme]\n{least}")).unwrap(),
+        Https::Acme(Box::new(want.clone()))
+    );
+    assert_eq!(
+        https(&format!("tls = false\n{domain}[acme]\n{least}")).unwrap(),
+        Https::Off
+    );
+    want.contact = vec!["a@b.test".to_owned(), "c+d@e.test".to_owned()];
+    want.domains = vec!["a.test".to_owned(), "*.b.test".to_owned()];
+    want.hook.timeout = seconds(3600);
+    want.dns_wait = seconds(0);
+    want.ca = Some("/ca.pem".into());
+    let more = "contact = 'a@b.test, c+d@e.test'\ndomains = 'A.test,*.B.test,a.test'\ndns_hook_timeout_s = 3600\n\
+                dns_wait_s = 0\nca = '/ca.pem'\n";
+    assert_eq!(acme(&format!("{least}{more}")).unwrap(), Https::Acme(Box::new(want)));
+
+    for (text, said) in [
+        ("dns_hook = '/hook'", "acme.dns_hook: requires acme.directory"),
+        ("accept_terms = true", "acme.accept_terms: requires acme.directory"),
+        ("directory = 'https://ca.test/dir'", "requires acme.dns_hook"),
+        (
+            "directory = 'https://ca.test/dir'\ndns_hook = '/hook'",
+            "requires acme.accept_terms",
+        ),
+        ("directory = 'http://ca.test/dir'", "HTTPS address"),
+        ("directory = 'https://me:secret@ca.test/dir'", "HTTPS address"),
+        ("directory = 'ca.test'", "HTTPS address"),
+        (&format!("{least}contact = 'me'"), "not a mail address"),
+        (
+            &format!("{least}contact = 'a@b.test?cc=d@e.test'"),
+            "not a mail address",
+        ),
+        (&format!("{least}domains = 'a.test:1'"), "port"),
+        (&format!("{least}domains = '*.*.test'"), "not a domain name"),
+        (&format!("{least}domains = '{}'", vec!["a.test"; 101].join(",")), ""),
+        (&format!("{least}dns_wait_s = 3601"), "between 0 and 3600"),
+        (&format!("{least}dns_hook_timeout_s = 0"), "between 1 and 3600"),
+        (&least.replace("/hook", "hook"), "absolute"),
+    ] {
+        // Names that are given twice count once.
+        let Err(error) = acme(text) else {
+            assert_eq!(said, "", "{text}");
+            continue;
+        };
+        let error = error.to_string();
+        assert!(
+            error.contains(said) && !said.is_empty() && !error.contains("secret"),
+            "{text}: {error}"
+        );
+    }
+    for (count, fits) in [(100, true), (101, false)] {
+        let names: Vec<String> = (0..count).map(|at| format!("n{at}.test")).collect();
+        assert_eq!(
+            acme(&format!("{least}domains = '{}'", names.join(","))).is_ok(),
+            fits,
+            "{count}"
+        );
+    }
+    let error = https(&format!("[acme]\n{least}")).unwrap_err().to_string();
+    assert!(error.contains("acme.directory: requires domain"), "{error}");
+    let both = format!("tls_cert = '/c'\ntls_key = '/k'\n{domain}[acme]\n{least}");
+    let error = https(&both).unwrap_err().to_string();
+    assert!(error.contains("cannot be set together with tls_cert"), "{error}");
 }
 
 #[test]

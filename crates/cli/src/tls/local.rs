@@ -25,14 +25,14 @@ use rustls::client::danger::ServerCertVerifier as _;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use secrecy::zeroize::Zeroizing;
-use server::tls::{Tls, provider};
+use server::tls::provider;
 use sha2::{Digest as _, Sha256};
 
-use super::{exposure, host_of};
+use super::{Pair, exposure, host_of};
 use crate::data_dir::DataDir;
 
 /// The directory of the files below, relative to the data directory.
-const DIRECTORY: &str = "tls";
+pub(super) const DIRECTORY: &str = "tls";
 /// The authority's certificate, below the data directory: for everybody.
 pub(super) const AUTHORITY: &str = "tls/ca.pem";
 /// The private key of the CA. With it, any host can be impersonated towards clients that trust the CA.
@@ -57,7 +57,7 @@ const RENEW: Duration = DAY.saturating_mul(30);
 ///
 /// # Errors
 /// When files cannot be read or written, or the CA key is invalid.
-pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Result<Tls> {
+pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Result<Pair> {
     dir.make_directory(DIRECTORY)?;
     for key in [AUTHORITY_KEY, KEY] {
         if let Some(exposure) = exposure(&dir.path().join(key)) {
@@ -66,8 +66,8 @@ pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Resul
     }
     let host = host_of(domain);
     let authority = read(dir, AUTHORITY)?;
-    if let Some(tls) = present(dir, authority.as_ref().map(|pem| pem.as_slice()), host, now)? {
-        return Ok(tls);
+    if let Some(pair) = present(dir, authority.as_ref().map(|pem| pem.as_slice()), host, now)? {
+        return Ok(pair);
     }
 
     let authority_key = authority_key(dir, authority.is_some())?;
@@ -98,7 +98,10 @@ pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Resul
             "most clients reject a wildcard below a top-level domain such as *.{host}: choose a domain with a dot"
         );
     }
-    Tls::from_pem(made.as_bytes(), key.as_bytes()).context("load the created certificate")
+    Ok(Pair {
+        certificates: made.into_bytes(),
+        key: Zeroizing::new(key.as_bytes().to_vec()),
+    })
 }
 
 fn read(dir: &DataDir, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>> {
@@ -111,7 +114,7 @@ fn read(dir: &DataDir, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>> {
 }
 
 /// The certificate of an earlier start, if clients accept it and it does not expire soon.
-fn present(dir: &DataDir, authority: Option<&[u8]>, host: &str, now: SystemTime) -> Result<Option<Tls>> {
+fn present(dir: &DataDir, authority: Option<&[u8]>, host: &str, now: SystemTime) -> Result<Option<Pair>> {
     let (Some(authority), Some(certificate), Some(key)) = (authority, read(dir, CERTIFICATE)?, read(dir, KEY)?) else {
         return Ok(None);
     };
@@ -119,7 +122,11 @@ fn present(dir: &DataDir, authority: Option<&[u8]>, host: &str, now: SystemTime)
     let will_do = [now, now + RENEW]
         .into_iter()
         .all(|at| accepted(authority, &certificate, host, at));
-    Ok(will_do.then(|| Tls::from_pem(&certificate, &key)).and_then(Result::ok))
+    let pair = Pair {
+        certificates: certificate.to_vec(),
+        key,
+    };
+    Ok((will_do && pair.load().is_ok()).then_some(pair))
 }
 
 fn authority_key(dir: &DataDir, was_there: bool) -> Result<KeyPair> {

@@ -183,8 +183,8 @@ fn files_of_the_operator_are_taken_replaced_and_looked_at() {
     assert_eq!(local.authority.as_deref(), Some(tls.files[0].as_path()));
     assert_eq!(authority_of(tls.dir.path()).unwrap(), local.authority);
 
-    assert!(files.uncovered(DOMAIN).is_empty());
-    assert_eq!(files.uncovered("example.com:1"), ["example.com", "*.example.com"]);
+    assert!(files.uncovered(host_of(DOMAIN)).is_empty());
+    assert_eq!(files.uncovered("example.com"), ["example.com", "*.example.com"]);
     for (mode, exposed) in [
         (0o600, false),
         (0o640, false),

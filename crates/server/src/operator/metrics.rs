@@ -22,6 +22,7 @@ use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::node::NodeHandle;
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
+use crate::tls::Tls;
 
 /// Media type of the metrics, as scrapers request it.
 const CONTENT_TYPE: HeaderValue =
@@ -41,6 +42,8 @@ pub(crate) struct MetricSources {
     pub(crate) connections: Arc<Connections>,
     /// Tasks of the connections to sandboxes, which are counted.
     pub(crate) streams: TaskTracker,
+    /// The certificate, if there is one.
+    pub(crate) tls: Option<Tls>,
 }
 
 /// Serves until `stop` is cancelled.
@@ -61,6 +64,7 @@ async fn read_metrics(State(sources): State<MetricSources>) -> Response {
         log_entries_lost: sources.records.entries_lost(),
         capacity: sources.admission.host_capacity().await,
         egress: sources.node.egress_counters().await.ok(),
+        certificate: sources.tls.as_ref().and_then(Tls::validity),
     };
     match sources.metrics.text(&snapshot) {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),

@@ -13,7 +13,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersion};
 use server::tls::{Tls, TlsError, provider};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::platform::{KEY, TestPlatform, within};
+use super::platform::{KEY, TestPlatform, send, within};
 
 /// A certificate authority with a certificate for `sandbox.test` and its wildcard.
 struct Authority {
@@ -56,20 +56,29 @@ impl Authority {
         TestPlatform::start_with(Some(self.tls())).await
     }
 
-    /// A connection of a client that trusts this authority and offers `protocols`.
-    async fn connect(&self, addr: SocketAddr, name: &str, protocols: &[&str]) -> io::Result<TlsStream<TcpStream>> {
+    /// A client that trusts this authority.
+    fn client(&self, versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone()).expect("a root");
-        let mut config = ClientConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
+        ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions)
             .expect("versions")
             .with_root_certificates(roots)
-            .with_no_client_auth();
-        config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let tcp = TcpStream::connect(addr).await?;
-        let name = ServerName::try_from(name.to_owned()).expect("a name");
-        within(TlsConnector::from(Arc::new(config)).connect(name, tcp)).await
+            .with_no_client_auth()
     }
+
+    /// A connection of a client that trusts this authority and offers `protocols`.
+    async fn connect(&self, addr: SocketAddr, name: &str, protocols: &[&str]) -> io::Result<TlsStream<TcpStream>> {
+        let mut config = self.client(rustls::DEFAULT_VERSIONS);
+        config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        connect(&Arc::new(config), addr, name).await
+    }
+}
+
+async fn connect(config: &Arc<ClientConfig>, addr: SocketAddr, name: &str) -> io::Result<TlsStream<TcpStream>> {
+    let tcp = TcpStream::connect(addr).await?;
+    let name = ServerName::try_from(name.to_owned()).expect("a name");
+    within(TlsConnector::from(Arc::clone(config)).connect(name, tcp)).await
 }
 
 /// A server in every sandbox that accepts an upgrade or begins a body, and then echoes what it receives.
@@ -316,6 +325,70 @@ async fn a_replaced_certificate_is_used_from_the_next_handshake() {
         .await
         .expect("a proper end");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn sessions_are_resumed_also_after_the_certificate_was_replaced() {
+    let (first, second) = (Authority::new(), Authority::new());
+    let name = "api.sandbox.test";
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        let tls = first.tls();
+        let platform = TestPlatform::start_with(Some(tls.clone())).await;
+        let client = Arc::new(first.client(&[version]));
+        let kind = async || {
+            let mut stream = connect(&client, platform.addr, name).await.expect("a handshake");
+            let request = format!("GET /health HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.expect("written");
+            // Tickets of TLS 1.3 come after the handshake.
+            let mut answer = String::new();
+            within(stream.read_to_string(&mut answer)).await.expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            let connection = stream.get_ref().1;
+            assert_eq!(connection.protocol_version(), Some(version.version));
+            connection.handshake_kind().expect("a finished handshake")
+        };
+        assert_eq!(kind().await, HandshakeKind::Full);
+        for _ in 0..3 {
+            assert_eq!(kind().await, HandshakeKind::Resumed, "{version:?}");
+        }
+        tls.replace(second.leaf.as_bytes(), second.key.as_bytes())
+            .expect("usable");
+        assert_eq!(kind().await, HandshakeKind::Resumed, "{version:?}");
+        // One without a ticket meets the new certificate.
+        let other = Arc::new(second.client(&[version]));
+        let stream = connect(&other, platform.addr, name).await.expect("a handshake");
+        assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
+
+        // Tickets are of one server only: another one, with the same certificate, makes a full handshake.
+        let elsewhere = TestPlatform::start_with(Some(first.tls())).await;
+        let stream = connect(&client, elsewhere.addr, name).await.expect("a handshake");
+        assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
+    }
+}
+
+#[tokio::test]
+async fn metrics_tell_when_the_certificate_expires() {
+    let expiry = async |platform: &TestPlatform| {
+        let headers = [("host", "localhost")];
+        let reply = send(platform.metrics, "GET", "/metrics", &headers, Bytes::new()).await;
+        let line = reply
+            .text
+            .lines()
+            .find_map(|line| line.strip_prefix("ringfence_tls_certificate_expiry_timestamp_seconds "));
+        line.expect("a value").parse::<f64>().expect("a number")
+    };
+    assert!(expiry(&TestPlatform::start_with(None).await).await.is_nan());
+    let tls = Authority::new().tls();
+    let platform = TestPlatform::start_with(Some(tls.clone())).await;
+    // What rcgen makes of no end.
+    assert!((expiry(&platform).await - 67_090_000_000.0).abs() < 1e9);
+    let mut params = CertificateParams::new(["sandbox.test".to_owned()]).expect("a name");
+    params.not_after = rcgen::date_time_ymd(2033, 5, 18);
+    let key = KeyPair::generate().expect("a key");
+    let certificate = params.self_signed(&key).expect("a certificate");
+    tls.replace(certificate.pem().as_bytes(), key.serialize_pem().as_bytes())
+        .expect("usable");
+    assert!((expiry(&platform).await - 1_999_987_200.0).abs() < f64::EPSILON);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Routes requests from clients to ports of sandboxes.
 //!
 //! [`route::route`] determines the target of a request and [`Ingress::serve`] forwards it over HTTP/1.1, on a connection
-//! that was kept after an earlier request to the same port ([`pool`]) or a new one. Both directions are streamed at the
-//! same time and never collected, and upgrades are relayed as bytes.
+//! that was kept after an earlier request to the same port ([`pool`]) or a new one; calls of gRPC over HTTP/2 ([`grpc`]).
+//! Both directions are streamed at the same time and never collected, and upgrades are relayed as bytes.
 //!
 //! Invariants: when a sandbox ends, its streams are aborted (reset, or a body without its end) and never closed cleanly,
 //! because clients take a clean end for "the command finished". Every failure before the head of the response is one of
@@ -15,6 +15,7 @@ mod connection_limit;
 mod dial;
 mod fair;
 mod flow;
+mod grpc;
 mod guest;
 mod headers;
 mod pool;
@@ -44,7 +45,7 @@ use answer::Answer;
 pub use body::{BodyError, ClientBody, DelayedEnd, PendingUpload, ResponseBody};
 use body::{Discards, GuestBody, RequestBody};
 use client::ClientConnection;
-use connection_limit::{ConnectionLimiter, LimitReached};
+use connection_limit::{ConnectionLimiter, ConnectionPermit, LimitReached};
 use flow::{Flow, Link};
 use guest::{GuestStream, Head};
 use headers::Framing;
@@ -151,7 +152,10 @@ impl Ingress {
             tasks: self.tasks.clone(),
             stop: self.stop.clone(),
         };
-        ClientBody::new(incoming, waits, discards)
+        // A gRPC server that fails a call sends the status as the head of a response without a body, and its clients
+        // expect the end of the stream in the same frame.
+        let takes_early_end = grpc::is_call(version, headers);
+        ClientBody::new(incoming, (waits, takes_early_end), discards)
     }
 
     /// The response for an [`Answer`] of the proxy.
@@ -173,6 +177,8 @@ impl Ingress {
 
         let (mut parts, incoming) = request.into_parts();
         parts.extensions.clear();
+        let is_plain = target.port != agent::PORT && !inside.is_https;
+        let is_call = is_plain && grpc::is_call(parts.version, &parts.headers);
         let framing = headers::to_guest(&mut parts, !incoming.is_end_stream(), target.port != agent::PORT);
         if let Some(host) = masked {
             headers::mask_host(&mut parts.headers, host);
@@ -181,14 +187,18 @@ impl Ingress {
         let upload = body.upload();
         let flow = Flow::new(cuttable, gate);
         let request = Request::from_parts(parts, body);
-        let (mut response, lease) = self.exchange(request, target, &flow, framing, &inside).await?;
+        let (mut response, lease) = if is_call {
+            self.call(request, target, &inside.ending).await?
+        } else {
+            self.exchange(request, target, &flow, framing, &inside).await?
+        };
         let ending = inside.ending;
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if upgraded && !framing.upgrade {
             return Err(instead(DialError::PortClosed, target));
         }
         let alive = || dial::alive_check(Arc::clone(&self.node), target.id.clone(), ending.clone());
-        let until_close = headers::ends_with_connection(response.headers());
+        let until_close = !is_call && headers::ends_with_connection(response.headers());
         // A server that responds before it has the whole request may not read the rest of it.
         let keeps = framing.keeps && upload.is_complete() && headers::keeps_connection(&response);
         headers::to_client(response.headers_mut(), upgraded);
@@ -241,17 +251,23 @@ impl Ingress {
         sent.map_err(|failure| instead(failure.error, target))
     }
 
+    /// Takes a place for a new connection to the target.
+    fn permit(&self, target: &Target) -> Result<ConnectionPermit, Answer> {
+        self.pool
+            .permit(&self.connections, &target.id)
+            .map_err(|reached| match reached {
+                LimitReached::Total => Answer::Unavailable,
+                LimitReached::Sandbox(limit) => {
+                    let id = target.id.clone();
+                    Answer::TooManyConnections { id, limit }
+                }
+            })
+    }
+
     /// Opens a connection to the target.
     async fn connect(&self, target: &Target, inside: &Inside) -> Result<Lease, Answer> {
         let ending = &inside.ending;
-        let permit = match self.pool.permit(&self.connections, &target.id) {
-            Ok(permit) => permit,
-            Err(LimitReached::Total) => return Err(Answer::Unavailable),
-            Err(LimitReached::Sandbox(limit)) => {
-                let id = target.id.clone();
-                return Err(Answer::TooManyConnections { id, limit });
-            }
-        };
+        let permit = self.permit(target)?;
         let stream = dial::dial(self.node.as_ref(), target, ending)
             .await
             .map_err(|error| instead(error, target))?;

@@ -49,6 +49,8 @@ pub struct ClientBody {
     incoming: Option<Incoming>,
     /// Whether the client waits for `100 Continue`, which was not sent: then there is nothing to discard.
     waits: bool,
+    /// Whether the client takes a response that ends before its request for complete.
+    takes_early_end: bool,
     /// Counts received bytes for [`PendingUpload`]; closed at the end of the body.
     progress: Option<watch::Sender<u64>>,
     discards: Discards,
@@ -61,18 +63,20 @@ impl std::fmt::Debug for ClientBody {
 }
 
 impl ClientBody {
-    pub(super) fn new(incoming: Incoming, waits: bool, discards: Discards) -> Self {
+    pub(super) fn new(incoming: Incoming, (waits, takes_early_end): (bool, bool), discards: Discards) -> Self {
         Self {
             incoming: Some(incoming),
             waits,
+            takes_early_end,
             progress: None,
             discards,
         }
     }
 
-    /// The unread rest of the body, for a response that may be complete before it; none at the end of the body.
+    /// The unread rest of the body, for a response that may be complete before it; none at the end of the body, and for
+    /// clients that understand this.
     pub fn pending_upload(&mut self) -> Option<PendingUpload> {
-        if self.is_end_stream() {
+        if self.is_end_stream() || self.takes_early_end {
             return None;
         }
         let progress = self.progress.get_or_insert_with(|| watch::Sender::new(0));

@@ -21,7 +21,7 @@ use model::id::SandboxId;
 use parking_lot::Mutex;
 use protocol::agent;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::body::RequestBody;
@@ -195,6 +195,19 @@ impl Pool {
             target: target.clone(),
             is_new: waiting.is_some(),
             waiting,
+            _apart: None,
+        }
+    }
+
+    /// A lease of a connection that is never kept, which `guard` closes.
+    pub(super) fn apart(&self, target: &Target, guard: DropGuard) -> Lease {
+        Lease {
+            upstream: None,
+            pool: self.clone(),
+            target: target.clone(),
+            is_new: true,
+            waiting: None,
+            _apart: Some(guard),
         }
     }
 
@@ -306,6 +319,8 @@ pub(super) struct Lease {
     is_new: bool,
     /// The number of a new connection without a response.
     waiting: Option<u64>,
+    /// Closes a connection that is none of the pool's.
+    _apart: Option<DropGuard>,
 }
 
 impl Lease {

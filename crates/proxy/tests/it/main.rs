@@ -8,6 +8,7 @@
 mod answers;
 mod cut;
 mod forward;
+mod grpc;
 mod hostile;
 mod https_ports;
 mod reuse;

@@ -9,6 +9,7 @@ mod nearest;
 mod search;
 #[cfg(test)]
 mod source;
+pub mod web;
 
 pub use self::catalogue::{Catalogue, Page, catalogue};
 pub use self::markdown::anchor;

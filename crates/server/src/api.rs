@@ -8,6 +8,7 @@ mod address;
 mod api_keys;
 mod auth;
 mod body;
+mod docs;
 mod error;
 mod json;
 mod mcp;
@@ -90,6 +91,7 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     let mcp_path = state.mcp.path.clone();
     let router = router
         .route(&mcp_path, axum::routing::post(mcp::call))
+        .merge(docs::routes())
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
         .layer(Extension(openapi::ServedDocument::new(&document)))
@@ -183,7 +185,8 @@ fn cors() -> CorsLayer {
         "x-api-key",
         "x-team-id",
     ];
-    const EXPOSED: [&str; 9] = [
+    const EXPOSED: [&str; 10] = [
+        "link",
         "x-next-token",
         "x-total-running",
         "x-request-id",

@@ -75,6 +75,21 @@ pub(crate) struct ApiError {
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
+/// The section of the documentation about an error, which the header `Link` names: messages stay as clients know them.
+fn help(status: StatusCode, error_code: Option<&str>) -> &'static str {
+    match (status, error_code) {
+        (_, Some(NO_CAPACITY)) => "/docs/configuration#capacity-of-the-host",
+        (_, Some("sandbox_on_other_node")) => "/docs/operations#several-platforms-on-one-database",
+        (_, Some("idempotency_request_mismatch" | "idempotency_in_progress")) => {
+            "/docs/sandboxes/lifecycle#repeating-a-create-request"
+        }
+        (StatusCode::UNAUTHORIZED, _) => "/docs/troubleshooting#credentials",
+        (StatusCode::TOO_MANY_REQUESTS, _) => "/docs/configuration#limits-of-teams",
+        (StatusCode::NOT_IMPLEMENTED, _) => "/docs/api/not-available",
+        _ => "/docs/api#errors",
+    }
+}
+
 impl ApiError {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
@@ -471,9 +486,48 @@ impl IntoResponse for ApiError {
         let content_type = HeaderValue::from_static("application/json; charset=utf-8");
         let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body.to_json()).into_response();
         response.headers_mut().extend(self.headers);
+        let link = format!("<{}>; rel=\"help\"", help(self.status, self.error_code));
+        let link = HeaderValue::from_str(&link).expect("addresses of pages are ASCII");
+        response.headers_mut().insert(header::LINK, link);
         if self.store_failed {
             response.extensions_mut().insert(StoreFailed);
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Errors lead to a section that exists in this version.
+    #[test]
+    fn help_is_served() {
+        let site = ::docs::web::Site::new(::docs::catalogue());
+        for (error, expected) in [
+            (ApiError::unauthenticated("x"), "/docs/troubleshooting#credentials"),
+            (ApiError::no_capacity(1), "/docs/configuration#capacity-of-the-host"),
+            (ApiError::not_built("x", "GET", "/x"), "/docs/api/not-available"),
+            (ApiError::schema("x"), "/docs/api#errors"),
+            (
+                ApiError::idempotency(ClaimError::InProgress, StatusCode::BAD_REQUEST),
+                "/docs/sandboxes/lifecycle#repeating-a-create-request",
+            ),
+            (
+                ApiError::absent(AbsentError::Elsewhere { node: "a".into() }, "b"),
+                "/docs/operations#several-platforms-on-one-database",
+            ),
+            (
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "x"),
+                "/docs/configuration#limits-of-teams",
+            ),
+        ] {
+            let response = error.into_response();
+            let link = response.headers()[header::LINK].to_str().expect("ASCII");
+            assert_eq!(link, format!("<{expected}>; rel=\"help\""));
+            let (path, id) = expected.split_once('#').unwrap_or((expected, "content"));
+            let page = site.asset(path).expect("a page");
+            assert!(page.body.contains(&format!(" id=\"{id}\"")), "{expected}");
+        }
     }
 }

@@ -1,0 +1,37 @@
+//! The table of contents: pages, and folders with the pages in them.
+
+use crate::catalogue::Page;
+
+/// A page of the table of contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) page: &'static Page,
+    /// The pages of its folder, if it is the index of one.
+    pub(super) children: Vec<&'static Page>,
+}
+
+impl Entry {
+    /// Whether a route is that of the page or of one below it.
+    pub(super) fn contains(&self, route: &str) -> bool {
+        self.page.route == route || self.children.iter().any(|page| page.route == route)
+    }
+}
+
+/// The entries of pages that are in the order of a table of contents. Folders have one level, and an index.
+pub(super) fn entries(pages: &'static [Page]) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for page in pages {
+        let is_below = |entry: &Entry| {
+            let rest = page.route.strip_prefix(entry.page.route);
+            entry.page.route != "/" && rest.is_some_and(|rest| rest.starts_with('/'))
+        };
+        match entries.last_mut() {
+            Some(entry) if is_below(entry) => entry.children.push(page),
+            _ => entries.push(Entry {
+                page,
+                children: Vec::new(),
+            }),
+        }
+    }
+    entries
+}

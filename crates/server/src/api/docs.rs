@@ -1,0 +1,139 @@
+//! The documentation as web pages at `/docs`, and as texts for agents at `/llms.txt`.
+//!
+//! These are pages for people and not operations of the API, so they are not part of the OpenAPI document. They need no
+//! credentials: they are the same for every reader. The content is rendered once, at the first request. Pages load nothing
+//! from elsewhere and run no scripts, which their content security policy enforces.
+
+use std::sync::LazyLock;
+
+use axum::Router;
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::routing::get;
+use docs::web::{Asset, BASE, SearchResult, Site};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use serde::Deserialize;
+
+use super::state::ApiState;
+
+/// Maximum length of a search, in characters; the form has the same limit.
+const QUERY_MAX: usize = 200;
+/// Results on one page.
+const RESULTS: usize = 20;
+/// What a page may load: its style and its icon.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
+                                       base-uri 'none'; frame-ancestors 'none'";
+
+static SITE: LazyLock<Site> = LazyLock::new(|| Site::new(docs::catalogue()));
+
+/// The routes of the documentation.
+pub(super) fn routes() -> Router<ApiState> {
+    Router::new()
+        .route(BASE, get(show))
+        .route(&format!("{BASE}/"), get(async || Redirect::permanent(BASE)))
+        .route(&format!("{BASE}/search"), get(search))
+        .route(&format!("{BASE}/{{*path}}"), get(show))
+        .route("/llms.txt", get(show))
+        .route("/llms-full.txt", get(show))
+}
+
+#[derive(Debug, Deserialize)]
+struct Search {
+    #[serde(default)]
+    q: String,
+}
+
+async fn show(uri: Uri, headers: HeaderMap) -> Response {
+    let path = uri.path();
+    if let Some(asset) = SITE.asset(path) {
+        return answer(asset, &headers);
+    }
+    // An address with a slash at its end is the same page.
+    if let Some(exact) = path.strip_suffix('/').filter(|path| SITE.asset(path).is_some()) {
+        return Redirect::permanent(exact).into_response();
+    }
+    (StatusCode::NOT_FOUND, shown(&SITE.missing())).into_response()
+}
+
+async fn search(query: Result<Query<Search>, QueryRejection>) -> Response {
+    let query = query.map(|query| query.0.q).unwrap_or_default();
+    let query: String = query.trim().chars().take(QUERY_MAX).collect();
+    let results: Vec<SearchResult> = ::docs::search_index()
+        .search(&query, RESULTS)
+        .into_iter()
+        .map(|hit| SearchResult {
+            page: hit.page,
+            headings: hit.headings,
+            anchor: hit.anchor,
+            snippet: hit.snippet,
+        })
+        .collect();
+    shown(&SITE.results(&query, &results))
+}
+
+/// An asset, or 304 if the client has it.
+fn answer(asset: &Asset, request: &HeaderMap) -> Response {
+    let caching = if asset.is_immutable {
+        "public, max-age=31536000, immutable"
+    } else {
+        // Clients may keep it, and ask whether it is current: an upgrade changes the pages.
+        "no-cache"
+    };
+    let tag = HeaderValue::from_str(&asset.etag).expect("a tag is hexadecimal digits in quotes");
+    let common = [
+        (header::CACHE_CONTROL, HeaderValue::from_static(caching)),
+        (header::ETAG, tag),
+    ];
+    if is_known(request, &asset.etag) {
+        return (StatusCode::NOT_MODIFIED, common).into_response();
+    }
+    (common, shown(asset)).into_response()
+}
+
+/// Whether `If-None-Match` names a tag.
+fn is_known(request: &HeaderMap, tag: &str) -> bool {
+    let values = request.get_all(header::IF_NONE_MATCH).iter();
+    let mut tags = values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','));
+    tags.any(|known| {
+        let known = known.trim();
+        known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag
+    })
+}
+
+fn shown(asset: &Asset) -> Response {
+    let headers: [(HeaderName, HeaderValue); 4] = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type)),
+        (
+            header::CONTENT_SECURITY_POLICY,
+            HeaderValue::from_static(CONTENT_SECURITY_POLICY),
+        ),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    ];
+    (headers, asset.body.clone()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_compared_one_by_one() {
+        let mut headers = HeaderMap::new();
+        assert!(!is_known(&headers, "\"a\""));
+        for (value, expected) in [
+            ("\"a\"", true),
+            ("W/\"a\"", true),
+            ("\"b\", \"a\"", true),
+            ("*", true),
+            ("\"b\"", false),
+            ("a", false),
+        ] {
+            headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static(value));
+            assert_eq!(is_known(&headers, "\"a\""), expected, "{value}");
+        }
+    }
+}

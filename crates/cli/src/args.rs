@@ -113,11 +113,11 @@ pub(crate) struct UpArgs {
 /// Flags of HTTPS.
 #[derive(Debug, Args)]
 pub(crate) struct TlsArgs {
-    /// Serve HTTPS besides HTTP on the same port; without --tls-cert, the certificate is issued by a local CA in the
-    /// data directory [env: RINGFENCE_TLS] [default: false, or true with tls_cert]
+    /// Serve HTTPS besides HTTP on the same port; without --tls-cert and acme.directory, the certificate is issued by a
+    /// local CA in the data directory [env: RINGFENCE_TLS] [default: false, or true with tls_cert or acme.directory]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     tls: Option<String>,
-    /// Certificate chain in PEM, server certificate first; reloaded on SIGHUP
+    /// Certificate chain in PEM, server certificate first; reloaded when it changes
     /// [env: RINGFENCE_TLS_CERT] [default: none]
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<String>,

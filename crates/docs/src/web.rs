@@ -64,7 +64,7 @@ pub struct SearchResult {
 
 /// The rendered documentation.
 #[derive(Debug)]
-pub struct Site {
+pub struct RenderedPages {
     contents: Vec<Entry>,
     style: String,
     assets: HashMap<String, Asset>,
@@ -100,7 +100,7 @@ struct ResultsTemplate<'a> {
 #[template(path = "missing.html")]
 struct MissingTemplate;
 
-impl Site {
+impl RenderedPages {
     /// Renders all pages.
     #[must_use]
     pub fn new(catalogue: &Catalogue) -> Self {

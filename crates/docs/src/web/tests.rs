@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use super::{BASE, SearchResult, Site, address};
+use super::{BASE, RenderedPages, SearchResult, address};
 use crate::catalogue::catalogue;
 
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
@@ -15,7 +15,7 @@ fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
 /// Every address in a page leads to something that is served, and every fragment to an element.
 #[test]
 fn no_link_is_dead() {
-    let site = Site::new(catalogue());
+    let site = RenderedPages::new(catalogue());
     let elsewhere = ["/openapi.json", "/docs/search"];
     for path in site.paths() {
         let asset = site.asset(path).expect("a path of the site");
@@ -65,7 +65,7 @@ fn links_that_are_not_served_lead_to_files_of_developers() {
 
 #[test]
 fn identifiers_are_unique() {
-    let site = Site::new(catalogue());
+    let site = RenderedPages::new(catalogue());
     for page in catalogue().pages() {
         let asset = site.asset(&address(page)).expect("a page");
         let mut seen = HashSet::new();
@@ -77,7 +77,7 @@ fn identifiers_are_unique() {
 
 #[test]
 fn pages_need_nothing_else_and_run_nothing() {
-    let site = Site::new(catalogue());
+    let site = RenderedPages::new(catalogue());
     for page in catalogue().pages() {
         let body = &site.asset(&address(page)).expect("a page").body;
         for forbidden in ["<script", "style=\"", " src=\"", "@import"] {
@@ -90,7 +90,7 @@ fn pages_need_nothing_else_and_run_nothing() {
 
 #[test]
 fn results_are_escaped() {
-    let site = Site::new(catalogue());
+    let site = RenderedPages::new(catalogue());
     let result = SearchResult {
         page: &catalogue().pages()[0],
         headings: vec!["<b>".to_owned()],
@@ -110,7 +110,7 @@ fn results_are_escaped() {
 
 #[test]
 fn texts_for_agents_have_every_page() {
-    let site = Site::new(catalogue());
+    let site = RenderedPages::new(catalogue());
     let list = &site.asset("/llms.txt").expect("a list").body;
     let full = &site.asset("/llms-full.txt").expect("a text").body;
     assert!(list.starts_with("# Ringfence\n\n> "));
@@ -127,7 +127,7 @@ fn texts_for_agents_have_every_page() {
 
 #[test]
 fn equal_content_has_an_equal_tag() {
-    let (one, other) = (Site::new(catalogue()), Site::new(catalogue()));
+    let (one, other) = (RenderedPages::new(catalogue()), RenderedPages::new(catalogue()));
     for path in one.paths() {
         assert_eq!(one.asset(path), other.asset(path));
     }

@@ -11,7 +11,7 @@ use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::get;
-use docs::web::{Asset, BASE, SearchResult, Site};
+use docs::web::{Asset, BASE, RenderedPages, SearchResult};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use serde::Deserialize;
 
@@ -25,7 +25,7 @@ const RESULTS: usize = 20;
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
                                        base-uri 'none'; frame-ancestors 'none'";
 
-static SITE: LazyLock<Site> = LazyLock::new(|| Site::new(docs::catalogue()));
+static SITE: LazyLock<RenderedPages> = LazyLock::new(|| RenderedPages::new(docs::catalogue()));
 
 /// The routes of the documentation.
 pub(super) fn routes() -> Router<ApiState> {

@@ -503,7 +503,7 @@ mod tests {
     /// Errors lead to a section that exists in this version.
     #[test]
     fn help_is_served() {
-        let site = ::docs::web::Site::new(::docs::catalogue());
+        let site = ::docs::web::RenderedPages::new(::docs::catalogue());
         for (error, expected) in [
             (ApiError::unauthenticated("x"), "/docs/troubleshooting#credentials"),
             (ApiError::no_capacity(1), "/docs/configuration#capacity-of-the-host"),

@@ -46,12 +46,13 @@ def test_nothing_leaves_without_access(create: Callable[..., Sandbox], internet:
 
 def test_no_raw_packet_leaves(create: Callable[..., Sandbox], internet: Internet) -> None:
     """What leaves is made by the gateway, from the host's address, and is TCP or UDP."""
+    events = internet.mark()
     with internet.capture() as capture:
         bypass(create(), PUBLIC, PUBLIC_V6)
         sent = capture.packets()
     assert {packet.protocol for packet in sent} <= {"tcp", "udp"}
     assert {packet.to for packet in sent} <= {PUBLIC, PUBLIC_V6}
-    assert {event["peer"] for event in internet.events() if "peer" in event} <= {HOST_V4, HOST_V6}
+    assert {event["peer"] for event in events() if "peer" in event} <= {HOST_V4, HOST_V6}
 
 
 def test_nothing_leaves_for_a_private_address(create: Callable[..., Sandbox], internet: Internet) -> None:

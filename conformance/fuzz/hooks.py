@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,6 +13,7 @@ import schemathesis
 # Entries of network settings that are valid. The description gives only examples of their syntax.
 NETWORKS = ["203.0.113.0/24", "198.51.100.7", "2001:db8::/32", "0.0.0.0/0"]
 DOMAINS = ["example.com", "*.example.com", "*"]
+PROXIES = ["proxy.example.com:1080", "8.8.8.8:1", "[2606:4700:4700::1111]:65535"]
 ALL = "0.0.0.0/0"
 MOST_ENTRIES = 256
 # The one that the description gives.
@@ -56,6 +59,36 @@ def make_valid(settings: dict[str, Any]) -> None:
         settings["denyOut"] = [ALL, *(settings.get("denyOut") or ())][:MOST_ENTRIES]
     if isinstance(settings.get("maskRequestHost"), str):
         settings["maskRequestHost"] = choice(["", "localhost:${PORT}", "a.example"], settings["maskRequestHost"])
+    if isinstance(settings.get("egressProxy"), dict):
+        make_proxy_valid(settings["egressProxy"])
+
+
+def make_proxy_valid(proxy: dict[str, Any]) -> None:
+    """Replaces texts that only look valid, and leaves out what contradicts something else."""
+    valid = {"address": PROXIES, "username": ["user", "u" * 255], "password": ["", "secret", "p" * 255]}
+    for key, choices in valid.items():
+        if isinstance(proxy.get(key), str):
+            proxy[key] = choice(choices, proxy[key])
+    if "password" in proxy:
+        proxy.setdefault("username", "user")
+    tls = proxy.get("tls")
+    if not isinstance(tls, dict):
+        return
+    if not tls.get("enabled"):
+        tls.pop("serverName", None)
+        tls.pop("caCert", None)
+    if isinstance(tls.get("serverName"), str):
+        tls["serverName"] = choice(["proxy.example.com", "203.0.113.1"], tls["serverName"])
+    if isinstance(tls.get("caCert"), str):
+        tls["caCert"] = certificate()
+
+
+@cache
+def certificate() -> str:
+    """The first issuer that this host trusts, in PEM."""
+    text = Path("/etc/ssl/certs/ca-certificates.crt").read_text()
+    end = "-----END CERTIFICATE-----\n"
+    return text[: text.index(end)] + end
 
 
 def choice(choices: list[str], text: object) -> str:

@@ -8,31 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{PROXY_ADDRESS_MAX, PROXY_CREDENTIAL_MAX};
 use crate::network::domain_name;
-
-/// A password. `Debug` does not show it.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Password(String);
-
-impl Password {
-    /// A password of this text.
-    #[must_use]
-    pub fn new(text: String) -> Self {
-        Self(text)
-    }
-
-    /// The text, which must not be shown.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Password(hidden)")
-    }
-}
+use crate::secret::Secret;
 
 /// The host of a proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +58,7 @@ pub struct ProxyCredentials {
     /// The user.
     pub username: String,
     /// The password; empty if the client set none.
-    pub password: Password,
+    pub password: Secret,
 }
 
 /// How the certificate of a proxy is verified.
@@ -105,7 +81,7 @@ pub struct ProxySpec {
     pub username: Option<String>,
     /// The password, which is never serialized.
     #[serde(skip)]
-    pub password: Option<Password>,
+    pub password: Option<Secret>,
     /// The encrypted password, in settings that are stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password_sealed: Option<String>,
@@ -140,7 +116,7 @@ pub enum InvalidProxy {
     Username,
     /// The password is too long.
     #[error("egressProxy.password: must have at most {PROXY_CREDENTIAL_MAX} bytes")]
-    Password,
+    Secret,
     /// A password without a user.
     #[error("egressProxy.password: requires a username")]
     PasswordAlone,
@@ -166,12 +142,12 @@ impl ProxySpec {
             (None, None) => None,
             (None, Some(_)) => return Err(InvalidProxy::PasswordAlone),
             (Some(username), password) => {
-                let password = password.clone().unwrap_or_else(|| Password::new(String::new()));
+                let password = password.clone().unwrap_or_else(|| Secret::new(String::new()));
                 if username.is_empty() || username.len() > PROXY_CREDENTIAL_MAX {
                     return Err(InvalidProxy::Username);
                 }
                 if password.expose().len() > PROXY_CREDENTIAL_MAX {
-                    return Err(InvalidProxy::Password);
+                    return Err(InvalidProxy::Secret);
                 }
                 let username = username.clone();
                 Some(ProxyCredentials { username, password })
@@ -257,7 +233,7 @@ mod tests {
     fn credentials_have_bounds_and_are_not_shown() {
         let with = |username: Option<&str>, password: Option<&str>| ProxySpec {
             username: username.map(str::to_owned),
-            password: password.map(|text| Password::new(text.to_owned())),
+            password: password.map(|text| Secret::new(text.to_owned())),
             ..spec("a.b:1")
         };
         let longest = "p".repeat(255);
@@ -268,7 +244,7 @@ mod tests {
             (None, Some("hunter2"), Some(InvalidProxy::PasswordAlone)),
             (Some(""), Some("hunter2"), Some(InvalidProxy::Username)),
             (Some(&"u".repeat(256)), Some("hunter2"), Some(InvalidProxy::Username)),
-            (Some("u"), Some(&"p".repeat(256)), Some(InvalidProxy::Password)),
+            (Some("u"), Some(&"p".repeat(256)), Some(InvalidProxy::Secret)),
         ] {
             let made = with(username, password).proxy();
             assert!(!format!("{made:?}").contains("hunter2"));

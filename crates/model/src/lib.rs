@@ -5,9 +5,11 @@
 
 pub mod egress_proxy;
 pub mod id;
+pub mod injection;
 pub mod lifecycle;
 pub mod limits;
 pub mod log;
 pub mod network;
 pub mod resources;
 pub mod sandbox;
+pub mod secret;

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::egress_proxy::EgressProxy;
+use crate::injection::Interception;
 
 /// A network in CIDR notation; a single address is a network of one. IPv4-mapped IPv6 addresses are IPv4 addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -230,6 +231,8 @@ pub struct EgressPolicy {
     pub default_allow: Option<bool>,
     /// The proxy for TCP connections that are open. While there is one, UDP other than DNS is closed.
     pub proxy: Option<Box<EgressProxy>>,
+    /// The headers that are set on its HTTPS requests. It opens nothing: the rest of the policy decides first.
+    pub interception: Option<Box<Interception>>,
 }
 
 /// What a policy says about a public address.

@@ -3,7 +3,8 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::egress_proxy::{Password, ProxyCredentials};
+use crate::egress_proxy::ProxyCredentials;
+use crate::secret::Secret;
 
 fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
@@ -333,7 +334,7 @@ proptest! {
                 port: 1080,
                 credentials: Some(ProxyCredentials {
                     username: "user".to_owned(),
-                    password: Password::new("hunter2".to_owned()),
+                    password: Secret::new("hunter2".to_owned()),
                 }),
                 tls: None,
             })),

@@ -260,7 +260,7 @@ impl fmt::Display for HostMask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::egress_proxy::Password;
+    use crate::secret::Secret;
 
     fn texts(entries: &[&str]) -> Vec<String> {
         entries.iter().map(|entry| (*entry).to_owned()).collect()
@@ -376,7 +376,7 @@ mod tests {
             egress_proxy: Some(ProxySpec {
                 address: "a.b:1".to_owned(),
                 username: Some("u".to_owned()),
-                password: Some(Password::new("hunter2".to_owned())),
+                password: Some(Secret::new("hunter2".to_owned())),
                 password_sealed: Some("v1.x".to_owned()),
                 tls: None,
             }),

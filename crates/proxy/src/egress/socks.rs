@@ -323,7 +323,7 @@ async fn exactly<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut [u8]) -> io::
 
 #[cfg(test)]
 mod tests {
-    use model::egress_proxy::Password;
+    use model::secret::Secret;
     use tokio::io::duplex;
 
     use super::*;
@@ -331,7 +331,7 @@ mod tests {
     fn credentials(username: &str, password: &str) -> ProxyCredentials {
         ProxyCredentials {
             username: username.to_owned(),
-            password: Password::new(password.to_owned()),
+            password: Secret::new(password.to_owned()),
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use model::egress_proxy::Password;
 use model::id::{SandboxId, TeamId};
 use model::network::{Cidr, EgressPolicy};
 use model::sandbox::NetworkSpec;
+use model::secret::Secret;
 use proxy::egress::{EgressSettings, check_proxy};
 use serde_json::{Map, Value};
 use store::error::StoreError;
@@ -35,7 +35,7 @@ enum InvalidRow {
     #[error(transparent)]
     Network(#[from] model::sandbox::InvalidNetwork),
     #[error("the password of the egress proxy: {0}")]
-    Password(#[from] SealError),
+    Sealed(#[from] SealError),
 }
 
 impl Policies {
@@ -97,7 +97,7 @@ impl Policies {
         if let Some(proxy) = &mut network.egress_proxy
             && let Some(sealed) = &proxy.password_sealed
         {
-            proxy.password = Some(Password::new(self.sealer.open(&owner(&row.id), sealed)?));
+            proxy.password = Some(Secret::new(self.sealer.open(&owner(&row.id), sealed)?));
         }
         Ok(network.egress(row.allow_internet_access)?)
     }

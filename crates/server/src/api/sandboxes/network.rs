@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use http::StatusCode;
-use model::egress_proxy::{Password, ProxySpec, ProxyTlsSpec};
+use model::egress_proxy::{ProxySpec, ProxyTlsSpec};
 use model::limits::{DNS_SERVERS_MAX, EGRESS_ENTRIES_MAX};
 use model::sandbox::NetworkSpec;
+use model::secret::Secret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -76,7 +77,7 @@ impl SandboxEgressProxy {
         Ok(ProxySpec {
             address: self.address.0.clone(),
             username: credential(&self.username),
-            password: credential(&self.password).map(Password::new),
+            password: credential(&self.password).map(Secret::new),
             password_sealed: None,
             tls: tls.filter(|tls| tls.enabled).map(|tls| ProxyTlsSpec {
                 server_name: tls.server_name.as_ref().map(|ProxyServerName(name)| name.clone()),

@@ -329,6 +329,7 @@ proptest! {
             allow_domains: domains.iter().map(|text| pattern(text)).collect(),
             dns_servers: vec![Ipv4Addr::new(192, 0, 2, 1)],
             default_allow: without_default,
+            interception: None,
             proxy: Some(Box::new(EgressProxy {
                 host: "proxy.example".parse().unwrap(),
                 port: 1080,

@@ -20,8 +20,9 @@ use uuid::Uuid;
 use crate::clock::now_us;
 use crate::credentials::{self, Addresses, Credentials};
 use crate::data_dir::DataDir;
+use crate::master_key::{MASTER_FILE, MasterKey};
 use crate::output::{self, Format};
-use crate::secret::{AccessPair, ApiKey, MasterKey};
+use crate::secret::{AccessPair, ApiKey};
 
 /// Name of the team, the user and the keys of the first start.
 pub(crate) const DEFAULT: &str = "default";
@@ -228,8 +229,7 @@ fn open_pair(master: &MasterKey, row: &AccessKeyRow) -> Result<AccessPair> {
         format!(
             "the database was not sealed with {} of this data directory: restore the file, or give up the \
              access key with `ringfence key revoke {}`",
-            crate::secret::MASTER_FILE,
-            row.id
+            MASTER_FILE, row.id
         )
     })?;
     Ok(AccessPair {

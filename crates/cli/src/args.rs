@@ -83,6 +83,9 @@ pub(crate) enum Command {
     /// Create, list and revoke access tokens of users; works while the platform runs
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Replace the master key, under which all secrets in the database are encrypted
+    #[command(subcommand)]
+    MasterKey(MasterKeyCommand),
     /// List, inspect and kill sandboxes of all teams; requires a running platform
     #[command(subcommand)]
     Sandbox(SandboxCommand),
@@ -218,6 +221,25 @@ pub(crate) enum TokenCommand {
     },
 }
 
+/// Subcommands of `master-key`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MasterKeyCommand {
+    /// Encrypt all secrets with a new master key; the platform must be stopped, sandboxes keep running
+    ///
+    /// The new key is random and replaces the file of the old one. If the command is interrupted, both keys are kept, the
+    /// platform can start, and the same command completes the change. Tokens of sandboxes stay the same.
+    Rotate {
+        /// File with the new key, 64 hexadecimal characters; it must be configured afterwards
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+    },
+    /// Give up all secrets that the master key does not open, because their key is lost
+    ///
+    /// Access keys are revoked, injection rules and injections of sandboxes are deleted, and sandboxes get new tokens. The
+    /// platform must be stopped.
+    Forget,
+}
+
 /// Subcommands of `sandbox`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SandboxCommand {
@@ -299,6 +321,7 @@ impl Cli {
             | Command::Team(_)
             | Command::Key(_)
             | Command::Token(_)
+            | Command::MasterKey(_)
             | Command::Sandbox(_)
             | Command::Bench(_) => {}
         }

@@ -8,6 +8,7 @@
 
 mod egress;
 mod https;
+mod injection;
 pub(crate) mod keys;
 mod mcp;
 
@@ -26,6 +27,7 @@ use server::settings::{
 };
 
 use self::keys::{Key, Kind};
+use crate::master_key::{KeySource, MASTER_ENV};
 use crate::tls::Https;
 
 /// An error in the configuration. The operator has to correct it, so the exit code is that of a usage error.
@@ -149,6 +151,8 @@ pub(crate) struct Config {
     pub(crate) log_level: Option<String>,
     /// The database.
     pub(crate) database_url: DatabaseUrl,
+    /// Where the master key comes from.
+    pub(crate) master_key: KeySource,
     /// Number of launcher processes, if configured.
     pub(crate) launchers: Option<usize>,
     /// Whether `base` is offered.
@@ -191,9 +195,10 @@ impl Config {
     }
 }
 
-/// Variables with our prefix that are no configuration keys: the credentials file defines the first two, the third is
-/// read before any key, and the last is how our own test suites name the program under test.
-const OTHER_ENV: [&str; 4] = [
+/// Variables with our prefix that are no configuration keys: the first is the master key itself, the credentials file
+/// defines the next two, one is read before any key, and the last is how our own test suites name the program under test.
+const OTHER_ENV: [&str; 5] = [
+    MASTER_ENV,
     "RINGFENCE_ACCESS_KEY",
     "RINGFENCE_SECRET_KEY",
     "RINGFENCE_CONFIG",
@@ -258,6 +263,7 @@ impl Sources {
             log_level: given.parse(keys::LOG_LEVEL, log_level)?,
             database_url: database_url.unwrap_or_else(|| DatabaseUrl::within(&data_dir)),
             data_dir,
+            master_key: given.master_key()?,
             launchers: given
                 .parse(keys::LAUNCHERS, |text| integer(text, 1, 64))?
                 .map(|count| count as usize),

@@ -232,7 +232,11 @@ impl DataDir {
     }
 }
 
-fn write_and_rename(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+/// Replaces a file as a whole: after a crash there is the old content or the new, never a part.
+///
+/// # Errors
+/// When the system refuses.
+pub(crate) fn write_and_rename(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidFilename.into());
     };

@@ -19,6 +19,7 @@ mod doctor;
 mod down;
 mod harden;
 mod logging;
+mod master_key;
 mod node_identity;
 mod output;
 mod sandboxes;
@@ -35,7 +36,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use store::Store;
 
-use crate::args::{Cli, Command, KeyCommand, TeamCommand, TokenCommand};
+use crate::args::{Cli, Command, KeyCommand, MasterKeyCommand, TeamCommand, TokenCommand};
 use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::data_dir::DataDir;
 
@@ -67,6 +68,8 @@ fn operator() -> ExitCode {
         config: cli.common.config.clone(),
         env: config::environment(),
     };
+    // Neither programs that are started from here nor their users need it.
+    runtime::environment::forget(master_key::MASTER_ENV);
     let settings = match sources.resolve() {
         Ok(settings) => settings,
         Err(error) => {
@@ -99,6 +102,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         | Command::Team(_)
         | Command::Key(_)
         | Command::Token(_)
+        | Command::MasterKey(_)
         | Command::Sandbox(_)
         | Command::Bench(_) => "warn",
     };
@@ -124,6 +128,15 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             TokenCommand::List { team, format } => accounts::list_tokens(store, team.as_deref(), format).await,
             TokenCommand::Revoke { id } => accounts::revoke_token(store, &id).await,
         }),
+        Command::MasterKey(command) => {
+            let dir = DataDir::prepare(&settings.data_dir)?;
+            // A server that runs has the key before, and would seal with it.
+            let _lock = dir.lock()?;
+            with_store(settings, async |store| match command {
+                MasterKeyCommand::Rotate { to } => master_key::rotate(store, &dir, settings, to.as_deref()).await,
+                MasterKeyCommand::Forget => master_key::forget(store, &dir, settings).await,
+            })
+        }
         Command::Sandbox(command) => sandboxes::run(settings, &command),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }

@@ -27,7 +27,7 @@ use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
 use crate::doctor;
-use crate::secret::MasterKey;
+use crate::master_key::MasterKey;
 use crate::signals::Signals;
 use crate::tls;
 use crate::{accounts, harden, node_identity, open_store, output, templates};
@@ -164,7 +164,7 @@ async fn start(
         None => None,
     };
     let store = open_store(settings).await?;
-    let master = MasterKey::load_or_make(dir)?;
+    let master = MasterKey::load_or_make(dir, &settings.master_key)?;
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
     let shown = tls::prepare(&settings.https, dir, &addresses.domain).context("prepare HTTPS")?;
     let account = accounts::default_account(&store).await?;
@@ -174,6 +174,7 @@ async fn start(
         templates::ensure_no_base(&store).await?;
     }
     accounts::ensure_credentials(&store, dir, &master, &account, &addresses).await?;
+    let token_seed = master.token_seed(&store).await?;
     match &shown {
         Some(shown) => credentials::write_tls(dir, &addresses.domain, shown.authority.as_deref())?,
         // Of an earlier start: nothing would answer who follows it.
@@ -221,7 +222,7 @@ async fn start(
             tls,
             ..server::settings::ServerSettings::new(
                 addresses.domain.clone(),
-                SecretBox::new(Box::new(master.token_seed())),
+                SecretBox::new(Box::new(token_seed)),
                 master.sealer(),
             )
         },

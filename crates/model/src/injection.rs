@@ -3,6 +3,11 @@
 //! These are the rules as the gateway applies them, with secrets in the clear: they exist in memory and in messages to
 //! the node, and are never stored or shown. What clients request is translated to them by the server.
 
+pub mod base_url;
+pub mod path;
+pub mod provider;
+pub mod spec;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -64,7 +69,7 @@ pub enum HeaderChoice {
     Present,
 }
 
-/// The paths of a rule. Compared with the normalised path of a request.
+/// The paths of a rule. Compared with the normalised path of a request, see [`path::normalize_path`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathPattern {

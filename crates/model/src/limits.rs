@@ -33,6 +33,17 @@ pub const PROXY_CREDENTIAL_MAX: usize = 255;
 pub const PROXY_SERVER_NAME_MAX: usize = 253;
 /// Maximum length of the certificates of an egress proxy, in bytes.
 pub const PROXY_CA_MAX: usize = 8192;
+/// Maximum number of `headers`, of `if_headers` and of `if_queries` of an injection rule (API contract).
+pub const INJECTION_ENTRIES_MAX: usize = 20;
+/// Maximum size of all injections of a sandbox together, in bytes of JSON.
+pub const INJECTIONS_BYTES_MAX: usize = 128 * 1024;
+/// Maximum length of the name of a header in a rule, in bytes.
+pub const HEADER_NAME_MAX: usize = 256;
+/// Maximum length of the value of a header in a rule, in bytes, which upstreams accept: their limits for all headers
+/// together begin at 8 KiB.
+pub const HEADER_VALUE_MAX: usize = 8192;
+/// Maximum length of the `base_url` of an injection rule, in bytes.
+pub const BASE_URL_MAX: usize = 2048;
 /// Largest body of an API request, in bytes (16 MiB, what the existing platform accepts).
 pub const BODY_MAX_BYTES: usize = 16 * 1024 * 1024;
 /// Default maximum lifetime of a sandbox from its start, in seconds (24 h).

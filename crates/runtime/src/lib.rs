@@ -24,6 +24,7 @@ mod dial;
 mod disk;
 pub mod driver;
 pub mod egress;
+pub mod environment;
 mod figures;
 mod files;
 pub mod growth;

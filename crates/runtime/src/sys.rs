@@ -23,6 +23,19 @@ fn check(result: c_long) -> io::Result<c_long> {
     }
 }
 
+/// Removes a variable from the environment, and its value from the memory that `/proc/<pid>/environ` shows.
+pub(crate) fn forget_variable(name: &CStr) {
+    // SAFETY: the caller has one thread, so nothing else reads or changes the environment. `getenv` returns a pointer into
+    // it, which is writable memory of this process up to its NUL, and `unsetenv` only removes that pointer.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        if !value.is_null() {
+            libc::explicit_bzero(value.cast(), libc::strlen(value));
+        }
+        libc::unsetenv(name.as_ptr());
+    }
+}
+
 /// Result of `clone3`.
 #[derive(Debug)]
 pub(crate) enum Cloned {

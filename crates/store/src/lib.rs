@@ -4,6 +4,7 @@
 //!
 //! - teams, users, API keys, access tokens and access keys: who may do what. API keys and access tokens only as hashes;
 //!   the secrets of access keys only as ciphertext that the caller sealed;
+//! - injection rules of users and injections of sandboxes: only as ciphertext that the caller sealed;
 //! - templates, their aliases and builds: which template a name stands for in a team;
 //! - nodes: which hosts share the database, and which server may change the rows of each;
 //! - sandboxes: their owner, template, node and deadline. Deadlines survive a restart of the platform. Environment
@@ -29,10 +30,12 @@ mod row;
 
 pub mod error;
 pub mod idempotency;
+pub mod injection_rules;
 pub mod keys;
 pub mod nodes;
 pub mod records;
 pub mod sandboxes;
+pub mod sealed;
 pub mod teams;
 pub mod templates;
 pub mod tokens;

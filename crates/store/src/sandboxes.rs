@@ -18,6 +18,7 @@ pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQu
 pub use self::row::SandboxRow;
 use self::row::columns;
 use crate::error::{StoreError, classify};
+use crate::keys::SealedSecret;
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
 use crate::{Change, Store};
@@ -63,8 +64,27 @@ pub struct NewSandbox {
     pub network_json: Option<String>,
     /// The lifecycle settings of the client, in a format of the caller.
     pub lifecycle_json: Option<String>,
+    /// Its injections, sealed by the caller.
+    pub injections_sealed: Option<SealedSecret>,
     /// When it was requested, in microseconds since the Unix epoch.
     pub created_us: i64,
+}
+
+/// The injections of a sandbox.
+struct SandboxInjections {
+    id: SandboxId,
+    sealed: SealedSecret,
+}
+
+impl FromColumns for SandboxInjections {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            sealed: SealedSecret::new(columns.text("injections_sealed")?),
+        })
+    }
 }
 
 /// Decoded from a row whose existence is all that matters.
@@ -87,13 +107,14 @@ impl NodeRows {
         if let Some(alias) = &new.alias {
             storable("sandbox alias", alias)?;
         }
+        let injections = new.injections_sealed.clone();
         let row = creating(new, self.node.clone());
         let metadata = serde_json::to_string(&row.metadata).expect("a map of texts is always JSON");
         let query = sqlx::query(concat!(
             "INSERT INTO sandboxes (",
             columns!(),
-            ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-             $21, $22, $23, $24)"
+            ", injections_sealed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, \
+             $18, $19, $20, $21, $22, $23, $24, $25)"
         ))
         .bind(row.id.as_str())
         .bind(row.team_id.as_str())
@@ -118,7 +139,8 @@ impl NodeRows {
         .bind(row.network_json.as_deref())
         .bind(row.lifecycle_json.as_deref())
         .bind(row.created_us)
-        .bind(self.node.as_str());
+        .bind(self.node.as_str())
+        .bind(injections.as_ref().map(SealedSecret::as_str));
         self.store.db.write("sandbox", "insert a sandbox", query).await?;
         Ok(row)
     }
@@ -240,6 +262,42 @@ impl NodeRows {
         self.sandbox_change(id, "set the network of a sandbox", query).await
     }
 
+    /// Replaces the injections of a running sandbox, at `from_version`. A sandbox that does not run is
+    /// [`Change::Stale`].
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_set_injections(
+        &self,
+        id: &SandboxId,
+        from_version: i64,
+        injections: Option<&SealedSecret>,
+    ) -> Result<Change<SandboxRow>, StoreError> {
+        let query = sqlx::query(concat!(
+            "UPDATE sandboxes SET injections_sealed = $3, version = version + 1 \
+             WHERE id = $1 AND version = $2 AND state = 'running' AND node_id = $4 RETURNING ",
+            columns!()
+        ))
+        .bind(id.as_str())
+        .bind(from_version)
+        .bind(injections.map(SealedSecret::as_str))
+        .bind(self.node.as_str());
+        self.sandbox_change(id, "set the injections of a sandbox", query).await
+    }
+
+    /// The injections of all sandboxes of this node that have some.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_injections_list(&self) -> Result<BTreeMap<SandboxId, SealedSecret>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, injections_sealed FROM sandboxes WHERE node_id = $1 AND injections_sealed IS NOT NULL",
+        )
+        .bind(self.node.as_str());
+        let rows: Vec<SandboxInjections> = self.store.db.read_all("list injections of sandboxes", query).await?;
+        Ok(rows.into_iter().map(|row| (row.id, row.sealed)).collect())
+    }
+
     /// Deletes a sandbox of this node and returns its last row; none if there is no such sandbox. A started sandbox is
     /// counted at its template in the same transaction, so that the count of the template plus its existing rows is the
     /// number of its sandboxes.
@@ -319,6 +377,18 @@ impl Store {
     pub async fn sandbox_by_id(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
         let query = sqlx::query(concat!("SELECT ", columns!(), " FROM sandboxes WHERE id = $1")).bind(id.as_str());
         self.db.read_optional("find a sandbox", query).await
+    }
+
+    /// The injections of a sandbox of any owner; none if it has none, or there is no such sandbox.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_injections(&self, id: &SandboxId) -> Result<Option<SealedSecret>, StoreError> {
+        let query =
+            sqlx::query("SELECT id, injections_sealed FROM sandboxes WHERE id = $1 AND injections_sealed IS NOT NULL")
+                .bind(id.as_str());
+        let row: Option<SandboxInjections> = self.db.read_optional("read injections of a sandbox", query).await?;
+        Ok(row.map(|row| row.sealed))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The rows and the file of first and later starts, on a database of their own.
 
 use super::*;
+use crate::master_key::KeySource;
 
 struct TestPlatform {
     _temp: tempfile::TempDir,
@@ -15,7 +16,7 @@ impl TestPlatform {
         let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
         let url = format!("sqlite:{}/ringfence.db", dir.path().display());
         Self {
-            master: MasterKey::load_or_make(&dir).unwrap(),
+            master: MasterKey::load_or_make(&dir, &KeySource::DataDir).unwrap(),
             store: Store::open(&url).await.unwrap(),
             dir,
             _temp: temp,
@@ -96,8 +97,8 @@ async fn a_start_cut_before_the_database_is_finished_by_the_next() {
 async fn a_foreign_master_key_is_refused() {
     let mut platform = TestPlatform::new().await;
     let first = platform.start(3000).await.unwrap();
-    std::fs::remove_file(platform.dir.path().join(crate::secret::MASTER_FILE)).unwrap();
-    platform.master = MasterKey::load_or_make(&platform.dir).unwrap();
+    std::fs::remove_file(platform.dir.path().join(crate::master_key::MASTER_FILE)).unwrap();
+    platform.master = MasterKey::load_or_make(&platform.dir, &KeySource::DataDir).unwrap();
     let refused = format!("{:#}", platform.start(3000).await.unwrap_err());
     assert!(
         refused.contains(&first.1) && refused.contains("secret.key"),

@@ -174,6 +174,11 @@ keys! {
         "Database: sqlite:<path> or postgres://user:password@host/name. Has no flag, because it may contain a \
          password.",
     },
+    MASTER_KEY_FILE = {
+        "master_key_file", None, Text, "<data-dir>/secret.key, created by the first start",
+        "File with the key under which secrets in the database are encrypted, 64 hexadecimal characters. The key can \
+         also be the value of RINGFENCE_MASTER_KEY.",
+    },
     LAUNCHERS = {
         "launchers", None, Integer, "one per core, at least 2",
         "Number of helper processes that start sandboxes in parallel, 1 to 64.",

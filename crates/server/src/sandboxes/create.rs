@@ -240,6 +240,7 @@ impl Sandboxes {
             allow_internet_access: spec.allow_internet_access,
             network_json,
             lifecycle_json: None,
+            injections_sealed: None,
             created_us: now_us,
         }
     }

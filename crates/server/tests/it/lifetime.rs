@@ -371,6 +371,7 @@ fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {
         allow_internet_access: None,
         network_json: None,
         lifecycle_json: None,
+        injections_sealed: None,
         created_us: row.created_us,
     }
 }

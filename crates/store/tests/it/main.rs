@@ -13,6 +13,7 @@ mod access;
 mod concurrency;
 mod database;
 mod idempotency;
+mod injection_rules;
 mod lists;
 mod nodes;
 mod opening;
@@ -82,6 +83,12 @@ const CASES: &[(&str, Case)] = cases![
     concurrency::two_processes_write_at_the_same_time,
     concurrency::cancelled_changes_leave_no_lock,
     concurrency::a_connection_lost_in_a_transaction_is_replaced,
+    injection_rules::names_are_unique_for_each_user,
+    injection_rules::changes_keep_what_they_do_not_mention,
+    injection_rules::sandboxes_have_injections_while_they_run,
+    injection_rules::sealed_texts_are_replaced_all_or_none,
+    injection_rules::sealed_texts_stay_while_a_server_has_a_lease,
+    injection_rules::sealed_texts_are_given_up,
     opening::many_open_a_new_database_at_the_same_time,
     opening::a_second_migration_changes_nothing,
     opening::a_newer_schema_is_refused,

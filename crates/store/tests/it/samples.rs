@@ -104,6 +104,7 @@ pub(crate) fn sandbox(n: u32, team: u32) -> NewSandbox {
         allow_internet_access: None,
         network_json: None,
         lifecycle_json: None,
+        injections_sealed: None,
         created_us: i64::from(n),
     }
 }

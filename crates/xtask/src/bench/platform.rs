@@ -145,6 +145,7 @@ impl Rows {
             allow_internet_access: None,
             network_json: None,
             lifecycle_json: None,
+            injections_sealed: None,
             created_us: started_us,
         };
         let rows = self.of_node();

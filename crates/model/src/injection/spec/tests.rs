@@ -11,8 +11,10 @@ fn rules(value: serde_json::Value) -> Result<Vec<InjectionRule>, InvalidInjectio
     injection(value).rules(&Providers::default(), "rule_1")
 }
 
+type Shown = (String, u16, PathPattern, Vec<(String, String)>);
+
 /// Host, port, path, and headers of the rules.
-fn shown(value: serde_json::Value) -> Vec<(String, u16, PathPattern, Vec<(String, String)>)> {
+fn shown(value: serde_json::Value) -> Vec<Shown> {
     let rules = rules(value).expect("valid");
     let rules = rules.into_iter().map(|rule| {
         let headers = rule.headers.into_iter();

@@ -19,6 +19,7 @@ mod page;
 mod query;
 mod rate;
 mod sandboxes;
+mod secrets;
 pub(crate) mod state;
 mod teams;
 mod templates;
@@ -74,7 +75,13 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(templates::list_templates))
         .routes(routes!(templates::list_default_templates))
         .routes(routes!(templates::get_template))
-        .routes(routes!(templates::get_template_alias));
+        .routes(routes!(templates::get_template_alias))
+        .routes(routes!(secrets::list_secrets, secrets::create_secret))
+        .routes(routes!(
+            secrets::get_secret,
+            secrets::update_secret,
+            secrets::delete_secret
+        ));
     not_built::add(built)
 }
 

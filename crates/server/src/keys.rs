@@ -147,6 +147,11 @@ impl TokenSeed {
         self.derive(&["sandbox-traffic-", id.as_str()])
     }
 
+    /// What the private key of a sandbox's certificate authority is derived from.
+    pub(crate) fn ca_seed(&self, id: &SandboxId) -> SecretString {
+        self.derive(&["sandbox-ca-", id.as_str()])
+    }
+
     /// A keyed digest of a request: only this platform can recognize an identical request by it.
     pub(crate) fn request_digest(&self, operation: &str, body: &str) -> String {
         self.derive(&["request-digest-", operation, "-", body])

@@ -31,6 +31,7 @@ pub mod peers;
 mod records;
 mod sandboxes;
 pub mod seal;
+mod secrets;
 pub mod server;
 pub mod settings;
 mod space;

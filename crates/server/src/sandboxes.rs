@@ -10,6 +10,7 @@ pub(crate) mod change;
 pub(crate) mod create;
 pub(crate) mod deadline;
 pub(crate) mod elsewhere;
+pub(crate) mod header_rules;
 pub(crate) mod idempotency;
 pub(crate) mod network;
 pub(crate) mod node_events;

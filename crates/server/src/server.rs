@@ -35,6 +35,7 @@ use crate::sandboxes::node_events::StopSignals;
 use crate::sandboxes::policy::Policies;
 use crate::sandboxes::registry::Registry;
 use crate::sandboxes::{Defaults, Sandboxes};
+use crate::secrets::Secrets;
 use crate::settings::ServerSettings;
 use crate::space;
 
@@ -126,6 +127,7 @@ impl Server {
             Arc::clone(&deadlines),
             clock.clone(),
         ));
+        let secrets = Arc::new(Secrets::new(store.clone(), sealer.clone(), clock.clone()));
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
         let sandboxes = Arc::new(Sandboxes {
             store: store.clone(),
@@ -144,6 +146,8 @@ impl Server {
                 sealer,
                 rules: egress,
                 admission: Arc::clone(&admission),
+                tokens: tokens.clone(),
+                secrets: Arc::clone(&secrets),
             },
             clock: clock.clone(),
             work: work.clone(),
@@ -159,6 +163,7 @@ impl Server {
             tokens,
             sandboxes: Arc::clone(&sandboxes),
             registry: Arc::clone(&registry),
+            secrets,
             claims: Arc::clone(&claims),
             admission: Arc::clone(&admission),
             records: Arc::clone(&records),

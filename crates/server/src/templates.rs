@@ -5,6 +5,9 @@ use store::Store;
 use store::error::StoreError;
 use store::templates::{BuildRow, TemplateRow};
 
+/// The template from which SDKs create sandboxes with MCP servers if the caller names no other.
+const MCP_GATEWAY: &str = "mcp-gateway";
+
 /// The text is not a valid template name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid template reference {0:?}")]
@@ -17,6 +20,8 @@ pub(crate) enum TemplateError {
     Store(#[from] StoreError),
     #[error("template {name:?} is unknown to the team")]
     Unknown { name: String },
+    #[error("the template of MCP servers is not available")]
+    McpGateway,
     #[error("template {name:?} has no build with tag {tag:?}")]
     UnknownTag { name: String, tag: String },
     #[error("template {name:?} has no finished build")]
@@ -82,7 +87,10 @@ impl TemplateName {
     ) -> Result<(TemplateRow, BuildRow), TemplateError> {
         let name = || self.name.clone();
         let Some(template) = self.resolve(store, team).await? else {
-            return Err(TemplateError::Unknown { name: name() });
+            return Err(match self.name == MCP_GATEWAY {
+                true => TemplateError::McpGateway,
+                false => TemplateError::Unknown { name: name() },
+            });
         };
         if let Some(tag) = &self.tag {
             let tag = tag.clone();

@@ -9,6 +9,7 @@
 //! - nodes: which hosts share the database, and which server may change the rows of each;
 //! - sandboxes: their owner, template, node and deadline. Deadlines survive a restart of the platform. Environment
 //!   variables are secrets of the client and are **not** stored;
+//! - secrets of teams, their values only as ciphertext that the caller sealed;
 //! - logs and metrics of sandboxes, for some days after their end: the only record of what happened;
 //! - idempotency keys: which request came first, and its response without secrets.
 //!
@@ -36,6 +37,7 @@ pub mod nodes;
 pub mod records;
 pub mod sandboxes;
 pub mod sealed;
+pub mod secrets;
 pub mod teams;
 pub mod templates;
 pub mod tokens;

@@ -17,6 +17,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0004_lists.sql"),
     include_str!("migrations/0005_nodes.sql"),
     include_str!("migrations/0006_injection_rules.sql"),
+    include_str!("migrations/0007_secrets.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -57,6 +57,13 @@ const SEALED: &[SealedColumn] = &[
         drop: Some("DELETE FROM injection_rules WHERE id = $1 AND $2 > 0"),
     },
     SealedColumn {
+        table: "secrets",
+        is_json: false,
+        select: "SELECT id AS row_key, value_sealed AS sealed FROM secrets",
+        update: "UPDATE secrets SET value_sealed = $2 WHERE id = $1",
+        drop: Some("DELETE FROM secrets WHERE id = $1 AND $2 > 0"),
+    },
+    SealedColumn {
         table: "sandboxes.injections",
         is_json: false,
         select: "SELECT id AS row_key, injections_sealed AS sealed FROM sandboxes WHERE injections_sealed IS NOT NULL",

@@ -17,7 +17,7 @@ use self::schema::Schemas;
 const NOT_BUILT: &str = "Not built yet: ";
 
 /// The pages by the tag of their operations.
-const PAGES: [Page; 5] = [
+const PAGES: [Page; 6] = [
     Page {
         tag: "sandboxes",
         name: "sandboxes",
@@ -41,6 +41,14 @@ const PAGES: [Page; 5] = [
         description: "Every operation on teams, API keys and access tokens.",
         introduction: "[Teams and keys](../teams-and-keys.md) describes how they are used, and the commands of the \
                        operator.",
+    },
+    Page {
+        tag: "secrets",
+        name: "secrets",
+        title: "Secrets API",
+        description: "Every operation on secrets that headers of requests refer to by name.",
+        introduction: "[Secrets](../secrets.md) describes how headers with secrets are set on requests of sandboxes. No \
+                       response has the value of a secret.",
     },
     Page {
         tag: "documentation",

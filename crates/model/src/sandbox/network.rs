@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::egress_proxy::{InvalidProxy, ProxySpec};
+use crate::header_rules::{HeaderRules, InvalidRules, RulesSpec};
 use crate::limits::HOST_MASK_MAX;
 use crate::network::{Cidr, DomainPattern, EgressPolicy};
 
@@ -32,6 +33,15 @@ pub struct NetworkSpec {
     /// The proxy for its TCP connections.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress_proxy: Option<ProxySpec>,
+    /// Headers for its HTTPS requests, by domain. They may be secrets and are never stored.
+    #[serde(skip)]
+    pub rules: RulesSpec,
+    /// The same as clients are shown them.
+    #[serde(rename = "rules", skip_serializing_if = "RulesSpec::is_empty")]
+    pub rules_shown: RulesSpec,
+    /// The same as stored: JSON, encrypted by the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rules_sealed: Option<String>,
     /// The host that requests to its ports have inside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_request_host: Option<HostMask>,
@@ -48,6 +58,9 @@ impl Default for NetworkSpec {
             deny_out: Vec::new(),
             dns_servers: Vec::new(),
             egress_proxy: None,
+            rules: RulesSpec::new(),
+            rules_shown: RulesSpec::new(),
+            rules_sealed: None,
             mask_request_host: None,
             https_ports: Vec::new(),
         }
@@ -119,9 +132,20 @@ pub enum InvalidNetwork {
     /// A proxy that is not valid.
     #[error(transparent)]
     Proxy(#[from] InvalidProxy),
+    /// Headers that cannot be set.
+    #[error(transparent)]
+    Rules(#[from] InvalidRules),
 }
 
 impl NetworkSpec {
+    /// The headers for its HTTPS requests.
+    ///
+    /// # Errors
+    /// At the first invalid rule.
+    pub fn header_rules(&self) -> Result<HeaderRules, InvalidNetwork> {
+        Ok(HeaderRules::parse(&self.rules)?)
+    }
+
     /// What the sandbox may reach with these settings and this `allow_internet_access`, which if `false` denies
     /// everything that is not allowed, and otherwise has no effect.
     ///

@@ -21,6 +21,7 @@ use crate::outcome::CreateOutcome;
 use crate::sandboxes::change::ChangeError;
 use crate::sandboxes::create::CreateError;
 use crate::sandboxes::elsewhere::AbsentError;
+use crate::sandboxes::header_rules::RulesError;
 use crate::sandboxes::idempotency::ClaimError;
 use crate::templates::{InvalidTemplateName, TemplateError};
 
@@ -200,6 +201,27 @@ impl ApiError {
             StatusCode::NOT_FOUND,
             format!("{kind} \"{id}\" doesn't exist or you don't have access to it"),
         )
+    }
+
+    /// The response when the header rules of a request were refused.
+    pub(crate) fn header_rules(error: RulesError, prefix: &str) -> Self {
+        match error {
+            RulesError::Store(error) => error.into(),
+            RulesError::Invalid(why) => Self::invalid(format!("{prefix}{why}")),
+        }
+    }
+
+    /// 409: there is one of that name.
+    pub(crate) fn taken(why: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, why)
+    }
+
+    /// 429: the team has as many secrets as it can have. A retry does not help.
+    pub(crate) fn secret_limit(limit: u32) -> Self {
+        let why = format!("your team is limited to {limit} secrets: delete one first");
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, why).code("secret_limit_reached");
+        error.headers.push((SHOULD_RETRY, HeaderValue::from_static("false")));
+        error
     }
 
     /// 409: the sandbox is being ended.
@@ -426,6 +448,10 @@ impl From<TemplateError> for ApiError {
         match error {
             TemplateError::Store(error) => error.into(),
             TemplateError::Unknown { name } => Self::unknown_template(&name),
+            TemplateError::McpGateway => Self::no_template(
+                "template \"mcp-gateway\" is not available on this platform: it would contain the program that runs the \
+                 servers in `mcp`; name a template of yours that has this program",
+            ),
             TemplateError::UnknownTag { name, tag } => {
                 Self::no_template(format!("template \"{name}\" has no build with tag \"{tag}\""))
             }

@@ -34,7 +34,6 @@ const SANDBOXES: &str = "sandboxes";
 const TEMPLATES: &str = "templates";
 const RULES: &str = "injection rules";
 const VOLUMES: &str = "volumes";
-const SECRETS: &str = "secrets";
 const TEAMS: &str = "teams";
 
 macro_rules! not_built {
@@ -84,11 +83,6 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Post "/volumes" create_volume VOLUMES "creating a volume";
     Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";
     Delete "/volumes/{volumeID}" delete_volume VOLUMES "deleting a volume";
-    Get "/secrets" list_secrets SECRETS "listing secrets";
-    Post "/secrets" create_secret SECRETS "storing a secret";
-    Get "/secrets/{secretID}" get_secret SECRETS "reading a secret";
-    Post "/secrets/{secretID}" update_secret SECRETS "changing a secret";
-    Delete "/secrets/{secretID}" delete_secret SECRETS "deleting a secret";
     Get "/teams/{teamID}/metrics" get_team_metrics TEAMS "reading the metrics of a team";
     Get "/teams/{teamID}/metrics/max" get_team_metrics_max TEAMS "reading the peak usage of a team";
 };

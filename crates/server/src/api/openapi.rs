@@ -37,6 +37,7 @@ const BEARER: &str = "Bearer";
         (name = "sandboxes", description = "Creating, finding, extending and ending sandboxes"),
         (name = "templates", description = "Templates that sandboxes are created from"),
         (name = "keys", description = "Teams, API keys and access tokens"),
+        (name = "secrets", description = "Secrets that headers of requests refer to by name"),
         (name = "platform", description = "The platform itself"),
     )
 )]

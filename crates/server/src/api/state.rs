@@ -18,6 +18,7 @@ use crate::records::Records;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::registry::Registry;
+use crate::secrets::Secrets;
 
 /// The state of the router: cloning it shares the services.
 #[derive(Debug, Clone)]
@@ -60,6 +61,7 @@ services! {
     access: Arc<SandboxAccess>,
     sandboxes: Arc<Sandboxes>,
     registry: Arc<Registry>,
+    secrets: Arc<Secrets>,
     claims: Arc<Claims>,
     admission: Arc<AdmissionControl>,
     authenticator: Arc<Authenticator>,

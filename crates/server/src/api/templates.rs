@@ -204,13 +204,18 @@ query! {
 }
 
 impl PageParameters {
+    /// How many items to look for: one more than a page has shows whether there is another.
+    pub(super) fn wanted(&self) -> u32 {
+        self.limit.saturating_add(1)
+    }
+
     /// The time and the id of the last item of the previous page.
-    fn after<I: FromStr>(&self) -> Result<Option<(i64, I)>, ApiError> {
+    pub(super) fn after<I: FromStr>(&self) -> Result<Option<(i64, I)>, ApiError> {
         let token = self.next_token.as_deref().filter(|token| !token.is_empty());
         token.map(|token| parse_token(token, Order::Desc)).transpose()
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         usize::try_from(self.limit).unwrap_or(usize::MAX)
     }
 }
@@ -379,8 +384,7 @@ pub(crate) async fn get_template(
     let Some(overview) = found.into_iter().next() else {
         return Err(ApiError::unknown_template(&text));
     };
-    let wanted = page.limit.saturating_add(1);
-    let mut builds = store.build_list(&row.id, after.as_ref(), wanted).await?;
+    let mut builds = store.build_list(&row.id, after.as_ref(), page.wanted()).await?;
     let more = builds.len() > page.len();
     builds.truncate(page.len());
     let next = builds.last().filter(|_| more);

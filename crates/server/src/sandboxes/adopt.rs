@@ -88,7 +88,7 @@ impl Sandboxes {
         Ok(Some(Wanted {
             id: row.id.clone(),
             state,
-            egress: self.policies.of(row, team_default),
+            egress: self.policies.of(row, team_default).await?,
         }))
     }
 }

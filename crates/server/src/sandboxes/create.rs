@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId, UserId};
 use model::lifecycle::Transition;
+use model::network::EgressPolicy;
 use model::sandbox::{EnvVars, SandboxSpec};
 use protocol::agent::{self, Init};
 use protocol::node::{Image, NodeError, Stage, StartSandbox};
@@ -19,7 +20,6 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
 use super::idempotency::KeyClaim;
-use super::policy::TeamDefault;
 use crate::admission::Admission;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::outcome::CreateOutcome;
@@ -160,8 +160,15 @@ impl Sandboxes {
         let row = self.rows.sandbox_insert(row).await?;
         let mut store_time = clock.elapsed();
         let entry = self.register(&row, admission);
+        let egress = match self.policies.of(&row, team_default).await {
+            Ok(egress) => egress,
+            Err(error) => {
+                self.forget(&row.id).await;
+                return Err(error.into());
+            }
+        };
 
-        let started = match self.node.start(self.start_request(&row, env_vars, team_default)).await {
+        let started = match self.node.start(self.start_request(&row, env_vars, egress)).await {
             Ok(started) => started,
             Err(error) => {
                 if matches!(error, NodeError::Unreachable(_)) {
@@ -245,7 +252,7 @@ impl Sandboxes {
         }
     }
 
-    fn start_request(&self, row: &SandboxRow, env_vars: EnvVars, team_default: TeamDefault) -> StartSandbox {
+    fn start_request(&self, row: &SandboxRow, env_vars: EnvVars, egress: EgressPolicy) -> StartSandbox {
         let token = self.tokens.access_token(&row.id);
         let mut resources = self.defaults.resources;
         resources.cpu_count = row.cpu_count;
@@ -269,7 +276,7 @@ impl Sandboxes {
                 cpu_count: Some(row.cpu_count),
                 memory_mb: Some(row.memory_mb),
             },
-            egress: self.policies.of(row, team_default),
+            egress,
         }
     }
 }

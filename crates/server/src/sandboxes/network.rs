@@ -54,7 +54,6 @@ impl Sandboxes {
         let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let allow_internet_access = update.allow_internet_access;
         let network = replace_egress(&row, update.network).map(|network| self.policies.to_json(&row.id, &network));
-        let team_default = self.policies.default_of(&row.team_id).await?;
         let change = self
             .rows
             .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
@@ -65,7 +64,15 @@ impl Sandboxes {
         };
         entry.update(row.version, row.end_us);
         self.records.log_event(&row.id, &LifecycleEvent::NetworkChanged);
-        let applied = self.node.set_egress(&row.id, self.policies.of(&row, team_default));
+        self.set_policy(&row).await
+    }
+
+    /// Applies the policy of a row. The caller holds the lock for changes of the sandbox.
+    pub(super) async fn set_policy(&self, row: &SandboxRow) -> Result<(), ChangeError> {
+        let team_default = self.policies.default_of(&row.team_id).await?;
+        let applied = self
+            .node
+            .set_egress(&row.id, self.policies.of(row, team_default).await?);
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(NodeError::NotFound(_))) => Err(ChangeError::Gone),
@@ -78,7 +85,7 @@ impl Sandboxes {
 /// The network settings of a row with other egress settings; none if it has no settings and gets none.
 fn replace_egress(row: &SandboxRow, egress: NetworkSpec) -> Option<NetworkSpec> {
     let lists = [&egress.allow_out, &egress.deny_out, &egress.dns_servers];
-    let is_empty = lists.iter().all(|list| list.is_empty()) && egress.egress_proxy.is_none();
+    let is_empty = lists.iter().all(|list| list.is_empty()) && egress.egress_proxy.is_none() && egress.rules.is_empty();
     if is_empty && row.network_json.is_none() {
         return None;
     }

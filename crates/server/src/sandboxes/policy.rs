@@ -2,17 +2,22 @@
 
 use std::sync::Arc;
 
+use model::header_rules;
 use model::id::{SandboxId, TeamId};
+use model::injection::Interception;
 use model::network::{Cidr, EgressPolicy};
 use model::sandbox::NetworkSpec;
 use model::secret::Secret;
 use proxy::egress::{EgressSettings, check_proxy};
+use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use crate::admission::AdmissionControl;
+use crate::keys::TokenSeed;
 use crate::seal::{SealError, Sealer};
+use crate::secrets::Secrets;
 
 /// Makes policies, and the columns that they are made of.
 #[derive(Debug)]
@@ -21,6 +26,10 @@ pub(crate) struct Policies {
     /// The rules of the operator, which the node applies. Here they are for early refusals.
     pub(crate) rules: EgressSettings,
     pub(crate) admission: Arc<AdmissionControl>,
+    /// Of which the certificate authorities of sandboxes are derived.
+    pub(crate) tokens: TokenSeed,
+    /// The secrets to which header rules refer.
+    pub(crate) secrets: Arc<Secrets>,
 }
 
 /// What applies to addresses that the policies of a team do not mention; none for the default of the operator.
@@ -59,6 +68,12 @@ impl Policies {
             let sealed = self.sealer.seal(&owner(id), password.expose());
             proxy.password_sealed = Some(sealed.expect("the kernel has random bytes"));
         }
+        if !network.rules.is_empty() {
+            network.rules_shown = header_rules::shown(&network.rules);
+            let rules = serde_json::to_string(&network.rules).expect("texts are always JSON");
+            let sealed = self.sealer.seal(&rules_owner(id), &rules);
+            network.rules_sealed = Some(sealed.expect("the kernel has random bytes"));
+        }
         serde_json::to_string(&network).expect("flags and texts are always JSON")
     }
 
@@ -73,10 +88,18 @@ impl Policies {
 
     /// What the sandbox of a row may reach. With invalid settings it is nothing: what a client wanted closed must not be
     /// open.
-    pub(super) fn of(&self, row: &SandboxRow, TeamDefault(default_allow): TeamDefault) -> EgressPolicy {
-        match self.read(row) {
+    ///
+    /// # Errors
+    /// When the database fails. It is queried only for what the settings refer to.
+    pub(super) async fn of(
+        &self,
+        row: &SandboxRow,
+        TeamDefault(default_allow): TeamDefault,
+    ) -> Result<EgressPolicy, StoreError> {
+        Ok(match self.read(row) {
             Ok(policy) => EgressPolicy {
                 default_allow,
+                interception: self.interception(row).await?,
                 ..policy
             },
             Err(invalid) => {
@@ -89,7 +112,17 @@ impl Policies {
                     ..EgressPolicy::default()
                 }
             }
-        }
+        })
+    }
+
+    async fn interception(&self, row: &SandboxRow) -> Result<Option<Box<Interception>>, StoreError> {
+        let rules = self.header_rules(row).await?;
+        Ok((!rules.is_empty()).then(|| {
+            Box::new(Interception {
+                ca_seed: Secret::new(self.tokens.ca_seed(&row.id).expose_secret().to_owned()),
+                rules,
+            })
+        }))
     }
 
     fn read(&self, row: &SandboxRow) -> Result<EgressPolicy, InvalidRow> {
@@ -101,6 +134,11 @@ impl Policies {
         }
         Ok(network.egress(row.allow_internet_access)?)
     }
+}
+
+/// The owner of the sealed header rules of a sandbox.
+pub(super) fn rules_owner(id: &SandboxId) -> String {
+    format!("network-rules/{id}")
 }
 
 /// The owner of the sealed password of a sandbox.

@@ -211,7 +211,6 @@ async fn unsupported_features_are_refused_by_name() {
         (r#""resources":[{}]"#, "resources"),
         (r#""volumeMounts":[{"name":"a","path":"/b"}]"#, "volumeMounts"),
         (r#""iam":{"tokens":{"a":{}}}"#, "iam"),
-        (r#""network":{"rules":{"a.b":[]}}"#, "network.rules"),
         (r#""secure":false,"network":{"allowPublicTraffic":false}"#, "secure"),
         (
             r#""network":{"egressProxy":{"address":"a"}}"#,

@@ -28,6 +28,7 @@ mod openapi;
 mod operations;
 mod platform;
 mod sandbox_metrics;
+mod secrets;
 mod single;
 mod templates;
 mod tls;

@@ -10,14 +10,11 @@ use super::platform::{OTHER_KEY, TestPlatform, team};
 /// clients get a new operation.
 const REMAINS: &[&str] = &[
     "DELETE /injection-rules/{ruleID}",
-    "DELETE /secrets/{secretID}",
     "DELETE /templates/tags",
     "DELETE /templates/{templateID}",
     "DELETE /volumes/{volumeID}",
     "GET /injection-rules",
     "GET /injection-rules/{ruleID}",
-    "GET /secrets",
-    "GET /secrets/{secretID}",
     "GET /snapshots",
     "GET /teams/{teamID}/metrics",
     "GET /teams/{teamID}/metrics/max",
@@ -37,8 +34,6 @@ const REMAINS: &[&str] = &[
     "POST /sandboxes/{sandboxID}/fork",
     "POST /sandboxes/{sandboxID}/pause",
     "POST /sandboxes/{sandboxID}/snapshots",
-    "POST /secrets",
-    "POST /secrets/{secretID}",
     "POST /templates",
     "POST /templates/tags",
     "POST /templates/{templateID}",

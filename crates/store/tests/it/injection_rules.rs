@@ -156,6 +156,8 @@ async fn sealed_rows(store: &Store) {
     store.access_key_insert(&key("a2", Some(2))).await.unwrap();
     store.platform_secret("seed", "secret").await.unwrap();
     store.injection_rule_insert(&rule("r1", 1, "one")).await.unwrap();
+    let secret = crate::secrets::secret(1, &crate::samples::team_id(1), "s");
+    store.secret_insert(&secret).await.unwrap();
     let with = NewSandbox {
         injections_sealed: Some(sealed("injections")),
         network_json: Some("{}".to_owned()),
@@ -183,6 +185,7 @@ pub(crate) async fn sealed_texts_are_replaced_all_or_none(db: Database) {
         "access_keys key",
         "platform_secrets secret",
         "injection_rules sealed",
+        "secrets sealed 1",
         "sandboxes.injections injections",
         "sandboxes.network {}",
     ];
@@ -196,7 +199,7 @@ pub(crate) async fn sealed_texts_are_replaced_all_or_none(db: Database) {
     let replaced = store.reseal(1, |_, _, text| {
         Ok::<_, Infallible>(Resealed::Replace(format!("new {text}")))
     });
-    assert_eq!(replaced.await.unwrap(), 5);
+    assert_eq!(replaced.await.unwrap(), 6);
     assert_eq!(
         all_sealed(&store).await,
         before.map(|text| text.replacen(' ', " new ", 1))
@@ -223,7 +226,7 @@ pub(crate) async fn sealed_texts_stay_while_a_server_has_a_lease(db: Database) {
         matches!(&refused, Err(ResealError::InUse { name }) if name == "host 1"),
         "{refused:?}"
     );
-    assert_eq!(reseal(request.lease.until_us).await.unwrap(), 5);
+    assert_eq!(reseal(request.lease.until_us).await.unwrap(), 6);
     store.close().await;
 }
 
@@ -231,7 +234,7 @@ pub(crate) async fn sealed_texts_are_given_up(db: Database) {
     let store = db.open().await;
     sealed_rows(&store).await;
     let dropped = store.reseal(7, |_, _, _| Ok::<_, Infallible>(Resealed::Drop));
-    assert_eq!(dropped.await.unwrap(), 4);
+    assert_eq!(dropped.await.unwrap(), 5);
     assert_eq!(all_sealed(&store).await, ["sandboxes.network {}"]);
     assert_eq!(store.access_key_by_id("a1").await.unwrap(), None);
     assert!(store.injection_rule_list(&user_id(1)).await.unwrap().is_empty());

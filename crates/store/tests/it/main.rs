@@ -21,6 +21,7 @@ mod postgres;
 mod records;
 mod samples;
 mod sandboxes;
+mod secrets;
 mod templates;
 mod tokens;
 
@@ -44,6 +45,8 @@ const CASES: &[(&str, Case)] = cases![
     access::access_keys,
     access::api_keys_can_only_be_changed_by_their_team,
     access::nul_characters_are_refused_on_both_engines,
+    secrets::insert_find_change_and_delete,
+    secrets::pages_cover_the_list,
     tokens::insert_find_list_and_delete,
     tokens::the_latest_use_is_recorded,
     idempotency::claim_complete_and_abandon,

@@ -2,17 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use model::header_rules::{
+    RULE_DOMAIN_MAX, RULE_DOMAINS_MAX, RULE_HEADER_NAME_MAX, RULE_HEADER_VALUE_MAX, RULE_HEADERS_MAX,
+    RULES_OF_DOMAIN_MAX, RuleSpec, RulesSpec, TransformSpec,
+};
 use model::limits::{
     DEFAULT_MAX_LIFETIME_S, DNS_SERVER_MAX, EGRESS_ENTRY_MAX, HOST_MASK_MAX, NAME_MAX, PROXY_ADDRESS_MAX, PROXY_CA_MAX,
     PROXY_CREDENTIAL_MAX, PROXY_SERVER_NAME_MAX, is_name,
 };
+use model::secret::Secret;
 use protocol::agent;
 use serde_json::Value;
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, KnownFormat, SchemaFormat};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 
-use super::shape::{BodyValue, Field, FieldPath};
+use super::shape::{BodyValue, Components, Field, FieldPath, body};
 use crate::api::error::ApiError;
 
 /// Marks a timeout in a schema whose maximum is configured by the operator.
@@ -191,10 +196,16 @@ impl<const MIN: u32> BodyValue for Lifetime<MIN> {
 /// Reads a string of at most `longest` characters.
 fn read_short(value: &Value, at: &FieldPath<'_>, longest: usize) -> Result<String, ApiError> {
     let text = String::read(value, at)?;
+    check_length(&text, at, longest)?;
+    Ok(text)
+}
+
+/// Refuses a string of more than `longest` characters.
+fn check_length(text: &str, at: &FieldPath<'_>, longest: usize) -> Result<(), ApiError> {
     if text.chars().count() > longest {
         return Err(at.error(format_args!("maximum string length is {longest}")));
     }
-    Ok(text)
+    Ok(())
 }
 
 /// An address, a network or a domain. Its syntax is checked later, together with other keys.
@@ -388,6 +399,94 @@ impl BodyValue for Variables {
         texts(
             schema_of(Type::String).pattern(Some(r"^[^=\x00]+$")),
             schema_of(Type::String).pattern(Some(r"^[^\x00]*$")),
+        )
+    }
+}
+
+/// Headers by domain. Their syntax is checked later, together with other keys.
+#[derive(Debug)]
+pub(crate) struct HeaderRulesByDomain(pub(crate) RulesSpec);
+
+impl BodyValue for HeaderRulesByDomain {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let Value::Object(domains) = value else {
+            return Err(at.error("value must be an object"));
+        };
+        if domains.len() > RULE_DOMAINS_MAX {
+            return Err(at.error(format_args!("maximum number of domains is {RULE_DOMAINS_MAX}")));
+        }
+        let mut rules = RulesSpec::new();
+        for (domain, of_domain) in domains {
+            let at = at.key(domain);
+            check_length(domain, &at, RULE_DOMAIN_MAX)?;
+            let List(of_domain) = List::<HeaderRuleBody, 0, RULES_OF_DOMAIN_MAX>::read(of_domain, &at)?;
+            let of_domain = of_domain.into_iter().map(HeaderRuleBody::spec);
+            rules.insert(domain.clone(), of_domain.collect());
+        }
+        Ok(Self(rules))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        let rules = <List<HeaderRuleBody, 0, RULES_OF_DOMAIN_MAX> as BodyValue>::schema();
+        ObjectBuilder::new()
+            .property_names(Some(schema_of(Type::String).max_length(Some(RULE_DOMAIN_MAX)).build()))
+            .additional_properties(Some(AdditionalProperties::RefOr(rules)))
+            .into()
+    }
+
+    fn components(components: &mut Components) {
+        <HeaderRuleBody as BodyValue>::components(components);
+    }
+}
+
+body! {
+    /// A rule for the requests to a domain.
+    struct HeaderRuleBody {
+        /// What is changed in requests.
+        "transform" transform: Option<HeaderTransformBody>;
+    }
+}
+
+body! {
+    /// What is changed in requests.
+    struct HeaderTransformBody {
+        /// Headers to set, at most 20. Values may contain `${e2b.secrets.NAME}`.
+        "headers" headers: Option<HeaderValues>;
+    }
+}
+
+impl HeaderRuleBody {
+    fn spec(self) -> RuleSpec {
+        RuleSpec {
+            transform: self.transform.map(|transform| TransformSpec {
+                headers: transform.headers.map(|HeaderValues(headers)| headers),
+            }),
+        }
+    }
+}
+
+/// Headers with their values, which may be secrets.
+struct HeaderValues(BTreeMap<String, Secret>);
+
+impl BodyValue for HeaderValues {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let headers = Texts::read(value, at)?;
+        if headers.len() > RULE_HEADERS_MAX {
+            return Err(at.error(format_args!("maximum number of headers is {RULE_HEADERS_MAX}")));
+        }
+        for (name, value) in &headers {
+            let at = at.key(name);
+            check_length(name, &at, RULE_HEADER_NAME_MAX)?;
+            check_length(value, &at, RULE_HEADER_VALUE_MAX)?;
+        }
+        let headers = headers.into_iter();
+        Ok(Self(headers.map(|(name, value)| (name, Secret::new(value))).collect()))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        texts(
+            schema_of(Type::String).max_length(Some(RULE_HEADER_NAME_MAX)),
+            schema_of(Type::String).max_length(Some(RULE_HEADER_VALUE_MAX)),
         )
     }
 }

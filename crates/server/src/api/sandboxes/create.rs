@@ -343,6 +343,8 @@ async fn prepare(
     if let Some(network) = &spec.network {
         let checked = state.sandboxes.policies.check(network, spec.allow_internet_access);
         checked.map_err(|error| ApiError::invalid(format!("network: {error}")))?;
+        let checked = state.sandboxes.policies.check_rules(&caller.team, network).await;
+        checked.map_err(|error| ApiError::header_rules(error, "network: "))?;
     }
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
@@ -544,9 +546,6 @@ impl NewSandboxNetwork {
 
     /// The settings, of which the egress part is not checked yet.
     fn spec(&self) -> Result<NetworkSpec, ApiError> {
-        if let Some(key) = self.egress.unavailable() {
-            return Err(ApiError::invalid(unavailable(&format!("network.{key}"))));
-        }
         let mask = self.mask_request_host.as_ref().map(|RequestHost(mask)| mask.as_str());
         let mask = mask.filter(|mask| !mask.is_empty()).map(str::parse::<HostMask>);
         let invalid = |error| ApiError::invalid(format!("network.maskRequestHost {error}"));

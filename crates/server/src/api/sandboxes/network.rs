@@ -1,10 +1,12 @@
 //! `PUT /sandboxes/{sandboxID}/network`, and what it has in common with the network settings of a create request.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
 use http::StatusCode;
 use model::egress_proxy::{ProxySpec, ProxyTlsSpec};
+use model::header_rules::RuleSpec;
 use model::limits::{DNS_SERVERS_MAX, EGRESS_ENTRIES_MAX};
 use model::sandbox::NetworkSpec;
 use model::secret::Secret;
@@ -15,7 +17,8 @@ use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::{
-    AnyObject, DnsServer, EgressEntry, List, ProxyAddress, ProxyCertificates, ProxyCredential, ProxyServerName,
+    DnsServer, EgressEntry, HeaderRulesByDomain, List, ProxyAddress, ProxyCertificates, ProxyCredential,
+    ProxyServerName,
 };
 use crate::api::error::{ApiError, ErrorBody};
 use crate::sandboxes::Sandboxes;
@@ -32,7 +35,10 @@ body! {
         "denyOut" deny_out: Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>;
         /// DNS servers, by IPv4 address; at least one, because DNS cannot be closed. By default, those of the operator.
         "dnsServers" dns_servers: Option<List<DnsServer, 1, DNS_SERVERS_MAX>>;
-        "rules" rules: Option<AnyObject> => hidden;
+        /// Headers for HTTPS requests, by the domain of their host: a domain, or `*.` and a domain for all names below it.
+        /// A header of the same name that a program sends is replaced. `${e2b.secrets.NAME}` in a value stands for the
+        /// secret of that name. This opens no host.
+        "rules" rules: Option<HeaderRulesByDomain>;
         /// A SOCKS5 proxy that makes all TCP connections which are open otherwise. UDP is closed then. If the proxy cannot
         /// be used, nothing is connected.
         "egressProxy" egress_proxy: Nullable<SandboxEgressProxy>;
@@ -88,13 +94,6 @@ impl SandboxEgressProxy {
 }
 
 impl EgressRules {
-    /// The first key that asks for something that this platform does not have.
-    pub(super) fn unavailable(&self) -> Option<&'static str> {
-        [("rules", self.rules.is_some_and(|rules| !rules.is_empty))]
-            .into_iter()
-            .find_map(|(key, is_requested)| is_requested.then_some(key))
-    }
-
     /// The egress part of network settings.
     pub(super) fn spec(&self) -> Result<NetworkSpec, ApiError> {
         let entries = |list: &Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>| {
@@ -108,6 +107,11 @@ impl EgressRules {
             deny_out: entries(&self.deny_out),
             dns_servers: servers.map(|DnsServer(server)| server.clone()).collect(),
             egress_proxy: proxy.transpose()?,
+            rules: self
+                .rules
+                .as_ref()
+                .map(|HeaderRulesByDomain(rules)| rules.clone())
+                .unwrap_or_default(),
             ..NetworkSpec::default()
         })
     }
@@ -143,15 +147,14 @@ pub(crate) async fn update_sandbox_network(
     body: RequiredBody<SandboxNetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
     let body = body.read()?;
-    if let Some(key) = body.rules.unavailable() {
-        return Err(ApiError::invalid(format!("{key} is not available on this platform")));
-    }
     let update = EgressUpdate {
         network: body.rules.spec()?,
         allow_internet_access: body.allow_internet_access,
     };
     let checked = sandboxes.policies.check(&update.network, update.allow_internet_access);
     checked.map_err(ApiError::invalid)?;
+    let checked = sandboxes.policies.check_rules(&caller.team, &update.network).await;
+    checked.map_err(|error| ApiError::header_rules(error, ""))?;
     let entry = sandboxes
         .entry_of_team(&id, &caller.team)
         .await
@@ -180,12 +183,45 @@ pub(super) struct SandboxNetwork {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     egress_proxy: Option<ShownProxy>,
+    /// Headers by domain, with placeholders as they were requested and all other text of values masked.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(required = false)]
+    rules: BTreeMap<String, Vec<ShownRule>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     mask_request_host: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     https_ports: Vec<u16>,
+}
+
+/// A rule for the requests to a domain.
+#[derive(Serialize, ToSchema)]
+struct ShownRule {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    transform: Option<ShownTransform>,
+}
+
+/// What is changed in requests.
+#[derive(Serialize, ToSchema)]
+struct ShownTransform {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    headers: Option<BTreeMap<String, String>>,
+}
+
+impl From<RuleSpec> for ShownRule {
+    fn from(rule: RuleSpec) -> Self {
+        let shown = |(name, value): (String, Secret)| (name, value.expose().to_owned());
+        Self {
+            transform: rule.transform.map(|transform| ShownTransform {
+                headers: transform
+                    .headers
+                    .map(|headers| headers.into_iter().map(shown).collect()),
+            }),
+        }
+    }
 }
 
 /// The proxy of a sandbox, without its password and certificates.
@@ -231,6 +267,11 @@ impl From<NetworkSpec> for SandboxNetwork {
             deny_out: spec.deny_out,
             dns_servers: spec.dns_servers,
             egress_proxy: spec.egress_proxy.map(ShownProxy::from),
+            rules: spec
+                .rules_shown
+                .into_iter()
+                .map(|(domain, rules)| (domain, rules.into_iter().map(ShownRule::from).collect()))
+                .collect(),
             mask_request_host: spec.mask_request_host.map(String::from),
             https_ports: spec.https_ports,
         }

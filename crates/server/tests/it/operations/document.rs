@@ -177,7 +177,9 @@ impl Document {
                 add(json!(false), true);
             }
             if schema["additionalProperties"].is_object() {
-                add(json!({"k": "v"}), true);
+                let is_list = schema["additionalProperties"]["type"] == "array";
+                add(json!({"k": "v"}), !is_list);
+                add(json!({"k": []}), is_list);
                 add(json!({"k": 1}), false);
                 add(json!({"k": null}), false);
             }

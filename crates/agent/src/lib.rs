@@ -130,7 +130,7 @@ async fn serve(
         tasks: tasks.clone(),
     };
     let router = Rc::new(Router {
-        control: Control::new(settings.clone(), memory.clone()),
+        control: Control::new(settings.clone(), memory.clone(), tasks.clone()),
         events: EventService {
             event_queue: event_queue.clone(),
             spawner: spawner.clone(),

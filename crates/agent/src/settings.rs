@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use protocol::agent::Init;
 use subtle::ConstantTimeEq;
+use tokio::sync::watch;
 
 use crate::trust::Trust;
 
@@ -25,6 +26,8 @@ pub(crate) struct AgentSettings {
     pub(crate) memory_mb: Option<u32>,
     /// The CA certificate that was installed, if one was.
     trust: Option<Trust>,
+    /// Closed once the certificate is installed whose installation was deferred.
+    deferred: Option<watch::Receiver<()>>,
     last_init: Option<Timestamp>,
 }
 
@@ -41,6 +44,7 @@ impl Default for AgentSettings {
             cpu_count: None,
             memory_mb: None,
             trust: None,
+            deferred: None,
             last_init: None,
         }
     }
@@ -98,6 +102,21 @@ impl AgentSettings {
     /// Has processes from now on find a CA certificate that was installed.
     pub(crate) fn trust(&mut self, trust: Trust) {
         self.trust = Some(trust);
+    }
+
+    /// Says that a certificate is being installed, until the sender is dropped.
+    pub(crate) fn defer_trust(&mut self, installed: watch::Receiver<()>) {
+        self.deferred = Some(installed);
+    }
+
+    /// What to wait for before a process is started.
+    pub(crate) fn deferred_trust(&self) -> Option<watch::Receiver<()>> {
+        let mut installed = self.deferred.clone()?;
+        // An error says that the sender is gone.
+        installed.has_changed().is_ok().then(|| {
+            installed.mark_unchanged();
+            installed
+        })
     }
 
     /// The token that clients must present, if any.

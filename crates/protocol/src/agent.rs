@@ -87,6 +87,10 @@ pub struct Init {
     /// must be valid for as long as the sandbox may live. Their private keys never leave the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<String>,
+    /// Whether the call is answered before these certificates are installed. Processes that are started meanwhile wait for
+    /// that. Installing them takes milliseconds, which need not be part of a start.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ca_bundle_deferred: bool,
     /// Processors that the sandbox may use; if absent, metrics report the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_count: Option<u32>,

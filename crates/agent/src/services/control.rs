@@ -9,10 +9,13 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use protocol::agent::{Init, VERSION, VERSION_HEADER};
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
 
 use crate::settings::AgentSettings;
 use crate::transport::http::{self as answers, Body};
@@ -27,15 +30,17 @@ pub(crate) struct Control {
     settings: Rc<RefCell<AgentSettings>>,
     memory: MessageMemory,
     /// Held while an `/init` is applied.
-    initializing: tokio::sync::Mutex<()>,
+    initializing: Arc<tokio::sync::Mutex<()>>,
+    tasks: TaskTracker,
 }
 
 impl Control {
-    pub(crate) fn new(settings: Rc<RefCell<AgentSettings>>, memory: MessageMemory) -> Self {
+    pub(crate) fn new(settings: Rc<RefCell<AgentSettings>>, memory: MessageMemory, tasks: TaskTracker) -> Self {
         Self {
             settings,
             memory,
-            initializing: tokio::sync::Mutex::default(),
+            initializing: Arc::default(),
+            tasks,
         }
     }
 
@@ -70,7 +75,7 @@ impl Control {
         let bundle = bundle.map(|text| Bundle::parse(&text)).transpose();
         let bundle = bundle.map_err(|error| bad(&format!("failed to install CA bundle: {error}")))?;
         // One at a time: the settings must be those of the call whose certificate was installed last.
-        let _turn = self.initializing.lock().await;
+        let turn = Arc::clone(&self.initializing).lock_owned().await;
         if self
             .settings
             .borrow()
@@ -79,7 +84,9 @@ impl Control {
         {
             return Ok(());
         }
-        let trust = match bundle {
+        let is_deferred = init.ca_bundle_deferred;
+        let (now, later) = if is_deferred { (None, bundle) } else { (bundle, None) };
+        let trust = match now {
             Some(bundle) => Some(install(bundle).await?),
             None => None,
         };
@@ -87,6 +94,20 @@ impl Control {
         settings.apply(init).map_err(|error| bad(&error.to_string()))?;
         if let Some(trust) = trust {
             settings.trust(trust);
+        }
+        if let Some(bundle) = later {
+            let (done, installed) = watch::channel(());
+            settings.defer_trust(installed);
+            let settings = Rc::clone(&self.settings);
+            self.tasks.spawn_local(async move {
+                // Until it is done, no other call is applied.
+                let _turn = turn;
+                // Without the certificate, programs refuse intercepted connections: nothing worse.
+                if let Ok(trust) = install(bundle).await {
+                    settings.borrow_mut().trust(trust);
+                }
+                drop(done);
+            });
         }
         // Signs, not settings: an image in which they cannot be written works all the same.
         let _ = write_boot_files(Path::new(BOOT_DIRECTORY), &settings.boot_files());

@@ -248,3 +248,20 @@ async fn what_is_no_certificate_changes_nothing() {
     assert_eq!(host.post("/init", &authority.init()).await.status, 204);
     assert_eq!(host.get(file).await.text(), pem.replace("\r\n", "\n"));
 }
+
+#[tokio::test]
+async fn a_process_waits_for_a_certificate_whose_installation_is_deferred() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let authority = Authority::new("deferred");
+    let port = authority.serve(&sandbox);
+    let init = serde_json::json!({ "caBundle": authority.0.pem(), "caBundleDeferred": true });
+    let mut client = sandbox.client().await.user("user");
+    let mut host = sandbox.host().await;
+    assert_eq!(host.post("/init", &init.to_string()).await.status, 204);
+    let rest = run(&mut client, "cat /run/ringfence/ca.pem; echo $SSL_CERT_FILE", &[]).await;
+    assert!(rest.out().starts_with("-----BEGIN CERTIFICATE-----"), "{}", rest.err());
+    assert!(rest.out().contains("/etc/ssl/certs/"), "{}", rest.out());
+    check(&sandbox, port, true).await;
+}

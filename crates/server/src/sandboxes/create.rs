@@ -272,6 +272,7 @@ impl Sandboxes {
                 sandbox_id: Some(row.id.as_str().to_owned()),
                 template_id: Some(row.template_id.as_str().to_owned()),
                 ca_bundle: None,
+                ca_bundle_deferred: false,
                 open_to_anonymous: !row.secure,
                 cpu_count: Some(row.cpu_count),
                 memory_mb: Some(row.memory_mb),

@@ -73,6 +73,11 @@ impl Starter {
         writer: Writer,
         message: StartRequest,
     ) -> Result<EventStream, Error> {
+        let deferred = self.settings.borrow().deferred_trust();
+        if let Some(mut installed) = deferred {
+            // The certificate of the egress gateway is there before the first process.
+            let _ = installed.changed().await;
+        }
         let user = self.accounts.user_of(&call.caller)?;
         let config = message.process.unwrap_or_default();
         let cwd = self.working_directory(&user, config.cwd.as_deref().unwrap_or_default())?;

@@ -6,7 +6,7 @@
 //!
 //! Invariant: this is the only module of the platform that reads the environment.
 
-mod egress;
+pub(crate) mod egress;
 mod https;
 mod injection;
 pub(crate) mod keys;
@@ -173,6 +173,8 @@ pub(crate) struct Config {
     pub(crate) always_secure: bool,
     /// What is open to sandboxes, and how much they may use.
     pub(crate) egress: EgressSettings,
+    /// Issuers of certificates that are trusted on intercepted connections.
+    pub(crate) egress_ca_file: Option<PathBuf>,
     /// The documentation endpoint.
     pub(crate) mcp: McpSettings,
     /// Whether to run without a usable cgroup.
@@ -308,6 +310,7 @@ impl Sources {
             },
             always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
             egress: given.egress()?,
+            egress_ca_file: given.parse(keys::EGRESS_CA_FILE, self::file)?,
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
                 .env

@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::config::egress::upstream_roots;
 use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
@@ -163,6 +164,10 @@ async fn start(
         Some(address) => Some(bind(address, "--metrics-listen").await?),
         None => None,
     };
+    let mut egress = settings.egress.clone();
+    if let Some(path) = &settings.egress_ca_file {
+        egress.upstream_roots = upstream_roots(path).context("egress.ca_file")?;
+    }
     let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir, &settings.master_key)?;
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
@@ -193,7 +198,7 @@ async fn start(
         reserve_disks: settings.reserve_disks,
         base: settings.base_template,
         disk_floor_mb: settings.capacity.disk_floor_mb,
-        egress: settings.egress.clone(),
+        egress: egress.clone(),
         traffic: Some(traffic.clone()),
     })
     .await
@@ -218,7 +223,7 @@ async fn start(
             always_secure: settings.always_secure,
             mcp: settings.mcp.clone(),
             resources: settings.resources,
-            egress: settings.egress.clone(),
+            egress,
             tls,
             ..server::settings::ServerSettings::new(
                 addresses.domain.clone(),

@@ -10,7 +10,7 @@ use model::id::SandboxId;
 use model::log::Level;
 use model::network::EgressPolicy;
 use protocol::node::Logger;
-use proxy::egress::{Attachment, EgressRecord, EgressReport, Outcome, SandboxNetwork};
+use proxy::egress::{Attachment, EgressRecord, EgressReport, InjectedRequest, Outcome, SandboxNetwork};
 use runtime::driver::Sandbox;
 use runtime::egress::EgressSockets;
 
@@ -65,14 +65,44 @@ impl SandboxNetwork for Network {
 fn write(log: &LogWriter, report: &EgressReport) {
     let (level, message, fields) = match report {
         EgressReport::Connection(record) => entry(record),
-        EgressReport::Unreported(count) => unlogged(*count),
+        EgressReport::Request(request) => injected(request),
+        EgressReport::Unreported(count) => unlogged("connections", *count),
+        EgressReport::UnreportedRequests(count) => unlogged("requests with injected headers", *count),
     };
     log.write(level, Logger::Egress, message, fields);
 }
 
-/// The log entry for connections that have none.
-fn unlogged(count: u64) -> (Level, String, BTreeMap<String, String>) {
-    let message = format!("{count} connections were not logged: there were too many at once");
+/// The log entry for a request that a rule applied to.
+fn injected(request: &InjectedRequest) -> (Level, String, BTreeMap<String, String>) {
+    let InjectedRequest {
+        rule,
+        host,
+        port,
+        method,
+        path,
+        status,
+    } = request;
+    let outcome = match status {
+        Some(status) => status.to_string(),
+        None => "no response".to_owned(),
+    };
+    let message = format!("{method} https://{host}:{port}{path} got the headers of {rule}: {outcome}");
+    let mut fields = vec![
+        ("event_type", "egress_injected".to_owned()),
+        ("rule", rule.clone()),
+        ("host", host.clone()),
+        ("port", port.to_string()),
+        ("method", method.clone()),
+        ("path", path.clone()),
+    ];
+    fields.extend(status.map(|status| ("status", status.to_string())));
+    let fields = fields.into_iter().map(|(key, value)| (key.to_owned(), value));
+    (Level::Info, message, fields.collect())
+}
+
+/// The log entry for what has none.
+fn unlogged(what: &str, count: u64) -> (Level, String, BTreeMap<String, String>) {
+    let message = format!("{count} {what} were not logged: there were too many at once");
     let field = |key: &str, value: String| (key.to_owned(), value);
     let fields = [
         field("event_type", "egress_dropped".to_owned()),
@@ -163,7 +193,22 @@ mod tests {
         let field = |name: &str| fields[name].as_str();
         assert_eq!((field("bytes_sent"), field("bytes_received")), ("7", "9"));
         assert_eq!(field("duration_ms"), "1500");
-        let (level, message, fields) = unlogged(3);
+        let (level, message, fields) = injected(&InjectedRequest {
+            rule: "injections[0]".to_owned(),
+            host: "api.example.com".to_owned(),
+            port: 443,
+            method: "POST".to_owned(),
+            path: "/v1/a".to_owned(),
+            status: Some(200),
+        });
+        assert_eq!(level, Level::Info);
+        assert_eq!(
+            message,
+            "POST https://api.example.com:443/v1/a got the headers of injections[0]: 200"
+        );
+        let field = |name: &str| fields[name].as_str();
+        assert_eq!((field("event_type"), field("status")), ("egress_injected", "200"));
+        let (level, message, fields) = unlogged("connections", 3);
         assert_eq!(level, Level::Warn);
         assert_eq!(message, "3 connections were not logged: there were too many at once");
         assert_eq!(fields["dropped"], "3");

@@ -1,5 +1,6 @@
 //! The task that supervises a sandbox, and the handle through which others use it.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,8 +9,9 @@ use model::id::{DiskId, SandboxId};
 use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
+use protocol::agent::Init;
 use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartSandbox, StartedSandbox};
-use proxy::egress::Attachment;
+use proxy::egress::{Attachment, authority_certificate};
 use runtime::driver::{Sandbox, StartError, StartRequest};
 use runtime::rootfs::Rootfs;
 use tokio::io::Interest;
@@ -191,7 +193,8 @@ pub(crate) async fn start(
     let before_init = Instant::now();
     let init = async {
         let mut control = Control::open(started.boot).await?;
-        let version = control.init(&request.init).await?;
+        let identity = init_of(request)?;
+        let version = control.init(&identity).await?;
         io::Result::Ok((control, version))
     };
     // While the agent is set up, in a thread because of some system calls.
@@ -228,6 +231,20 @@ pub(crate) async fn start(
             Err(NodeError::Failed(Failure::during("the agent did not respond", &error)))
         }
     }
+}
+
+/// What the agent is told, with the certificate of the sandbox's authority, which programs trust from the start: rules
+/// may come at any time.
+fn init_of(request: &StartSandbox) -> io::Result<Cow<'_, Init>> {
+    let Some(interception) = &request.egress.interception else {
+        return Ok(Cow::Borrowed(&request.init));
+    };
+    let certificate = authority_certificate(&interception.ca_seed).map_err(io::Error::other)?;
+    Ok(Cow::Owned(Init {
+        ca_bundle: Some(certificate),
+        ca_bundle_deferred: true,
+        ..request.init.clone()
+    }))
 }
 
 /// A random id for a new disk.

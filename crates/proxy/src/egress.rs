@@ -10,12 +10,16 @@
 //!
 //! If the policy has a proxy, it makes the connections that are allowed ([`socks`]); none are made without it.
 //!
+//! Connections to hosts for which the sandbox has injection rules are intercepted ([`intercept`]); all others are relayed as
+//! bytes.
+//!
 //! DNS is answered here too, whatever server was asked ([`dns`]).
 
 mod addresses;
 mod counters;
 mod dns;
 mod host_routes;
+mod intercept;
 mod rate;
 mod record;
 mod relay;
@@ -39,7 +43,8 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-pub use self::record::{EgressRecord, EgressReport, Outcome, Protocol};
+pub use self::intercept::{AuthorityError, authority_certificate};
+pub use self::record::{EgressRecord, EgressReport, InjectedRequest, Outcome, Protocol};
 pub use self::settings::{EgressLimits, EgressSettings};
 pub use self::verdict::{Reason, check_proxy};
 use counters::Counters;
@@ -95,6 +100,7 @@ struct Shared {
     resolver: Resolver,
     pipes: relay::Pipes,
     buffers: udp::Buffers,
+    upstream_tls: intercept::UpstreamTls,
     counters: Arc<Counters>,
     tasks: TaskTracker,
 }
@@ -110,6 +116,8 @@ struct Sandbox {
     bandwidth: Bandwidth,
     report: Report,
     reports: rate::CountedRate,
+    request_reports: rate::CountedRate,
+    interceptor: intercept::Interceptor,
 }
 
 impl EgressGateway {
@@ -128,6 +136,7 @@ impl EgressGateway {
                 resolver,
                 pipes: relay::Pipes::default(),
                 buffers: udp::Buffers::default(),
+                upstream_tls: intercept::UpstreamTls::default(),
                 counters: Arc::default(),
                 tasks: TaskTracker::new(),
             }),
@@ -160,6 +169,8 @@ impl EgressGateway {
             bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
             report,
             reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
+            request_reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
+            interceptor: intercept::Interceptor::new(settings.limits.intercepted),
         });
         let stop = self.stop.child_token();
         let tcp = tcp::serve(Arc::clone(&sandbox), listener, stop.clone());
@@ -210,6 +221,18 @@ impl Sandbox {
             (self.report)(EgressReport::Unreported(unreported));
         }
         (self.report)(EgressReport::Connection(record));
+    }
+
+    /// Requests have a rate of their own, so that refused connections cannot keep them out of the log.
+    fn report_request(&self, request: Box<InjectedRequest>) {
+        self.shared.counters.injected();
+        let Some(unreported) = self.request_reports.admit() else {
+            return;
+        };
+        if unreported > 0 {
+            (self.report)(EgressReport::UnreportedRequests(unreported));
+        }
+        (self.report)(EgressReport::Request(request));
     }
 
     fn policy(&self) -> Arc<EgressPolicy> {

@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
+use anyhow::Context as _;
 use model::network::{Cidr, DomainPattern};
 use proxy::egress::{EgressLimits, EgressSettings};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 
 use super::{ConfigError, Given, boolean, integer, keys};
 
@@ -35,9 +40,35 @@ impl Given<'_> {
                 connections_per_s: number(keys::EGRESS_CONNECTIONS_PER_S, 1, limits.connections_per_s)?,
                 bandwidth_mbit: number(keys::EGRESS_BANDWIDTH_MBIT, 0, limits.bandwidth_mbit)?,
                 udp_flows: number(keys::EGRESS_UDP_FLOWS, 0, limits.udp_flows)?,
+                intercepted: number(keys::EGRESS_INTERCEPTED, 0, limits.intercepted)?,
             },
+            mask_bytes: self
+                .parse(keys::EGRESS_MASK_KB, |text| integer(text, 0, LIMIT_MAX))?
+                .map_or(default.mask_bytes, |kb| u64::from(kb) << 10),
+            // Read at the start: see `upstream_roots`.
+            upstream_roots: default.upstream_roots,
         })
     }
+}
+
+/// The certificates of the operator's file, of which each must be one.
+///
+/// # Errors
+/// When the file cannot be read or contains none.
+pub(crate) fn upstream_roots(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let shown = path.display();
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
+        .with_context(|| format!("read {shown}"))?
+        .collect();
+    let certificates = certificates.with_context(|| format!("read certificates from {shown}"))?;
+    anyhow::ensure!(!certificates.is_empty(), "{shown} contains no certificate in PEM");
+    let mut store = RootCertStore::empty();
+    for certificate in &certificates {
+        store
+            .add(certificate.clone())
+            .with_context(|| format!("use a certificate of {shown}"))?;
+    }
+    Ok(certificates)
 }
 
 pub(super) fn is_allow(text: &str) -> Result<bool, String> {
@@ -153,6 +184,28 @@ mod tests {
             "1.1.1.1,",
         ] {
             assert!(resolvers(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn files_of_issuers_are_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("ca.pem");
+        assert!(upstream_roots(&path).is_err());
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let params = rcgen::CertificateParams::default();
+        let certificate = params.self_signed(&key).expect("a certificate");
+        let begin = "-----BEGIN CERTIFICATE-----";
+        for (text, want) in [
+            (certificate.pem(), Some(1)),
+            (certificate.pem().repeat(2), Some(2)),
+            (String::new(), None),
+            (key.serialize_pem(), None),
+            (format!("{begin}\nAAAA\n-----END CERTIFICATE-----\n"), None),
+            (format!("{}{begin}\n", certificate.pem()), None),
+        ] {
+            std::fs::write(&path, &text).expect("written");
+            assert_eq!(upstream_roots(&path).ok().map(|roots| roots.len()), want, "{text}");
         }
     }
 

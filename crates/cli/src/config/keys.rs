@@ -317,6 +317,19 @@ keys! {
         "egress.udp_flows", None, Integer, "256",
         "Maximum number of concurrent UDP flows from a sandbox, at most 1000000; 0 closes UDP except for DNS.",
     },
+    EGRESS_INTERCEPTED = {
+        "egress.intercepted", None, Integer, "256",
+        "Maximum number of open connections from a sandbox that are intercepted for its injection rules, at most 1000000; \
+         0 refuses connections to their hosts.",
+    },
+    EGRESS_MASK_KB = {
+        "egress.mask_kb", None, Integer, "4096",
+        "How much of a response is searched for injected secrets, to hide them, in KiB; 0 for its headers only.",
+    },
+    EGRESS_CA_FILE = {
+        "egress.ca_file", None, Text, "none",
+        "File with certificates of further issuers, in PEM, that servers of intercepted connections may have.",
+    },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",
         "Start even if cgroups are not usable. Sandboxes then run without limits on CPU, memory and processes.",

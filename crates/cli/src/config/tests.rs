@@ -70,9 +70,12 @@ fn defaults_are_what_the_table_says() {
         (egress.limits.connections_per_s, keys::EGRESS_CONNECTIONS_PER_S),
         (egress.limits.bandwidth_mbit, keys::EGRESS_BANDWIDTH_MBIT),
         (egress.limits.udp_flows, keys::EGRESS_UDP_FLOWS),
+        (egress.limits.intercepted, keys::EGRESS_INTERCEPTED),
     ] {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
     }
+    assert_eq!((egress.mask_bytes / 1024).to_string(), keys::EGRESS_MASK_KB.default);
+    assert_eq!(config.egress_ca_file, None);
     for (value, key) in [
         (config.resources.cpu_count, keys::SANDBOX_CPU_COUNT),
         (config.resources.memory_mb, keys::SANDBOX_MEMORY_MB),

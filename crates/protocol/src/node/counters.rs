@@ -15,6 +15,15 @@ pub struct EgressCounters {
     pub bytes_received: u64,
     /// Connections and flows that are not in the log of their sandbox, because there were too many at once.
     pub unlogged: u64,
+    /// TCP connections that were intercepted.
+    #[serde(default)]
+    pub intercepted: u64,
+    /// Requests on them that a rule applied to.
+    #[serde(default)]
+    pub injected: u64,
+    /// Requests on them that were not forwarded.
+    #[serde(default)]
+    pub requests_refused: u64,
     /// DNS queries.
     pub dns: DnsCounters,
 }

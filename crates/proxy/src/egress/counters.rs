@@ -16,6 +16,9 @@ pub(super) struct Counters {
     sent: AtomicU64,
     received: AtomicU64,
     unlogged: AtomicU64,
+    intercepted: AtomicU64,
+    injected: AtomicU64,
+    requests_refused: AtomicU64,
 }
 
 /// Counters of one protocol.
@@ -59,6 +62,21 @@ impl Counters {
         add(&self.unlogged, 1);
     }
 
+    /// Counts a connection that is intercepted.
+    pub(super) fn intercepted(&self) {
+        add(&self.intercepted, 1);
+    }
+
+    /// Counts a request that a rule applied to.
+    pub(super) fn injected(&self) {
+        add(&self.injected, 1);
+    }
+
+    /// Counts a request on an intercepted connection that is not forwarded.
+    pub(super) fn request_refused(&self) {
+        add(&self.requests_refused, 1);
+    }
+
     /// Counts bytes that were relayed.
     pub(super) fn bytes(&self, direction: Direction, bytes: u64) {
         let counter = match direction {
@@ -82,6 +100,9 @@ impl Counters {
             bytes_sent: read(&self.sent),
             bytes_received: read(&self.received),
             unlogged: read(&self.unlogged),
+            intercepted: read(&self.intercepted),
+            injected: read(&self.injected),
+            requests_refused: read(&self.requests_refused),
             ..EgressCounters::default()
         }
     }
@@ -134,6 +155,10 @@ mod tests {
         counters.bytes(Direction::Out, 3);
         counters.bytes(Direction::In, 4);
         counters.unlogged();
+        counters.intercepted();
+        counters.injected();
+        counters.injected();
+        (0..3).for_each(|_| counters.request_refused());
         let mut want = EgressCounters {
             tcp: EgressConnections {
                 open: 1,
@@ -149,6 +174,9 @@ mod tests {
             bytes_sent: 3,
             bytes_received: 4,
             unlogged: 1,
+            intercepted: 1,
+            injected: 2,
+            requests_refused: 3,
             ..EgressCounters::default()
         };
         assert_eq!(counters.read(), want);

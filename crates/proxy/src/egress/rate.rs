@@ -115,6 +115,12 @@ impl Bandwidth {
         tokio::time::sleep_until(until.checked_sub(AHEAD).unwrap_or(until)).await;
     }
 
+    /// Counts bytes that were moved, and says when more may be; at once without a limit.
+    pub(super) fn due(&self, direction: Direction, bytes: usize) -> Option<Instant> {
+        let until = self.count(self.per_mib?, direction, bytes);
+        Some(until.checked_sub(AHEAD).unwrap_or(until))
+    }
+
     /// Whether a datagram is within the limit. Counts it if so.
     pub(super) fn admit(&self, direction: Direction, bytes: usize) -> bool {
         let Some(per_mib) = self.per_mib else { return true };

@@ -28,10 +28,31 @@ impl Protocol {
 /// A report about a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EgressReport {
+    /// A request got headers that the sandbox does not know.
+    Request(Box<InjectedRequest>),
+    /// This many such requests before the next one are not reported, because there were too many at once.
+    UnreportedRequests(u64),
     /// A connection has ended or was refused.
     Connection(EgressRecord),
     /// This many connections before the next one are not reported, because there were too many at once.
     Unreported(u64),
+}
+
+/// A request that a rule of the sandbox applied to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InjectedRequest {
+    /// How logs name the rule.
+    pub rule: String,
+    /// The host.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// The method, as the sandbox sent it.
+    pub method: String,
+    /// The path without the query, as the sandbox sent it.
+    pub path: String,
+    /// The status of the response; none if there was none.
+    pub status: Option<u16>,
 }
 
 /// A connection of a sandbox that has ended or was refused.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use model::network::Cidr;
+use rustls::pki_types::CertificateDer;
 
 /// The operator's rules, which no policy of a sandbox widens, and the limits of each sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +22,11 @@ pub struct EgressSettings {
     pub resolvers: Vec<SocketAddr>,
     /// Addresses of names, in lower case without a dot at the end. They are answered without asking a DNS server.
     pub hosts: BTreeMap<String, Vec<IpAddr>>,
+    /// Issuers of certificates of servers that are trusted beside those of the host, on connections that are intercepted.
+    pub upstream_roots: Vec<CertificateDer<'static>>,
+    /// How many bytes of a response are searched for secrets that were sent with its request; 0 for none. Its headers
+    /// always are.
+    pub mask_bytes: u64,
     /// Limits of each sandbox.
     pub limits: EgressLimits,
 }
@@ -34,6 +40,8 @@ impl Default for EgressSettings {
             deny: Vec::new(),
             resolvers: Vec::new(),
             hosts: BTreeMap::new(),
+            upstream_roots: Vec::new(),
+            mask_bytes: 4 << 20,
             limits: EgressLimits::default(),
         }
     }
@@ -51,6 +59,8 @@ pub struct EgressLimits {
     pub bandwidth_mbit: u32,
     /// Open UDP flows, that is pairs of a local and a remote address and port; 0 closes UDP except for DNS.
     pub udp_flows: u32,
+    /// Open TCP connections that are intercepted; 0 refuses connections to hosts of rules.
+    pub intercepted: u32,
 }
 
 impl EgressLimits {
@@ -66,6 +76,7 @@ impl Default for EgressLimits {
             connections_per_s: 100,
             bandwidth_mbit: 0,
             udp_flows: 256,
+            intercepted: 256,
         }
     }
 }

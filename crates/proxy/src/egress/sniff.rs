@@ -49,6 +49,11 @@ pub(super) fn sniff(bytes: &[u8]) -> Sniffed {
     }
 }
 
+/// Whether a connection begins with a TLS handshake.
+pub(super) fn is_tls(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&tls::HANDSHAKE)
+}
+
 /// Why bytes have no name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {

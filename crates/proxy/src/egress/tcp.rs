@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::Sandbox;
 use super::counters::Open;
 use super::dns::{MAX_QUERY, Transport};
+use super::intercept::{self, Intercepted};
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::{self, Counts, read_some, write_all};
@@ -93,7 +94,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
-                () = connection(&sandbox, &stream, destination, others >= LARGE_BUFFERS) => {}
+                () = connection(&sandbox, stream, destination, others >= LARGE_BUFFERS) => {}
             }
             drop((permit, open));
         });
@@ -111,7 +112,7 @@ pub(super) fn reset_on_close(stream: &TcpStream) {
 }
 
 /// Lets the close of a connection deliver what was sent.
-fn close_cleanly(stream: &TcpStream) {
+pub(super) fn close_cleanly(stream: &TcpStream) {
     if let Err(error) = sockopt::set_socket_linger(stream, None) {
         tracing::debug!("close a connection: {error}");
     }
@@ -129,52 +130,45 @@ impl Sandbox {
 }
 
 /// One connection of the sandbox.
-async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: SocketAddr, is_small: bool) {
+async fn connection(sandbox: &Arc<Sandbox>, stream: TcpStream, destination: SocketAddr, is_small: bool) {
     if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
-        close_cleanly(stream);
-        return answer_queries(sandbox, stream).await;
+        close_cleanly(&stream);
+        return answer_queries(sandbox, &stream).await;
     }
     let mut policy = sandbox.policy.subscribe();
     let current = Arc::clone(&policy.borrow_and_update());
-    let target = match Target::of(sandbox, &current, stream, destination).await {
+    let mut target = match Target::of(sandbox, &current, &stream, destination).await {
         Ok(target) => target,
         Err(Refusal { name, reason }) => return sandbox.denied(destination, name, reason),
     };
+    // Held as long as the connection is intercepted.
+    let _permit = match &target.intercepted {
+        None => None,
+        Some(host) => match sandbox.interceptor.admit() {
+            None => return sandbox.denied(destination, Some(host.clone()), Reason::Limit),
+            permit => permit,
+        },
+    };
     let begun = Instant::now();
-    let counts = Counts::new(&sandbox.shared.counters);
+    let counts = Arc::new(Counts::new(&sandbox.shared.counters));
+    let first = std::mem::take(&mut target.first);
     let work = async {
-        let mut outside = tokio::select! {
-            biased;
-            outside = target.connect(sandbox, destination, is_small) => outside?,
-            () = reset(stream) => return Err(io::Error::other("the program gave up")),
+        let interception = current.interception.as_deref();
+        let Some((host, interception)) = target.intercepted.clone().zip(interception) else {
+            return relay(sandbox, &stream, (&target, &first, destination), is_small, &counts).await;
         };
-        let relayed = async {
-            if is_small {
-                small_buffers(stream)?;
-            }
-            stream.set_nodelay(true)?;
-            let chunk = if is_small { SMALL_BUFFER } else { relay::CHUNK_MAX };
-            outside.write_all(&target.first).await?;
-            counts.add(Direction::Out, target.first.len());
-            let pipes = &sandbox.shared.pipes;
-            match &mut outside {
-                Outside::Plain(outside) => {
-                    relay::relay(pipes, (stream, outside), chunk, &sandbox.bandwidth, &counts).await
-                }
-                Outside::Tls(outside) => relay::relay_tls((stream, outside), &sandbox.bandwidth, &counts).await,
-            }
+        if is_small {
+            small_buffers(&stream)?;
+        }
+        stream.set_nodelay(true)?;
+        let connection = Intercepted {
+            host,
+            destination,
+            first,
         };
-        let relayed = relayed.await;
-        let Ok(directions) = relayed else { return Ok(None) };
-        // A side that has got everything is told so, and the other one that something is missing.
-        if directions.back {
-            close_cleanly(stream);
-        }
-        if directions.out {
-            close_cleanly(outside.socket());
-        }
-        let is_whole = directions.out && directions.back;
-        io::Result::Ok((!is_whole).then_some(Reason::HalfClosed))
+        let connect = target.connect(sandbox, destination, is_small);
+        let served = intercept::serve(sandbox, interception, stream, connection, connect, &counts);
+        Box::pin(served).await.map(|()| None)
     };
     let closed_by_policy = async {
         while policy.changed().await.is_ok() {
@@ -206,9 +200,55 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: &TcpStream, destination: Soc
     sandbox.report(EgressRecord {
         protocol: Protocol::Tcp,
         destination,
-        name: target.name.or_else(|| sandbox.client.name_of(destination.ip())),
+        name: target
+            .name
+            .or(target.intercepted)
+            .or_else(|| sandbox.client.name_of(destination.ip())),
         outcome,
     });
+}
+
+/// Connects, and relays bytes until both directions have ended. Returns why the gateway ended it, if it did.
+///
+/// # Errors
+/// When there is no connection.
+async fn relay(
+    sandbox: &Arc<Sandbox>,
+    stream: &TcpStream,
+    (target, first, destination): (&Target, &[u8], SocketAddr),
+    is_small: bool,
+    counts: &Counts,
+) -> io::Result<Option<Reason>> {
+    let mut outside = tokio::select! {
+        biased;
+        outside = target.connect(sandbox, destination, is_small) => outside?,
+        () = reset(stream) => return Err(io::Error::other("the program gave up")),
+    };
+    let relayed = async {
+        if is_small {
+            small_buffers(stream)?;
+        }
+        stream.set_nodelay(true)?;
+        let chunk = if is_small { SMALL_BUFFER } else { relay::CHUNK_MAX };
+        outside.write_all(first).await?;
+        counts.add(Direction::Out, first.len());
+        let pipes = &sandbox.shared.pipes;
+        match &mut outside {
+            Outside::Plain(outside) => relay::relay(pipes, (stream, outside), chunk, &sandbox.bandwidth, counts).await,
+            Outside::Tls(outside) => relay::relay_tls((stream, outside), &sandbox.bandwidth, counts).await,
+        }
+    };
+    let relayed = relayed.await;
+    let Ok(directions) = relayed else { return Ok(None) };
+    // A side that has got everything is told so, and the other one that something is missing.
+    if directions.back {
+        close_cleanly(stream);
+    }
+    if directions.out {
+        close_cleanly(outside.socket());
+    }
+    let is_whole = directions.out && directions.back;
+    Ok((!is_whole).then_some(Reason::HalfClosed))
 }
 
 /// Returns when the program has reset its connection. That it has sent everything is no such sign: it may wait for an
@@ -231,6 +271,8 @@ struct Target {
     name: Option<String>,
     /// Bytes that were read to find the name.
     first: Vec<u8>,
+    /// The host to which the connection is intercepted.
+    intercepted: Option<String>,
 }
 
 /// A connection that is refused.
@@ -249,12 +291,7 @@ impl Target {
     ) -> Result<Self, Refusal> {
         let settings = &sandbox.shared.settings;
         match judge(settings, policy, destination.ip()) {
-            Verdict::Open => Ok(Self {
-                proxy: policy.proxy.clone(),
-                addresses: vec![destination],
-                name: None,
-                first: Vec::new(),
-            }),
+            Verdict::Open => Self::of_open(sandbox, policy, stream, destination).await,
             Verdict::Closed(reason) => Err(Refusal { name: None, reason }),
             Verdict::ByDomain => {
                 let (name, first) = first_bytes(stream).await;
@@ -264,36 +301,64 @@ impl Target {
                 };
                 let known = name.as_deref().filter(|name| policy.allows_domain(name));
                 let known = known.ok_or_else(|| refusal(Reason::Domain))?;
+                let intercepted = is_intercepted(policy, known, &first, destination).then(|| known.to_owned());
                 if let Some(proxy) = policy.proxy.clone() {
                     return Ok(Self {
                         proxy: Some(proxy),
                         addresses: Vec::new(),
                         name,
                         first,
+                        intercepted,
                     });
                 }
-                let addresses = sandbox.shared.resolver.addresses(known, &sandbox.client).await;
-                let mut addresses: Vec<IpAddr> = addresses.unwrap_or_default();
-                addresses.retain(|address| closed_to_all(settings, *address).is_none());
-                // The one that the sandbox chose, then those of its family.
-                let chosen = destination.ip();
-                addresses.sort_by_key(|address| (*address != chosen, address.is_ipv4() != chosen.is_ipv4()));
-                addresses.truncate(ADDRESSES_MAX);
-                if addresses.is_empty() {
-                    return Err(refusal(Reason::DomainAddresses));
-                }
-                let port = destination.port();
+                let is_open = |address| closed_to_all(settings, address).is_none();
+                let addresses = resolve(sandbox, known, destination, is_open).await;
+                let addresses = addresses.ok_or_else(|| refusal(Reason::DomainAddresses))?;
                 Ok(Self {
                     proxy: None,
-                    addresses: addresses
-                        .into_iter()
-                        .map(|address| SocketAddr::new(address, port))
-                        .collect(),
+                    addresses,
                     name,
                     first,
+                    intercepted,
                 })
             }
         }
+    }
+
+    /// For a destination that is open, whatever the connection names. It is asked for a name only if it may have to be
+    /// intercepted, and then leads to addresses of that name, of which the policy must allow each.
+    async fn of_open(
+        sandbox: &Sandbox,
+        policy: &EgressPolicy,
+        stream: &TcpStream,
+        destination: SocketAddr,
+    ) -> Result<Self, Refusal> {
+        let mut target = Self {
+            proxy: policy.proxy.clone(),
+            addresses: vec![destination],
+            name: None,
+            first: Vec::new(),
+            intercepted: None,
+        };
+        let mut rules = policy.interception.iter().flat_map(|interception| &interception.rules);
+        if !rules.any(|rule| rule.port == destination.port()) {
+            return Ok(target);
+        }
+        let (name, first) = first_bytes(stream).await;
+        target.first = first;
+        let Some(host) = name.filter(|name| is_intercepted(policy, name, &target.first, destination)) else {
+            return Ok(target);
+        };
+        if target.proxy.is_none() {
+            let is_open = |address| is_open(sandbox, policy, address, &host);
+            let addresses = resolve(sandbox, &host, destination, is_open).await;
+            target.addresses = addresses.ok_or_else(|| Refusal {
+                name: Some(host.clone()),
+                reason: Reason::DomainAddresses,
+            })?;
+        }
+        target.intercepted = Some(host);
+        Ok(target)
     }
 
     /// Makes the connection: through the proxy, if there is one, and never without it.
@@ -310,6 +375,11 @@ impl Target {
         Box::pin(socks::connect(sandbox, proxy, &to, is_small)).await
     }
 
+    /// The host that its first bytes name, where that made a difference.
+    fn host(&self) -> Option<&str> {
+        self.name.as_deref().or(self.intercepted.as_deref())
+    }
+
     /// Whether a policy that was set later allows this connection, by the same way.
     fn is_allowed(&self, sandbox: &Sandbox, policy: &EgressPolicy, destination: SocketAddr) -> bool {
         if self.proxy != policy.proxy {
@@ -318,16 +388,52 @@ impl Target {
         match judge(&sandbox.shared.settings, policy, destination.ip()) {
             // The addresses of a name may be others than the one that is open.
             Verdict::Open => {
-                self.name.is_none() || self.name.as_deref().is_some_and(|name| policy.allows_domain(name)) || {
-                    let open =
-                        |address: &SocketAddr| judge(&sandbox.shared.settings, policy, address.ip()) == Verdict::Open;
-                    self.proxy.is_none() && self.addresses.iter().all(open)
-                }
+                let host = self.host().unwrap_or_default();
+                let is_open = |address: &SocketAddr| is_open(sandbox, policy, address.ip(), host);
+                policy.allows_domain(host)
+                    || (self.name.is_none() || self.proxy.is_none()) && self.addresses.iter().all(is_open)
             }
-            Verdict::ByDomain => self.name.as_deref().is_some_and(|name| policy.allows_domain(name)),
+            Verdict::ByDomain => self.host().is_some_and(|name| policy.allows_domain(name)),
             Verdict::Closed(_) => false,
         }
     }
+}
+
+/// Whether a connection with these first bytes is intercepted.
+fn is_intercepted(policy: &EgressPolicy, name: &str, first: &[u8], destination: SocketAddr) -> bool {
+    let interception = policy.interception.as_deref();
+    sniff::is_tls(first)
+        && interception.is_some_and(|interception| intercept::is_intercepted(interception, name, destination.port()))
+}
+
+/// Whether an address of a host is open, be it only because the host is.
+fn is_open(sandbox: &Sandbox, policy: &EgressPolicy, address: IpAddr, host: &str) -> bool {
+    match judge(&sandbox.shared.settings, policy, address) {
+        Verdict::Open => true,
+        Verdict::ByDomain => policy.allows_domain(host),
+        Verdict::Closed(_) => false,
+    }
+}
+
+/// The addresses of a name that are open, with the port of the destination; none if there are none.
+async fn resolve(
+    sandbox: &Sandbox,
+    name: &str,
+    destination: SocketAddr,
+    is_open: impl Fn(IpAddr) -> bool,
+) -> Option<Vec<SocketAddr>> {
+    let addresses = sandbox.shared.resolver.addresses(name, &sandbox.client).await;
+    let mut addresses: Vec<IpAddr> = addresses.unwrap_or_default();
+    addresses.retain(|address| is_open(*address));
+    // The one that the sandbox chose, then those of its family.
+    let chosen = destination.ip();
+    addresses.sort_by_key(|address| (*address != chosen, address.is_ipv4() != chosen.is_ipv4()));
+    addresses.truncate(ADDRESSES_MAX);
+    let with_port = addresses
+        .into_iter()
+        .map(|address| SocketAddr::new(address, destination.port()));
+    let addresses: Vec<_> = with_port.collect();
+    (!addresses.is_empty()).then_some(addresses)
 }
 
 /// Reads until the bytes name a domain, or certainly none. Returns the name and the bytes.

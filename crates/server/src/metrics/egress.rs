@@ -51,11 +51,26 @@ impl EgressSeries {
             registry.register_with_unit(name, help, Unit::Bytes, counter.clone());
             totals.push((counter, value));
         }
-        let counts: [(_, _, Read); 7] = [
+        let counts: [(_, _, Read); 10] = [
             (
                 "egress_connections_unlogged",
                 "Outbound connections that are not in the log of their sandbox because there were too many at once",
                 |counters| counters.unlogged,
+            ),
+            (
+                "egress_intercepted_connections",
+                "Outbound connections of sandboxes to hosts of injection rules, which were intercepted",
+                |counters| counters.intercepted,
+            ),
+            (
+                "egress_injected_requests",
+                "Requests of sandboxes that an injection rule applied to",
+                |counters| counters.injected,
+            ),
+            (
+                "egress_refused_requests",
+                "Requests on intercepted connections that were not forwarded",
+                |counters| counters.requests_refused,
             ),
             (
                 "dns_queries",

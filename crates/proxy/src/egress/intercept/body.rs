@@ -1,0 +1,251 @@
+//! Bodies on their way through the gateway. They are passed on as they come, and never collected.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HeaderName;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
+
+use super::mask::{Masker, Search};
+use super::rules::Applied;
+use super::state::InFlight;
+
+/// How long a server may take to ask for a body with 100 before it is sent anyway: servers are not obliged to.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The body of a request.
+pub(super) struct RequestBody {
+    inner: Incoming,
+    /// For requests with `Expect: 100-continue`: the server wants the body, or time is over.
+    wait: Option<Wait>,
+    /// The rule whose headers must not be in the trailers.
+    applied: Option<Applied>,
+}
+
+struct Wait {
+    wanted: oneshot::Receiver<()>,
+    timeout: Pin<Box<Sleep>>,
+    is_answered: bool,
+}
+
+/// Whether the body may be sent. If not, the server has answered without it, and never gets it.
+impl Future for Wait {
+    type Output = bool;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<bool> {
+        let this = self.get_mut();
+        if !this.is_answered {
+            match Pin::new(&mut this.wanted).poll(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready(true),
+                Poll::Ready(Err(_)) => this.is_answered = true,
+                Poll::Pending => return this.timeout.as_mut().poll(cx).map(|()| true),
+            }
+        }
+        Poll::Ready(false)
+    }
+}
+
+impl RequestBody {
+    pub(super) fn new(inner: Incoming, applied: Option<Applied>) -> Self {
+        Self {
+            inner,
+            wait: None,
+            applied,
+        }
+    }
+
+    /// Lets the body wait until the server wants it. The client sends it once it is read here.
+    pub(super) fn wait(&mut self, wanted: oneshot::Receiver<()>) {
+        self.wait = Some(Wait {
+            wanted,
+            timeout: Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT)),
+            is_answered: false,
+        });
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        if let Some(wait) = &mut this.wait {
+            match Pin::new(wait).poll(cx) {
+                Poll::Ready(true) => this.wait = None,
+                Poll::Ready(false) | Poll::Pending => return Poll::Pending,
+            }
+        }
+        let mut frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
+        if let (Some(Ok(frame)), Some(applied)) = (&mut frame, &this.applied)
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            let ours: Vec<HeaderName> = trailers
+                .keys()
+                .filter(|name| applied.has_header(name))
+                .cloned()
+                .collect();
+            for name in ours {
+                trailers.remove(name);
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// The body of a response, or a text of the gateway.
+pub(super) struct ResponseBody {
+    source: Source,
+    masked: Option<Masked>,
+    /// Counts the request as unfinished.
+    _in_flight: Option<InFlight>,
+}
+
+enum Source {
+    Upstream(Incoming),
+    Text(Option<Bytes>),
+}
+
+/// What hides secrets in a body.
+struct Masked {
+    masker: Arc<Masker>,
+    search: Search,
+    /// Bytes that are still searched.
+    left: u64,
+    /// Frames that come before the next one of the server.
+    next: Option<Frame<Bytes>>,
+}
+
+impl ResponseBody {
+    pub(super) fn upstream(body: Incoming, in_flight: InFlight) -> Self {
+        Self {
+            source: Source::Upstream(body),
+            masked: None,
+            _in_flight: Some(in_flight),
+        }
+    }
+
+    pub(super) fn text(text: impl Into<Bytes>) -> Self {
+        Self {
+            source: Source::Text(Some(text.into())),
+            masked: None,
+            _in_flight: None,
+        }
+    }
+
+    /// Hides secrets in the first bytes.
+    pub(super) fn mask(&mut self, masker: Arc<Masker>, bytes: u64) {
+        self.masked = Some(Masked {
+            masker,
+            search: Search::default(),
+            left: bytes,
+            next: None,
+        });
+    }
+}
+
+impl Masked {
+    fn push(&mut self, mut part: Bytes) -> Bytes {
+        let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
+        if length <= self.left {
+            self.left -= length;
+            return self.search.push(&self.masker, part);
+        }
+        let rest = part.split_off(usize::try_from(self.left).unwrap_or(part.len()));
+        self.left = 0;
+        let ready = self.search.push(&self.masker, part);
+        [ready, self.search.finish(), rest].concat().into()
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        let inner = match &mut this.source {
+            Source::Text(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Source::Upstream(inner) => inner,
+        };
+        let Some(masked) = &mut this.masked else {
+            return Pin::new(inner).poll_frame(cx);
+        };
+        loop {
+            if let Some(frame) = masked.next.take() {
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            let frame = ready!(Pin::new(&mut *inner).poll_frame(cx));
+            let held = |masked: &mut Masked| {
+                let held = masked.search.finish();
+                (!held.is_empty()).then(|| Frame::data(held))
+            };
+            let frame = match frame {
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(held(masked).map(Ok)),
+                Some(Ok(frame)) => frame,
+            };
+            match frame.into_data() {
+                Ok(part) => {
+                    let is_over = masked.left == 0 && masked.search.is_empty();
+                    let ready = if is_over { part } else { masked.push(part) };
+                    if !ready.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(ready))));
+                    }
+                }
+                Err(mut trailers) => {
+                    if let Some(trailers) = trailers.trailers_mut() {
+                        super::request::mask_headers(trailers, &masked.masker);
+                    }
+                    match held(masked) {
+                        Some(held) => {
+                            masked.next = Some(trailers);
+                            return Poll::Ready(Some(Ok(held)));
+                        }
+                        None => return Poll::Ready(Some(Ok(trailers))),
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match (&self.source, &self.masked) {
+            (Source::Text(text), _) => text.is_none(),
+            (Source::Upstream(inner), None) => inner.is_end_stream(),
+            // Bytes may be held back.
+            (Source::Upstream(inner), Some(masked)) => {
+                inner.is_end_stream() && masked.next.is_none() && masked.search.is_empty()
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Text(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            // Nothing gets longer or shorter by being hidden, but bytes may be held back.
+            Source::Upstream(inner) => {
+                let hint = inner.size_hint();
+                let held = self.masked.as_ref().map_or(0, |masked| masked.search.held() as u64);
+                match hint.exact() {
+                    Some(left) => SizeHint::with_exact(left + held),
+                    None => hint,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What the gateway keeps about interception: per sandbox, and per connection.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use model::network::EgressPolicy;
+use model::secret::Secret;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::authority::{Authority, AuthorityError};
+use super::rules::Rules;
+
+/// What is kept about a sandbox while it is attached. Almost nothing before its first intercepted connection.
+pub(in super::super) struct Interceptor {
+    connections: Arc<Semaphore>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    authority: Option<(Secret, Arc<Authority>)>,
+    rules: Option<Arc<Rules>>,
+}
+
+impl fmt::Debug for Interceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interceptor").finish_non_exhaustive()
+    }
+}
+
+impl Interceptor {
+    /// With a limit of connections at a time.
+    pub(in super::super) fn new(connections: u32) -> Self {
+        let most = usize::try_from(connections).unwrap_or(usize::MAX);
+        Self {
+            connections: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The permission to intercept one more connection.
+    pub(in super::super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.connections).try_acquire_owned().ok()
+    }
+
+    /// The authority of a seed, which is the same as long as the sandbox lives.
+    pub(super) fn authority(&self, seed: &Secret) -> Result<Arc<Authority>, AuthorityError> {
+        let mut kept = self.kept.lock();
+        if let Some((of, authority)) = &kept.authority
+            && of == seed
+        {
+            return Ok(Arc::clone(authority));
+        }
+        let authority = Arc::new(Authority::new(seed)?);
+        kept.authority = Some((seed.clone(), Arc::clone(&authority)));
+        Ok(authority)
+    }
+
+    /// The rules of a policy.
+    pub(super) fn rules(&self, policy: &Arc<EgressPolicy>) -> Arc<Rules> {
+        let mut kept = self.kept.lock();
+        if let Some(rules) = kept.rules.as_ref().filter(|rules| rules.are_of(policy)) {
+            return Arc::clone(rules);
+        }
+        let rules = Arc::new(Rules::new(Arc::clone(policy)));
+        kept.rules = Some(Arc::clone(&rules));
+        rules
+    }
+}
+
+/// How many requests of a connection are unfinished, and since when none is.
+#[derive(Debug)]
+pub(super) struct Activity {
+    requests: AtomicUsize,
+    idle_since: Mutex<Instant>,
+}
+
+impl Activity {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            requests: AtomicUsize::new(0),
+            idle_since: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// How long no request has been unfinished.
+    pub(super) fn idle(&self) -> Duration {
+        match self.requests.load(Ordering::Relaxed) {
+            0 => self.idle_since.lock().elapsed(),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// A request that is unfinished, until it is dropped.
+#[derive(Debug)]
+pub(super) struct InFlight(Arc<Activity>);
+
+impl InFlight {
+    pub(super) fn new(activity: &Arc<Activity>) -> Self {
+        activity.requests.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(activity))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        *self.0.idle_since.lock() = Instant::now();
+        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}

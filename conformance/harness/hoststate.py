@@ -174,13 +174,19 @@ def hierarchies() -> set[str]:
     return found
 
 
+def _without_spare(paths: set[str]) -> set[str]:
+    """Without the disks that launchers have ready for the next sandbox, as long as there are launchers."""
+    spare = {path for path in paths if "disks/spare-" in path}
+    return paths - spare if spare and any(map(_runs_platform, _processes())) else paths
+
+
 def loop_devices() -> set[str]:
     """Files that loop devices are bound to."""
     found = set()
     for device in Path("/sys/block").glob("loop*"):
         if (backing := _text(f"{device}/loop/backing_file").strip()) and _is_own_path(backing):
             found.add(backing)
-    return found
+    return _without_spare(found)
 
 
 def links() -> set[str]:
@@ -233,7 +239,7 @@ def files(root: Path) -> set[str]:
             for leaf in leaves
             if not leaf.endswith(SQLITE_SIDECARS)
         )
-    return found
+    return _without_spare(found)
 
 
 @dataclass

@@ -290,9 +290,15 @@ impl Driver for ContainerDriver {
     fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()> {
         let kept: Vec<PathBuf> = keep.iter().map(|disk| self.image(disk)).collect();
         for entry in fs::read_dir(self.data_dir.join("disks"))? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "img") && !kept.contains(&path) {
-                fs::remove_file(path)?;
+            let entry = entry?;
+            let path = entry.path();
+            let is_image = path.extension().is_some_and(|extension| extension == "img");
+            if (is_image && !kept.contains(&path)) || disk::is_spare(&entry.file_name()) {
+                match fs::remove_file(path) {
+                    // A launcher has just used or removed its spare one.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed?,
+                }
             }
         }
         Ok(())

@@ -43,6 +43,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use model::resources::Resources;
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags};
 use rustix::net::SocketType;
@@ -50,7 +51,7 @@ use rustix::net::SocketType;
 use self::child::{ChildWait, Unfinished, pair, reported, run_child};
 use crate::cgroup::open::OpenTree;
 use crate::cgroup_view::{self, Shown};
-use crate::disk::{self, Loops, Template};
+use crate::disk::{self, Loops, Spare, Template};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::processors::Views;
@@ -64,6 +65,11 @@ use crate::{base, netlink, schedule, seccomp};
 /// Maximum wait for each step of a start that another process performs. It takes milliseconds; the bound is for an
 /// overloaded host, and below the platform's own timeout, so that the error reaches it.
 const STEP: Duration = Duration::from_secs(10);
+/// How long a launcher waits for requests before it creates a disk for the next one.
+const IDLE: rustix::time::Timespec = rustix::time::Timespec {
+    tv_sec: 0,
+    tv_nsec: 3_000_000,
+};
 /// Path of the host's /dev in the launcher.
 const HOST_DEV: &str = "/host-dev";
 /// Path of the versions of `base` in the launcher.
@@ -127,6 +133,8 @@ struct Launcher {
     tree: OpenTree,
     loops: Loops,
     templates: Vec<Template>,
+    /// A disk for the next sandbox.
+    spare: Option<Spare>,
     first_id: u32,
     /// Whether disks are allocated in full.
     reserve_disks: bool,
@@ -170,6 +178,7 @@ impl Launcher {
             tree,
             loops,
             templates: Vec::new(),
+            spare: None,
             first_id: hello.first_id,
             reserve_disks: hello.reserve_disks,
             interface,
@@ -183,7 +192,14 @@ impl Launcher {
 
     fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
         wire::send_message(socket, &Reply::Ready, &[])?;
-        while let Some((request, _)) = wire::receive_message::<Request>(socket)? {
+        let mut disk_mb = None;
+        loop {
+            if let Some(disk_mb) = disk_mb.take() {
+                self.make_spare(disk_mb, socket);
+            }
+            let Some((request, _)) = wire::receive_message::<Request>(socket)? else {
+                return Ok(());
+            };
             let Request::Start {
                 name,
                 rootfs,
@@ -192,6 +208,7 @@ impl Launcher {
             else {
                 return Err(io::ErrorKind::InvalidInput.into());
             };
+            disk_mb = Some(resources.disk_mb);
             let started = Name::parse(&name)
                 .ok_or(io::ErrorKind::InvalidInput.into())
                 .and_then(|name| self.start(&name, &rootfs, &resources, socket.as_fd()));
@@ -199,7 +216,33 @@ impl Launcher {
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             wire::send_message(socket, &reply, &fds)?;
         }
-        Ok(())
+    }
+
+    /// Creates a disk for the next sandbox, unless it is already waiting. Disks that are allocated in full are not
+    /// created in advance: they would take space from others.
+    fn make_spare(&mut self, disk_mb: u32, socket: &OwnedFd) {
+        if self.reserve_disks || self.spare.as_ref().is_some_and(|spare| spare.disk_mb == disk_mb) {
+            return;
+        }
+        let mut waiting = [PollFd::new(socket, PollFlags::IN)];
+        if !matches!(rustix::event::poll(&mut waiting, Some(&IDLE)), Ok(0)) {
+            return;
+        }
+        let spare = self
+            .template(disk_mb)
+            .and_then(|index| Spare::make(self.data_dir.as_fd(), &self.templates[index], &self.loops));
+        // If it fails, the next start reports why.
+        self.spare = spare.ok();
+    }
+
+    /// Index of the template for disks of a size.
+    fn template(&mut self, disk_mb: u32) -> io::Result<usize> {
+        if let Some(index) = self.templates.iter().position(|template| template.disk_mb == disk_mb) {
+            return Ok(index);
+        }
+        let template = Template::load(self.data_dir.as_fd(), disk_mb).during("load the disk template")?;
+        self.templates.push(template);
+        Ok(self.templates.len() - 1)
     }
 
     fn start(
@@ -323,22 +366,20 @@ impl Launcher {
     }
 
     fn make_disk(&mut self, name: &Name, rootfs: &Rootfs, disk_mb: u32, user: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-        let known = self.templates.iter().position(|template| template.disk_mb == disk_mb);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                self.templates
-                    .push(Template::load(self.data_dir.as_fd(), disk_mb).during("load the disk template")?);
-                self.templates.len() - 1
+        let spare = self.spare.take().filter(|spare| spare.disk_mb == disk_mb);
+        let disk = match spare.map(|spare| spare.into_disk(&name.disk)) {
+            Some(Ok(disk)) => disk,
+            // Its image may have been removed.
+            Some(Err(_)) | None => {
+                let index = self.template(disk_mb)?;
+                let image = self.templates[index]
+                    .instantiate(self.data_dir.as_fd(), &name.disk, self.reserve_disks)
+                    .during("create the disk")?;
+                self.loops
+                    .mount(image.as_fd(), !self.reserve_disks)
+                    .during("mount the disk")?
             }
         };
-        let image = self.templates[index]
-            .instantiate(self.data_dir.as_fd(), &name.disk, self.reserve_disks)
-            .during("create the disk")?;
-        let disk = self
-            .loops
-            .mount(image.as_fd(), !self.reserve_disks)
-            .during("mount the disk")?;
         for overlay in &rootfs.overlays {
             disk::make_upper(disk.as_fd(), &overlay.upper).during("create an upper")?;
         }

@@ -6,6 +6,7 @@
 //! Every launcher has the lock file of the data directory as its standard output. A platform that finds the lock held
 //! knows that launchers of an earlier one still exist, and finds their processes by that descriptor.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -42,7 +43,7 @@ pub(crate) struct LauncherPool {
     /// `None` once the pool has been shut down.
     locks: Mutex<Option<Locks>>,
     hello: Hello,
-    free: Mutex<Vec<LauncherProcess>>,
+    free: Mutex<VecDeque<LauncherProcess>>,
     freed: Condvar,
     /// Locked while a message is sent, never for a whole attempt.
     spawners: Mutex<Option<LauncherProcess>>,
@@ -97,7 +98,8 @@ impl LauncherPool {
         let mut launcher = {
             let mut free = self.free.lock();
             loop {
-                match free.pop() {
+                // The one that has been free the longest has a disk ready.
+                match free.pop_front() {
                     Some(launcher) => break launcher,
                     None => self.freed.wait(&mut free),
                 }
@@ -116,7 +118,7 @@ impl LauncherPool {
             }
         };
         if let Ok(launcher) = launcher {
-            self.free.lock().push(launcher);
+            self.free.lock().push_back(launcher);
             self.freed.notify_one();
         }
         answer

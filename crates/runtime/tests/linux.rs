@@ -9,7 +9,8 @@ use std::net::{self, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::Path;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
 }
 
 fn run_all() -> Vec<bool> {
-    let tests: [Test; 10] = [
+    let tests: [Test; 11] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,
@@ -57,6 +58,7 @@ fn run_all() -> Vec<bool> {
         ("a sandbox is found by a later driver", is_found_again),
         ("a spawner is replaced inside the workload's group", spawner_is_replaced),
         ("a start that fails leaves nothing running", failed_start_leaves_nothing),
+        ("a disk is created in advance", has_a_disk_in_advance),
         (
             "its file system has the requested overlays and size",
             has_the_file_system_of_its_request,
@@ -82,16 +84,22 @@ fn run_all() -> Vec<bool> {
 fn run(name: &str, test: fn(&ContainerDriver)) -> bool {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let container = open(dir.path());
-    let passed = privileged::passes(name, || test(&container));
-    for found in container.find().unwrap() {
-        if let Some(sandbox) = found.alive {
-            end(&sandbox);
+    privileged::passes(name, || {
+        let tested = catch_unwind(AssertUnwindSafe(|| test(&container)));
+        for found in container.find().unwrap() {
+            if let Some(sandbox) = found.alive {
+                end(&sandbox);
+            }
+            clean(&container, &found.id);
         }
-        clean(&container, &found.id);
-    }
-    container.sweep_disks(&[]).unwrap();
-    container.dismantle();
-    passed
+        container.sweep_disks(&[]).unwrap();
+        container.dismantle();
+        if let Err(failure) = tested {
+            resume_unwind(failure);
+        }
+        assert_eq!(spares(dir.path()), 0, "a disk for the next sandbox is left");
+        until(|| loops_of(&format!("{}/", dir.path().display())) == 0);
+    })
 }
 
 /// A minimal agent that only listens on the control socket and accepts spawners.
@@ -201,11 +209,17 @@ fn is_dead(pid: i32) -> bool {
         .is_none_or(|rest| rest.is_empty() || rest.starts_with(" Z"))
 }
 
-fn loops_of(data_dir: &str) -> usize {
+/// Data directory of a driver, which its debug text begins with.
+fn data_dir_of(container: &ContainerDriver) -> PathBuf {
+    PathBuf::from(format!("{container:?}").split('"').nth(1).unwrap())
+}
+
+/// Number of loop devices whose files have paths with this text.
+fn loops_of(path: &str) -> usize {
     fs::read_dir("/sys/block")
         .unwrap()
         .filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("loop/backing_file")).ok())
-        .filter(|file| file.contains(data_dir))
+        .filter(|file| file.contains(path))
         .count()
 }
 
@@ -240,19 +254,48 @@ fn lives_in_its_own_namespaces(container: &ContainerDriver) {
         "its end is visible"
     );
     drop(started);
-    let data_dir = format!("{container:?}");
-    let data_dir = data_dir.split('"').nth(1).unwrap();
-    let image = Path::new(data_dir).join(format!("disks/{}.img", disk_of(&id)));
+    let image = data_dir_of(container).join(format!("disks/{}.img", disk_of(&id)));
     assert!(image.exists());
     clean(container, &id);
     assert!(container.find().unwrap().is_empty());
     assert!(!image.exists());
     // The kernel unmounts asynchronously.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while loops_of(data_dir) > 0 {
+    while loops_of(&image.to_string_lossy()) > 0 {
         assert!(Instant::now() < deadline, "a loop device is left");
         std::thread::yield_now();
     }
+}
+
+/// Images that belong to no sandbox yet.
+fn spares(data_dir: &Path) -> usize {
+    let names = fs::read_dir(data_dir.join("disks")).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name());
+    names
+        .filter(|name| name.to_string_lossy().starts_with("spare-"))
+        .count()
+}
+
+fn has_a_disk_in_advance(container: &ContainerDriver) {
+    let data_dir = data_dir_of(container);
+    let spare = format!("{}/disks/spare-", data_dir.display());
+    for (number, id) in ["ione", "itwo", "ithree", "ifour"].into_iter().enumerate() {
+        let started = start(container, &self::id(id));
+        let image = data_dir.join(format!("disks/{}.img", disk_of(&self::id(id))));
+        assert!(image.exists());
+        assert_eq!(loops_of(&image.to_string_lossy()), 1);
+        // One launcher has it now. It is created when nothing has to be started for a moment.
+        until(|| spares(&data_dir) >= 1);
+        if number == 1 {
+            // An image that was removed, here by the sweep of a start, is replaced.
+            container
+                .sweep_disks(&[disk_of(&self::id("ione")), disk_of(&self::id("itwo"))])
+                .unwrap();
+            assert_eq!(spares(&data_dir), 0);
+        }
+        drop(started);
+    }
+    until(|| loops_of(&spare) >= 1);
 }
 
 fn has_ids_of_its_own(container: &ContainerDriver) {

@@ -67,7 +67,7 @@ STOPPING = (
 )
 INSIDE = {"cpu": CPU, "forks": FORKS, "memory": MEMORY, "netlink": NETLINK, "stopping": STOPPING}
 # All but the one that stops processes: it would stop the others' too.
-TOGETHER = ("cpu", "forks", "memory", "netlink", "signed", "heads", "server")
+TOGETHER = ("cpu", "forks", "memory", "netlink", "signed", "heads", "server", "documentation")
 
 
 @dataclass
@@ -188,7 +188,7 @@ def idle(platform: Platform) -> Seen:
     return seen
 
 
-@pytest.mark.parametrize("attack", [*INSIDE, "signed", "heads", "server", "together"])
+@pytest.mark.parametrize("attack", [*INSIDE, "signed", "heads", "server", "documentation", "together"])
 def test_neighbours_are_served(platform: Platform, idle: Seen, attack: str) -> None:
     before_kb = available_kb()
     lowest_kb = before_kb

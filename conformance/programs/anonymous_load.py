@@ -1,13 +1,15 @@
 """Load that anybody who reaches the port can make, without credentials: `anonymous_load.py KIND HOST PORT NAME SECONDS`.
 
 Kinds: `signed` floods with signed links whose paths are long and whose signatures are wrong, `heads` keeps connections
-whose request never ends, `server` asks a hostile server in a sandbox, whose public name is NAME. Each uses 16
-connections (`heads` opens as many as it gets) and ends by itself.
+whose request never ends, `server` asks a hostile server in a sandbox, whose public name is NAME, `documentation` runs the
+commands and searches of the documentation that take longest. Each uses 16 connections (`heads` opens as many as it
+gets) and ends by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 
@@ -60,10 +62,38 @@ async def heads(host: str, port: int, _name: str, until: float) -> None:
             await asyncio.sleep(0.05)
 
 
+async def documentation(host: str, port: int, _name: str, until: float) -> None:
+    words = " ".join(f"sandbox{number} network template" for number in range(5))
+    calls = [("query_docs_filesystem_svc", {"command": r'rg -C 50 "(.*[a-z]{1,200}.*){1,20}x$" /'})]
+    calls += [("search_docs_svc", {"query": words, "limit": 50})] * 8
+    requests = []
+    for name, arguments in calls:
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+        body = json.dumps(call).encode()
+        head = (
+            f"POST /mcp HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            f"MCP-Protocol-Version: 2025-06-18\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        requests.append(head.encode() + body)
+    query = words.replace(" ", "+")[:200]
+    requests.append(f"GET /docs/search?q={query} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+    while time.monotonic() < until:
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+            while time.monotonic() < until:
+                for request in requests:
+                    writer.write(request)
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+                    await reader.readexactly(int(length.split(b":")[1]))
+        except (OSError, asyncio.IncompleteReadError):
+            await asyncio.sleep(0.01)
+
+
 async def main() -> None:
     kind, host, port, name, seconds = sys.argv[1:]
     until = time.monotonic() + float(seconds)
-    load = {"signed": signed, "heads": heads, "server": server}[kind]
+    load = {"signed": signed, "heads": heads, "server": server, "documentation": documentation}[kind]
     print("begun", flush=True)
     await asyncio.gather(*(load(host, int(port), name, until) for _ in range(CONNECTIONS)))
 

@@ -28,6 +28,7 @@ mod node;
 pub mod operator;
 mod outcome;
 pub mod peers;
+mod readers;
 mod records;
 mod sandboxes;
 pub mod seal;

@@ -9,6 +9,7 @@
 mod message;
 mod tools;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, request};
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use self::message::{Message, RpcError};
 use self::tools::Tools;
 use crate::peers::{ClientPeer, PeerRates};
+use crate::readers::Readers;
 use crate::settings::McpSettings;
 
 /// Protocol versions, the preferred one first.
@@ -46,10 +48,10 @@ pub(crate) struct McpService {
 }
 
 impl McpService {
-    pub(crate) fn new(settings: McpSettings) -> Self {
+    pub(crate) fn new(settings: McpSettings, readers: Arc<Readers>) -> Self {
         Self {
             path: settings.path,
-            tools: Tools::new(&settings.suffix),
+            tools: Tools::new(&settings.suffix, readers),
             rates: PeerRates::new(RATE.0, RATE.1),
         }
     }
@@ -62,7 +64,7 @@ impl McpService {
     /// Answers a request with a JSON body.
     ///
     /// # Errors
-    /// When its peer sends too much, with the time until the next request.
+    /// When its peer sends too much or used up its processor time, with the time until the next request.
     pub(crate) async fn answer(
         &self,
         parts: &request::Parts,
@@ -72,7 +74,7 @@ impl McpService {
         match parse(&parts.headers, body) {
             Ok(request) => {
                 self.charge(client, request.messages.len())?;
-                Ok(answer(self, request, &tools::docs_url(parts, client.is_tls)).await)
+                answer(self, request, &tools::docs_url(parts, client.is_tls), client).await
             }
             Err(error) => {
                 self.charge(client, 1)?;
@@ -199,15 +201,17 @@ fn depth(value: &Value) -> usize {
 
 /// Answers the messages of a request. Errors of a single message have the status 200, because clients report them by
 /// their code only then.
-async fn answer(service: &McpService, request: McpRequest, base: &str) -> Answer {
+async fn answer(service: &McpService, request: McpRequest, base: &str, client: ClientPeer) -> Result<Answer, Duration> {
     let mut responses = Vec::new();
     for message in request.messages {
         match message {
             Ok(Message::Request { id, method, params }) => {
-                let result = dispatch(service, &method, &params, base).await;
+                let result = dispatch(service, &method, &params, base, client).await;
                 responses.push(match result {
                     Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
-                    Err(error) => error.of(id).into_json(),
+                    Err(Refusal::Rpc(error)) => error.of(id).into_json(),
+                    // In a batch, the messages before are not answered either: the whole can be sent again.
+                    Err(Refusal::Wait(wait)) => return Err(wait),
                 });
             }
             Ok(Message::Notification { .. } | Message::Response) => {}
@@ -215,28 +219,48 @@ async fn answer(service: &McpService, request: McpRequest, base: &str) -> Answer
         }
     }
     if responses.is_empty() {
-        return (StatusCode::ACCEPTED, None);
+        return Ok((StatusCode::ACCEPTED, None));
     }
     if request.is_batch {
-        return (StatusCode::OK, Some(Value::Array(responses)));
+        return Ok((StatusCode::OK, Some(Value::Array(responses))));
     }
-    (StatusCode::OK, responses.pop())
+    Ok((StatusCode::OK, responses.pop()))
 }
 
-async fn dispatch(service: &McpService, method: &str, params: &Value, base: &str) -> Result<Value, RpcError> {
-    match method {
+/// Why a message has no result.
+enum Refusal {
+    Rpc(RpcError),
+    /// The client has to wait.
+    Wait(Duration),
+}
+
+impl From<RpcError> for Refusal {
+    fn from(error: RpcError) -> Self {
+        Self::Rpc(error)
+    }
+}
+
+async fn dispatch(
+    service: &McpService,
+    method: &str,
+    params: &Value,
+    base: &str,
+    client: ClientPeer,
+) -> Result<Value, Refusal> {
+    let result = match method {
         "initialize" => initialize(service, params),
         "ping" => Ok(json!({})),
         "tools/list" => match params.get("cursor") {
             None | Some(Value::Null) => Ok(json!({"tools": service.tools.describe()})),
             Some(_) => Err(RpcError::invalid_params("unknown cursor: all tools are on one page")),
         },
-        "tools/call" => service.tools.call(params, base).await,
+        "tools/call" => return service.tools.call(params, base, client).await,
         "notifications/initialized" => Err(RpcError::invalid_request(
             "notifications/initialized is a notification: send it without an id",
         )),
         _ => Err(RpcError::unknown_method(method)),
-    }
+    };
+    Ok(result?)
 }
 
 fn initialize(service: &McpService, params: &Value) -> Result<Value, RpcError> {
@@ -270,7 +294,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn every_message_of_a_peer_counts() {
-        let service = McpService::new(McpSettings::default());
+        let service = McpService::new(McpSettings::default(), Arc::new(Readers::new()));
         let client = |peer| ClientPeer { peer, is_tls: false };
         let (one, other) = (client(Some(Peer::V6(1))), client(Some(Peer::V6(2))));
         let (parts, batch) = ping(10);

@@ -132,14 +132,7 @@ impl PeerRates {
     pub(crate) fn take(&self, peer: Peer) -> Result<RatePermit, Duration> {
         let now = Instant::now();
         let mut table = self.full_at.lock();
-        let key = if table.contains_key(&Some(peer)) {
-            Some(peer)
-        } else {
-            if table.len() >= PEERS_MAX {
-                table.retain(|_, full_at| *full_at > now);
-            }
-            (table.len() < PEERS_MAX).then_some(peer)
-        };
+        let key = key(&mut table, peer, now);
         let full_at = table.entry(key).or_insert(now);
         let next = (*full_at).max(now) + self.interval;
         let latest = now + self.interval * self.burst;
@@ -150,6 +143,28 @@ impl PeerRates {
         Ok(RatePermit(key))
     }
 
+    /// Whether a peer has a permit left, without taking it.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(crate) fn check(&self, peer: Peer) -> Result<(), Duration> {
+        let now = Instant::now();
+        let mut table = self.full_at.lock();
+        let key = key(&mut table, peer, now);
+        let next = table.get(&key).copied().unwrap_or(now).max(now) + self.interval;
+        let latest = now + self.interval * self.burst;
+        if next > latest { Err(next - latest) } else { Ok(()) }
+    }
+
+    /// Takes permits of a peer for what was already done. What it does not have is a debt.
+    pub(crate) fn charge(&self, peer: Peer, permits: u32) {
+        let now = Instant::now();
+        let mut table = self.full_at.lock();
+        let key = key(&mut table, peer, now);
+        let full_at = table.entry(key).or_insert(now);
+        *full_at = (*full_at).max(now) + self.interval.saturating_mul(permits);
+    }
+
     /// Returns a permit whose operation turned out to be cheap.
     pub(crate) fn give_back(&self, permit: &RatePermit) {
         if let Some(full_at) = self.full_at.lock().get_mut(&permit.0)
@@ -158,6 +173,17 @@ impl PeerRates {
             *full_at = earlier;
         }
     }
+}
+
+/// Whose rate applies to a peer: its own, or the shared one when the table is full.
+fn key(table: &mut HashMap<Option<Peer>, Instant>, peer: Peer, now: Instant) -> Option<Peer> {
+    if table.contains_key(&Some(peer)) {
+        return Some(peer);
+    }
+    if table.len() >= PEERS_MAX {
+        table.retain(|_, full_at| *full_at > now);
+    }
+    (table.len() < PEERS_MAX).then_some(peer)
 }
 
 /// A permit that was taken, with the rate that it was taken from.

@@ -28,6 +28,7 @@ use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
+use crate::readers::Readers;
 use crate::records::Records;
 pub use crate::sandboxes::adopt::AdoptError;
 use crate::sandboxes::idempotency::Claims;
@@ -152,6 +153,7 @@ impl Server {
             clock: clock.clone(),
             work: work.clone(),
         });
+        let readers = Arc::new(Readers::new());
         let api = ApiState::new(Services {
             store: store.clone(),
             authenticator: Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone())),
@@ -168,7 +170,8 @@ impl Server {
             admission: Arc::clone(&admission),
             records: Arc::clone(&records),
             metrics: Arc::clone(&metrics),
-            mcp: Arc::new(McpService::new(mcp)),
+            mcp: Arc::new(McpService::new(mcp, Arc::clone(&readers))),
+            readers,
         });
         let ingress = Ingress::new(Arc::clone(&node), streams.clone(), abort.clone())
             .limited(connections.into_sandboxes, connections.per_sandbox);

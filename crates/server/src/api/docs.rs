@@ -4,18 +4,21 @@
 //! credentials: they are the same for every reader. The content is rendered once, at the first request. Pages load nothing
 //! from elsewhere and run no scripts, which their content security policy enforces.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
-use axum::Router;
-use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use docs::web::{Asset, BASE, RenderedPages, SearchResult};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use serde::Deserialize;
 
+use super::error::ApiError;
 use super::state::ApiState;
+use crate::peers::ClientPeer;
+use crate::readers::Readers;
 
 /// Maximum length of a search, in characters; the form has the same limit.
 const QUERY_MAX: usize = 200;
@@ -56,20 +59,28 @@ async fn show(uri: Uri, headers: HeaderMap) -> Response {
     (StatusCode::NOT_FOUND, shown(&SITE.missing())).into_response()
 }
 
-async fn search(query: Result<Query<Search>, QueryRejection>) -> Response {
+async fn search(
+    State(readers): State<Arc<Readers>>,
+    Extension(client): Extension<ClientPeer>,
+    query: Result<Query<Search>, QueryRejection>,
+) -> Result<Response, ApiError> {
     let query = query.map(|query| query.0.q).unwrap_or_default();
     let query: String = query.trim().chars().take(QUERY_MAX).collect();
-    let results: Vec<SearchResult> = ::docs::search_index()
-        .search(&query, RESULTS)
-        .into_iter()
-        .map(|hit| SearchResult {
-            page: hit.page,
-            headings: hit.headings,
-            anchor: hit.anchor,
-            snippet: hit.snippet,
-        })
-        .collect();
-    shown(&SITE.results(&query, &results))
+    let render = move || {
+        let results: Vec<SearchResult> = ::docs::search_index()
+            .search(&query, RESULTS)
+            .into_iter()
+            .map(|hit| SearchResult {
+                page: hit.page,
+                headings: hit.headings,
+                anchor: hit.anchor,
+                snippet: hit.snippet,
+            })
+            .collect();
+        SITE.results(&query, &results)
+    };
+    let page = readers.run(client, render).await.map_err(ApiError::too_many_requests)?;
+    Ok(shown(&page))
 }
 
 /// An asset, or 304 if the client has it.

@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::keys::TokenSeed;
 use crate::mcp::McpService;
 use crate::metrics::Metrics;
+use crate::readers::Readers;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::idempotency::Claims;
@@ -68,6 +69,7 @@ services! {
     records: Arc<Records>,
     metrics: Arc<Metrics>,
     mcp: Arc<McpService>,
+    readers: Arc<Readers>,
 }
 
 /// How clients reach sandboxes.

@@ -10,15 +10,18 @@ use http::{header, request};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use super::Refusal;
 use super::message::{RpcError, shown};
+use crate::peers::ClientPeer;
+use crate::readers::{Readers, processor_time};
 
 /// Results of a search that does not say how many, and the bounds of what it can say.
 const LIMIT_DEFAULT: usize = 10;
 const LIMIT: (u64, u64) = (1, 50);
-/// How long a command may run, and how long it may wait for its turn.
+/// Processor time of a command, and how long it may take altogether, and wait for its turn.
 const COMMAND_TIME: Duration = Duration::from_millis(200);
 const COMMAND_WAIT: Duration = Duration::from_secs(2);
-/// Commands at the same time: a hostile pattern takes one core for its time, and others wait.
+/// Commands at the same time, so that searches find a thread.
 const COMMANDS: usize = 1;
 /// Suffixes that are always accepted, besides the configured one: the neutral name and that of the service whose
 /// clients may know these tools.
@@ -48,6 +51,7 @@ const NAMES: [(&str, Tool); 5] = [
 pub(super) struct Tools {
     suffix: String,
     turns: Arc<Semaphore>,
+    readers: Arc<Readers>,
 }
 
 /// The address of the pages as the client of a request reaches them, or only its path if it is not known.
@@ -67,8 +71,9 @@ fn url(base: &str, route: &str) -> String {
 }
 
 impl Tools {
-    pub(super) fn new(suffix: &str) -> Self {
+    pub(super) fn new(suffix: &str, readers: Arc<Readers>) -> Self {
         Self {
+            readers,
             suffix: suffix.to_owned(),
             turns: Arc::new(Semaphore::new(COMMANDS)),
         }
@@ -171,9 +176,9 @@ impl Tools {
     }
 
     /// Calls a tool. What the tool itself refuses is a result, so that a model reads it.
-    pub(super) async fn call(&self, params: &Value, base: &str) -> Result<Value, RpcError> {
+    pub(super) async fn call(&self, params: &Value, base: &str, client: ClientPeer) -> Result<Value, Refusal> {
         let Some(name) = params.get("name").and_then(Value::as_str) else {
-            return Err(RpcError::invalid_params("params.name is required and must be a string"));
+            return Err(RpcError::invalid_params("params.name is required and must be a string").into());
         };
         let Some(tool) = self.tool(name) else {
             let known = [Tool::Search, Tool::List, Tool::Get, Tool::Filesystem].map(|tool| self.name(tool));
@@ -181,21 +186,27 @@ impl Tools {
                 "unknown tool {}; known are {}",
                 shown(name),
                 known.join(", ")
-            )));
+            ))
+            .into());
         };
         let none = json!({});
         let arguments = match params.get("arguments") {
             None | Some(Value::Null) => &none,
             Some(arguments @ Value::Object(_)) => arguments,
-            Some(_) => return Err(RpcError::invalid_params("params.arguments must be an object")),
+            Some(_) => return Err(RpcError::invalid_params("params.arguments must be an object").into()),
         };
         let outcome = match tool {
-            Tool::Search => Ok(self.search(required(arguments, "query", QUERY_MAX_BYTES)?, limit(arguments)?, base)),
+            Tool::Search => {
+                let query = required(arguments, "query", QUERY_MAX_BYTES)?.to_owned();
+                let (limit, base, list) = (limit(arguments)?, base.to_owned(), self.name(Tool::List));
+                let search = move || search(&query, limit, &base, &list);
+                Ok(self.readers.run(client, search).await.map_err(Refusal::Wait)?)
+            }
             Tool::List => Ok(list(base)),
             Tool::Get => get(required(arguments, "path", PATH_MAX_BYTES)?),
             Tool::Filesystem => {
                 let command = required(arguments, "command", command::COMMAND_MAX_BYTES)?;
-                self.run(command.to_owned()).await
+                self.run(command.to_owned(), client).await.map_err(Refusal::Wait)?
             }
         };
         let (text, is_error) = match outcome {
@@ -205,61 +216,57 @@ impl Tools {
         Ok(json!({"content": [{"type": "text", "text": text}], "isError": is_error}))
     }
 
-    fn search(&self, query: &str, limit: usize, base: &str) -> String {
-        let hits = search_index().search(query, limit);
-        if hits.is_empty() {
-            return format!(
-                "No page matches {}. Try other words, or list all pages with {}.",
-                shown(query),
-                self.name(Tool::List)
-            );
-        }
-        let mut text = String::new();
-        for (number, hit) in (1..).zip(&hits) {
-            let _ = write!(text, "{number}. {}", hit.page.title);
-            for heading in &hit.headings {
-                let _ = write!(text, " > {heading}");
-            }
-            let fragment = hit
-                .anchor
-                .as_ref()
-                .map(|anchor| format!("#{anchor}"))
-                .unwrap_or_default();
-            let _ = write!(
-                text,
-                "\n   Route: {}\n   URL: {}{fragment}\n   {}\n\n",
-                hit.page.route,
-                url(base, hit.page.route),
-                if hit.snippet.is_empty() {
-                    hit.page.description
-                } else {
-                    &hit.snippet
-                },
-            );
-        }
-        text.truncate(text.trim_end().len());
-        text
-    }
-
-    async fn run(&self, command: String) -> Result<String, String> {
+    async fn run(&self, command: String, client: ClientPeer) -> Result<Result<String, String>, Duration> {
         let turn = tokio::time::timeout(COMMAND_WAIT, Arc::clone(&self.turns).acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
-            return Err("too many commands at the same time: try again in a moment".to_owned());
+            return Ok(Err(
+                "too many commands at the same time: try again in a moment".to_owned()
+            ));
         };
-        let ran = tokio::task::spawn_blocking(move || {
-            let begun = Instant::now();
-            let result = command::run(&command, &|| begun.elapsed() > COMMAND_TIME);
+        let run = move || {
+            let (begun, used) = (Instant::now(), processor_time());
+            let late = || processor_time().saturating_sub(used) > COMMAND_TIME || begun.elapsed() > COMMAND_WAIT;
+            let result = command::run(&command, &late);
             drop(turn);
-            result
-        });
-        match ran.await {
-            Ok(result) => result.map_err(|error: CommandError| error.to_string()),
-            Err(error) => {
-                tracing::error!(%error, "a command over the documentation failed");
-                Err("the command failed".to_owned())
-            }
-        }
+            result.map_err(|error: CommandError| error.to_string())
+        };
+        self.readers.run(client, run).await
     }
+}
+
+fn search(query: &str, limit: usize, base: &str, list: &str) -> String {
+    let hits = search_index().search(query, limit);
+    if hits.is_empty() {
+        return format!(
+            "No page matches {}. Try other words, or list all pages with {list}.",
+            shown(query)
+        );
+    }
+    let mut text = String::new();
+    for (number, hit) in (1..).zip(&hits) {
+        let _ = write!(text, "{number}. {}", hit.page.title);
+        for heading in &hit.headings {
+            let _ = write!(text, " > {heading}");
+        }
+        let fragment = hit
+            .anchor
+            .as_ref()
+            .map(|anchor| format!("#{anchor}"))
+            .unwrap_or_default();
+        let _ = write!(
+            text,
+            "\n   Route: {}\n   URL: {}{fragment}\n   {}\n\n",
+            hit.page.route,
+            url(base, hit.page.route),
+            if hit.snippet.is_empty() {
+                hit.page.description
+            } else {
+                &hit.snippet
+            },
+        );
+    }
+    text.truncate(text.trim_end().len());
+    text
 }
 
 fn list(base: &str) -> String {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use http::{HeaderMap, StatusCode, request};
 use serde_json::{Value, json};
 
-use self::message::{Message, RpcError};
+use self::message::{Message, Refusal, RpcError};
 use self::tools::Tools;
 use crate::peers::{ClientPeer, PeerRates};
 use crate::readers::Readers;
@@ -225,19 +225,6 @@ async fn answer(service: &McpService, request: McpRequest, base: &str, client: C
         return Ok((StatusCode::OK, Some(Value::Array(responses))));
     }
     Ok((StatusCode::OK, responses.pop()))
-}
-
-/// Why a message has no result.
-enum Refusal {
-    Rpc(RpcError),
-    /// The client has to wait.
-    Wait(Duration),
-}
-
-impl From<RpcError> for Refusal {
-    fn from(error: RpcError) -> Self {
-        Self::Rpc(error)
-    }
 }
 
 async fn dispatch(

@@ -1,5 +1,7 @@
 //! Messages of JSON-RPC 2.0, as the protocol restricts them.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 
 const PARSE: i32 = -32700;
@@ -162,4 +164,16 @@ pub(super) fn shown(word: &str) -> String {
         short.push('…');
     }
     format!("{short:?}")
+}
+/// Why a message has no result.
+pub(super) enum Refusal {
+    Rpc(RpcError),
+    /// The client has to wait.
+    Wait(Duration),
+}
+
+impl From<RpcError> for Refusal {
+    fn from(error: RpcError) -> Self {
+        Self::Rpc(error)
+    }
 }

@@ -10,8 +10,7 @@ use http::{header, request};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use super::Refusal;
-use super::message::{RpcError, shown};
+use super::message::{Refusal, RpcError, shown};
 use crate::peers::ClientPeer;
 use crate::readers::{Readers, processor_time};
 

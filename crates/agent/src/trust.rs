@@ -11,11 +11,12 @@
 //!
 //! Some programs bring their own roots and take others out of a variable *instead*. They are given a bundle with the
 //! system's roots only; an image without any would otherwise lose every host but those behind the gateway. Variables
-//! that *add* a certificate are always set. Java's own stores are not written.
+//! that *add* a certificate are always set. Java reads none; the store of the distribution's Java is extended ([`java`]).
 //!
 //! Only the certificate ever comes here. Its private key stays with the gateway.
 
 mod files;
+mod java;
 mod pem;
 
 use std::collections::BTreeMap;
@@ -125,15 +126,34 @@ pub(crate) fn install(root: &Path, bundle: &Bundle) -> io::Result<Trust> {
         // Mostly it is there.
         let _ = lead(&root, path);
     }
-    for path in ANCHORS {
-        let _ = write(&root, path, bundle.text().as_bytes(), false);
-    }
     // Last, because it shows the next call which certificate is to be replaced.
     write(&root, OWN, bundle.text().as_bytes(), true)?;
     Ok(Trust {
         own: OWN,
         bundle: system,
     })
+}
+
+/// Puts a certificate where a program of the image finds it that needs long to start, or makes bundles anew. What cannot
+/// be written is left out.
+///
+/// # Errors
+/// When the image cannot be read.
+pub(crate) fn install_more(root: &Path, bundle: &Bundle) -> io::Result<()> {
+    let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let certificates = bundle.ders();
+    for path in java::STORES {
+        let _ = files::read(&root, path).and_then(|(store, mode)| {
+            let extended = java::extend(&store, &certificates).filter(|extended| *extended != store);
+            let Some(extended) = extended else { return Ok(()) };
+            let (directory, name) = files::parent(&root, path, false)?;
+            files::replace(&directory, name, &extended, mode)
+        });
+    }
+    for path in ANCHORS {
+        let _ = write(&root, path, bundle.text().as_bytes(), false);
+    }
+    Ok(())
 }
 
 /// Has a bundle of the image end in ours. Whether it has roots of its own.

@@ -87,7 +87,11 @@ impl Control {
         let is_deferred = init.ca_bundle_deferred;
         let (now, later) = if is_deferred { (None, bundle) } else { (bundle, None) };
         let trust = match now {
-            Some(bundle) => Some(install(bundle).await?),
+            Some(bundle) => {
+                let trust = install(bundle.clone()).await?;
+                install_more(bundle).await;
+                Some(trust)
+            }
             None => None,
         };
         let mut settings = self.settings.borrow_mut();
@@ -103,10 +107,12 @@ impl Control {
                 // Until it is done, no other call is applied.
                 let _turn = turn;
                 // Without the certificate, programs refuse intercepted connections: nothing worse.
-                if let Ok(trust) = install(bundle).await {
+                if let Ok(trust) = install(bundle.clone()).await {
                     settings.borrow_mut().trust(trust);
                 }
                 drop(done);
+                // Java takes longer than this to start.
+                install_more(bundle).await;
             });
         }
         // Signs, not settings: an image in which they cannot be written works all the same.
@@ -140,6 +146,12 @@ async fn install(bundle: Bundle) -> Result<Trust, Refusal> {
         .await
         .map_err(|error| failed(io::Error::other(error)))?
         .map_err(failed)
+}
+
+/// Installs a CA certificate where it is needed later.
+async fn install_more(bundle: Bundle) {
+    // What is missing then is a convenience.
+    let _ = tokio::task::spawn_blocking(move || trust::install_more(Path::new("/"), &bundle)).await;
 }
 
 fn write_boot_files(directory: &Path, files: &[(&str, Option<&str>)]) -> io::Result<()> {

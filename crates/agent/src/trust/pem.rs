@@ -87,6 +87,15 @@ impl Bundle {
         self.0.iter().map(String::as_str)
     }
 
+    /// The certificates in DER.
+    pub(crate) fn ders(&self) -> Vec<Vec<u8>> {
+        let encoded = self.certificates().map(|certificate| {
+            let lines = certificate.lines().filter(|line| !line.starts_with('-'));
+            STANDARD.decode(lines.collect::<String>())
+        });
+        encoded.map(|der| der.expect("it was checked")).collect()
+    }
+
     /// All of it as one PEM text.
     pub(crate) fn text(&self) -> String {
         self.0.concat()

@@ -24,6 +24,13 @@ fn image(entries: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
+/// Everything that is done for a certificate.
+fn install(root: &Path, bundle: &Bundle) -> io::Result<Trust> {
+    let trust = super::install(root, bundle)?;
+    install_more(root, bundle)?;
+    Ok(trust)
+}
+
 fn read(root: &tempfile::TempDir, path: &str) -> String {
     fs::read_to_string(root.path().join(path)).unwrap()
 }

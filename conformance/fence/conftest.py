@@ -37,7 +37,8 @@ def internet(work_dir: Path) -> Iterator[Internet]:
 def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
     """A running platform; afterwards nothing of it may be left."""
     before = HostState.take()
-    server = Platform(work_dir / "data", config=CONFIG)
+    # Servers that the gateway connects to for a sandbox have certificates of this authority.
+    server = Platform(work_dir / "data", config=f'{CONFIG}ca_file = "{internet.authority}"\n')
     try:
         server.start()
         server.use()

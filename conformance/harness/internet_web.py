@@ -5,6 +5,7 @@
 | `/bytes/N` | N bytes |
 | `/slow/N` | N lines, one every 20 ms |
 | `/redirect?URL` | 302 to the URL |
+| `/headers` | the headers of the request |
 | `/ws` | WebSocket: echo of every message |
 | `/files/...` | a file |
 | `/git/...` | git's own CGI program |
@@ -56,6 +57,7 @@ class Web(BaseHTTPRequestHandler):
             port=self.arrived.port,
             host=self.headers.get("Host"),
             path=self.path,
+            authorization=self.headers.get("Authorization"),
         )
         url = urlsplit(self.path)
         first, _, rest = url.path.removeprefix("/").partition("/")
@@ -74,6 +76,8 @@ class Web(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
                 time.sleep(0.02)
             self.wfile.write(b"0\r\n\r\n")
+        elif first == "headers":
+            self.reply(200, {"X-Seen": self.headers.get("Authorization", "")}, str(self.headers).encode())
         elif first == "redirect":
             self.reply(302, {"Location": unquote(url.query)}, b"")
         elif first == "files":
@@ -188,7 +192,8 @@ def serve_http2(connection: Any, record: Callable[..., None]) -> None:
             elif isinstance(event, StreamEnded):
                 headers, body = requests.pop(event.stream_id)
                 host, path = headers[":authority"], headers[":path"]
-                record(kind="http", id=connection.id, server=connection.server, port=connection.port, host=host, path=path)
+                sent = headers.get("authorization")
+                record(kind="http", id=connection.id, server=connection.server, port=connection.port, host=host, path=path, authorization=sent)
                 protocol.send_headers(event.stream_id, [(":status", "200"), ("content-type", "application/json")])
                 protocol.send_data(event.stream_id, about(connection, host, path, bytes(body)), end_stream=True)
         connection.socket.sendall(protocol.data_to_send())

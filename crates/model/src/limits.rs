@@ -37,6 +37,8 @@ pub const PROXY_CA_MAX: usize = 8192;
 pub const INJECTION_ENTRIES_MAX: usize = 20;
 /// Maximum size of all injections of a sandbox together, in bytes of JSON.
 pub const INJECTIONS_BYTES_MAX: usize = 128 * 1024;
+/// Maximum number of saved injection rules of a user.
+pub const INJECTION_RULES_MAX: u32 = 1000;
 /// Maximum length of the name of a header in a rule, in bytes.
 pub const HEADER_NAME_MAX: usize = 256;
 /// Maximum length of the value of a header in a rule, in bytes, which upstreams accept: their limits for all headers

@@ -10,6 +10,7 @@ mod auth;
 mod body;
 mod docs;
 mod error;
+mod injection_rules;
 mod json;
 mod mcp;
 mod not_built;
@@ -20,6 +21,7 @@ mod query;
 mod rate;
 mod sandboxes;
 mod secrets;
+mod signed;
 pub(crate) mod state;
 mod teams;
 mod templates;
@@ -42,7 +44,7 @@ use utoipa_axum::routes;
 pub(crate) use address::ApiAddress;
 use error::{ApiError, ErrorBody};
 use observe::{Observer, Operations};
-use sandboxes::{create, lifetime, list, logs, metrics, network, single};
+use sandboxes::{create, injections, lifetime, list, logs, metrics, network, single};
 use state::ApiState;
 
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
@@ -68,6 +70,20 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(lifetime::connect_sandbox))
         .routes(routes!(lifetime::resume_sandbox))
         .routes(routes!(network::update_sandbox_network))
+        .routes(routes!(
+            injections::get_sandbox_injections,
+            injections::set_sandbox_injections
+        ))
+        .routes(routes!(injections::set_sandbox_token))
+        .routes(routes!(
+            injection_rules::list_injection_rules,
+            injection_rules::create_injection_rule
+        ))
+        .routes(routes!(
+            injection_rules::get_injection_rule,
+            injection_rules::update_injection_rule,
+            injection_rules::delete_injection_rule
+        ))
         .routes(routes!(logs::get_sandbox_logs_v1))
         .routes(routes!(logs::get_sandbox_logs))
         .routes(routes!(metrics::get_sandbox_metrics))
@@ -101,6 +117,7 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
         .merge(docs::routes())
         .fallback(|uri: Uri| async move { ApiError::unknown_path(uri.path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .layer(axum::middleware::from_fn_with_state(state.clone(), signed::verify))
         .layer(Extension(openapi::ServedDocument::new(&document)))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(axum::middleware::from_fn(rate::add_rate_headers))

@@ -25,7 +25,7 @@ pub(crate) enum Credential {
 }
 
 /// The owner of a credential: a user of a team, with all rights of the team.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Owner {
     /// The id of the credential.
     pub(crate) credential: String,

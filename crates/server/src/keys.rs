@@ -147,7 +147,8 @@ impl TokenSeed {
         self.derive(&["sandbox-traffic-", id.as_str()])
     }
 
-    /// What the private key of a sandbox's certificate authority is derived from.
+    /// The seed of the private key of a sandbox's certificate authority: 64 hexadecimal digits, the same for its whole
+    /// life.
     pub(crate) fn ca_seed(&self, id: &SandboxId) -> SecretString {
         self.derive(&["sandbox-ca-", id.as_str()])
     }
@@ -229,5 +230,9 @@ mod tests {
         assert_eq!(token.expose_secret(), seed.access_token(&id).expose_secret());
         assert_ne!(token.expose_secret(), seed.access_token(&other).expose_secret());
         assert_ne!(token.expose_secret(), seed.traffic_token(&id).expose_secret());
+        let ca = seed.ca_seed(&id);
+        assert_eq!(ca.expose_secret().len(), 64);
+        assert_ne!(ca.expose_secret(), token.expose_secret());
+        assert_ne!(ca.expose_secret(), seed.ca_seed(&other).expose_secret());
     }
 }

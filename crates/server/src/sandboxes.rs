@@ -12,6 +12,7 @@ pub(crate) mod deadline;
 pub(crate) mod elsewhere;
 pub(crate) mod header_rules;
 pub(crate) mod idempotency;
+pub(crate) mod injections;
 pub(crate) mod network;
 pub(crate) mod node_events;
 pub(crate) mod policy;
@@ -36,6 +37,7 @@ use crate::admission::Admission;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::deadlines::Deadlines;
+use crate::injections::Injections;
 use crate::keys::TokenSeed;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
@@ -60,6 +62,8 @@ pub(crate) struct Sandboxes {
     pub(crate) defaults: Defaults,
     /// What sandboxes may reach.
     pub(crate) policies: Policies,
+    /// What is injected into their requests.
+    pub(crate) injections: Arc<Injections>,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: TaskTracker,

@@ -18,6 +18,7 @@ use crate::api;
 use crate::api::state::{ApiState, SandboxAccess, Services};
 use crate::authentication::Authenticator;
 use crate::deadlines::Deadlines;
+use crate::injections::Injections;
 use crate::keys::TokenSeed;
 use crate::lease::NodeLease;
 use crate::listen::connections::Connections;
@@ -38,6 +39,7 @@ use crate::sandboxes::registry::Registry;
 use crate::sandboxes::{Defaults, Sandboxes};
 use crate::secrets::Secrets;
 use crate::settings::ServerSettings;
+use crate::signature::Signatures;
 use crate::space;
 
 /// How long API requests and the work that they started may take to finish once the server is stopped.
@@ -112,6 +114,8 @@ impl Server {
             mcp,
             tls,
             sealer,
+            providers,
+            signing,
             egress,
         } = settings;
         let handle = NodeHandle::new(Arc::clone(&node));
@@ -129,6 +133,8 @@ impl Server {
             clock.clone(),
         ));
         let secrets = Arc::new(Secrets::new(store.clone(), sealer.clone(), clock.clone()));
+        let injections = Arc::new(Injections::new(store.clone(), sealer.clone(), providers));
+        let signatures = Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing);
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
         let sandboxes = Arc::new(Sandboxes {
             store: store.clone(),
@@ -147,9 +153,11 @@ impl Server {
                 sealer,
                 rules: egress,
                 admission: Arc::clone(&admission),
+                injections: Arc::clone(&injections),
                 tokens: tokens.clone(),
                 secrets: Arc::clone(&secrets),
             },
+            injections: Arc::clone(&injections),
             clock: clock.clone(),
             work: work.clone(),
         });
@@ -163,6 +171,8 @@ impl Server {
                 tokens: tokens.clone(),
             }),
             tokens,
+            injections,
+            signatures: Arc::new(signatures),
             sandboxes: Arc::clone(&sandboxes),
             registry: Arc::clone(&registry),
             secrets,
@@ -259,6 +269,9 @@ impl Server {
         server
             .background
             .spawn(Arc::clone(&sandboxes).enforce_deadlines(stop.clone()));
+        server
+            .background
+            .spawn(Arc::clone(&sandboxes).follow_rules(stop.clone()));
         server.background.spawn(claims.purge(stop.clone()));
         let signals = StopSignals {
             draining: stop.clone(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use model::injection::provider::Providers;
 use model::limits;
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
@@ -49,6 +50,10 @@ pub struct ServerSettings {
     /// Encrypts secrets of clients for the database. Its key must stay the same across restarts, or sandboxes with such
     /// secrets lose their network.
     pub sealer: Sealer,
+    /// The providers that injections can be of.
+    pub providers: Providers,
+    /// Signed requests.
+    pub signing: SigningSettings,
     /// The rules for connections from sandboxes that the nodes apply, by which requests are refused early.
     pub egress: EgressSettings,
 }
@@ -71,7 +76,30 @@ impl ServerSettings {
             mcp: McpSettings::default(),
             tls: None,
             sealer,
+            providers: Providers::default(),
+            signing: SigningSettings::default(),
             egress: EgressSettings::default(),
+        }
+    }
+}
+
+/// Settings of signed requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SigningSettings {
+    /// The words of the header `Authorization` that announce a signature, without regard to case.
+    pub schemes: Vec<String>,
+    /// Whether the signature must cover a date, so that no request can be replayed after 15 minutes.
+    pub require_date: bool,
+    /// Whether operations on injection rules require a signature; an API key is not enough then.
+    pub required_for_rules: bool,
+}
+
+impl Default for SigningSettings {
+    fn default() -> Self {
+        Self {
+            schemes: ["Ringfence", "Qiniu", "Sufy"].map(str::to_owned).into(),
+            require_date: false,
+            required_for_rules: false,
         }
     }
 }

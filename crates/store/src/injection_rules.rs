@@ -108,6 +108,17 @@ impl Store {
         Ok(count.map_or(0, |RuleCount(count)| count))
     }
 
+    /// What differs after a change of any rule: their number, and the time of the latest change.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn injection_rule_stamp(&self) -> Result<RuleStamp, StoreError> {
+        let query =
+            sqlx::query("SELECT COUNT(*) AS rules, COALESCE(MAX(updated_us), 0) AS latest_us FROM injection_rules");
+        let stamp: Option<RuleStamp> = self.db.read_optional("read the time of injection rules", query).await?;
+        Ok(stamp.unwrap_or_default())
+    }
+
     /// The rule of a user with that id; none if the user has no such rule.
     ///
     /// # Errors
@@ -166,6 +177,26 @@ impl Store {
             .write_durably("injection rule", "delete an injection rule", query)
             .await?;
         Ok(deleted > 0)
+    }
+}
+
+/// What differs after a change of any rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RuleStamp {
+    /// The number of rules.
+    rules: i64,
+    /// The time of the latest change, in microseconds since the Unix epoch.
+    latest_us: i64,
+}
+
+impl FromColumns for RuleStamp {
+    const TABLE: &'static str = "injection_rules";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            rules: columns.int("rules")?,
+            latest_us: columns.int("latest_us")?,
+        })
     }
 }
 

@@ -17,7 +17,7 @@ use self::schema::Schemas;
 const NOT_BUILT: &str = "Not built yet: ";
 
 /// The pages by the tag of their operations.
-const PAGES: [Page; 6] = [
+const PAGES: [Page; 7] = [
     Page {
         tag: "sandboxes",
         name: "sandboxes",
@@ -49,6 +49,14 @@ const PAGES: [Page; 6] = [
         description: "Every operation on secrets that headers of requests refer to by name.",
         introduction: "[Secrets](../secrets.md) describes how headers with secrets are set on requests of sandboxes. No \
                        response has the value of a secret.",
+    },
+    Page {
+        tag: "injection rules",
+        name: "injection-rules",
+        title: "Injection rules API",
+        description: "Every operation on saved injection rules.",
+        introduction: "[Injection](../injection.md) describes the keys of a rule, how requests match, and how requests \
+                       are signed. The injections of a sandbox are part of [the sandboxes API](sandboxes.md).",
     },
     Page {
         tag: "documentation",

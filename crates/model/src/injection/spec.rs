@@ -422,7 +422,11 @@ fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-fn check_secret(key: &str, secret: &Secret) -> Result<(), InvalidInjection> {
+/// Checks a secret of a client, which becomes the value of a header or a part of one.
+///
+/// # Errors
+/// When no header can have it, or it is the mask of a secret.
+pub fn check_secret(key: &str, secret: &Secret) -> Result<(), InvalidInjection> {
     if !is_header_value(secret.expose()) {
         return Err(InvalidInjection::Value(key.to_owned()));
     }

@@ -1,7 +1,8 @@
 //! Authentication of requests.
 //!
 //! A request presents an API key as `X-API-Key`, or an API key or an access token as `Authorization: Bearer`. If both
-//! headers are present, only the first one counts: clients send a stale token along with a valid key. Every credential
+//! headers are present, only the first one counts: clients send a stale token along with a valid key. Where signed
+//! requests are accepted, a signature takes precedence over both, see [`super::signed`]. Every credential
 //! acts for one user of one team and has all rights of the team.
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::error::ApiError;
 use super::rate::RateSlot;
+use super::signed::Signer;
 use super::state::ApiState;
 use crate::admission::quota::TeamQuota;
 use crate::authentication::Credential;
@@ -39,6 +41,8 @@ pub(crate) struct Caller {
     pub(crate) api_key: Option<SecretString>,
     /// What the team may use.
     pub(crate) quota: Arc<TeamQuota>,
+    /// Whether the request was signed with an access key.
+    pub(crate) is_signed: bool,
     /// How long the authentication took.
     pub(crate) auth_time: Duration,
     rate: RateSlot,
@@ -87,8 +91,15 @@ impl FromRequestParts<ApiState> for Caller {
 
     async fn from_request_parts(parts: &mut request::Parts, state: &ApiState) -> Result<Self, ApiError> {
         let begun = Instant::now();
-        let credential = credential(&parts.headers)?;
-        let owner = state.authenticator.owner(&credential).await?;
+        let signer = parts.extensions.get::<Signer>().cloned();
+        let is_signed = signer.is_some();
+        let (owner, credential) = match signer {
+            Some(Signer(owner)) => (owner, None),
+            None => {
+                let credential = credential(&parts.headers)?;
+                (state.authenticator.owner(&credential).await?, Some(credential))
+            }
+        };
         tracing::Span::current().record("team.id", owner.team.as_str());
         if let Some(team) = parts.headers.get(TEAM_ID)
             && team.as_bytes().trim_ascii() != owner.team.as_str().as_bytes()
@@ -102,14 +113,17 @@ impl FromRequestParts<ApiState> for Caller {
             rate.set(taken.unwrap_or_else(|level| level));
             taken.map_err(|level| ApiError::rate_limited("requests per second", level))?;
         }
-        state.authenticator.record_use(&credential, owner.credential);
+        if let Some(credential) = &credential {
+            state.authenticator.record_use(credential, owner.credential);
+        }
         Ok(Self {
             team: owner.team,
             user: owner.user,
             api_key: match credential {
-                Credential::ApiKey(key) => Some(key),
-                Credential::AccessToken(_) => None,
+                Some(Credential::ApiKey(key)) => Some(key),
+                Some(Credential::AccessToken(_)) | None => None,
             },
+            is_signed,
             quota,
             auth_time: begun.elapsed(),
             rate,

@@ -224,6 +224,12 @@ impl ApiError {
         error
     }
 
+    /// The error, in which the place of the value is that within `at`.
+    pub(crate) fn within(mut self, at: &str) -> Self {
+        self.message = format!("{at}.{}", self.message);
+        self
+    }
+
     /// 409: the sandbox is being ended.
     pub(crate) fn stopping(id: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is being killed"))
@@ -407,7 +413,7 @@ impl From<CreateError> for ApiError {
             CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
             CreateError::NoCapacity { retry_after_s, .. } => Self::no_capacity(retry_after_s).caused_by(error),
-            CreateError::Node(_) | CreateError::Died | CreateError::TaskFailed => failed(error),
+            CreateError::Seal(_) | CreateError::Node(_) | CreateError::Died | CreateError::TaskFailed => failed(error),
         }
     }
 }
@@ -491,7 +497,10 @@ impl ApiError {
             ChangeError::Stopping => Self::stopping(id),
             ChangeError::Gone => Self::no_sandbox(id),
             ChangeError::NotApplied(_) => Self::not_applied(id).caused_by(error),
-            ChangeError::TaskFailed => Self::internal().caused_by(error),
+            ChangeError::NoToken => Self::invalid(format!(
+                "sandbox \"{id}\" has no injection of a code host, so there is no token to replace"
+            )),
+            ChangeError::Seal(_) | ChangeError::TaskFailed => Self::internal().caused_by(error),
         }
     }
 }

@@ -32,7 +32,6 @@ struct NotBuilt {
 
 const SANDBOXES: &str = "sandboxes";
 const TEMPLATES: &str = "templates";
-const RULES: &str = "injection rules";
 const VOLUMES: &str = "volumes";
 const TEAMS: &str = "teams";
 
@@ -74,11 +73,6 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Get "/templates/{templateID}/tags/groups" list_template_tag_groups TEMPLATES "grouping the tags of a template";
     Get "/templates/{templateID}/tags/{tag}/assignments" list_template_tag_assignments TEMPLATES
         "reading the history of a tag";
-    Get "/injection-rules" list_injection_rules RULES "listing injection rules";
-    Post "/injection-rules" create_injection_rule RULES "storing an injection rule";
-    Get "/injection-rules/{ruleID}" get_injection_rule RULES "reading an injection rule";
-    Put "/injection-rules/{ruleID}" update_injection_rule RULES "changing an injection rule";
-    Delete "/injection-rules/{ruleID}" delete_injection_rule RULES "deleting an injection rule";
     Get "/volumes" list_volumes VOLUMES "listing volumes";
     Post "/volumes" create_volume VOLUMES "creating a volume";
     Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";

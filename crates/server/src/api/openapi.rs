@@ -36,6 +36,7 @@ const BEARER: &str = "Bearer";
     tags(
         (name = "sandboxes", description = "Creating, finding, extending and ending sandboxes"),
         (name = "templates", description = "Templates that sandboxes are created from"),
+        (name = "injection rules", description = "Saved injection rules"),
         (name = "keys", description = "Teams, API keys and access tokens"),
         (name = "secrets", description = "Secrets that headers of requests refer to by name"),
         (name = "platform", description = "The platform itself"),

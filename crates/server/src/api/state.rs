@@ -11,6 +11,7 @@ use store::Store;
 use crate::admission::AdmissionControl;
 use crate::authentication::Authenticator;
 use crate::clock::Clock;
+use crate::injections::Injections;
 use crate::keys::TokenSeed;
 use crate::mcp::McpService;
 use crate::metrics::Metrics;
@@ -20,6 +21,7 @@ use crate::sandboxes::Sandboxes;
 use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::registry::Registry;
 use crate::secrets::Secrets;
+use crate::signature::Signatures;
 
 /// The state of the router: cloning it shares the services.
 #[derive(Debug, Clone)]
@@ -66,6 +68,8 @@ services! {
     claims: Arc<Claims>,
     admission: Arc<AdmissionControl>,
     authenticator: Arc<Authenticator>,
+    injections: Arc<Injections>,
+    signatures: Arc<Signatures>,
     records: Arc<Records>,
     metrics: Arc<Metrics>,
     mcp: Arc<McpService>,

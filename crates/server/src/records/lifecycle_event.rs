@@ -20,6 +20,8 @@ pub(crate) enum LifecycleEvent<'a> {
     TimeoutChanged(i64),
     /// What it may reach was changed.
     NetworkChanged,
+    /// Its injections were changed.
+    InjectionsChanged,
     /// It ends or has ended, for this reason.
     Ending(EndReason),
 }
@@ -31,6 +33,7 @@ impl LifecycleEvent<'_> {
             Self::Created(_) => (Level::Info, "the sandbox was created", "sandbox_created"),
             Self::TimeoutChanged(_) => (Level::Info, "the timeout was changed", "timeout_changed"),
             Self::NetworkChanged => (Level::Info, "the network settings were changed", "network_changed"),
+            Self::InjectionsChanged => (Level::Info, "the injections were changed", "injections_changed"),
             Self::Ending(reason) => {
                 let (level, message) = match reason {
                     EndReason::Killed => (Level::Info, "a client asked to kill the sandbox"),
@@ -48,7 +51,7 @@ impl LifecycleEvent<'_> {
                 ("end_at", rfc3339(row.end_us)),
             ],
             Self::TimeoutChanged(end_us) => vec![("end_at", rfc3339(*end_us))],
-            Self::NetworkChanged => Vec::new(),
+            Self::NetworkChanged | Self::InjectionsChanged => Vec::new(),
             Self::Ending(reason) => vec![("reason", reason.as_str().to_owned())],
         };
         let fields = [("event_type", event_type.to_owned())].into_iter().chain(more);

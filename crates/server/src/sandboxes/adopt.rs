@@ -1,6 +1,6 @@
 //! Adoption at startup: sandboxes that still run are adopted, everything else is removed.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use model::id::SandboxId;
 use model::lifecycle::{Recovery, State};
@@ -11,6 +11,7 @@ use store::sandboxes::SandboxRow;
 use super::Sandboxes;
 use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
+use crate::injections::SandboxInjections;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
@@ -30,9 +31,14 @@ impl Sandboxes {
     /// not run is removed.
     pub(crate) async fn adopt(&self, admission: &AdmissionControl) -> Result<usize, AdoptError> {
         let rows = self.rows.sandbox_list_live().await?;
+        let sealed = self.rows.sandbox_injections_list().await?;
+        let injections: BTreeMap<SandboxId, SandboxInjections> = sealed
+            .iter()
+            .filter_map(|(id, sealed)| Some((id.clone(), self.injections.open_sandbox(id, sealed)?)))
+            .collect();
         let mut wanted = Vec::new();
         for row in &rows {
-            wanted.extend(self.wanted(row).await?);
+            wanted.extend(self.wanted(row, injections.get(&row.id)).await?);
         }
         let adopted: HashSet<SandboxId> = self.node.reconcile(wanted).await?.into_iter().collect();
         let mut count = 0;
@@ -49,7 +55,10 @@ impl Sandboxes {
             } else if row.state == State::Running && runs {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
                 let admission = admission.occupy(&row.team_id, share).await?;
-                self.register(&row, admission);
+                let entry = self.register(&row, admission);
+                if let Some(injections) = injections.get(&row.id) {
+                    entry.set_saved_rules(injections.saved_rules());
+                }
                 self.records.start_sampling(&row);
                 self.deadlines.set(&row.id, row.end_us);
                 count += 1;
@@ -77,18 +86,22 @@ impl Sandboxes {
     }
 
     /// The state in which the node should keep the sandbox of a row, if any.
-    async fn wanted(&self, row: &SandboxRow) -> Result<Option<Wanted>, StoreError> {
+    async fn wanted(
+        &self,
+        row: &SandboxRow,
+        injections: Option<&SandboxInjections>,
+    ) -> Result<Option<Wanted>, StoreError> {
         let state = match row.state.recovery() {
             Recovery::Adopt => WantedState::Running,
             Recovery::Keep => WantedState::Paused,
             Recovery::AdoptOrKeep => WantedState::RunningOrPaused,
             Recovery::Remove => return Ok(None),
         };
-        let team_default = self.policies.default_of(&row.team_id).await?;
+        let context = self.policies.context_of(&row.team_id, injections).await?;
         Ok(Some(Wanted {
             id: row.id.clone(),
             state,
-            egress: self.policies.of(row, team_default).await?,
+            egress: self.policies.of(row, context).await?,
         }))
     }
 }

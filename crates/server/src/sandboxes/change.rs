@@ -5,6 +5,7 @@ use protocol::node::NodeError;
 use store::error::StoreError;
 
 use super::registry::SandboxEntry;
+use crate::seal::SealError;
 
 /// Why a running sandbox was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,10 @@ pub(crate) enum ChangeError {
     /// The row was changed, and the node failed.
     #[error("the change was stored but not applied")]
     NotApplied(#[source] NodeError),
+    #[error("the sandbox has no injection with a token")]
+    NoToken,
+    #[error(transparent)]
+    Seal(#[from] SealError),
     #[error("the task panicked or was cancelled")]
     TaskFailed,
 }

@@ -22,8 +22,10 @@ use super::Sandboxes;
 use super::idempotency::KeyClaim;
 use crate::admission::Admission;
 use crate::clock::{SECOND_US, rfc3339};
+use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
 use crate::records::LifecycleEvent;
+use crate::seal::SealError;
 
 /// User that runs commands and owns files unless a request names another one.
 const DEFAULT_USER: &str = "user";
@@ -42,6 +44,8 @@ pub(crate) struct CreateRequest {
     pub(crate) user: UserId,
     /// The sandbox to create.
     pub(crate) spec: SandboxSpec,
+    /// What is injected into its requests.
+    pub(crate) injections: SandboxInjections,
     /// Its share of the team's quota and of the host.
     pub(crate) admission: Admission,
     /// The claim of the request's idempotency key, if it had one.
@@ -62,6 +66,8 @@ pub(crate) struct Created {
 pub(crate) enum CreateError {
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Seal(#[from] SealError),
     #[error(transparent)]
     Node(NodeError),
     #[error("{why}")]
@@ -150,17 +156,21 @@ impl Sandboxes {
             team,
             user,
             mut spec,
+            injections,
             admission,
             claim: _,
         } = create;
         let (timeout_s, env_vars) = (spec.timeout_s, std::mem::take(&mut spec.env_vars));
-        let team_default = self.policies.default_of(&team).await?;
-        let row = self.row_of(id, team, user, spec);
+        let changes = self.injections.changes();
+        let context = self.policies.context_of(&team, Some(&injections)).await?;
+        let mut row = self.row_of(id, team, user, spec);
+        row.injections_sealed = self.injections.seal_sandbox(&row.id, &injections)?;
         let clock = Instant::now();
         let row = self.rows.sandbox_insert(row).await?;
         let mut store_time = clock.elapsed();
         let entry = self.register(&row, admission);
-        let egress = match self.policies.of(&row, team_default).await {
+        entry.set_saved_rules(injections.saved_rules());
+        let egress = match self.policies.of(&row, context).await {
             Ok(egress) => egress,
             Err(error) => {
                 self.forget(&row.id).await;
@@ -214,6 +224,10 @@ impl Sandboxes {
         if !entry.apply(Transition::Started) {
             self.discard(&row.id).await;
             return Err(CreateError::Died);
+        }
+        if entry.uses_rules() && self.injections.changes() != changes {
+            // A rule was changed while the sandbox was starting, when nobody could find it among those that run.
+            self.apply_again(&entry).await;
         }
         self.deadlines.set(&row.id, row.end_us);
         self.records.start_sampling(&row);

@@ -69,10 +69,9 @@ impl Sandboxes {
 
     /// Applies the policy of a row. The caller holds the lock for changes of the sandbox.
     pub(super) async fn set_policy(&self, row: &SandboxRow) -> Result<(), ChangeError> {
-        let team_default = self.policies.default_of(&row.team_id).await?;
-        let applied = self
-            .node
-            .set_egress(&row.id, self.policies.of(row, team_default).await?);
+        let injections = self.injections.of_sandbox(&row.id).await?;
+        let context = self.policies.context_of(&row.team_id, injections.as_ref()).await?;
+        let applied = self.node.set_egress(&row.id, self.policies.of(row, context).await?);
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(NodeError::NotFound(_))) => Err(ChangeError::Gone),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use model::header_rules;
 use model::id::{SandboxId, TeamId};
-use model::injection::Interception;
+use model::injection::{InjectionRule, Interception};
 use model::network::{Cidr, EgressPolicy};
 use model::sandbox::NetworkSpec;
 use model::secret::Secret;
@@ -15,6 +15,7 @@ use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use crate::admission::AdmissionControl;
+use crate::injections::{Injections, SandboxInjections};
 use crate::keys::TokenSeed;
 use crate::seal::{SealError, Sealer};
 use crate::secrets::Secrets;
@@ -26,15 +27,21 @@ pub(crate) struct Policies {
     /// The rules of the operator, which the node applies. Here they are for early refusals.
     pub(crate) rules: EgressSettings,
     pub(crate) admission: Arc<AdmissionControl>,
+    pub(crate) injections: Arc<Injections>,
     /// Of which the certificate authorities of sandboxes are derived.
     pub(crate) tokens: TokenSeed,
     /// The secrets to which header rules refer.
     pub(crate) secrets: Arc<Secrets>,
 }
 
-/// What applies to addresses that the policies of a team do not mention; none for the default of the operator.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TeamDefault(Option<bool>);
+/// What a policy is made of besides the row.
+#[derive(Debug)]
+pub(crate) struct PolicyContext {
+    /// What applies to addresses that the policies of a team do not mention; none for the default of the operator.
+    default_allow: Option<bool>,
+    /// The headers that are set.
+    rules: Vec<InjectionRule>,
+}
 
 /// The settings of a row are not a policy.
 #[derive(Debug, thiserror::Error)]
@@ -77,13 +84,31 @@ impl Policies {
         serde_json::to_string(&network).expect("flags and texts are always JSON")
     }
 
-    /// The default of a team.
+    /// What the policy of a sandbox is made of besides its row.
     ///
     /// # Errors
-    /// When the database fails. It is queried at most once for each team.
-    pub(super) async fn default_of(&self, team: &TeamId) -> Result<TeamDefault, StoreError> {
+    /// When the database fails. It is queried at most once for each team, and for each saved rule of the injections.
+    pub(super) async fn context_of(
+        &self,
+        team: &TeamId,
+        injections: Option<&SandboxInjections>,
+    ) -> Result<PolicyContext, StoreError> {
         let quota = self.admission.quota_of(team).await?;
-        Ok(TeamDefault(quota.limits.egress_default_allow))
+        Ok(PolicyContext {
+            default_allow: quota.limits.egress_default_allow,
+            rules: match injections {
+                None => Vec::new(),
+                Some(injections) => self.injections.rules(injections).await?,
+            },
+        })
+    }
+
+    /// Every sandbox has a certificate authority from its start, so that rules can come later.
+    fn interception(&self, id: &SandboxId, rules: Vec<InjectionRule>) -> Box<Interception> {
+        Box::new(Interception {
+            ca_seed: Secret::new(self.tokens.ca_seed(id).expose_secret().to_owned()),
+            rules,
+        })
     }
 
     /// What the sandbox of a row may reach. With invalid settings it is nothing: what a client wanted closed must not be
@@ -91,15 +116,17 @@ impl Policies {
     ///
     /// # Errors
     /// When the database fails. It is queried only for what the settings refer to.
-    pub(super) async fn of(
-        &self,
-        row: &SandboxRow,
-        TeamDefault(default_allow): TeamDefault,
-    ) -> Result<EgressPolicy, StoreError> {
+    pub(super) async fn of(&self, row: &SandboxRow, context: PolicyContext) -> Result<EgressPolicy, StoreError> {
+        let PolicyContext {
+            default_allow,
+            mut rules,
+        } = context;
+        rules.extend(self.header_rules(row).await?);
+        let interception = Some(self.interception(&row.id, rules));
         Ok(match self.read(row) {
             Ok(policy) => EgressPolicy {
                 default_allow,
-                interception: self.interception(row).await?,
+                interception,
                 ..policy
             },
             Err(invalid) => {
@@ -109,20 +136,11 @@ impl Policies {
                 );
                 EgressPolicy {
                     deny: vec![Cidr::ALL],
+                    interception,
                     ..EgressPolicy::default()
                 }
             }
         })
-    }
-
-    async fn interception(&self, row: &SandboxRow) -> Result<Option<Box<Interception>>, StoreError> {
-        let rules = self.header_rules(row).await?;
-        Ok((!rules.is_empty()).then(|| {
-            Box::new(Interception {
-                ca_seed: Secret::new(self.tokens.ca_seed(&row.id).expose_secret().to_owned()),
-                rules,
-            })
-        }))
     }
 
     fn read(&self, row: &SandboxRow) -> Result<EgressPolicy, InvalidRow> {

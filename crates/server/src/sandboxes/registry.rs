@@ -3,7 +3,7 @@
 //! Requests are served from it without the database. It follows the rows: an entry is added and removed with its row,
 //! except that a sandbox gets no more traffic as soon as it begins to stop.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use model::id::{SandboxId, TeamId};
@@ -38,6 +38,8 @@ pub(crate) struct SandboxEntry {
     current: Mutex<EntryState>,
     stopped: watch::Sender<Option<StopOutcome>>,
     admission: Mutex<Option<Admission>>,
+    /// The saved injection rules that it refers to.
+    saved_rules: Mutex<BTreeSet<String>>,
 }
 
 #[derive(Debug)]
@@ -103,7 +105,23 @@ impl SandboxEntry {
             }),
             stopped: watch::Sender::new(None),
             admission: Mutex::new(Some(admission)),
+            saved_rules: Mutex::default(),
         })
+    }
+
+    /// Notes the saved injection rules that it refers to.
+    pub(crate) fn set_saved_rules(&self, rules: BTreeSet<String>) {
+        *self.saved_rules.lock() = rules;
+    }
+
+    /// Whether it refers to a saved injection rule.
+    pub(crate) fn uses_rule(&self, id: &str) -> bool {
+        self.saved_rules.lock().contains(id)
+    }
+
+    /// Whether it refers to any saved injection rule.
+    pub(crate) fn uses_rules(&self) -> bool {
+        !self.saved_rules.lock().is_empty()
     }
 
     /// The state in the lifecycle.

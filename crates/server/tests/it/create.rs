@@ -207,7 +207,6 @@ async fn unsupported_features_are_refused_by_name() {
         (r#""autoPause":true"#, "autoPause"),
         (r#""autoPauseMemory":false"#, "autoPauseMemory"),
         (r#""autoResume":{"enabled":true}"#, "autoResume"),
-        (r#""injections":[{"type":"id","id":"x"}]"#, "injections"),
         (r#""resources":[{}]"#, "resources"),
         (r#""volumeMounts":[{"name":"a","path":"/b"}]"#, "volumeMounts"),
         (r#""iam":{"tokens":{"a":{}}}"#, "iam"),
@@ -231,13 +230,11 @@ async fn unsupported_features_are_refused_by_name() {
     )
     .await;
     assert!(reply.error(400).contains("secure"), "{reply:?}");
-    for key in ["injections", "resources"] {
-        let items = |count| format!("\"{key}\":{}", json!(vec![json!({}); count]));
-        let at_limit = create(&platform, "/sandboxes", &items(20)).await;
-        assert!(at_limit.error(400).contains("not available"), "{at_limit:?}");
-        let over = create(&platform, "/sandboxes", &items(21)).await;
-        assert!(over.error(400).contains("maximum number of items is 20"), "{over:?}");
-    }
+    let items = |count| format!("\"resources\":{}", json!(vec![json!({}); count]));
+    let at_limit = create(&platform, "/sandboxes", &items(20)).await;
+    assert!(at_limit.error(400).contains("not available"), "{at_limit:?}");
+    let over = create(&platform, "/sandboxes", &items(21)).await;
+    assert!(over.error(400).contains("maximum number of items is 20"), "{over:?}");
     assert!(platform.node.started.lock().is_empty());
 }
 

@@ -9,12 +9,9 @@ use super::platform::{OTHER_KEY, TestPlatform, team};
 /// The operations that are not built yet. To build one, delete it here and in `api/not_built.rs`; add one only when
 /// clients get a new operation.
 const REMAINS: &[&str] = &[
-    "DELETE /injection-rules/{ruleID}",
     "DELETE /templates/tags",
     "DELETE /templates/{templateID}",
     "DELETE /volumes/{volumeID}",
-    "GET /injection-rules",
-    "GET /injection-rules/{ruleID}",
     "GET /snapshots",
     "GET /teams/{teamID}/metrics",
     "GET /teams/{teamID}/metrics/max",
@@ -30,7 +27,6 @@ const REMAINS: &[&str] = &[
     "GET /volumes/{volumeID}",
     "PATCH /templates/{templateID}",
     "PATCH /v2/templates/{templateID}",
-    "POST /injection-rules",
     "POST /sandboxes/{sandboxID}/fork",
     "POST /sandboxes/{sandboxID}/pause",
     "POST /sandboxes/{sandboxID}/snapshots",
@@ -42,7 +38,6 @@ const REMAINS: &[&str] = &[
     "POST /v2/templates/{templateID}/builds/{buildID}",
     "POST /v3/templates",
     "POST /volumes",
-    "PUT /injection-rules/{ruleID}",
 ];
 
 /// The operations that are not built according to the document: those with a 501 response.

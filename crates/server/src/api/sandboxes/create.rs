@@ -16,8 +16,8 @@ use protocol::agent;
 use protocol::node::Stage;
 use store::templates::{BuildRow, TemplateRow};
 
-use super::ConnectionInfo;
 use super::network::EgressRules;
+use super::{ConnectionInfo, injections};
 use crate::admission::quota::ResourceUse;
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
@@ -26,8 +26,10 @@ use crate::api::body::values::{
     AnyArray, AnyObject, HttpsPort, Lifetime, List, RequestHost, TemplateReference, Texts, Variables,
 };
 use crate::api::error::{ApiError, ErrorBody};
+use crate::api::injection_rules::InjectionValue;
 use crate::api::json::json;
 use crate::api::state::ApiState;
+use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
 use crate::sandboxes::create::CreateRequest;
 use crate::sandboxes::idempotency::{Claimed, IdempotencyKey, KeyedRequest, StoredSandbox};
@@ -79,7 +81,8 @@ body! {
         "autoResume" auto_resume: Option<AutoResume> => hidden;
         "iam" iam: Option<Iam> => hidden;
         "volumeMounts" volume_mounts: Option<AnyArray<{ usize::MAX }>> => hidden;
-        "injections" injections: Option<AnyArray<ATTACHMENTS_MAX>> => hidden;
+        /// Headers that are set on its HTTPS requests: `type` and the keys of that type, see [injection](/docs/injection).
+        "injections" injections: Option<List<InjectionValue, 0, ATTACHMENTS_MAX>>;
         "resources" resources: Option<AnyArray<ATTACHMENTS_MAX>> => hidden;
         ignored {
             /// Used by clients to set up MCP servers in the sandbox; ignored by the platform.
@@ -339,6 +342,11 @@ async fn prepare(
     id: SandboxId,
 ) -> Result<Box<CreateRequest>, ApiError> {
     let (template, build) = name.find_build(&state.store, &caller.team).await?;
+    let mut parameters = parameters;
+    let injections = SandboxInjections {
+        user: caller.user.clone(),
+        items: injections::items(parameters.common.injections.take().unwrap_or(List(Vec::new())))?,
+    };
     let spec = parameters.spec(caller, (template, build), &name.name)?;
     if let Some(network) = &spec.network {
         let checked = state.sandboxes.policies.check(network, spec.allow_internet_access);
@@ -346,6 +354,8 @@ async fn prepare(
         let checked = state.sandboxes.policies.check_rules(&caller.team, network).await;
         checked.map_err(|error| ApiError::header_rules(error, "network: "))?;
     }
+    let checked = state.sandboxes.injections.check(&injections).await;
+    checked.map_err(injections::refused)?;
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
     let admission = state.admission.admit(&caller.quota, share).await?;
@@ -354,6 +364,7 @@ async fn prepare(
         team: caller.team.clone(),
         user: caller.user.clone(),
         spec,
+        injections,
         admission,
         claim: None,
     }))
@@ -526,10 +537,6 @@ impl NewSandboxFields {
             (
                 "volumeMounts",
                 self.volume_mounts.is_some_and(|mounts| !mounts.is_empty),
-            ),
-            (
-                "injections",
-                self.injections.is_some_and(|injections| !injections.is_empty),
             ),
             ("resources", self.resources.is_some_and(|resources| !resources.is_empty)),
         ]

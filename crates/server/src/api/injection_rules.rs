@@ -1,0 +1,449 @@
+//! `/injection-rules`: the saved injection rules of the caller.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Path, State};
+use axum::response::Response;
+use http::{StatusCode, request};
+use model::injection::spec::{Injection, InjectionItem, SAVED, SavedInjection};
+use model::limits::INJECTION_RULES_MAX;
+use model::secret::Secret;
+use serde::Serialize;
+use serde_json::Value;
+use store::Store;
+use store::error::StoreError;
+use store::injection_rules::{InjectionRuleChange, InjectionRuleRow};
+use utoipa::ToSchema;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+
+use super::auth::Caller;
+use super::body::RequiredBody;
+use super::body::shape::{BodyValue, FieldPath, Nullable, body};
+use super::body::values::{Name, Texts};
+use super::error::{ApiError, ErrorBody};
+use super::json::json;
+use super::state::ApiState;
+use crate::clock::{Clock, rfc3339};
+use crate::injections::Injections;
+use crate::sandboxes::Sandboxes;
+
+/// Prefix of the ids of rules.
+const ID_PREFIX: &str = "rule_";
+/// Random bytes of the id of a rule.
+const ID_BYTES: usize = 10;
+
+body! {
+    /// Headers that are set on HTTPS requests of a sandbox. Which keys are required depends on `type`.
+    pub(crate) struct InjectionSettings {
+        /// `http` for headers of your own, or a provider: `openai` (`provider_a`), `anthropic` (`provider_b`), `gemini`
+        /// (`provider_c`), `qiniu` (`provider_own`), `sufy`, `github` (`code_host`), or one of the operator. In a sandbox
+        /// also `id`, for a saved rule.
+        "type" kind: String;
+        /// The id of a saved rule, with type `id`.
+        "id" id: Nullable<String>;
+        /// The requests that it is for: `[https://]host[:port][/path]`, in which the path may end with `*`. Required with
+        /// type `http`; for providers, the default is the provider's host.
+        "base_url" base_url: Nullable<String>;
+        /// The headers to set, with type `http`.
+        "headers" headers: Nullable<Texts>;
+        /// The key for an AI provider.
+        "api_key" api_key: Nullable<String>;
+        /// The token for a code host.
+        "token" token: Nullable<String>;
+        /// Headers that requests must have, with exactly these values.
+        "if_headers" if_headers: Nullable<Texts>;
+        /// Query parameters that requests must have, with exactly these values.
+        "if_queries" if_queries: Nullable<Texts>;
+    }
+}
+
+impl InjectionSettings {
+    /// The injection, which is not checked yet.
+    fn injection(self) -> Result<Injection, ApiError> {
+        if self.id.0.is_some() {
+            return Err(ApiError::invalid(format!("id: type {} does not have it", self.kind)));
+        }
+        let secrets = |texts: Texts| {
+            texts
+                .into_iter()
+                .map(|(name, text)| (name, Secret::new(text)))
+                .collect()
+        };
+        Ok(Injection {
+            kind: self.kind,
+            base_url: self.base_url.0,
+            headers: self.headers.0.map(secrets),
+            api_key: self.api_key.0.map(Secret::new),
+            token: self.token.0.map(Secret::new),
+            if_headers: self.if_headers.0,
+            if_queries: self.if_queries.0,
+        })
+    }
+
+    /// The injection or the reference, which is not checked yet.
+    pub(crate) fn item(self) -> Result<InjectionItem, ApiError> {
+        if self.kind != SAVED {
+            return self.injection().map(InjectionItem::Own);
+        }
+        match self.id.0 {
+            Some(id) => Ok(InjectionItem::Saved(SavedInjection::new(id))),
+            None => Err(ApiError::invalid("id: type id requires it")),
+        }
+    }
+}
+
+/// An injection of a request. Which keys are required depends on its type, so the document describes it as a whole.
+pub(crate) struct InjectionValue(pub(crate) InjectionSettings);
+
+impl BodyValue for InjectionValue {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        <InjectionSettings as BodyValue>::read(value, at).map(Self)
+    }
+
+    #[expect(
+        deprecated,
+        reason = "its successor is a list, which not all readers of the document support"
+    )]
+    fn schema() -> RefOr<Schema> {
+        let example = serde_json::json!({
+            "type": "http",
+            "base_url": "https://api.example.com/v1/*",
+            "headers": {"Authorization": "Bearer a-secret"},
+        });
+        ObjectBuilder::new()
+            .schema_type(Type::Object)
+            .example(Some(example))
+            .into()
+    }
+}
+
+body! {
+    /// A rule to save.
+    pub(crate) struct NewInjectionRule {
+        /// The name, unique for the user.
+        "name" name: Name;
+        /// What it injects: `type` and the keys of that type, see [injection](/docs/injection). Type `id` is not allowed.
+        "injection" injection: InjectionValue;
+    }
+}
+
+body! {
+    /// Changes of a rule. What is absent stays as it is.
+    pub(crate) struct InjectionRuleUpdate {
+        /// The name, unique for the user.
+        "name" name: Nullable<Name>;
+        /// What it injects, which replaces the injection before as a whole.
+        "injection" injection: Nullable<InjectionValue>;
+    }
+}
+
+/// An injection as it is shown.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Injection)]
+pub(crate) struct ShownInjection {
+    /// The type, in the word that the request had.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The id of a saved rule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    base_url: Option<String>,
+    /// Masked, unless the owner has signed the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    headers: Option<BTreeMap<String, String>>,
+    /// Masked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    api_key: Option<String>,
+    /// Masked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    token: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    if_headers: Option<BTreeMap<String, String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    if_queries: Option<BTreeMap<String, String>>,
+}
+
+impl ShownInjection {
+    /// An injection without its secrets; with `show_headers`, its headers are shown.
+    fn new(injection: &Injection, show_headers: bool) -> Self {
+        let masked = injection.masked(show_headers);
+        let text = |secret: Secret| secret.expose().to_owned();
+        let texts = |headers: BTreeMap<String, Secret>| headers.into_iter().map(|(name, value)| (name, text(value)));
+        Self {
+            kind: masked.kind,
+            id: None,
+            base_url: masked.base_url,
+            headers: masked.headers.map(|headers| texts(headers).collect()),
+            api_key: masked.api_key.map(text),
+            token: masked.token.map(text),
+            if_headers: masked.if_headers,
+            if_queries: masked.if_queries,
+        }
+    }
+
+    /// An injection of a sandbox, without secrets.
+    pub(crate) fn of_item(item: &InjectionItem) -> Self {
+        match item {
+            InjectionItem::Own(injection) => Self::new(injection, false),
+            InjectionItem::Saved(saved) => Self {
+                kind: SAVED.to_owned(),
+                id: Some(saved.id.clone()),
+                base_url: None,
+                headers: None,
+                api_key: None,
+                token: None,
+                if_headers: None,
+                if_queries: None,
+            },
+        }
+    }
+}
+
+/// A saved rule.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct InjectionRule {
+    #[serde(rename = "ruleID")]
+    rule_id: String,
+    name: String,
+    #[schema(format = DateTime)]
+    created_at: String,
+    #[schema(format = DateTime)]
+    updated_at: String,
+    injection: ShownInjection,
+}
+
+impl InjectionRule {
+    fn new(injections: &Injections, caller: &RuleCaller, row: InjectionRuleRow) -> Result<Self, ApiError> {
+        let injection = injections
+            .open_rule(&row)
+            .map_err(|error| ApiError::internal().caused_by(error))?;
+        Ok(Self {
+            rule_id: row.id,
+            name: row.name,
+            created_at: rfc3339(row.created_us),
+            updated_at: rfc3339(row.updated_us),
+            injection: ShownInjection::new(&injection, caller.0.is_signed),
+        })
+    }
+}
+
+/// The caller of an operation on rules. The operator may require that such requests are signed.
+pub(crate) struct RuleCaller(Caller);
+
+impl FromRequestParts<ApiState> for RuleCaller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut request::Parts, state: &ApiState) -> Result<Self, ApiError> {
+        let caller = Caller::from_request_parts(parts, state).await?;
+        if state.signatures.rules_require_it() && !caller.is_signed {
+            return Err(ApiError::unauthenticated(
+                "this platform requires requests about injection rules to be signed with an access key",
+            ));
+        }
+        Ok(Self(caller))
+    }
+}
+
+/// The id of a rule in a path. Texts that no rule has as its id are ids of no rule.
+#[derive(Debug)]
+pub(crate) struct RulePath(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for RulePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let Path(text) = path.map_err(|_| ApiError::invalid("invalid rule ID: it is not text"))?;
+        if text.contains('\0') {
+            return Err(no_rule(&text));
+        }
+        Ok(Self(text))
+    }
+}
+
+fn no_rule(id: &str) -> ApiError {
+    ApiError::no_key("injection rule", id)
+}
+
+fn name_taken(name: &str) -> ApiError {
+    ApiError::taken(format!("you have an injection rule with the name \"{name}\" already"))
+}
+
+/// Lists the rules of the user, oldest first.
+#[utoipa::path(
+    get,
+    path = "/injection-rules",
+    tag = "injection rules",
+    responses((status = 200, description = "The rules", body = Vec<InjectionRule>))
+)]
+pub(crate) async fn list_injection_rules(
+    State(store): State<Store>,
+    State(injections): State<Arc<Injections>>,
+    caller: RuleCaller,
+) -> Result<Response, ApiError> {
+    let rows = store.injection_rule_list(&caller.0.user).await?;
+    let rules = rows
+        .into_iter()
+        .map(|row| InjectionRule::new(&injections, &caller, row));
+    json(StatusCode::OK, &rules.collect::<Result<Vec<_>, _>>()?)
+}
+
+/// Saves a rule.
+#[utoipa::path(
+    post,
+    path = "/injection-rules",
+    tag = "injection rules",
+    request_body(content = NewInjectionRule),
+    responses(
+        (status = 201, description = "The rule was saved", body = InjectionRule),
+        (status = 409, description = "The user has a rule with this name", body = ErrorBody),
+    )
+)]
+pub(crate) async fn create_injection_rule(
+    State(store): State<Store>,
+    State(clock): State<Clock>,
+    State(injections): State<Arc<Injections>>,
+    caller: RuleCaller,
+    body: RequiredBody<NewInjectionRule>,
+) -> Result<Response, ApiError> {
+    let NewInjectionRule {
+        name: Name(name),
+        injection,
+    } = body.read()?;
+    let injection = injection.0.injection().map_err(|error| error.within("injection"))?;
+    checked(&injections, &injection)?;
+    if store.injection_rule_count(&caller.0.user).await? >= INJECTION_RULES_MAX {
+        let why = format!("you have {INJECTION_RULES_MAX} injection rules, the maximum: delete one first");
+        return Err(ApiError::invalid(why));
+    }
+    let mut random = [0; ID_BYTES];
+    getrandom::fill(&mut random).map_err(|error| ApiError::internal().caused_by(error))?;
+    let digits: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = format!("{ID_PREFIX}{digits}");
+    let now_us = clock.now_us();
+    let sealed = injections.seal_rule(&id, &injection);
+    let row = InjectionRuleRow {
+        injection_sealed: sealed.map_err(|error| ApiError::internal().caused_by(error))?,
+        id,
+        user_id: caller.0.user.clone(),
+        name,
+        created_us: now_us,
+        updated_us: now_us,
+    };
+    match store.injection_rule_insert(&row).await {
+        Err(StoreError::Conflict { .. }) => return Err(name_taken(&row.name)),
+        inserted => inserted?,
+    }
+    tracing::info!(rule.id = row.id, "created an injection rule");
+    json(StatusCode::CREATED, &InjectionRule::new(&injections, &caller, row)?)
+}
+
+fn checked(injections: &Injections, injection: &Injection) -> Result<(), ApiError> {
+    let checked = injections.check_one(injection);
+    checked.map_err(|why| ApiError::invalid(format!("injection.{why}")))
+}
+
+/// Returns a rule.
+#[utoipa::path(
+    get,
+    path = "/injection-rules/{ruleID}",
+    tag = "injection rules",
+    params(("ruleID" = String, Path, description = "The id of the rule.")),
+    responses(
+        (status = 200, description = "The rule", body = InjectionRule),
+        (status = 404, description = "The user has no such rule", body = ErrorBody),
+    )
+)]
+pub(crate) async fn get_injection_rule(
+    State(store): State<Store>,
+    State(injections): State<Arc<Injections>>,
+    caller: RuleCaller,
+    RulePath(id): RulePath,
+) -> Result<Response, ApiError> {
+    match store.injection_rule_of(&caller.0.user, &id).await? {
+        Some(row) => json(StatusCode::OK, &InjectionRule::new(&injections, &caller, row)?),
+        None => Err(no_rule(&id)),
+    }
+}
+
+/// Changes a rule. Running sandboxes that refer to it use the change for new connections.
+#[utoipa::path(
+    put,
+    path = "/injection-rules/{ruleID}",
+    tag = "injection rules",
+    params(("ruleID" = String, Path, description = "The id of the rule.")),
+    request_body(content = InjectionRuleUpdate),
+    responses(
+        (status = 200, description = "The changed rule", body = InjectionRule),
+        (status = 404, description = "The user has no such rule", body = ErrorBody),
+        (status = 409, description = "The user has another rule with this name", body = ErrorBody),
+    )
+)]
+pub(crate) async fn update_injection_rule(
+    State(store): State<Store>,
+    State(clock): State<Clock>,
+    State(injections): State<Arc<Injections>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
+    caller: RuleCaller,
+    RulePath(id): RulePath,
+    body: RequiredBody<InjectionRuleUpdate>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    let name = body.name.0.map(|Name(name)| name);
+    let injection = body.injection.0.map(|InjectionValue(settings)| settings.injection());
+    let injection = injection.transpose().map_err(|error| error.within("injection"))?;
+    if let Some(injection) = &injection {
+        checked(&injections, injection)?;
+    }
+    let sealed = injection.as_ref().map(|injection| injections.seal_rule(&id, injection));
+    let change = InjectionRuleChange {
+        injection_sealed: sealed
+            .transpose()
+            .map_err(|error| ApiError::internal().caused_by(error))?,
+        name,
+        updated_us: clock.now_us(),
+    };
+    let row = match store.injection_rule_update(&caller.0.user, &id, &change).await {
+        Err(StoreError::Conflict { .. }) => return Err(name_taken(change.name.as_deref().unwrap_or_default())),
+        updated => updated?.ok_or_else(|| no_rule(&id))?,
+    };
+    if injection.is_some() {
+        sandboxes.apply_rule(&id).await;
+    }
+    json(StatusCode::OK, &InjectionRule::new(&injections, &caller, row)?)
+}
+
+/// Deletes a rule. Running sandboxes that refer to it no longer use it for new connections.
+#[utoipa::path(
+    delete,
+    path = "/injection-rules/{ruleID}",
+    tag = "injection rules",
+    params(("ruleID" = String, Path, description = "The id of the rule.")),
+    responses(
+        (status = 204, description = "The rule was deleted"),
+        (status = 404, description = "The user has no such rule", body = ErrorBody),
+    )
+)]
+pub(crate) async fn delete_injection_rule(
+    State(store): State<Store>,
+    State(sandboxes): State<Arc<Sandboxes>>,
+    caller: RuleCaller,
+    RulePath(id): RulePath,
+) -> Result<StatusCode, ApiError> {
+    if !store.injection_rule_delete(&caller.0.user, &id).await? {
+        return Err(no_rule(&id));
+    }
+    tracing::info!(rule.id = id, "deleted an injection rule");
+    sandboxes.apply_rule(&id).await;
+    Ok(StatusCode::NO_CONTENT)
+}

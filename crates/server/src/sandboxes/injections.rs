@@ -1,0 +1,140 @@
+//! Changing the injections of sandboxes, and applying changed rules to those that run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::secret::Secret;
+use store::Change;
+use tokio_util::sync::CancellationToken;
+
+use super::Sandboxes;
+use super::change::{ChangeError, check_running};
+use super::registry::SandboxEntry;
+use crate::chain::Chain;
+use crate::injections::SandboxInjections;
+use crate::records::LifecycleEvent;
+
+/// How often rules are compared with those of the database, which servers of other nodes may have changed.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A change of the injections of a sandbox. It was validated.
+#[derive(Debug)]
+pub(crate) enum InjectionUpdate {
+    /// All are replaced.
+    Replace(SandboxInjections),
+    /// The token of its code hosts is replaced.
+    Token(Secret),
+}
+
+impl Sandboxes {
+    /// Changes the injections of a sandbox. Concurrent changes are made one after the other.
+    pub(crate) async fn set_injections(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        update: InjectionUpdate,
+    ) -> Result<(), ChangeError> {
+        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
+        // On a task, so that a client disconnect cannot leave row and node different.
+        let task = self
+            .work
+            .spawn(async move { sandboxes.set_injections_on_task(&entry, update).await });
+        task.await.unwrap_or(Err(ChangeError::TaskFailed))
+    }
+
+    async fn set_injections_on_task(
+        &self,
+        entry: &Arc<SandboxEntry>,
+        update: InjectionUpdate,
+    ) -> Result<(), ChangeError> {
+        check_running(entry)?;
+        let _guard = entry.change_lock.lock().await;
+        check_running(entry)?;
+        let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+        let injections = match update {
+            InjectionUpdate::Replace(injections) => injections,
+            InjectionUpdate::Token(token) => {
+                let before = self.injections.of_sandbox(&row.id).await?;
+                let before = before.ok_or(ChangeError::NoToken)?;
+                let after = self.injections.with_token(before, &token).await?;
+                after.ok_or(ChangeError::NoToken)?
+            }
+        };
+        let sealed = self.injections.seal_sandbox(&row.id, &injections)?;
+        let change = self.rows.sandbox_set_injections(&row.id, row.version, sealed.as_ref());
+        let row = match change.await? {
+            Change::Applied(row) => row,
+            Change::Stale => return Err(ChangeError::Stopping),
+            Change::Missing => return Err(ChangeError::Gone),
+        };
+        entry.update(row.version, row.end_us);
+        entry.set_saved_rules(injections.saved_rules());
+        self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
+        self.set_policy(&row).await
+    }
+
+    /// Applies a changed or deleted rule to the running sandboxes that refer to it.
+    pub(crate) async fn apply_rule(self: &Arc<Self>, id: &str) {
+        self.injections.note_change();
+        let entries: Vec<_> = self
+            .registry
+            .all_running()
+            .into_iter()
+            .filter(|entry| entry.uses_rule(id))
+            .collect();
+        let sandboxes = Arc::clone(self);
+        // On a task, so that a client disconnect leaves no sandbox with the rule before.
+        let task = self.work.spawn(async move {
+            for entry in entries {
+                sandboxes.apply_again(&entry).await;
+            }
+        });
+        let _ = task.await;
+    }
+
+    /// Applies the row of a sandbox and the rules as they are now.
+    pub(crate) async fn apply_again(&self, entry: &SandboxEntry) {
+        let applied = async {
+            let _guard = entry.change_lock.lock().await;
+            check_running(entry)?;
+            let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+            self.set_policy(&row).await
+        };
+        match applied.await {
+            Ok(()) | Err(ChangeError::Gone | ChangeError::Stopping) => {}
+            Err(error) => {
+                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot apply a changed injection rule");
+            }
+        }
+    }
+
+    /// Applies rules that servers of other nodes have changed, until `stop`. Changes of this server are applied at once.
+    pub(crate) async fn follow_rules(self: Arc<Self>, stop: CancellationToken) {
+        let mut seen = None;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(FOLLOW_INTERVAL) => {}
+            }
+            let entries: Vec<_> = self
+                .registry
+                .all_running()
+                .into_iter()
+                .filter(|entry| entry.uses_rules())
+                .collect();
+            if entries.is_empty() {
+                seen = None;
+                continue;
+            }
+            let Ok(stamp) = self.store.injection_rule_stamp().await else {
+                continue;
+            };
+            let before = seen.replace(stamp);
+            if before.is_none_or(|before| before == stamp) {
+                continue;
+            }
+            for entry in entries {
+                self.apply_again(&entry).await;
+            }
+        }
+    }
+}

@@ -49,7 +49,8 @@ impl Ingress {
         let stream = dial::dial(self.node.as_ref(), target, ending)
             .await
             .map_err(|error| instead(error, target))?;
-        // Its limits are those of a head of HTTP/1.1.
+        // The limits for a head of HTTP/1.1 do not apply: a server sends its settings at once, and its response when the
+        // client is done. The HTTP library bounds the frames that it holds; what they cost is shared fairly, as a body.
         let head = Head::default();
         head.complete();
         let stream = GuestStream::new(stream.into(), head, permit);

@@ -22,8 +22,10 @@ const LONGEST: usize = 16 << 10;
 const LET_THROUGH: usize = 3;
 /// What hidden bytes become.
 const MASK: u8 = b'*';
-/// States of an automaton: some megabytes. Forms beyond are not searched for.
-const STATES: usize = 256 << 10;
+/// States of an automaton, about one per byte of a form, each of some 64 bytes: for secrets as they are, and with their
+/// other forms. What is beyond is not searched for.
+const PLAIN_STATES: usize = 64 << 10;
+const STATES: usize = 16 << 10;
 
 /// What finds the secrets of a rule.
 pub(super) struct Masker {
@@ -57,12 +59,15 @@ impl Masker {
             states: vec![State::default()],
             first: [0; 256],
         };
+        let is_hidden = |secret: &&str| (SHORTEST..=LONGEST).contains(&secret.len()) && !is_media_type(secret);
+        let secrets: Vec<&str> = secrets.filter(is_hidden).collect();
+        // All secrets come before other forms of any.
+        let mut are_all = secrets.iter().all(|secret| masker.add(secret.as_bytes(), PLAIN_STATES));
         for secret in secrets {
-            if (SHORTEST..=LONGEST).contains(&secret.len()) && !is_media_type(secret) {
-                for form in forms(secret) {
-                    masker.add(&form);
-                }
-            }
+            are_all &= forms(secret).iter().all(|form| masker.add(form, STATES));
+        }
+        if !are_all {
+            tracing::warn!("secrets are too long, or too many, to hide all their forms in answers");
         }
         masker.link();
         masker
@@ -73,9 +78,10 @@ impl Masker {
         self.states.len() == 1
     }
 
-    fn add(&mut self, form: &[u8]) {
-        if self.states.len() + form.len() > STATES {
-            return tracing::warn!("too many secrets to hide in answers: some are not");
+    /// Searches for one more form, unless that needs more states. Whether it is searched for.
+    fn add(&mut self, form: &[u8], most: usize) -> bool {
+        if self.states.len() + form.len() > most {
+            return false;
         }
         let mut at = 0usize;
         for (depth, byte) in (1u32..).zip(form) {
@@ -95,6 +101,7 @@ impl Masker {
         }
         let state = &mut self.states[at];
         state.ends = state.ends.max(state.depth);
+        true
     }
 
     fn link(&mut self) {
@@ -359,6 +366,16 @@ mod tests {
         assert_eq!(masked(&masker, &[b"012345", b"x"]), b"012345x");
         assert_eq!(masked(&masker, &[b"0123456", b"abcd"]), b"012********");
         assert_eq!(masked(&masker, &[b"01234567890123456789"]), b"********************");
+    }
+
+    #[test]
+    fn many_secrets_are_hidden_at_least_as_they_are() {
+        let secrets: Vec<String> = (0..20).map(|at| format!("{at:02}{}", "x".repeat(2000))).collect();
+        let masker = Masker::new(secrets.iter().map(String::as_str));
+        assert!(masker.states.len() <= PLAIN_STATES);
+        for secret in &secrets {
+            assert!(masked(&masker, &[secret.as_bytes()]).iter().all(|byte| *byte == MASK));
+        }
     }
 
     #[test]

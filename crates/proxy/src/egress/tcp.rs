@@ -312,7 +312,7 @@ impl Target {
                     });
                 }
                 let is_open = |address| closed_to_all(settings, address).is_none();
-                let addresses = resolve(sandbox, known, destination, is_open).await;
+                let addresses = resolve(sandbox, known, destination, intercepted.is_some(), is_open).await;
                 let addresses = addresses.ok_or_else(|| refusal(Reason::DomainAddresses))?;
                 Ok(Self {
                     proxy: None,
@@ -351,7 +351,7 @@ impl Target {
         };
         if target.proxy.is_none() {
             let is_open = |address| is_open(sandbox, policy, address, &host);
-            let addresses = resolve(sandbox, &host, destination, is_open).await;
+            let addresses = resolve(sandbox, &host, destination, true, is_open).await;
             target.addresses = addresses.ok_or_else(|| Refusal {
                 name: Some(host.clone()),
                 reason: Reason::DomainAddresses,
@@ -415,14 +415,20 @@ fn is_open(sandbox: &Sandbox, policy: &EgressPolicy, address: IpAddr, host: &str
     }
 }
 
-/// The addresses of a name that are open, with the port of the destination; none if there are none.
+/// The addresses of a name that are open, with the port of the destination; none if there are none. Names of rules do not
+/// count as queries of the sandbox: there are few, and its connections have a rate.
 async fn resolve(
     sandbox: &Sandbox,
     name: &str,
     destination: SocketAddr,
+    is_of_rule: bool,
     is_open: impl Fn(IpAddr) -> bool,
 ) -> Option<Vec<SocketAddr>> {
-    let addresses = sandbox.shared.resolver.addresses(name, &sandbox.client).await;
+    let resolver = &sandbox.shared.resolver;
+    let addresses = match is_of_rule {
+        true => resolver.addresses_unlimited(name, &sandbox.client).await,
+        false => resolver.addresses(name, &sandbox.client).await,
+    };
     let mut addresses: Vec<IpAddr> = addresses.unwrap_or_default();
     addresses.retain(|address| is_open(*address));
     // The one that the sandbox chose, then those of its family.

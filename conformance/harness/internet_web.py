@@ -9,12 +9,15 @@
 | `/ws` | WebSocket: echo of every message |
 | `/files/...` | a file |
 | `/git/...` | git's own CGI program |
+| `/headers/...` | JSON: the headers of the request, of each value the SHA-256 |
+| any at `github.com` | git's own CGI program, for those who have a token; `slow.git` answers after a minute |
 | any other | JSON: which address, server name, Host and path the request arrived at, and number and SHA-256 of its bytes |
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import os
@@ -64,7 +67,13 @@ class Web(BaseHTTPRequestHandler):
         if first == "ws":
             return self.websocket()
         body = self.body()
-        if first == "bytes":
+        if self.arrived.name == "github.com":
+            self.code_host(url, body)
+        elif first == "headers":
+            # Not the values, which the gateway hides in answers if they are secrets.
+            headers = {name.lower(): hashlib.sha256(value.encode()).hexdigest() for name, value in self.headers.items()}
+            self.reply(200, {"Content-Type": "application/json"}, json.dumps(headers).encode())
+        elif first == "bytes":
             count = int(rest)
             self.head(200, {"Content-Length": str(count)})
             for start in range(0, count, len(BLOCK)):
@@ -111,7 +120,22 @@ class Web(BaseHTTPRequestHandler):
             return self.reply(200, {"Content-Type": "application/octet-stream"}, path.read_bytes())
         return self.reply(404, {}, b"")
 
-    def git(self, url: Any, body: bytes) -> None:
+    def code_host(self, url: Any, body: bytes) -> None:
+        root = self.documents / "code_host"
+        tokens = (root / "tokens").read_text().split()
+        accepted = [base64.b64encode(f"x-access-token:{token}".encode()).decode() for token in tokens]
+        if self.headers.get("Authorization") not in [f"Basic {pair}" for pair in accepted]:
+            return self.reply(401, {"WWW-Authenticate": 'Basic realm="code host"'}, b"")
+        name = "/".join(url.path.split("/")[1:3]).lower()
+        if name == "octocat/slow.git":
+            time.sleep(60)
+        if not (root / name).is_dir():
+            return self.reply(404, {}, b"Repository not found.")
+        self.git(url, body, root, url.path.lower())
+
+    def git(self, url: Any, body: bytes, root: Path | None = None, path: str | None = None) -> None:
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
         ran = subprocess.run(
             ["git", "http-backend"],
             input=body,
@@ -121,15 +145,14 @@ class Web(BaseHTTPRequestHandler):
                 "GIT_CONFIG_COUNT": "1",
                 "GIT_CONFIG_KEY_0": "safe.directory",
                 "GIT_CONFIG_VALUE_0": "*",
-                "GIT_PROJECT_ROOT": str(self.documents),
+                "GIT_PROJECT_ROOT": str(root or self.documents),
                 "GIT_HTTP_EXPORT_ALL": "1",
                 "REMOTE_USER": "user",
                 "REQUEST_METHOD": self.command,
-                "PATH_INFO": url.path.removeprefix("/git"),
+                "PATH_INFO": path or url.path.removeprefix("/git"),
                 "QUERY_STRING": url.query,
                 "CONTENT_TYPE": self.headers.get("Content-Type", ""),
                 "CONTENT_LENGTH": str(len(body)),
-                "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
                 "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
             },
         ).stdout

@@ -29,7 +29,7 @@ def secure_platform_on_the_internet(directory: Path, egress: str = "") -> Iterat
     (directory / "internet").mkdir(parents=True)
     with Internet(directory / "internet") as internet:
         with Capture(LINK, destined_to([DENIED])) as capture:
-            config = f'[egress]\nresolvers = "{RESOLVER}:53"\n{egress}'
+            config = f'[egress]\nresolvers = "{RESOLVER}:53"\nca_file = "{internet.authority}"\n{egress}'
             with secure_platform(directory / "data", config) as platform:
                 yield platform, internet
             assert capture.packets() == []

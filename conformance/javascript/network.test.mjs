@@ -3,8 +3,10 @@
 // fake internet checks at the end; each denial has a twin that is allowed.
 
 import assert from 'node:assert/strict'
+import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
+import * as e2b from 'e2b'
 import { Sandbox, SandboxError } from 'e2b'
 import { program, sandboxFor, until } from './harness.mjs'
 
@@ -72,6 +74,33 @@ test('the policy is told', async (t) => {
   assert.deepEqual(await reached(sandbox, 'https://www.example.com/', 'https://shut.example.net/'), [true, false])
   const { network } = await sandbox.getInfo()
   assert.deepEqual([network.allowOut, network.denyOut], [['www.example.com'], ['0.0.0.0/0']])
+})
+
+const { Secret, SecretNotFoundError } = e2b
+
+// Older versions of the SDK do not have secrets.
+if (Secret) test('secrets are set as headers, and changed', async (t) => {
+  const secret = await Secret.create('JS-key', 'js-first-value', { metadata: { a: 'b' } })
+  t.after(() => Secret.destroy(secret.secretId))
+  assert.deepEqual([secret.name, secret.version, secret.metadata], ['js-key', 1, { a: 'b' }])
+  const value = Secret.fill('js-key')
+  const rules = { 'www.example.com': [{ transform: { headers: { 'X-Key': value } } }] }
+  const sandbox = await sandboxFor(t, { network: { rules } })
+  const digest = (text) => createHash('sha256').update(text).digest('hex')
+  // Once nothing is set any more, the connection is not intercepted, and the authority of the site is not trusted inside.
+  const curl = 'curl -sS -k --http1.1 https://www.example.com/headers/'
+  const seen = async () => JSON.parse((await sandbox.commands.run(curl)).stdout)
+  assert.equal((await seen())['x-key'], digest('js-first-value'))
+  assert.equal((await Secret.update('js-key', 'js-second-value')).version, 2)
+  assert.equal((await seen())['x-key'], digest('js-second-value'))
+  assert.deepEqual((await sandbox.getInfo()).network.rules['www.example.com'][0].transform.headers, { 'X-Key': value })
+  assert.equal((await Secret.getInfo('js-key')).version, 2)
+  assert((await Secret.list({ limit: 100 }).nextItems()).some(({ name }) => name === 'js-key'))
+  await assert.rejects(sandbox.updateNetwork({ rules: { 'www.example.com': [{ transform: { headers: { a: Secret.fill('no') } } }] } }))
+  assert.equal(await Secret.exists('no'), false)
+  await assert.rejects(Secret.getInfo('no'), SecretNotFoundError)
+  assert.equal(await Secret.destroy('js-key'), true)
+  assert.equal((await seen())['x-key'], undefined)
 })
 
 /** Starts the server that shows what reached it and waits until a browser would see it. */

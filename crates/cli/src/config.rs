@@ -11,6 +11,7 @@ mod https;
 mod injection;
 pub(crate) mod keys;
 mod mcp;
+mod repositories;
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,8 @@ use std::path::{Path, PathBuf};
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
 use server::settings::{
-    BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, McpSettings, Network, RecordSettings, TeamLimits,
+    BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, McpSettings, Network, RecordSettings, RepositorySettings,
+    TeamLimits,
 };
 
 use self::keys::{Key, Kind};
@@ -177,6 +179,8 @@ pub(crate) struct Config {
     pub(crate) egress_ca_file: Option<PathBuf>,
     /// The documentation endpoint.
     pub(crate) mcp: McpSettings,
+    /// Repositories that sandboxes get, except where their copies are kept.
+    pub(crate) repositories: RepositorySettings,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
@@ -275,6 +279,7 @@ impl Sources {
             limits: given.limits()?,
             connections: given.connections()?,
             mcp: given.mcp()?,
+            repositories: given.repositories()?,
             capacity: CapacitySettings {
                 memory_floor_mb: number(
                     keys::CAPACITY_MEMORY_FLOOR_MB,

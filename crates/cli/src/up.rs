@@ -16,7 +16,7 @@ use server::clock::Clock;
 use server::lease::{NodeIdentity, NodeLease};
 use server::operator::OperatorSocket;
 use server::server::Server;
-use server::settings::ConnectionLimits;
+use server::settings::{ConnectionLimits, RepositorySettings};
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -222,6 +222,10 @@ async fn start(
             records: settings.records.clone(),
             always_secure: settings.always_secure,
             mcp: settings.mcp.clone(),
+            repositories: RepositorySettings {
+                directory: Some(dir.path().join("repositories")),
+                ..settings.repositories.clone()
+            },
             resources: settings.resources,
             egress,
             tls,

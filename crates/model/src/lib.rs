@@ -11,6 +11,7 @@ pub mod lifecycle;
 pub mod limits;
 pub mod log;
 pub mod network;
+pub mod repository;
 pub mod resources;
 pub mod sandbox;
 pub mod secret;

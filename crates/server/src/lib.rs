@@ -31,6 +31,7 @@ mod outcome;
 pub mod peers;
 mod readers;
 mod records;
+mod repositories;
 mod sandboxes;
 pub mod seal;
 mod secrets;

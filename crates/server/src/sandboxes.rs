@@ -17,6 +17,7 @@ pub(crate) mod network;
 pub(crate) mod node_events;
 pub(crate) mod policy;
 pub(crate) mod registry;
+pub(crate) mod repositories;
 mod stop;
 
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use crate::keys::TokenSeed;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::records::Records;
+use crate::repositories::Repositories;
 
 /// Pause before another attempt to end a sandbox that failed to start.
 const DISCARD_RETRY: Duration = Duration::from_secs(1);
@@ -64,6 +66,8 @@ pub(crate) struct Sandboxes {
     pub(crate) policies: Policies,
     /// What is injected into their requests.
     pub(crate) injections: Arc<Injections>,
+    /// Prepares their repositories.
+    pub(crate) repositories: Repositories,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: TaskTracker,

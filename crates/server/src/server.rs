@@ -31,6 +31,7 @@ use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
 use crate::readers::Readers;
 use crate::records::Records;
+use crate::repositories::Repositories;
 pub use crate::sandboxes::adopt::AdoptError;
 use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::node_events::StopSignals;
@@ -117,6 +118,7 @@ impl Server {
             providers,
             signing,
             egress,
+            repositories,
         } = settings;
         let handle = NodeHandle::new(Arc::clone(&node));
         let longest_s = limits.longest_lifetime_s();
@@ -136,7 +138,9 @@ impl Server {
         let injections = Arc::new(Injections::new(store.clone(), sealer.clone(), providers));
         let signatures = Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing);
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
+        let means = (handle.clone(), tokens.clone(), clock.clone(), work.clone());
         let sandboxes = Arc::new(Sandboxes {
+            repositories: Repositories::new(repositories, means),
             store: store.clone(),
             rows,
             node: handle.clone(),

@@ -1,6 +1,7 @@
 //! Settings of a server, chosen by the operator.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use model::injection::provider::Providers;
@@ -56,6 +57,8 @@ pub struct ServerSettings {
     pub signing: SigningSettings,
     /// The rules for connections from sandboxes that the nodes apply, by which requests are refused early.
     pub egress: EgressSettings,
+    /// Repositories that sandboxes get.
+    pub repositories: RepositorySettings,
 }
 
 impl ServerSettings {
@@ -79,6 +82,48 @@ impl ServerSettings {
             providers: Providers::default(),
             signing: SigningSettings::default(),
             egress: EgressSettings::default(),
+            repositories: RepositorySettings::default(),
+        }
+    }
+}
+
+/// Settings of the repositories that sandboxes get.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepositorySettings {
+    /// Where copies are kept; none to keep none.
+    pub directory: Option<PathBuf>,
+    /// How long all repositories of a create request together may take, in seconds; at most [`Self::CLONE_TIMEOUT_MAX_S`].
+    pub clone_timeout_s: u32,
+    /// The age from which a copy that lacks something is replaced, in seconds.
+    pub soft_age_s: u32,
+    /// The age from which a copy is not used any more, in seconds.
+    pub hard_age_s: u32,
+    /// Maximum size of one copy, in bytes.
+    pub bundle_bytes: u64,
+    /// Maximum size of all copies of a team, in bytes.
+    pub team_bytes: u64,
+    /// Maximum size of all copies, in bytes.
+    pub total_bytes: u64,
+    /// Maximum number of copies.
+    pub mirrors: usize,
+}
+
+impl RepositorySettings {
+    /// Longest time limit for repositories, in seconds: clients give up after 60 s.
+    pub const CLONE_TIMEOUT_MAX_S: u32 = 50;
+}
+
+impl Default for RepositorySettings {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            clone_timeout_s: 45,
+            soft_age_s: 300,
+            hard_age_s: 24 * 3600,
+            bundle_bytes: 512 << 20,
+            team_bytes: 2 << 30,
+            total_bytes: 8 << 30,
+            mirrors: 1000,
         }
     }
 }

@@ -161,6 +161,30 @@ keys! {
         "mcp.suffix", None, Text, "svc",
         "Suffix of the names of its tools, such as search_docs_svc: 1 to 32 letters, digits, - and _.",
     },
+    REPOSITORIES_CLONE_TIMEOUT_S = {
+        "repositories.clone_timeout_s", None, Integer, "45",
+        "Maximum time that a create request waits for its repositories, in seconds, from 1 to 50.",
+    },
+    REPOSITORIES_SOFT_AGE_S = {
+        "repositories.soft_age_s", None, Integer, "300",
+        "Age from which the copy of a repository that lacks something is replaced, in seconds.",
+    },
+    REPOSITORIES_HARD_AGE_S = {
+        "repositories.hard_age_s", None, Integer, "86400",
+        "Age from which the copy of a repository is not used any more, in seconds.",
+    },
+    REPOSITORIES_COPY_MB = {
+        "repositories.copy_mb", None, Integer, "512",
+        "Maximum size of the copy of one repository, in MiB.",
+    },
+    REPOSITORIES_TEAM_MB = {
+        "repositories.team_mb", None, Integer, "2048",
+        "Maximum size of the copies of the repositories of one team, in MiB.",
+    },
+    REPOSITORIES_TOTAL_MB = {
+        "repositories.total_mb", None, Integer, "8192",
+        "Maximum size of the copies of all repositories, in MiB; 0 keeps none.",
+    },
     LOG_FORMAT = {
         "log_format", Some("--log-format"), Text, "text",
         "Log format on stderr: text, or json with one object per line.",

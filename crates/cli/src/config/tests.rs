@@ -108,6 +108,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             // The only value with which others are accepted.
             Kind::Boolean if key.name == "acme.accept_terms" => ("true", "true".to_owned()),
             Kind::Boolean => ("false", "false".to_owned()),
+            Kind::Integer if key.name == "repositories.clone_timeout_s" => ("50", "50".to_owned()),
             Kind::Integer => ("64", "64".to_owned()),
             Kind::Hosts => (
                 "a.b=10.0.0.1,a.b=::1,c=10.0.0.2",

@@ -10,6 +10,7 @@ use crate::egress_proxy::{InvalidProxy, ProxySpec};
 use crate::header_rules::{HeaderRules, InvalidRules, RulesSpec};
 use crate::limits::HOST_MASK_MAX;
 use crate::network::{Cidr, DomainPattern, EgressPolicy};
+use crate::secret::Secret;
 
 /// The text for all addresses, in requests and answers.
 const ALL_ADDRESSES: &str = "0.0.0.0/0";
@@ -42,6 +43,12 @@ pub struct NetworkSpec {
     /// The same as stored: JSON, encrypted by the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rules_sealed: Option<String>,
+    /// The token for its repositories. It is never stored.
+    #[serde(skip)]
+    pub repository_token: Option<Secret>,
+    /// The same as stored: encrypted by the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repository_token_sealed: Option<String>,
     /// The host that requests to its ports have inside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_request_host: Option<HostMask>,
@@ -61,6 +68,8 @@ impl Default for NetworkSpec {
             rules: RulesSpec::new(),
             rules_shown: RulesSpec::new(),
             rules_sealed: None,
+            repository_token: None,
+            repository_token_sealed: None,
             mask_request_host: None,
             https_ports: Vec::new(),
         }
@@ -284,7 +293,6 @@ impl fmt::Display for HostMask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::secret::Secret;
 
     fn texts(entries: &[&str]) -> Vec<String> {
         entries.iter().map(|entry| (*entry).to_owned()).collect()

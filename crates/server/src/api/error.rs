@@ -18,6 +18,7 @@ use crate::authentication::AuthenticationError;
 use crate::chain::Chain;
 use crate::keys::InvalidKey;
 use crate::outcome::CreateOutcome;
+use crate::repositories::RepositoryError;
 use crate::sandboxes::change::ChangeError;
 use crate::sandboxes::create::CreateError;
 use crate::sandboxes::elsewhere::AbsentError;
@@ -209,6 +210,15 @@ impl ApiError {
             RulesError::Store(error) => error.into(),
             RulesError::Invalid(why) => Self::invalid(format!("{prefix}{why}")),
         }
+    }
+
+    /// The same error, with the advice to send the request again if that is safe because of its idempotency key.
+    pub(crate) fn or_retry_with_key(mut self) -> Self {
+        if self.status == StatusCode::REQUEST_TIMEOUT {
+            self.message
+                .push_str(": send the request again with the same Idempotency-Key");
+        }
+        self
     }
 
     /// 409: there is one of that name.
@@ -413,6 +423,20 @@ impl From<CreateError> for ApiError {
             CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
             CreateError::NoCapacity { retry_after_s, .. } => Self::no_capacity(retry_after_s).caused_by(error),
+            CreateError::Repositories(RepositoryError::Refused(why)) => Self::invalid(format!("resources: {why}")),
+            CreateError::Repositories(RepositoryError::TimedOut { limit_s }) => Self::new(
+                StatusCode::REQUEST_TIMEOUT,
+                format!(
+                    "cloning the repositories in resources took longer than {limit_s} s, and the sandbox was ended"
+                ),
+            ),
+            CreateError::Repositories(RepositoryError::Unreachable { ref url, .. }) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("repository {url} could not be fetched from the code host: try again later"),
+            )
+            .code("repository_unavailable")
+            .caused_by(error),
+            CreateError::Repositories(RepositoryError::Sandbox(_)) => failed(error),
             CreateError::Seal(_) | CreateError::Node(_) | CreateError::Died | CreateError::TaskFailed => failed(error),
         }
     }

@@ -20,18 +20,24 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
 use super::idempotency::KeyClaim;
+use super::repositories::preparation_policy;
 use crate::admission::Admission;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
 use crate::records::LifecycleEvent;
+use crate::repositories::{Repository, RepositoryError, Target};
 use crate::seal::SealError;
 
+/// The file system of sandboxes.
+const IMAGE: Image = Image::Base;
 /// User that runs commands and owns files unless a request names another one.
 const DEFAULT_USER: &str = "user";
 /// How long a sandbox may take to start. Together with the time limit for a request body, this is well below the time
 /// limit for answering a request.
 const CREATE_BOUND: Duration = Duration::from_secs(30);
+/// How long a sandbox with repositories may take to start, besides the time for them.
+const START_BOUND: Duration = Duration::from_secs(15);
 
 /// An admitted create request.
 #[derive(Debug)]
@@ -46,6 +52,8 @@ pub(crate) struct CreateRequest {
     pub(crate) spec: SandboxSpec,
     /// What is injected into its requests.
     pub(crate) injections: SandboxInjections,
+    /// The repositories that it gets before it is announced.
+    pub(crate) repositories: Vec<Repository>,
     /// Its share of the team's quota and of the host.
     pub(crate) admission: Admission,
     /// The claim of the request's idempotency key, if it had one.
@@ -76,6 +84,8 @@ pub(crate) enum CreateError {
         /// Seconds until there may be capacity.
         retry_after_s: u32,
     },
+    #[error(transparent)]
+    Repositories(#[from] RepositoryError),
     #[error("the sandbox did not start in time")]
     TimedOut,
     #[error("the sandbox ended while it was starting")]
@@ -89,6 +99,10 @@ impl Sandboxes {
     /// because its client was told that there is none.
     pub(crate) async fn create(self: &Arc<Self>, create: CreateRequest) -> Result<Created, CreateError> {
         let id = create.id.clone();
+        let bound = match create.repositories.is_empty() {
+            true => CREATE_BOUND,
+            false => self.repositories.limit() + START_BOUND,
+        };
         let sandboxes = Arc::clone(self);
         // Set by the first to decide: the task (created) or the timeout (not created).
         let decided = Arc::new(AtomicBool::new(false));
@@ -96,7 +110,7 @@ impl Sandboxes {
             let decided = Arc::clone(&decided);
             async move { Box::pin(sandboxes.create_claimed(create, &decided)).await }
         });
-        let result = match tokio::time::timeout(CREATE_BOUND, &mut task).await {
+        let result = match tokio::time::timeout(bound, &mut task).await {
             Ok(result) => result,
             Err(_) if decided.swap(true, Ordering::AcqRel) => task.await,
             Err(_) => {
@@ -140,6 +154,7 @@ impl Sandboxes {
         self.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
             Err(CreateError::NoCapacity { .. }) => CreateOutcome::NoCapacity,
+            Err(CreateError::Repositories(RepositoryError::Refused(_))) => CreateOutcome::Refused,
             Err(_) => CreateOutcome::Failed,
         });
         match (claim, &result) {
@@ -157,6 +172,7 @@ impl Sandboxes {
             user,
             mut spec,
             injections,
+            repositories,
             admission,
             claim: _,
         } = create;
@@ -178,7 +194,11 @@ impl Sandboxes {
             }
         };
 
-        let started = match self.node.start(self.start_request(&row, env_vars, egress)).await {
+        let first = match repositories.is_empty() {
+            true => egress.clone(),
+            false => preparation_policy(&egress),
+        };
+        let started = match self.node.start(self.start_request(&row, env_vars, first)).await {
             Ok(started) => started,
             Err(error) => {
                 if matches!(error, NodeError::Unreachable(_)) {
@@ -197,6 +217,11 @@ impl Sandboxes {
                     }
                 });
             }
+        };
+
+        let prepared = match repositories.is_empty() {
+            true => None,
+            false => Some(self.prepare(&row, &repositories, egress).await?),
         };
 
         // The start does not count as lifetime, so the times are taken now.
@@ -234,7 +259,37 @@ impl Sandboxes {
         self.records.log_event(&row.id, &LifecycleEvent::Created(&row));
         let mut stages = vec![Stage::new("store", store_time)];
         stages.extend(started.stages);
+        stages.extend(prepared);
         Ok(Created { row, stages })
+    }
+
+    /// Gets the repositories of a sandbox that has just started, and applies its policy. If that fails, the sandbox is
+    /// ended.
+    async fn prepare(
+        self: &Arc<Self>,
+        row: &SandboxRow,
+        repositories: &[Repository],
+        egress: EgressPolicy,
+    ) -> Result<Stage, CreateError> {
+        let clock = Instant::now();
+        let target = Target {
+            id: &row.id,
+            team: &row.team_id,
+            user: DEFAULT_USER,
+            // Only the built-in template exists, and it runs no code of a user before it is announced.
+            is_trusted: matches!(IMAGE, Image::Base),
+        };
+        let result = match self.repositories.prepare(target, repositories).await {
+            Ok(()) => self.node.set_egress(&row.id, egress).await.map_err(CreateError::Node),
+            Err(error) => Err(error.into()),
+        };
+        match result {
+            Ok(()) => Ok(Stage::new("repositories", clock.elapsed())),
+            Err(error) => {
+                self.discard(&row.id).await;
+                Err(error)
+            }
+        }
     }
 
     fn row_of(&self, id: SandboxId, team: TeamId, user: UserId, spec: SandboxSpec) -> NewSandbox {
@@ -275,7 +330,7 @@ impl Sandboxes {
         StartSandbox {
             id: row.id.clone(),
             template: row.template_id.clone(),
-            image: Image::Base,
+            image: IMAGE,
             resources,
             init: Init {
                 env_vars: Some(env_vars.into_map()),

@@ -49,14 +49,25 @@ impl Sandboxes {
         check_running(entry)?;
         let _guard = entry.change_lock.lock().await;
         check_running(entry)?;
-        let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+        let mut row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let injections = match update {
             InjectionUpdate::Replace(injections) => injections,
             InjectionUpdate::Token(token) => {
-                let before = self.injections.of_sandbox(&row.id).await?;
-                let before = before.ok_or(ChangeError::NoToken)?;
-                let after = self.injections.with_token(before, &token).await?;
-                after.ok_or(ChangeError::NoToken)?
+                let has_repositories;
+                (row, has_repositories) = self.store_repository_token(row, &token).await?;
+                let after = match self.injections.of_sandbox(&row.id).await? {
+                    Some(before) => self.injections.with_token(before, &token).await?,
+                    None => None,
+                };
+                match after {
+                    Some(after) => after,
+                    None if has_repositories => {
+                        entry.update(row.version, row.end_us);
+                        self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
+                        return self.set_policy(&row).await;
+                    }
+                    None => return Err(ChangeError::NoToken),
+                }
             }
         };
         let sealed = self.injections.seal_sandbox(&row.id, &injections)?;

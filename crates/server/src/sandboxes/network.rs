@@ -93,6 +93,7 @@ fn replace_egress(row: &SandboxRow, egress: NetworkSpec) -> Option<NetworkSpec> 
         allow_public_traffic: row.allow_public_traffic,
         mask_request_host: before.mask_request_host,
         https_ports: before.https_ports,
+        repository_token_sealed: before.repository_token_sealed,
         ..egress
     })
 }

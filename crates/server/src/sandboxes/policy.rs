@@ -81,6 +81,10 @@ impl Policies {
             let sealed = self.sealer.seal(&rules_owner(id), &rules);
             network.rules_sealed = Some(sealed.expect("the kernel has random bytes"));
         }
+        if let Some(token) = &network.repository_token {
+            let sealed = self.sealer.seal(&token_owner(id), token.expose());
+            network.repository_token_sealed = Some(sealed.expect("the kernel has random bytes"));
+        }
         serde_json::to_string(&network).expect("flags and texts are always JSON")
     }
 
@@ -119,8 +123,10 @@ impl Policies {
     pub(super) async fn of(&self, row: &SandboxRow, context: PolicyContext) -> Result<EgressPolicy, StoreError> {
         let PolicyContext {
             default_allow,
-            mut rules,
+            rules: injected,
         } = context;
+        let mut rules = self.repository_rules(row);
+        rules.extend(injected);
         rules.extend(self.header_rules(row).await?);
         let interception = Some(self.interception(&row.id, rules));
         Ok(match self.read(row) {
@@ -157,6 +163,11 @@ impl Policies {
 /// The owner of the sealed header rules of a sandbox.
 pub(super) fn rules_owner(id: &SandboxId) -> String {
     format!("network-rules/{id}")
+}
+
+/// The owner of the sealed token of a sandbox.
+pub(super) fn token_owner(id: &SandboxId) -> String {
+    format!("repository-token/{id}")
 }
 
 /// The owner of the sealed password of a sandbox.

@@ -230,11 +230,6 @@ async fn unsupported_features_are_refused_by_name() {
     )
     .await;
     assert!(reply.error(400).contains("secure"), "{reply:?}");
-    let items = |count| format!("\"resources\":{}", json!(vec![json!({}); count]));
-    let at_limit = create(&platform, "/sandboxes", &items(20)).await;
-    assert!(at_limit.error(400).contains("not available"), "{at_limit:?}");
-    let over = create(&platform, "/sandboxes", &items(21)).await;
-    assert!(over.error(400).contains("maximum number of items is 20"), "{over:?}");
     assert!(platform.node.started.lock().is_empty());
 }
 

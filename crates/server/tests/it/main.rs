@@ -28,6 +28,7 @@ mod not_built;
 mod openapi;
 mod operations;
 mod platform;
+mod repositories;
 mod sandbox_metrics;
 mod secrets;
 mod signed;

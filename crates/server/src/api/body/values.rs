@@ -10,6 +10,7 @@ use model::limits::{
     DEFAULT_MAX_LIFETIME_S, DNS_SERVER_MAX, EGRESS_ENTRY_MAX, HOST_MASK_MAX, NAME_MAX, PROXY_ADDRESS_MAX, PROXY_CA_MAX,
     PROXY_CREDENTIAL_MAX, PROXY_SERVER_NAME_MAX, is_name,
 };
+use model::repository::{MountPath, REPOSITORY_TOKEN_MAX, RepositoryUrl};
 use model::secret::Secret;
 use protocol::agent;
 use serde_json::Value;
@@ -359,6 +360,10 @@ impl<T: BodyValue, const MIN: usize, const MAX: usize> BodyValue for List<T, MIN
             .max_items(Some(MAX))
             .into()
     }
+
+    fn components(components: &mut Components) {
+        T::components(components);
+    }
 }
 
 /// An object of strings.
@@ -400,6 +405,78 @@ impl BodyValue for Variables {
             schema_of(Type::String).pattern(Some(r"^[^=\x00]+$")),
             schema_of(Type::String).pattern(Some(r"^[^\x00]*$")),
         )
+    }
+}
+
+/// The type of a resource.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ResourceType;
+
+impl BodyValue for ResourceType {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        match String::read(value, at)?.as_str() {
+            "code_host_repository" | "github_repository" => Ok(Self),
+            _ => Err(at.error("value must be code_host_repository or github_repository; there are no other resources")),
+        }
+    }
+
+    fn schema() -> RefOr<Schema> {
+        let words = ["code_host_repository", "github_repository"];
+        schema_of(Type::String).enum_values(Some(words)).into()
+    }
+}
+
+/// The address of a repository.
+#[derive(Debug)]
+pub(crate) struct RepositoryAddress(pub(crate) RepositoryUrl);
+
+impl BodyValue for RepositoryAddress {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let url = String::read(value, at)?.parse::<RepositoryUrl>();
+        url.map(Self).map_err(|error| at.error(error))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("https://github.com/octocat/hello-world").into()
+    }
+}
+
+/// The path of a working tree.
+#[derive(Debug)]
+pub(crate) struct WorkingTreePath(pub(crate) MountPath);
+
+impl BodyValue for WorkingTreePath {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let path = String::read(value, at)?.parse::<MountPath>();
+        path.map(Self).map_err(|error| at.error(error))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        example("/home/user/hello-world").into()
+    }
+}
+
+/// A token for a code host.
+#[derive(Debug)]
+pub(crate) struct RepositoryToken(pub(crate) Secret);
+
+impl BodyValue for RepositoryToken {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let token = String::read(value, at)?;
+        let fits = (1..=REPOSITORY_TOKEN_MAX).contains(&token.len());
+        if !fits || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(at.error(format_args!(
+                "value must have 1 to {REPOSITORY_TOKEN_MAX} visible ASCII characters"
+            )));
+        }
+        Ok(Self(Secret::new(token)))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        schema_of(Type::String)
+            .min_length(Some(1))
+            .max_length(Some(REPOSITORY_TOKEN_MAX))
+            .into()
     }
 }
 

@@ -23,7 +23,8 @@ use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Body, Lenient, Nullable, body};
 use crate::api::body::values::{
-    AnyArray, AnyObject, HttpsPort, Lifetime, List, RequestHost, TemplateReference, Texts, Variables,
+    AnyArray, AnyObject, HttpsPort, Lifetime, List, RepositoryAddress, RepositoryToken, RequestHost, ResourceType,
+    TemplateReference, Texts, Variables, WorkingTreePath,
 };
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::injection_rules::InjectionValue;
@@ -31,8 +32,10 @@ use crate::api::json::json;
 use crate::api::state::ApiState;
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
+use crate::repositories::{Repository, RepositoryRequest};
 use crate::sandboxes::create::CreateRequest;
 use crate::sandboxes::idempotency::{Claimed, IdempotencyKey, KeyedRequest, StoredSandbox};
+use crate::sandboxes::repositories::code_hosts;
 use crate::templates::TemplateName;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -83,7 +86,8 @@ body! {
         "volumeMounts" volume_mounts: Option<AnyArray<{ usize::MAX }>> => hidden;
         /// Headers that are set on its HTTPS requests: `type` and the keys of that type, see [injection](/docs/injection).
         "injections" injections: Option<List<InjectionValue, 0, ATTACHMENTS_MAX>>;
-        "resources" resources: Option<AnyArray<ATTACHMENTS_MAX>> => hidden;
+        /// Repositories that it gets as working trees before the request is answered.
+        "resources" resources: Option<List<SandboxResource, 0, ATTACHMENTS_MAX>>;
         ignored {
             /// Used by clients to set up MCP servers in the sandbox; ignored by the platform.
             "mcp": Nullable<AnyObject>;
@@ -184,6 +188,7 @@ body! {
             body = ErrorBody,
             headers(("Retry-After" = u32, description = "Seconds after which a retry may work")),
         ),
+        (status = 408, description = "Cloning the repositories took too long, and the sandbox was ended", body = ErrorBody),
         (status = 504, description = "The sandbox did not start in time and was ended", body = ErrorBody),
     )
 )]
@@ -240,6 +245,7 @@ pub(crate) async fn create_sandbox_v1(
             body = ErrorBody,
             headers(("Retry-After" = u32, description = "Seconds after which a retry may work")),
         ),
+        (status = 408, description = "Cloning the repositories took too long, and the sandbox was ended", body = ErrorBody),
         (status = 504, description = "The sandbox did not start in time and was ended", body = ErrorBody),
     )
 )]
@@ -252,6 +258,22 @@ pub(crate) async fn create_sandbox(
     create(&state, &caller, (key, &body), ApiVersion::V2).await
 }
 
+body! {
+    /// A repository that a sandbox gets as a working tree.
+    pub(super) struct SandboxResource {
+        /// The repository: `https://github.com/OWNER/NAME`, or `git@github.com:OWNER/NAME`.
+        "url" url: RepositoryAddress;
+        /// Where the working tree stands: an absolute path, which must not exist or be an empty directory.
+        "mount_path" mount_path: WorkingTreePath;
+        /// The token with which it is fetched. It is never in the sandbox, and requests of git inside get it outside. The
+        /// same for all repositories of a sandbox.
+        "authorization_token" token: RepositoryToken;
+        ignored {
+            "type": ResourceType;
+        }
+    }
+}
+
 async fn create<T: Body + Into<CreateParameters>>(
     state: &ApiState,
     caller: &Caller,
@@ -259,6 +281,7 @@ async fn create<T: Body + Into<CreateParameters>>(
     version: ApiVersion,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
+    let has_key = request.0.0.is_some();
     // After acceptance, the create task counts the outcome itself: the client may have disconnected by then.
     let create = match accept(state, caller, request, version).await {
         Ok(Accepted::New(create)) => *create,
@@ -272,7 +295,10 @@ async fn create<T: Body + Into<CreateParameters>>(
         }
     };
     let resolve_time = begun.elapsed();
-    let created = state.sandboxes.create(create).await?;
+    let created = state.sandboxes.create(create).await.map_err(|error| match has_key {
+        true => ApiError::from(error).or_retry_with_key(),
+        false => error.into(),
+    })?;
 
     let mut stages = vec![
         Stage::new("auth", caller.auth_time),
@@ -343,11 +369,30 @@ async fn prepare(
 ) -> Result<Box<CreateRequest>, ApiError> {
     let (template, build) = name.find_build(&state.store, &caller.team).await?;
     let mut parameters = parameters;
+    let resources = parameters.common.resources()?;
     let injections = SandboxInjections {
         user: caller.user.clone(),
         items: injections::items(parameters.common.injections.take().unwrap_or(List(Vec::new())))?,
     };
-    let spec = parameters.spec(caller, (template, build), &name.name)?;
+    let mut spec = parameters.spec(caller, (template, build), &name.name)?;
+    let repositories = match resources {
+        None => Vec::new(),
+        Some(RepositoryRequest { repositories, token }) => {
+            let explicit = state
+                .sandboxes
+                .injections
+                .with_token(injections.clone(), &token)
+                .await?;
+            if explicit.is_some() {
+                let why = "injections: repositories in resources do not support an explicit injection of the code host; \
+                           their own token is injected";
+                return Err(ApiError::invalid(why));
+            }
+            let network = spec.network.get_or_insert_default();
+            network.repository_token = Some(token);
+            repositories
+        }
+    };
     if let Some(network) = &spec.network {
         let checked = state.sandboxes.policies.check(network, spec.allow_internet_access);
         checked.map_err(|error| ApiError::invalid(format!("network: {error}")))?;
@@ -365,6 +410,7 @@ async fn prepare(
         user: caller.user.clone(),
         spec,
         injections,
+        repositories,
         admission,
         claim: None,
     }))
@@ -531,15 +577,51 @@ impl CreateParameters {
 }
 
 impl NewSandboxFields {
+    /// The repositories; none if there are none.
+    fn resources(&self) -> Result<Option<RepositoryRequest>, ApiError> {
+        let invalid = |index: usize, why: &str| Err(ApiError::invalid(format!("resources[{index}].{why}")));
+        let resources = self.resources.as_ref().map_or(&[][..], |List(resources)| resources);
+        let Some(first) = resources.first() else {
+            return Ok(None);
+        };
+        let hosts = code_hosts();
+        let host = hosts.first().map(String::as_str).unwrap_or_default();
+        let mut repositories: Vec<Repository> = Vec::new();
+        for (index, resource) in resources.iter().enumerate() {
+            let (RepositoryAddress(url), WorkingTreePath(mount_path)) = (&resource.url, &resource.mount_path);
+            if url.host != host {
+                return invalid(index, &format!("url: only repositories of {host} are supported"));
+            }
+            if resource.token.0 != first.token.0 {
+                return invalid(
+                    index,
+                    "authorization_token: all repositories of a sandbox must have the same authorization_token",
+                );
+            }
+            let other = repositories
+                .iter()
+                .position(|other| other.mount_path.overlaps(mount_path));
+            if let Some(other) = other {
+                let why = format!("mount_path: the same as that of resources[{other}], or one is inside the other");
+                return invalid(index, &why);
+            }
+            repositories.push(Repository {
+                url: url.clone(),
+                mount_path: mount_path.clone(),
+            });
+        }
+        Ok(Some(RepositoryRequest {
+            repositories,
+            token: first.token.0.clone(),
+        }))
+    }
+
     /// The first key that asks for something that this platform does not have.
     fn unavailable(&self) -> Option<&'static str> {
-        [
-            (
-                "volumeMounts",
-                self.volume_mounts.is_some_and(|mounts| !mounts.is_empty),
-            ),
-            ("resources", self.resources.is_some_and(|resources| !resources.is_empty)),
-        ]
+        [(
+            "volumeMounts",
+            self.volume_mounts.is_some_and(|mounts| !mounts.is_empty),
+        )]
         .into_iter()
         .find_map(|(key, is_requested)| is_requested.then_some(key))
     }

@@ -146,12 +146,16 @@ impl Document {
             (None, None) => json!(format!("i{n}")),
         };
         let items = |count: u64| (0..usize::try_from(count).expect("small")).map(item).collect::<Value>();
+        // Objects without an example cannot be generated.
+        let is_generated = example.is_some() || !self.resolve(&schema["items"])["properties"].is_object();
         if let Some(least) = schema["minItems"].as_u64() {
             add(items(least), true);
             add(items(least - 1), false);
         }
         if let Some(most) = schema["maxItems"].as_u64() {
-            add(items(most), true);
+            if is_generated {
+                add(items(most), true);
+            }
             add(items(most + 1), false);
         }
         for word in schema["enum"].as_array().into_iter().flatten() {

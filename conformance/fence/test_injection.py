@@ -165,6 +165,33 @@ def test_the_log_tells_what_was_set(injected: Injected, platform: Platform) -> N
     assert path in logged() and injected.secret not in logged() and "key=mine" not in logged()
 
 
+def test_injections_come_and_go(create: Callable[..., Sandbox], platform: Platform, internet: Internet) -> None:
+    """The rules of the API, on a sandbox that began without any."""
+    box = create()
+    url = f"{platform.url}/sandboxes/{box.sandbox_id}/injections"
+    key = {"X-API-Key": os.environ["E2B_API_KEY"]}
+
+    def got(path: str) -> list[str | None]:
+        box.commands.run(f"curl -sSk 'https://{API}{path}'")
+        return sent(internet, path)
+
+    name = uuid.uuid4().hex
+    assert got(f"/{name}/a") == [None]
+    token = f"sk-{uuid.uuid4().hex}"
+    rule = {"type": "openai", "api_key": token, "base_url": f"https://{API}/{name}/v1/*"}
+    assert httpx.put(url, json={"injections": [rule]}, headers=key).status_code == 204
+    assert got(f"/{name}/v1/b") == [f"Bearer {token}"]
+    assert got(f"/{name}/v2/b") == [None]
+    assert got(f"/{name}/v1/../c") == [] and sent(internet, f"/{name}/c") == [None]
+    shown = httpx.get(url, headers=key).text
+    assert token not in shown and "openai" in shown
+    assert platform.terminate() == 0
+    platform.start()
+    assert got(f"/{name}/v1/d") == [f"Bearer {token}"]
+    assert httpx.put(url, json={"injections": []}, headers=key).status_code == 204
+    assert got(f"/{name}/v1/e") == [None]
+
+
 CANARY = """
 import mmap, os, sys, time
 kept = {name!r} + "-memory"

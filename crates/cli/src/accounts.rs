@@ -104,12 +104,18 @@ async fn insert_api_key(store: &Store, account: &Account, name: &str, key: &ApiK
 }
 
 /// Stores a pair. `Ok(false)` when the access key is taken already, which for one of ours means revoked.
-async fn insert_pair(store: &Store, account: &Account, master: &MasterKey, pair: &AccessPair) -> Result<bool> {
+async fn insert_pair(
+    store: &Store,
+    account: &Account,
+    master: &MasterKey,
+    pair: &AccessPair,
+    name: &str,
+) -> Result<bool> {
     let row = AccessKeyRow {
         id: pair.access.clone(),
         team_id: account.team.id.clone(),
         user_id: account.user.id.clone(),
-        name: DEFAULT.to_owned(),
+        name: name.to_owned(),
         secret_sealed: SealedSecret::new(master.seal(&pair.access, &pair.secret)?),
         created_us: now_us(),
         revoked_us: None,
@@ -184,7 +190,7 @@ pub(crate) async fn ensure_credentials(
         }
     }
     if let Some(pair) = &new_pair {
-        insert_pair(store, account, master, pair).await?;
+        insert_pair(store, account, master, pair, DEFAULT).await?;
     }
     Ok(())
 }
@@ -212,14 +218,14 @@ async fn keep_pair(
     if let Some(pair) = found {
         match store.access_key_by_id(&pair.access).await? {
             Some(row) => return open_pair(master, &row).map(Some),
-            None if insert_pair(store, account, master, &pair).await? => return Ok(Some(pair)),
+            None if insert_pair(store, account, master, &pair, DEFAULT).await? => return Ok(Some(pair)),
             None => {}
         }
     }
     let rows = store.access_key_list(&account.team.id).await?;
     rows.iter()
         .rev()
-        .find(|row| row.revoked_us.is_none() && row.name == DEFAULT)
+        .find(|row| row.revoked_us.is_none() && row.name == DEFAULT && row.user_id == account.user.id)
         .map(|row| open_pair(master, row))
         .transpose()
 }
@@ -315,16 +321,181 @@ async fn team_named(store: &Store, name: &str) -> Result<TeamRow> {
     team.with_context(|| format!("team {name} does not exist; create it with `ringfence team create {name}`"))
 }
 
+async fn account_named(store: &Store, team: &str, user: &str) -> Result<Account> {
+    let team = team_named(store, team).await?;
+    let found = match user {
+        DEFAULT => Some(default_user(store, &team.id).await?),
+        user => store.user_by_name(&team.id, user).await?,
+    };
+    let user = found.with_context(|| {
+        format!(
+            "user {user} of team {} does not exist; create it with `ringfence user create --team {} {user}`",
+            team.name, team.name
+        )
+    })?;
+    Ok(Account { team, user })
+}
+
+/// One team, or all.
+async fn teams_named(store: &Store, team: Option<&str>) -> Result<Vec<TeamRow>> {
+    Ok(match team {
+        Some(name) => vec![team_named(store, name).await?],
+        None => store.team_list().await?,
+    })
+}
+
+/// `user create`.
+///
+/// # Errors
+/// When there is no such team, the name is taken or invalid, or the database fails.
+pub(crate) async fn create_user(store: &Store, team: &str, name: &str) -> Result<()> {
+    check_name("user", name)?;
+    let team = team_named(store, team).await?;
+    default_user(store, &team.id).await?;
+    let user = UserRow {
+        id: UserId::try_from(new_uuid()).expect("a UUID in its usual form is a user's id"),
+        team_id: team.id,
+        name: name.to_owned(),
+        created_us: now_us(),
+    };
+    match store.user_insert(&user).await {
+        Err(StoreError::Conflict { .. }) => bail!("user {name} of team {} already exists", team.name),
+        inserted => inserted?,
+    }
+    output::line(user.id.as_str())
+}
+
+/// A user as the commands show it.
+#[derive(Serialize)]
+struct ShownUser {
+    id: String,
+    team: String,
+    name: String,
+    created_at: String,
+}
+
+/// `user list`: of one team, or of all.
+///
+/// # Errors
+/// When there is no such team, or the database fails.
+pub(crate) async fn list_users(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
+    let mut users = Vec::new();
+    for team in teams_named(store, team).await? {
+        users.extend(store.user_list(&team.id).await?.into_iter().map(|user| ShownUser {
+            id: user.id.into(),
+            team: team.name.clone(),
+            name: user.name,
+            created_at: time(user.created_us),
+        }));
+    }
+    match format {
+        Format::Json => output::json(&users),
+        Format::Text => {
+            let rows = users
+                .into_iter()
+                .map(|user| vec![user.name, user.team, user.id, user.created_at]);
+            output::table(&["NAME", "TEAM", "ID", "CREATED"], rows)
+        }
+    }
+}
+
+/// `access-key create`: prints the pair, this once, as lines for a file of environment variables.
+///
+/// # Errors
+/// When there is no such team or user, the name is invalid, or the database fails.
+pub(crate) async fn create_access_key(
+    store: &Store,
+    master: &MasterKey,
+    team: &str,
+    user: &str,
+    name: &str,
+) -> Result<()> {
+    check_name("key", name)?;
+    let account = account_named(store, team, user).await?;
+    let pair = AccessPair::generate()?;
+    // A key that the platform could not open would look like a wrong signature.
+    master.token_seed(store).await?;
+    if !insert_pair(store, &account, master, &pair, name).await? {
+        bail!("the access key exists already; try again");
+    }
+    output::line(&format!("RINGFENCE_ACCESS_KEY={}", pair.access))?;
+    output::line(&format!("RINGFENCE_SECRET_KEY={}", pair.secret))
+}
+
+/// An access key as the commands show it: never the secret key.
+#[derive(Serialize)]
+struct ShownAccessKey {
+    id: String,
+    team: String,
+    user: String,
+    name: String,
+    created_at: String,
+    revoked_at: Option<String>,
+}
+
+/// `access-key list`: of one team or all, of one user or all.
+///
+/// # Errors
+/// When there is no such team, or the database fails.
+pub(crate) async fn list_access_keys(
+    store: &Store,
+    team: Option<&str>,
+    user: Option<&str>,
+    format: Format,
+) -> Result<()> {
+    let mut keys = Vec::new();
+    for team in teams_named(store, team).await? {
+        let users = store.user_list(&team.id).await?;
+        for key in store.access_key_list(&team.id).await? {
+            let owner = users.iter().find(|owner| owner.id == key.user_id);
+            let owner = owner.map_or_else(|| key.user_id.to_string(), |owner| owner.name.clone());
+            if user.is_some_and(|user| user != owner) {
+                continue;
+            }
+            keys.push(ShownAccessKey {
+                id: key.id,
+                team: team.name.clone(),
+                user: owner,
+                name: key.name,
+                created_at: time(key.created_us),
+                revoked_at: key.revoked_us.map(time),
+            });
+        }
+    }
+    match format {
+        Format::Json => output::json(&keys),
+        Format::Text => {
+            let rows = keys.into_iter().map(|key| {
+                let state = key
+                    .revoked_at
+                    .map_or_else(|| "active".to_owned(), |at| format!("revoked {at}"));
+                vec![key.id, key.team, key.user, key.name, key.created_at, state]
+            });
+            output::table(&["ACCESS KEY", "TEAM", "USER", "NAME", "CREATED", "STATE"], rows)
+        }
+    }
+}
+
+/// `access-key revoke`.
+///
+/// # Errors
+/// When there is no such key, or the database fails.
+pub(crate) async fn revoke_access_key(store: &Store, id: &str) -> Result<()> {
+    match store.access_key_revoke(id, now_us()).await? {
+        Some(row) => output::line(&format!("revoked {}", row.id)),
+        None => bail!("access key {id} does not exist; see `ringfence access-key list`"),
+    }
+}
+
 /// `key create`: prints the key, this once, and nothing else on stdout.
 ///
 /// # Errors
 /// When there is no such team, the name is invalid, or the database fails.
-pub(crate) async fn create_key(store: &Store, team: &str, name: &str) -> Result<()> {
+pub(crate) async fn create_key(store: &Store, team: &str, user: &str, name: &str) -> Result<()> {
     check_name("key", name)?;
-    let team = team_named(store, team).await?;
-    let user = default_user(store, &team.id).await?;
+    let account = account_named(store, team, user).await?;
     let key = ApiKey::generate()?;
-    insert_api_key(store, &Account { team, user }, name, &key).await?;
+    insert_api_key(store, &account, name, &key).await?;
     output::line(key.expose())
 }
 

@@ -77,9 +77,15 @@ pub(crate) enum Command {
     /// Create and list teams, the owners of sandboxes, templates and keys
     #[command(subcommand)]
     Team(TeamCommand),
+    /// Create and list users, who own keys and injection rules; works while the platform runs
+    #[command(subcommand)]
+    User(UserCommand),
     /// Create, list and revoke API keys; works while the platform runs
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Create, list and revoke access keys, which sign requests; works while the platform runs
+    #[command(subcommand)]
+    AccessKey(AccessKeyCommand),
     /// Create, list and revoke access tokens of users; works while the platform runs
     #[command(subcommand)]
     Token(TokenCommand),
@@ -165,6 +171,62 @@ pub(crate) enum TeamCommand {
     },
 }
 
+/// Subcommands of `user`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum UserCommand {
+    /// Create a user of a team, and print its ID
+    Create {
+        /// Name of the user, unique in the team
+        name: String,
+        /// Team of the user
+        #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
+        team: String,
+    },
+    /// List users
+    List {
+        /// List only those of this team
+        #[arg(long, value_name = "TEAM")]
+        team: Option<String>,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+}
+
+/// Subcommands of `access-key`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AccessKeyCommand {
+    /// Create a pair of access key and secret key, and print it; the secret key cannot be shown again
+    Create {
+        /// Team of the key
+        #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
+        team: String,
+        /// User of the key
+        #[arg(long, value_name = "USER", default_value = crate::accounts::DEFAULT)]
+        user: String,
+        /// Name of the key
+        #[arg(long, value_name = "NAME", default_value = "unnamed")]
+        name: String,
+    },
+    /// List access keys, without their secret keys
+    List {
+        /// List only those of this team
+        #[arg(long, value_name = "TEAM")]
+        team: Option<String>,
+        /// List only those of users with this name
+        #[arg(long, value_name = "USER")]
+        user: Option<String>,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Revoke an access key; requests that are signed with it are refused immediately
+    Revoke {
+        /// The access key
+        id: String,
+    },
+}
+
 /// Subcommands of `key`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
@@ -173,6 +235,9 @@ pub(crate) enum KeyCommand {
         /// Team of the key
         #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
         team: String,
+        /// User of the key
+        #[arg(long, value_name = "USER", default_value = crate::accounts::DEFAULT)]
+        user: String,
         /// Name of the key
         #[arg(long, value_name = "NAME", default_value = "unnamed")]
         name: String,
@@ -319,7 +384,9 @@ impl Cli {
             }
             Command::Down
             | Command::Team(_)
+            | Command::User(_)
             | Command::Key(_)
+            | Command::AccessKey(_)
             | Command::Token(_)
             | Command::MasterKey(_)
             | Command::Sandbox(_)

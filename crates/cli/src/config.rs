@@ -21,11 +21,12 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use model::injection::provider::Providers;
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
 use server::settings::{
     BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, McpSettings, Network, RecordSettings, RepositorySettings,
-    TeamLimits,
+    SigningSettings, TeamLimits,
 };
 
 use self::keys::{Key, Kind};
@@ -153,6 +154,10 @@ pub(crate) struct Config {
     pub(crate) log_level: Option<String>,
     /// The database.
     pub(crate) database_url: DatabaseUrl,
+    /// The providers that injections can be of.
+    pub(crate) providers: Providers,
+    /// Signed requests.
+    pub(crate) signing: SigningSettings,
     /// Where the master key comes from.
     pub(crate) master_key: KeySource,
     /// Number of launcher processes, if configured.
@@ -269,6 +274,8 @@ impl Sources {
             log_level: given.parse(keys::LOG_LEVEL, log_level)?,
             database_url: database_url.unwrap_or_else(|| DatabaseUrl::within(&data_dir)),
             data_dir,
+            providers: given.providers()?,
+            signing: given.signing()?,
             master_key: given.master_key()?,
             launchers: given
                 .parse(keys::LAUNCHERS, |text| integer(text, 1, 64))?
@@ -336,6 +343,8 @@ type Values = BTreeMap<&'static str, String>;
 struct File {
     path: String,
     values: Values,
+    /// The tables of providers of injections, by their names.
+    providers: BTreeMap<String, toml::Table>,
     /// The tables of single teams, by their names.
     teams: BTreeMap<String, Values>,
 }
@@ -370,6 +379,7 @@ impl File {
             ..Self::default()
         };
         let mut table = table;
+        file.providers = injection::take_providers(&file, &mut table)?;
         let teams = match table.remove(keys::TEAM) {
             None => toml::Table::new(),
             Some(toml::Value::Table(teams)) => teams,

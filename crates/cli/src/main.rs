@@ -36,9 +36,12 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use store::Store;
 
-use crate::args::{Cli, Command, KeyCommand, MasterKeyCommand, TeamCommand, TokenCommand};
+use crate::args::{
+    AccessKeyCommand, Cli, Command, KeyCommand, MasterKeyCommand, TeamCommand, TokenCommand, UserCommand,
+};
 use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::data_dir::DataDir;
+use crate::master_key::MasterKey;
 
 /// Wrong usage or configuration: the operator's to correct, and of no use to try again.
 const USAGE: u8 = 2;
@@ -100,7 +103,9 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         Command::Down
         | Command::Doctor { .. }
         | Command::Team(_)
+        | Command::User(_)
         | Command::Key(_)
+        | Command::AccessKey(_)
         | Command::Token(_)
         | Command::MasterKey(_)
         | Command::Sandbox(_)
@@ -119,9 +124,23 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             TeamCommand::List { format } => accounts::list_teams(store, format).await,
         }),
         Command::Key(command) => with_store(settings, async |store| match command {
-            KeyCommand::Create { team, name } => accounts::create_key(store, &team, &name).await,
+            KeyCommand::Create { team, user, name } => accounts::create_key(store, &team, &user, &name).await,
             KeyCommand::List { team, format } => accounts::list_keys(store, team.as_deref(), format).await,
             KeyCommand::Revoke { id } => accounts::revoke_key(store, &id).await,
+        }),
+        Command::User(command) => with_store(settings, async |store| match command {
+            UserCommand::Create { name, team } => accounts::create_user(store, &team, &name).await,
+            UserCommand::List { team, format } => accounts::list_users(store, team.as_deref(), format).await,
+        }),
+        Command::AccessKey(command) => with_store(settings, async |store| match command {
+            AccessKeyCommand::Create { team, user, name } => {
+                let master = MasterKey::of(&DataDir::prepare(&settings.data_dir)?, &settings.master_key)?;
+                accounts::create_access_key(store, &master, &team, &user, &name).await
+            }
+            AccessKeyCommand::List { team, user, format } => {
+                accounts::list_access_keys(store, team.as_deref(), user.as_deref(), format).await
+            }
+            AccessKeyCommand::Revoke { id } => accounts::revoke_access_key(store, &id).await,
         }),
         Command::Token(command) => with_store(settings, async |store| match command {
             TokenCommand::Create { team, name } => accounts::create_token(store, &team, &name).await,

@@ -129,6 +129,18 @@ impl MasterKey {
         Self::load(dir, source)
     }
 
+    /// The key for a command, which may be the first one on the data directory, or run beside the platform.
+    ///
+    /// # Errors
+    /// When what should hold the key does not, or the system refuses.
+    pub(crate) fn of(dir: &DataDir, source: &KeySource) -> Result<Self> {
+        if *source == KeySource::DataDir && !dir.path().join(MASTER_FILE).exists() {
+            let _lock = dir.lock()?;
+            return Self::load_or_make(dir, source);
+        }
+        Self::load(dir, source)
+    }
+
     /// Reads the key.
     ///
     /// # Errors

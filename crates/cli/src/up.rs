@@ -228,6 +228,8 @@ async fn start(
             },
             resources: settings.resources,
             egress,
+            providers: settings.providers.clone(),
+            signing: settings.signing.clone(),
             tls,
             ..server::settings::ServerSettings::new(
                 addresses.domain.clone(),

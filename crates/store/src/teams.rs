@@ -114,6 +114,17 @@ impl Store {
         Ok(())
     }
 
+    /// The users of a team, oldest first.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn user_list(&self, team: &TeamId) -> Result<Vec<UserRow>, StoreError> {
+        let query =
+            sqlx::query("SELECT id, team_id, name, created_us FROM users WHERE team_id = $1 ORDER BY created_us, id")
+                .bind(team.as_str());
+        self.db.read_all("list users", query).await
+    }
+
     /// The user with that id.
     ///
     /// # Errors

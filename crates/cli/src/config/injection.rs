@@ -1,8 +1,12 @@
 //! The master key, and settings of injection rules.
 
-use model::secret::Secret;
+use std::collections::BTreeMap;
 
-use super::{ConfigError, Given, Source, file, keys};
+use model::injection::provider::{OwnProvider, Providers};
+use model::secret::Secret;
+use server::settings::SigningSettings;
+
+use super::{ConfigError, File, Given, Source, boolean, file, keys};
 use crate::master_key::{self, KeySource, MASTER_ENV};
 
 impl Given<'_> {
@@ -26,5 +30,94 @@ impl Given<'_> {
             });
         }
         Ok(KeySource::Environment(Secret::new(key.clone())))
+    }
+
+    /// The built-in providers and those of the file.
+    pub(super) fn providers(&self) -> Result<Providers, ConfigError> {
+        let mut providers = Providers::default();
+        for (name, table) in &self.file.providers {
+            let invalid = |why: String| ConfigError::Value {
+                key: format!("{}.{name}", keys::PROVIDER),
+                why,
+                source_of: Source::File(self.file.path.clone()),
+            };
+            let text = |key: &str| {
+                let value = table.get(key).and_then(toml::Value::as_str);
+                value.ok_or_else(|| invalid(format!("{key} must be a string in quotes")))
+            };
+            let hosts: Vec<&str> = text("host")?.split(',').map(str::trim).collect();
+            let own = OwnProvider {
+                name,
+                hosts: &hosts,
+                header: text("header")?,
+                value: text("value")?,
+            };
+            providers.add(&own).map_err(|error| invalid(error.to_string()))?;
+        }
+        Ok(providers)
+    }
+
+    /// Signed requests.
+    pub(super) fn signing(&self) -> Result<SigningSettings, ConfigError> {
+        let default = SigningSettings::default();
+        Ok(SigningSettings {
+            schemes: self.parse(keys::SIGNING_SCHEMES, schemes)?.unwrap_or(default.schemes),
+            require_date: self.parse(keys::SIGNING_REQUIRE_DATE, boolean)?.unwrap_or(false),
+            required_for_rules: self.parse(keys::SIGNING_REQUIRED_FOR_RULES, boolean)?.unwrap_or(false),
+        })
+    }
+}
+
+/// Takes the tables of providers out of the file.
+pub(super) fn take_providers(
+    file: &File,
+    table: &mut toml::Table,
+) -> Result<BTreeMap<String, toml::Table>, ConfigError> {
+    let providers = match table.remove(keys::PROVIDER) {
+        None => return Ok(BTreeMap::new()),
+        Some(toml::Value::Table(providers)) => providers,
+        Some(_) => return Err(file.unknown(keys::PROVIDER.to_owned())),
+    };
+    let tables = providers.into_iter().map(|(name, value)| {
+        let at = format!("{}.{name}", keys::PROVIDER);
+        let toml::Value::Table(own) = value else {
+            return Err(file.unknown(at));
+        };
+        match own
+            .keys()
+            .find(|key| !["host", "header", "value"].contains(&key.as_str()))
+        {
+            Some(key) => Err(file.unknown(format!("{at}.{key}"))),
+            None => Ok((name, own)),
+        }
+    });
+    tables.collect()
+}
+
+fn schemes(text: &str) -> Result<Vec<String>, String> {
+    let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
+    let is_word = |word: &String| {
+        (1..=32).contains(&word.len())
+            && word.bytes().all(|byte| byte.is_ascii_alphanumeric())
+            && !["bearer", "basic"].contains(&word.to_ascii_lowercase().as_str())
+    };
+    if words.iter().all(is_word) {
+        return Ok(words);
+    }
+    Err(format!(
+        "{text:?} is invalid: must be comma-separated words of letters and digits, other than Bearer and Basic"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::schemes;
+
+    #[test]
+    fn scheme_words() {
+        assert_eq!(schemes("Qiniu, Own1").unwrap(), ["Qiniu", "Own1"]);
+        for bad in ["", "a,", "a b", "Bearer", "basic", "a-b", &"a".repeat(33)] {
+            assert!(schemes(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -185,6 +185,19 @@ keys! {
         "repositories.total_mb", None, Integer, "8192",
         "Maximum size of the copies of all repositories, in MiB; 0 keeps none.",
     },
+    SIGNING_SCHEMES = {
+        "signing.schemes", None, Text, "Ringfence,Qiniu,Sufy",
+        "Comma-separated words of the header Authorization that announce a signed request, such as Qiniu in \
+         `Authorization: Qiniu <access key>:<signature>`.",
+    },
+    SIGNING_REQUIRE_DATE = {
+        "signing.require_date", None, Boolean, "false",
+        "Whether a signature must cover a date. Without one, whoever sees a signed request can send it again.",
+    },
+    SIGNING_REQUIRED_FOR_RULES = {
+        "signing.required_for_rules", None, Boolean, "false",
+        "Whether operations on injection rules must be signed with an access key; an API key is not enough then.",
+    },
     LOG_FORMAT = {
         "log_format", Some("--log-format"), Text, "text",
         "Log format on stderr: text, or json with one object per line.",
@@ -372,6 +385,9 @@ pub(crate) const PER_TEAM: &[&Key] = &[
     EGRESS_DEFAULT,
 ];
 
+/// The table that contains one table per provider of injections.
+pub(crate) const PROVIDER: &str = "provider";
+
 /// The table that contains one table per team.
 pub(crate) const TEAM: &str = "team";
 
@@ -397,6 +413,10 @@ pub(crate) fn reference() -> String {
     for key in PER_TEAM {
         let _ = writeln!(text, "  {}", key.name);
     }
+    text.push_str(
+        "\nProviders of injections, in the file only: a table provider.<type> with host, header and value, which ends \
+         with {key}.\n",
+    );
     text.push_str("\nExit codes: 0 success, 1 failure, 2 usage or configuration error.");
     text
 }

@@ -3,81 +3,33 @@ TLS, which answers to a token only."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from e2b import Sandbox
 
+from harness.code_host import HOST, TOKEN, CodeHost, git
 from harness.internet import Internet
 from harness.platform import Platform
 
-HOST = "github.com"
-TOKEN, OTHER_TOKEN = "ghp_canary0123456789abcdef", "ghp_second0123456789abcdef"
+OTHER_TOKEN = "ghp_second0123456789abcdef"
 Create = Callable[..., Sandbox]
 
 
-def git(directory: Path, *command: str) -> str:
-    options = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    return subprocess.run(["git", "-C", directory, *options, *command], check=True, capture_output=True, text=True).stdout
-
-
-class Host:
-    """The repositories of the code host."""
-
-    def __init__(self, internet: Internet) -> None:
-        self.internet = internet
-        self.root = internet.documents / "code_host"
-        self.root.mkdir()
-        self.accept(TOKEN)
-
-    def accept(self, *tokens: str) -> None:
-        (self.root / "tokens").write_text("\n".join(tokens))
-
-    def make(self, name: str, branch: str = "main") -> Path:
-        """A repository with a commit; its working copy."""
-        bare, work = self.root / f"{name}.git", self.root / f"{name}.work"
-        bare.parent.mkdir(exist_ok=True)
-        subprocess.run(["git", "init", "-q", "--bare", "-b", branch, bare], check=True)
-        git(bare, "config", "http.receivepack", "true")
-        subprocess.run(["git", "init", "-q", "-b", branch, work], check=True)
-        (work / "README.md").write_text(f"# {name}\n")
-        (work / "run.sh").write_text("#!/bin/sh\necho ran\n")
-        (work / "run.sh").chmod(0o755)
-        git(work, "add", ".")
-        git(work, "commit", "-q", "-m", "first")
-        git(work, "tag", "v1")
-        git(work, "push", "-q", "--tags", str(bare), branch)
-        return work
-
-    def commit(self, work: Path, message: str) -> None:
-        (work / "README.md").write_text(f"{message}\n")
-        git(work, "commit", "-q", "-a", "-m", message)
-        git(work, "push", "-q", str(work.with_suffix(".git")), "HEAD")
-
-    def fetches(self, since: int) -> list[str]:
-        """What was fetched since a number of requests: paths of packs, not of references."""
-        return [path for path in self.requests()[since:] if path.endswith("/git-upload-pack")]
-
-    def requests(self) -> list[str]:
-        return [event["path"] for event in self.internet.events(kind="http") if event.get("host") == HOST]
-
-
 @pytest.fixture(scope="module")
-def host(internet: Internet) -> Host:
-    return Host(internet)
+def host(internet: Internet) -> CodeHost:
+    return CodeHost(internet)
 
 
 @pytest.fixture(autouse=True)
-def token_is_accepted(host: Host) -> Iterator[None]:
+def token_is_accepted(host: CodeHost) -> Iterator[None]:
     yield
     host.accept(TOKEN)
 
@@ -115,7 +67,7 @@ def run(box: Sandbox, command: str) -> str:
     return box.commands.run(command, timeout=60).stdout
 
 
-def test_a_working_tree_stands_at_its_path(make: Create, host: Host) -> None:
+def test_a_working_tree_stands_at_its_path(make: Create, host: CodeHost) -> None:
     work = host.make("octocat/hello")
     git(work, "branch", "feature")
     git(work, "push", "-q", str(work.with_suffix(".git")), "feature")
@@ -137,7 +89,7 @@ def test_a_working_tree_stands_at_its_path(make: Create, host: Host) -> None:
     assert run(box, "ls -A /tmp | grep -c repository || true") == "0\n"
 
 
-def test_fetch_and_push_work_inside_without_the_token(make: Create, host: Host) -> None:
+def test_fetch_and_push_work_inside_without_the_token(make: Create, host: CodeHost) -> None:
     work = host.make("octocat/pushed")
     box = make(resource("octocat/pushed", "/home/user/pushed"))
     host.commit(work, "second")
@@ -156,7 +108,7 @@ def test_fetch_and_push_work_inside_without_the_token(make: Create, host: Host) 
     assert "eC1hY2Nlc3MtdG9rZW4" not in run(box, "cd /home/user/pushed && cat .git/config && GIT_TRACE_CURL=1 git ls-remote 2>&1")
 
 
-def test_a_new_token_reaches_a_running_sandbox(make: Create, host: Host, platform: Platform) -> None:
+def test_a_new_token_reaches_a_running_sandbox(make: Create, host: CodeHost, platform: Platform) -> None:
     host.make("octocat/rotated")
     box = make(resource("octocat/rotated", "/home/user/rotated"))
     inside = "cd /home/user/rotated && git -c http.lowSpeedTime=10 ls-remote -q origin HEAD"
@@ -175,7 +127,7 @@ def test_a_new_token_reaches_a_running_sandbox(make: Create, host: Host, platfor
     assert run(box, f"{inside} | wc -l") == "1\n"
 
 
-def test_copies_are_used_only_with_an_accepted_token(make: Create, host: Host) -> None:
+def test_copies_are_used_only_with_an_accepted_token(make: Create, host: CodeHost) -> None:
     work = host.make("octocat/copied")
     since = len(host.requests())
     make(resource("octocat/copied", "/work/one"))
@@ -193,7 +145,7 @@ def test_copies_are_used_only_with_an_accepted_token(make: Create, host: Host) -
     assert (answer.status_code, "refused authorization_token" in answer.text) == (400, True), answer.text
 
 
-def test_a_copy_of_nothing_and_of_another_branch(make: Create, host: Host) -> None:
+def test_a_copy_of_nothing_and_of_another_branch(make: Create, host: CodeHost) -> None:
     host.make("octocat/trunk", branch="release/1.x")
     box = make(resource("octocat/trunk", "/work/trunk"))
     assert run(box, "git -C /work/trunk branch --show-current") == "release/1.x\n"
@@ -202,7 +154,7 @@ def test_a_copy_of_nothing_and_of_another_branch(make: Create, host: Host) -> No
     assert run(box, "cd /work/empty && git status --porcelain && git remote") == "origin\n"
 
 
-def test_a_closed_network_stays_closed(make: Create, host: Host) -> None:
+def test_a_closed_network_stays_closed(make: Create, host: CodeHost) -> None:
     host.make("octocat/closed")
     box = make(resource("octocat/closed", "/work/closed"), allow_internet_access=False)
     assert run(box, "cat /work/closed/README.md") == "# octocat/closed\n"
@@ -229,7 +181,7 @@ def test_a_closed_network_stays_closed(make: Create, host: Host) -> None:
         ([resource("octocat/hello", "/etc/passwd")], "cannot be created"),
     ],
 )
-def test_refusals(platform: Platform, host: Host, resources: list[dict[str, str]], why: str) -> None:
+def test_refusals(platform: Platform, host: CodeHost, resources: list[dict[str, str]], why: str) -> None:
     for name in ("octocat/wrong", "octocat/hello"):
         if not (host.root / f"{name}.git").exists():
             host.make(name)
@@ -239,13 +191,13 @@ def test_refusals(platform: Platform, host: Host, resources: list[dict[str, str]
     assert Sandbox.list().next_items() == []
 
 
-def test_an_explicit_injection_of_the_code_host_is_refused(platform: Platform, host: Host) -> None:
+def test_an_explicit_injection_of_the_code_host_is_refused(platform: Platform, host: CodeHost) -> None:
     for kind in ("github", "code_host"):
         answer = post({"resources": [resource("octocat/hello", "/w")], "injections": [{"type": kind, "token": "x"}]})
         assert answer.status_code == 400 and "injections" in answer.json()["message"], answer.text
 
 
-def test_a_clone_that_takes_too_long(internet: Internet, platform: Platform, host: Host) -> None:
+def test_a_clone_that_takes_too_long(internet: Internet, platform: Platform, host: CodeHost) -> None:
     host.make("octocat/slow")
     assert platform.config_path
     config = platform.config_path.read_text()
@@ -266,7 +218,7 @@ def test_a_clone_that_takes_too_long(internet: Internet, platform: Platform, hos
         platform.start()
 
 
-def test_variables_of_the_client_lead_git_nowhere_else(make: Create, host: Host) -> None:
+def test_variables_of_the_client_lead_git_nowhere_else(make: Create, host: CodeHost) -> None:
     host.make("octocat/env")
     evil = {
         "GIT_CONFIG_COUNT": "1",
@@ -279,7 +231,7 @@ def test_variables_of_the_client_lead_git_nowhere_else(make: Create, host: Host)
     assert run(box, "cat /work/env/README.md") == "# octocat/env\n"
 
 
-def test_simultaneous_requests_share_one_fetch(host: Host, platform: Platform) -> None:
+def test_simultaneous_requests_share_one_fetch(host: CodeHost, platform: Platform) -> None:
     work = host.make("octocat/shared")
     (work / "large").write_bytes(os.urandom(8 << 20))
     git(work, "add", ".")

@@ -9,15 +9,16 @@ import re
 import subprocess
 from pathlib import Path
 
+from harness.code_host import TOKEN, CodeHost
 from harness.policies import secure_platform_on_the_internet
 from harness.traffic import PROGRAMS
 
 HERE = Path(__file__).parent
 SDK = "github.com/qiniu/go-sdk/v7/sandbox"
-# What the platform does not have: templates that are built, rules, other states, and repositories as resources. And the
-# half of an interceptor that only servers run.
+# What the platform does not have: templates that are built, and other states. Injection rules, which are not tried here.
+# And the half of an interceptor that only servers run.
 UNSERVED = re.compile(
-    r"(Template|Build|Injection|Pause|UpdateGitHubToken|GetCredentialsOption)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
+    r"(Template|Build|Injection|Pause|GetCredentialsOption)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
 )
 
 
@@ -49,6 +50,7 @@ def test_go(work_dir: Path, tmp_path: Path) -> None:
         check=True,
     )
     with secure_platform_on_the_internet(work_dir / "go") as (platform, internet):
+        CodeHost(internet).make("octocat/go")
         ran = subprocess.run(
             [tests, "-test.v", "-test.timeout=300s", f"-test.coverprofile={profile}"],
             cwd=HERE,
@@ -56,6 +58,7 @@ def test_go(work_dir: Path, tmp_path: Path) -> None:
                 **platform.environment(),
                 **platform.credentials(),
                 "RINGFENCE_AUTHORITY": str(internet.authority),
+                "RINGFENCE_CODE_HOST_TOKEN": TOKEN,
                 "RINGFENCE_PROGRAMS": str(PROGRAMS),
                 "RINGFENCE_ADDRESS": f"127.0.0.1:{platform.port}",
             },

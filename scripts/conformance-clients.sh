@@ -5,7 +5,7 @@
 #
 # Certificates by ACME are tried here too, because the server for that is in Go.
 #
-# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go browser mcp docs acme (default: all)
+# Usage: scripts/conformance-clients.sh [CLIENT...]   with CLIENT one of: javascript cli go browser mcp signing docs acme (default: all)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -143,6 +143,15 @@ run_mcp() {
   suite mcp
 }
 
+# Requests that Qiniu's SDKs for Python and Node sign.
+run_signing() {
+  need_node
+  RINGFENCE_QINIU_PYTHON=$(python_environment conformance/signing/requirements.txt "$clients/signing")/bin/python
+  RINGFENCE_NODE_MODULES=$(npm_packages conformance/signing)
+  export RINGFENCE_QINIU_PYTHON RINGFENCE_NODE_MODULES
+  suite signing
+}
+
 run_docs() {
   need_node
   need_go
@@ -174,7 +183,7 @@ run_acme() {
 }
 
 wanted=("$@")
-[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go browser mcp docs acme)
+[ ${#wanted[@]} -gt 0 ] || wanted=(javascript cli go browser mcp signing docs acme)
 report=()
 for client in "${wanted[@]}"; do
   say "$client"

@@ -10,15 +10,16 @@ import subprocess
 from pathlib import Path
 
 from harness.code_host import TOKEN, CodeHost
+from harness.platform import Platform
 from harness.policies import secure_platform_on_the_internet
 from harness.traffic import PROGRAMS
 
 HERE = Path(__file__).parent
 SDK = "github.com/qiniu/go-sdk/v7/sandbox"
-# What the platform does not have: templates that are built, and other states. Injection rules, which are not tried here.
-# And the half of an interceptor that only servers run.
+# What the platform does not have: templates that are built, and other states. And the half of an interceptor that only
+# servers run.
 UNSERVED = re.compile(
-    r"(Template|Build|Injection|Pause|GetCredentialsOption)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
+    r"(Template|Build|Pause)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
 )
 
 
@@ -56,6 +57,7 @@ def test_go(work_dir: Path, tmp_path: Path) -> None:
             cwd=HERE,
             env={
                 **platform.environment(),
+                **Platform.credentials(platform),
                 **platform.credentials(),
                 "RINGFENCE_AUTHORITY": str(internet.authority),
                 "RINGFENCE_CODE_HOST_TOKEN": TOKEN,

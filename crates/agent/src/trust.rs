@@ -57,12 +57,12 @@ const ANCHORS: [&str; 4] = [
 /// Where OpenSSL's builds look for a bundle, beside a directory that has certificates under hashes of their names.
 const OPENSSL: [&str; 2] = ["etc/ssl/cert.pem", "usr/lib/ssl/cert.pem"];
 /// Variables whose bundle takes the place of a program's own roots: OpenSSL with what uses it, and Go; Python's
-/// requests; curl; git; the AWS tools; cargo; gRPC; Nix.
-const REPLACING: [&str; 8] = [
+/// requests; curl; the AWS tools; cargo; gRPC; Nix. Not git's: it would replace what a user configured for a server of
+/// their own, and git reads the system's bundle.
+const REPLACING: [&str; 7] = [
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
-    "GIT_SSL_CAINFO",
     "AWS_CA_BUNDLE",
     "CARGO_HTTP_CAINFO",
     "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",

@@ -204,7 +204,7 @@ def test_the_password_is_nowhere(create: Callable[..., Sandbox], platform: Platf
     # It is there, encrypted.
     with sqlite3.connect(f"file:{next(platform.data_dir.glob('*.db'))}?mode=ro", uri=True) as database:
         stored = database.execute("SELECT network_json FROM sandboxes WHERE id = ?", (box.sandbox_id,)).fetchone()
-    assert '"passwordSealed":"v1.' in stored[0]
+    assert '"passwordSealed":"v2.' in stored[0]
 
 
 def test_invalid_proxies(create: Callable[..., Sandbox]) -> None:

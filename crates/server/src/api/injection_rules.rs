@@ -123,7 +123,7 @@ body! {
     pub(crate) struct NewInjectionRule {
         /// The name, unique for the user.
         "name" name: Name;
-        /// What it injects: `type` and the keys of that type, see [injection](/docs/injection). Type `id` is not allowed.
+        /// What it injects: `type` and the keys of that type, described on the page about injection. Type `id` is not allowed.
         "injection" injection: InjectionValue;
     }
 }

@@ -84,7 +84,7 @@ body! {
         "autoResume" auto_resume: Option<AutoResume> => hidden;
         "iam" iam: Option<Iam> => hidden;
         "volumeMounts" volume_mounts: Option<AnyArray<{ usize::MAX }>> => hidden;
-        /// Headers that are set on its HTTPS requests: `type` and the keys of that type, see [injection](/docs/injection).
+        /// Headers that are set on its HTTPS requests: `type` and the keys of that type, described on the page about injection.
         "injections" injections: Option<List<InjectionValue, 0, ATTACHMENTS_MAX>>;
         /// Repositories that it gets as working trees before the request is answered.
         "resources" resources: Option<List<SandboxResource, 0, ATTACHMENTS_MAX>>;

@@ -15,6 +15,15 @@ NETWORKS = ["203.0.113.0/24", "198.51.100.7", "2001:db8::/32", "0.0.0.0/0"]
 DOMAINS = ["example.com", "*.example.com", "*"]
 PROXIES = ["proxy.example.com:1080", "8.8.8.8:1", "[2606:4700:4700::1111]:65535"]
 ALL = "0.0.0.0/0"
+INJECTIONS: list[dict[str, Any]] = [
+    {"type": "http", "base_url": "https://api.example.com/v1/*", "headers": {"Authorization": "Bearer a-secret"}},
+    {"type": "http", "base_url": "api.example.com"},
+    {"type": "openai", "api_key": "sk-a-secret", "if_queries": {"a": "b"}},
+    {"type": "provider_b", "api_key": "a-secret", "base_url": "https://ai.example.com:8443"},
+    {"type": "gemini", "api_key": "a-secret", "if_headers": {"X-Team": "blue"}},
+    {"type": "qiniu", "api_key": "a-secret"},
+    {"type": "github", "token": "ghp_a_secret"},
+]
 MOST_ENTRIES = 256
 # The one that the description gives.
 EXAMPLE = "user=alice&app=x"
@@ -40,12 +49,30 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
         if isinstance(network, dict) and network.get("allowPublicTraffic") is False:
             del case.body["secure"]
     if isinstance(case.body, dict):
+        make_secrets_valid(case.path, case.body)
         for settings in (case.body, case.body.get("network")):
             if isinstance(settings, dict):
                 make_valid(settings)
     # A range that ends before it begins is refused by right.
     if case.query and {"start", "end"} <= set(case.query):
         case.query["start"], case.query["end"] = sorted((case.query["start"], case.query["end"]))
+
+
+def make_secrets_valid(path: str, body: dict[str, Any]) -> None:
+    """Replaces injections and secrets that only look valid: what a type requires is not in the description."""
+    if "injection" in body and body["injection"] is not None:
+        body["injection"] = choice(INJECTIONS, body["injection"])
+    if isinstance(body.get("injections"), list):
+        body["injections"] = [choice(INJECTIONS, injection) for injection in body["injections"]]
+    # A repository is fetched before the request is answered, and no code host is there.
+    if isinstance(body.get("resources"), list):
+        body["resources"] = []
+    digest = hashlib.sha256(repr(body).encode()).hexdigest()
+    if isinstance(body.get("authorization_token"), str):
+        body["authorization_token"] = digest
+    if path.startswith("/secrets"):
+        valid = {"name": f"n{digest[:20]}", "value": digest}
+        body.update({key: valid[key] for key in valid if isinstance(body.get(key), str)})
 
 
 def make_valid(settings: dict[str, Any]) -> None:
@@ -59,6 +86,9 @@ def make_valid(settings: dict[str, Any]) -> None:
         settings["denyOut"] = [ALL, *(settings.get("denyOut") or ())][:MOST_ENTRIES]
     if isinstance(settings.get("maskRequestHost"), str):
         settings["maskRequestHost"] = choice(["", "localhost:${PORT}", "a.example"], settings["maskRequestHost"])
+    if isinstance(settings.get("rules"), dict):
+        headers = {"X-Team": "blue", "Authorization": "Bearer a-secret"}
+        settings["rules"] = {"api.example.com": [{"transform": {"headers": headers}}]} if settings["rules"] else {}
     if isinstance(settings.get("egressProxy"), dict):
         make_proxy_valid(settings["egressProxy"])
 
@@ -91,5 +121,5 @@ def certificate() -> str:
     return text[: text.index(end)] + end
 
 
-def choice(choices: list[str], text: object) -> str:
+def choice(choices: list[Any], text: object) -> Any:
     return choices[len(str(text)) % len(choices)]

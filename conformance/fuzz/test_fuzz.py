@@ -26,6 +26,7 @@ SEED = 20261121
 EXAMPLES = 40
 # Sandboxes, keys and tokens for the fuzzer to find, so that it reaches more than 404. It ends some of them.
 STANDING = 60
+SANDBOX = {"templateID": "base", "timeout": 1800, "injections": [{"type": "github", "token": "ghp_a_secret"}]}
 
 # Other values than the true ones stay likely: what matters is both.
 CONFIG = """
@@ -61,6 +62,11 @@ values = {tokens}
 [[operations]]
 include-method = "DELETE"
 parameters."path.sandboxID" = {{ dictionary = "sandboxes", probability = 0.1 }}
+
+[[operations]]
+include-path = "/sandboxes/{{sandboxID}}/github-token"
+# 400 where no injection has a token any more, because the fuzzer replaced them.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "404"]
 """
 
 # For each operation that is not built yet.
@@ -114,7 +120,7 @@ def test_no_answer_is_a_surprise(platform: Platform, keys: dict[str, str], tmp_p
     config = CONFIG.format(
         seed=SEED,
         examples=EXAMPLES,
-        sandboxes=made(platform, keys, "/sandboxes", {"templateID": "base", "timeout": 1800}, "sandboxID"),
+        sandboxes=made(platform, keys, "/sandboxes", SANDBOX, "sandboxID"),
         keys=made(platform, keys, "/api-keys", {"name": "fuzzed"}, "id"),
         tokens=made(platform, keys, "/access-tokens", {"name": "fuzzed"}, "id"),
     )

@@ -67,7 +67,7 @@ STOPPING = (
 )
 INSIDE = {"cpu": CPU, "forks": FORKS, "memory": MEMORY, "netlink": NETLINK, "stopping": STOPPING}
 # All but the one that stops processes: it would stop the others' too.
-TOGETHER = ("cpu", "forks", "memory", "netlink", "signed", "heads", "server", "documentation")
+TOGETHER = ("cpu", "forks", "memory", "netlink", "signed", "heads", "server")
 
 
 @dataclass

@@ -1,5 +1,6 @@
 //! The wire contracts: server ↔ node ([`node`]), host ↔ agent ([`agent`]), kernel ↔ agent ([`figures`]), kernel ↔ host
-//! and agent ([`sockets`]) and client ↔ agent ([`connect`], [`process`], [`filesystem`]).
+//! and agent ([`sockets`]), client ↔ agent ([`connect`], [`process`], [`filesystem`]) and server ↔ programs of a build
+//! ([`image`]).
 //!
 //! Invariant: data and interfaces only. No policy, no state, no transport of its own.
 
@@ -7,6 +8,7 @@ pub mod agent;
 pub mod connect;
 pub mod figures;
 pub mod filesystem;
+pub mod image;
 pub mod node;
 pub mod process;
 pub mod signature;

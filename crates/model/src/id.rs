@@ -150,6 +150,34 @@ impl DiskId {
 }
 
 text_id!(
+    /// A layer: an immutable directory tree that a node stores, named by the SHA-256 of what it contains, as 64
+    /// lower-case hexadecimal digits.
+    LayerId,
+    "layer ID",
+    |text| {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        if text.len() == 64 && text.bytes().all(is_digit) {
+            Ok(())
+        } else {
+            Err("must be 64 lower-case hexadecimal digits")
+        }
+    }
+);
+
+impl LayerId {
+    /// The layer with this hash.
+    #[must_use]
+    pub fn from_hash(hash: &[u8; 32]) -> Self {
+        use std::fmt::Write as _;
+        Self(hash.iter().fold(String::new(), |mut text, byte| {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        }))
+    }
+}
+
+text_id!(
     /// A template: 20 characters of `[a-z0-9]`.
     TemplateId,
     "template ID",
@@ -233,6 +261,23 @@ mod tests {
             ("d../../../../../../pas", false),
         ] {
             assert_eq!(text.parse::<DiskId>().is_ok(), ok, "{text}");
+        }
+    }
+
+    #[test]
+    fn layer_ids_are_validated() {
+        let id = LayerId::from_hash(&[0xa5; 32]);
+        assert_eq!(id.as_str(), "a5".repeat(32));
+        assert_eq!(id.as_str().parse().as_ref(), Ok(&id));
+        for text in [
+            "",
+            "a5",
+            &"A5".repeat(32),
+            &"g5".repeat(32),
+            &"a5".repeat(33),
+            &format!("../{}", "a".repeat(61)),
+        ] {
+            assert!(text.parse::<LayerId>().is_err(), "{text}");
         }
     }
 

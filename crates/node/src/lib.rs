@@ -25,12 +25,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::SandboxId;
+use model::id::{LayerId, SandboxId};
 use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, EgressCounters, Failure, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture,
+    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture,
     SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -390,6 +390,22 @@ impl NodeApi for Node {
             handle.kill().await;
             Ok(())
         })
+    }
+
+    fn commit<'a>(&'a self, id: &'a SandboxId, _merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(async move {
+            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+            handle.kill().await;
+            Err(NodeError::failed("this version does not store layers"))
+        })
+    }
+
+    fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    fn remove_layer<'a>(&'a self, _id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {

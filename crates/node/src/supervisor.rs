@@ -173,7 +173,7 @@ pub(crate) async fn start(
     let (id, disk, resources) = (request.id.clone(), new_disk().map_err(failed)?, request.resources);
     let start_request = StartRequest {
         id: id.clone(),
-        rootfs: rootfs(&request.image),
+        rootfs: rootfs(&request.image)?,
         disk: disk.clone(),
         resources,
     };
@@ -255,9 +255,10 @@ fn new_disk() -> io::Result<DiskId> {
 }
 
 /// The rootfs of an image on this host.
-fn rootfs(image: &Image) -> Rootfs {
+fn rootfs(image: &Image) -> Result<Rootfs, NodeError> {
     match image {
-        Image::Base => Rootfs::base(),
+        Image::Base => Ok(Rootfs::base()),
+        Image::Layers { .. } | Image::Import => Err(NodeError::failed("this version has no stored layers")),
     }
 }
 

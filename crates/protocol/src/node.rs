@@ -18,7 +18,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use model::id::{SandboxId, TemplateId};
+use model::id::{LayerId, SandboxId, TemplateId};
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -39,6 +39,40 @@ pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub enum Image {
     /// The built-in `base`: a root created by the node over the host's own `/usr`.
     Base,
+    /// Stored layers.
+    Layers {
+        /// Whether they lie above `base`. Otherwise they are all of the file system, above an empty one that has only
+        /// the directories at which the platform mounts something.
+        base: bool,
+        /// The layers, lowest first; [`Image::LAYERS_MAX`] at most.
+        layers: Vec<LayerId>,
+    },
+    /// `base` with an empty directory `/mnt`, into which the sandbox unpacks an image. What [`NodeApi::commit`] stores
+    /// of it is this directory alone, as the lowest layer of a file system without `base`.
+    Import,
+}
+
+impl Image {
+    /// Maximum number of layers of an image. The kernel would take a few more, and `base` itself has two.
+    pub const LAYERS_MAX: usize = 12;
+}
+
+/// A layer that was stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Committed {
+    /// The layer.
+    pub layer: LayerId,
+    /// Space that it takes on the node, in bytes.
+    pub bytes: u64,
+}
+
+/// A layer that a node has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerInfo {
+    /// The layer.
+    pub id: LayerId,
+    /// Space that it takes on the node, in bytes.
+    pub bytes: u64,
 }
 
 /// Everything the node needs to start a sandbox.
@@ -196,12 +230,31 @@ pub struct DiskStops {
 /// One host that runs sandboxes.
 pub trait NodeApi: Send + Sync + 'static {
     /// Starts a sandbox and returns once its agent has accepted `init`. On an error nothing of it is left.
+    /// [`NodeError::NoLayer`] when a layer of its image is not on this node.
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>>;
 
     /// Ends a sandbox: its processes are killed, and none of them is left when this returns. The caller has aborted the
     /// open streams before, because a stream whose other end was killed looks as if it had been closed. What is left on
     /// disk is removed soon after. [`NodeError::NotFound`] when there is no such sandbox.
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>>;
+
+    /// Ends a sandbox and stores what it wrote to its file system as a layer. Its processes are killed like by
+    /// [`Self::kill`], so the caller has made programs in it write out what they have, and aborted the open streams. The
+    /// sandbox ends also on an error. Sockets are left out.
+    ///
+    /// With `merge` the layer contains everything that the sandbox has above `base`, or above nothing: what it wrote and
+    /// all layers of its image together. Such a layer replaces them.
+    ///
+    /// A layer with the same content is not stored twice: the id is the same. [`NodeError::Refused`] when the files
+    /// cannot be a layer; [`NodeError::Capacity`] when the host has no space for it.
+    fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>>;
+
+    /// The layers that the node has, in the order of their ids.
+    fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>>;
+
+    /// Removes a layer. The caller knows that no image refers to it; sandboxes that were started from it keep it until
+    /// they end. Succeeds when there is no such layer.
+    fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>>;
 
     /// Opens a stream to a TCP port inside a sandbox.
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>>;

@@ -1,16 +1,16 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use model::id::SandboxId;
+use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    DialError, DiskStops, EgressCounters, HostCapacity, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents,
+    Committed, DialError, DiskStops, EgressCounters, HostCapacity, Image, LayerInfo, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents,
     NodeFuture, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted,
     WantedState,
 };
@@ -46,6 +46,14 @@ pub struct FakeNode {
     pub start: Mutex<Behaviour>,
     /// Behaviour of an end.
     pub kill: Mutex<Behaviour>,
+    /// Behaviour of a commit. On a failure the sandbox ends, too.
+    pub commit: Mutex<Behaviour>,
+    /// Behaviour of the removal of a layer.
+    pub remove_layer: Mutex<Behaviour>,
+    /// The layers and their sizes in bytes.
+    pub layers: Mutex<BTreeMap<LayerId, u64>>,
+    /// The commits so far, the failed ones included: the sandbox, and whether layers were merged.
+    pub commits: Mutex<Vec<(SandboxId, bool)>>,
     /// Behaviour of a change of the network policy.
     pub set_egress: Mutex<Behaviour>,
     /// Behaviour of a reconcile.
@@ -98,6 +106,10 @@ impl FakeNode {
         Arc::new(Self {
             start: Mutex::new(Behaviour::Works),
             kill: Mutex::new(Behaviour::Works),
+            commit: Mutex::new(Behaviour::Works),
+            remove_layer: Mutex::new(Behaviour::Works),
+            layers: Mutex::default(),
+            commits: Mutex::default(),
             set_egress: Mutex::new(Behaviour::Works),
             reconcile: Mutex::new(Behaviour::Works),
             go: Notify::new(),
@@ -124,6 +136,14 @@ impl FakeNode {
             egress_counters: Mutex::new(Some(EgressCounters::default())),
             events: Mutex::default(),
         })
+    }
+
+    /// The layer that the commit with this number returns, counted from 1.
+    #[must_use]
+    pub fn layer(number: usize) -> LayerId {
+        let mut hash = [0; 32];
+        hash[24..].copy_from_slice(&number.to_be_bytes());
+        LayerId::from_hash(&hash)
     }
 
     /// The ids of the running sandboxes, in no order.
@@ -189,6 +209,12 @@ impl NodeApi for FakeNode {
         Box::pin(async move {
             let behaviour = *self.start.lock();
             self.behave(behaviour).await?;
+            if let Image::Layers { layers, .. } = &request.image {
+                let stored = self.layers.lock();
+                if let Some(missing) = layers.iter().find(|layer| !stored.contains_key(*layer)) {
+                    return Err(NodeError::NoLayer(missing.clone()));
+                }
+            }
             let id = request.id.clone();
             self.running.lock().insert(id.clone());
             self.egress.lock().insert(id.clone(), request.egress.clone());
@@ -217,6 +243,51 @@ impl NodeApi for FakeNode {
                 return Err(NodeError::NotFound(id.clone()));
             }
             self.killed_at.lock().insert(id.clone(), SystemTime::now());
+            Ok(())
+        })
+    }
+
+    fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(async move {
+            if !self.running.lock().remove(id) {
+                return Err(NodeError::NotFound(id.clone()));
+            }
+            self.killed_at.lock().insert(id.clone(), SystemTime::now());
+            let number = {
+                let mut commits = self.commits.lock();
+                commits.push((id.clone(), merge));
+                commits.len()
+            };
+            let behaviour = *self.commit.lock();
+            self.behave(behaviour).await?;
+            let committed = Committed {
+                layer: Self::layer(number),
+                bytes: 4096,
+            };
+            self.layers.lock().insert(committed.layer.clone(), committed.bytes);
+            if behaviour == Behaviour::PanicsAfterwards {
+                panic!("the fake node panics as configured");
+            }
+            Ok(committed)
+        })
+    }
+
+    fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
+        Box::pin(async move {
+            let layers = self.layers.lock();
+            let info = |(id, bytes): (&LayerId, &u64)| LayerInfo {
+                id: id.clone(),
+                bytes: *bytes,
+            };
+            Ok(layers.iter().map(info).collect())
+        })
+    }
+
+    fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.remove_layer.lock();
+            self.behave(behaviour).await?;
+            self.layers.lock().remove(id);
             Ok(())
         })
     }

@@ -8,10 +8,10 @@
 use std::io;
 use std::sync::Arc;
 
-use model::id::SandboxId;
+use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    DialError, EgressCounters, Failure, HostCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture,
+    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture,
     SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use serde::de::DeserializeOwned;
@@ -35,6 +35,9 @@ const NEXT: u8 = 1;
 enum Call {
     Start(Box<StartSandbox>),
     Kill(SandboxId),
+    Commit(SandboxId, bool),
+    Layers,
+    RemoveLayer(LayerId),
     Dial(SandboxId, u16),
     SetEgress(SandboxId, EgressPolicy),
     Reconcile(Vec<Wanted>),
@@ -95,6 +98,18 @@ impl NodeApi for RemoteNode {
 
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(self.call(Call::Kill(id.clone())))
+    }
+
+    fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(self.call(Call::Commit(id.clone(), merge)))
+    }
+
+    fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
+        Box::pin(self.call(Call::Layers))
+    }
+
+    fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(self.call(Call::RemoveLayer(id.clone())))
     }
 
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
@@ -174,6 +189,9 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
     match read_frame(connection).await? {
         Call::Start(request) => write_frame(connection, &node.start(*request).await).await,
         Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
+        Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
+        Call::Layers => write_frame(connection, &node.layers().await).await,
+        Call::RemoveLayer(id) => write_frame(connection, &node.remove_layer(&id).await).await,
         Call::SetEgress(id, policy) => write_frame(connection, &node.set_egress(&id, policy).await).await,
         Call::Reconcile(wanted) => write_frame(connection, &node.reconcile(wanted).await).await,
         Call::Samples => write_frame(connection, &node.samples().await).await,

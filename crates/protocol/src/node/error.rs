@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::fmt;
 
-use model::id::SandboxId;
+use model::id::{LayerId, SandboxId};
 use serde::{Deserialize, Serialize};
 
-/// Why a request to the node failed. Callers act on the variant; the texts are for the operator's log, never for a
-/// client.
+/// Why a request to the node failed. Callers act on the variant; the texts are for the operator's log, and but for
+/// [`NodeError::Refused`] never for a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "detail", rename_all = "snake_case")]
 pub enum NodeError {
@@ -17,6 +17,13 @@ pub enum NodeError {
     /// The host has no capacity left; a later attempt may succeed.
     #[error("the host has no capacity: {0}")]
     Capacity(String),
+    /// A layer that the request names is not on this node.
+    #[error("layer {0} is not on this node")]
+    NoLayer(LayerId),
+    /// The files of a sandbox cannot be stored as a layer. The text says which one and why, in words for the user who
+    /// wrote them; names of files are escaped.
+    #[error("the files cannot be stored: {0}")]
+    Refused(String),
     /// The request failed on the host.
     #[error(transparent)]
     Failed(Failure),
@@ -129,6 +136,11 @@ mod tests {
                 NodeError::Capacity("no slot".to_owned()),
                 "capacity",
                 &["the host has no capacity: no slot"],
+            ),
+            (
+                NodeError::Refused("/a: a block device".to_owned()),
+                "refused",
+                &["the files cannot be stored: /a: a block device"],
             ),
             (
                 NodeError::NotFound("iabc".parse().unwrap()),

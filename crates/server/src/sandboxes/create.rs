@@ -212,7 +212,11 @@ impl Sandboxes {
                         why,
                         retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
                     },
-                    NodeError::NotFound(_) | NodeError::Failed(_) | NodeError::Unreachable(_) => {
+                    NodeError::NotFound(_)
+                    | NodeError::NoLayer(_)
+                    | NodeError::Refused(_)
+                    | NodeError::Failed(_)
+                    | NodeError::Unreachable(_) => {
                         CreateError::Node(error)
                     }
                 });

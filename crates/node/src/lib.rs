@@ -30,8 +30,8 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture,
-    SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
+    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, LiveSandbox, NodeApi, NodeError,
+    NodeEvents, NodeFuture, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};

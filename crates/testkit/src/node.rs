@@ -10,9 +10,9 @@ use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Committed, DialError, DiskStops, EgressCounters, HostCapacity, Image, LayerInfo, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents,
-    NodeFuture, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted,
-    WantedState,
+    Committed, DialError, DiskStops, EgressCounters, HostCapacity, Image, LayerInfo, LiveSandbox, NodeApi, NodeError,
+    NodeEvent, NodeEvents, NodeFuture, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox,
+    StartedSandbox, Wanted, WantedState,
 };
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture,
-    SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, NodeApi, NodeError, NodeEvent, NodeEvents,
+    NodeFuture, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

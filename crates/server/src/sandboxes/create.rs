@@ -216,9 +216,7 @@ impl Sandboxes {
                     | NodeError::NoLayer(_)
                     | NodeError::Refused(_)
                     | NodeError::Failed(_)
-                    | NodeError::Unreachable(_) => {
-                        CreateError::Node(error)
-                    }
+                    | NodeError::Unreachable(_) => CreateError::Node(error),
                 });
             }
         };

@@ -25,7 +25,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -36,6 +36,8 @@ pub(crate) const BEARER: &str = "Bearer sk-0123456789-abcdef-secret";
 pub(crate) const HOST: &str = "api.example";
 /// A host of the same issuer without rules.
 pub(crate) const OTHER: &str = "other.example";
+/// The names and where they lead.
+const SERVERS: [(&str, &str); 2] = [(HOST, "127.0.0.2"), (OTHER, "127.0.0.3")];
 
 /// The socket of a sandbox's side.
 #[derive(Debug)]
@@ -73,6 +75,8 @@ pub(crate) struct World {
     pub(crate) attachment: Attachment,
     pub(crate) port: u16,
     pub(crate) issuer: Arc<Issuer<'static, KeyPair>>,
+    /// The addresses of the servers, bound so that no other test takes them.
+    reserved: Mutex<BTreeMap<&'static str, TcpSocket>>,
     reports: Arc<Mutex<Vec<EgressReport>>>,
     seed: Secret,
 }
@@ -109,7 +113,7 @@ impl World {
         rules: Vec<InjectionRule>,
         change: impl FnOnce(&mut EgressSettings, &mut EgressPolicy),
     ) -> Self {
-        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (tcp, reserved) = reserve_port();
         tcp.set_nonblocking(true).unwrap();
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         udp.set_nonblocking(true).unwrap();
@@ -124,7 +128,7 @@ impl World {
             upstream_roots: vec![root.der().clone()],
             ..EgressSettings::default()
         };
-        for (name, address) in [(HOST, "127.0.0.2"), (OTHER, "127.0.0.3")] {
+        for (name, address) in SERVERS {
             let address: IpAddr = address.parse().unwrap();
             settings.hosts.insert(name.to_owned(), vec![address]);
         }
@@ -145,6 +149,7 @@ impl World {
             attachment,
             port,
             issuer: Arc::new(Issuer::new(params, key)),
+            reserved: Mutex::new(reserved),
             reports,
             seed: seed('1'),
         }
@@ -244,13 +249,10 @@ impl World {
         server_config(certificate.der().clone(), &key)
     }
 
-    /// Binds a server to the address of a name.
+    /// Starts to listen at the address of a name, once for each name.
     pub(crate) async fn listen(&self, host: &str) -> TcpListener {
-        let address = match host {
-            HOST => "127.0.0.2",
-            _ => "127.0.0.3",
-        };
-        TcpListener::bind((address, self.port)).await.unwrap()
+        let socket = self.reserved.lock().remove(host).expect("one server per name");
+        socket.listen(128).unwrap()
     }
 
     /// A server that records what it gets, and answers every head with these bytes.
@@ -317,6 +319,26 @@ impl World {
         });
         record
     }
+}
+
+/// A listener of the sandbox's side, and sockets that are bound to its port at the addresses of the servers. They refuse
+/// connections until a server listens. Connections of other tests can have the port at one of the addresses, so this
+/// tries again.
+fn reserve_port() -> (std::net::TcpListener, BTreeMap<&'static str, TcpSocket>) {
+    for _ in 0..100 {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let bind = |(name, address): (&'static str, &str)| {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind(SocketAddr::new(address.parse().unwrap(), port))?;
+            Ok((name, socket))
+        };
+        let reserved: io::Result<_> = SERVERS.into_iter().map(bind).collect();
+        if let Ok(reserved) = reserved {
+            return (listener, reserved);
+        }
+    }
+    panic!("no port is free at three loopback addresses");
 }
 
 fn policy(mut rules: Vec<InjectionRule>, port: u16) -> EgressPolicy {

@@ -40,6 +40,12 @@ FORKS = (
     "import os,signal\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nprint('begun',flush=True)\n"
     "while True:\n  try:\n    if os.fork()==0 and os.getpid()%3: os._exit(0)\n  except OSError: pass"
 )
+# Never at the limit of processes: each ends at once.
+SHORT_LIVED = (
+    "import os,signal\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nprint('begun',flush=True)\n"
+    "for _ in range(3): os.fork()\n"
+    "while True:\n  try:\n    if os.fork()==0: os._exit(0)\n  except OSError: pass"
+)
 MEMORY = (
     "import os\nprint('begun',flush=True)\n"
     "while True:\n  pid=os.fork()\n  if pid==0:\n    held=[]\n    while True: held.append(bytearray(b'x')*(1<<20))\n"
@@ -65,7 +71,14 @@ STOPPING = (
     "      try: os.kill(int(name),signal.SIGKILL if int(name)%2 else signal.SIGSTOP)\n      except OSError: pass\n"
     "  try: os.kill(-1,signal.SIGSTOP)\n  except OSError: pass"
 )
-INSIDE = {"cpu": CPU, "forks": FORKS, "memory": MEMORY, "netlink": NETLINK, "stopping": STOPPING}
+INSIDE = {
+    "cpu": CPU,
+    "forks": FORKS,
+    "short_lived": SHORT_LIVED,
+    "memory": MEMORY,
+    "netlink": NETLINK,
+    "stopping": STOPPING,
+}
 # All but the one that stops processes: it would stop the others' too.
 TOGETHER = ("cpu", "forks", "memory", "netlink", "signed", "heads", "server")
 

@@ -262,6 +262,9 @@ impl Node {
                 "the platform was restarted; the sandbox kept running",
                 [event],
             );
+            if let Err(error) = sandbox.settle() {
+                tracing::warn!(sandbox.id = %id, "an adopted sandbox may have more processor time than others: {error}");
+            }
             let egress = match egress::attach(&self.shared, &id, &*sandbox, egress) {
                 Ok(egress) => egress,
                 Err(error) => {

@@ -195,6 +195,7 @@ pub(crate) async fn start(
         let mut control = Control::open(started.boot).await?;
         let identity = init_of(request)?;
         let version = control.init(&identity).await?;
+        started.sandbox.settle()?;
         io::Result::Ok((control, version))
     };
     // While the agent is set up, in a thread because of some system calls.

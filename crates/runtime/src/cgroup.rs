@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
-use self::limits::pids_of_all_sandboxes;
+use self::limits::{Weight, pids_of_all_sandboxes};
 use crate::cgroup_view::{self, Scope, Shown, UnlimitedMounts};
 use crate::identity::{self, AgentRecord};
 use crate::slot::Name;
@@ -351,6 +351,23 @@ impl Tree {
             };
         }
         texts.find_map(|text| text.lines().find_map(|line| line.parse().ok()))
+    }
+
+    /// Ends the preference that a sandbox has on the processors while it is being started.
+    ///
+    /// # Errors
+    /// When its group cannot be written.
+    pub(crate) fn settle(&self, name: &Name) -> io::Result<()> {
+        let (root, file, weight) = match &self.backend {
+            Backend::V2(root) => (root, "cpu.weight", Weight::Normal.v2()),
+            Backend::Hybrid(_, [_, _, cpu]) => (cpu, "cpu.shares", Weight::Normal.v1()),
+            Backend::None(_) => return Ok(()),
+        };
+        match write(&root.join(&self.name).join(name.to_string()).join(file), weight) {
+            // Earlier versions had no group for a whole sandbox.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
     }
 
     /// Kills everything in the groups of a sandbox. Only needed without an agent: the end of an agent kills all

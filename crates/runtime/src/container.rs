@@ -458,6 +458,11 @@ impl Sandbox for Running {
         EgressSockets::open(&self.sockets, self.net.as_fd())
     }
 
+    fn settle(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        driver.tree.settle(&self.name)
+    }
+
     fn kill(&self) {
         // Ends all processes of the sandbox: the agent is the first of their pid namespace.
         let _ = rustix::process::pidfd_send_signal(&self.agent, Signal::KILL);

@@ -172,6 +172,13 @@ pub trait Sandbox: Debug + Send + Sync {
     /// With the step that failed.
     fn respawn(&self) -> io::Result<()>;
 
+    /// Ends the preference on the processors that a sandbox has while it is started. To be called once its agent has
+    /// responded, before any program is started in it, and for a sandbox of an earlier platform.
+    ///
+    /// # Errors
+    /// When its limits cannot be changed.
+    fn settle(&self) -> io::Result<()>;
+
     /// Current resource usage. Takes tens of microseconds and waits for nothing inside the sandbox.
     ///
     /// # Errors

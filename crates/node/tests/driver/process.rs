@@ -207,6 +207,10 @@ impl Sandbox for Process {
         fs::write(self.home.join("spawner"), "")
     }
 
+    fn settle(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn usage(&self) -> io::Result<Usage> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use model::resources::Resources;
 
-use super::limits::Limits;
+use super::limits::{Limits, Weight};
 use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, named, side_by_side};
 use crate::files::{open_dir, open_dir_at, open_for_writing, write_at};
 use crate::identity::AgentRecord;
@@ -14,6 +14,9 @@ use crate::slot::Name;
 
 /// The file of a v1 group through which a thread enters it.
 const TASKS: &str = "tasks";
+
+/// Position of the `cpu` hierarchy of version 1 among the roots.
+const CPU: usize = 3;
 
 /// The cgroup tree by descriptors instead of paths, because the launcher leaves the host's mounts.
 #[derive(Debug)]
@@ -84,6 +87,7 @@ impl OpenTree {
             // Before the children are created, so that each is created with its controllers.
             write_at(whole.as_fd(), "cgroup.subtree_control", ENABLE)?;
             limits.hold_v2(whole.as_fd())?;
+            write_at(whole.as_fd(), "cpu.weight", Weight::Starting.v2())?;
         }
         let birth = match &self.backend {
             Backend::Hybrid(..) => whole,
@@ -91,6 +95,10 @@ impl OpenTree {
         };
         self.entry(birth, || {
             let mut tasks = self.create_v1(&whole_name, &limits)?;
+            if let Backend::Hybrid(..) = &self.backend {
+                let shares = format!("{whole_name}/cpu.shares");
+                write_at(self.roots[CPU].as_fd(), &shares, Weight::Starting.v1())?;
+            }
             for root in self.counting() {
                 tasks.push(open_for_writing(make(root, &whole_name)?.as_fd(), TASKS)?);
             }

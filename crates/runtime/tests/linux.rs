@@ -356,7 +356,11 @@ fn is_limited(container: &ContainerDriver) {
     let margin: Vec<u64> = whole.iter().zip(work).map(|(whole, work)| whole - work).collect();
     assert_eq!(margin, [64 << 20, 16, 20_000]);
     // While it is started, it is preferred to others.
-    let weight = || value("/..", "cpu", ["cpu.shares", "cpu.weight"]).parse::<u64>().unwrap();
+    let weight = || {
+        value("/..", "cpu", ["cpu.shares", "cpu.weight"])
+            .parse::<u64>()
+            .unwrap()
+    };
     let starting = weight();
     started.sandbox.settle().unwrap();
     assert!([1024, 100].contains(&weight()), "{}", weight());

@@ -198,6 +198,7 @@ async fn measure(runtime: &Runtime) {
     settings.limits.connections = 10_000;
     settings.limits.connections_per_s = 100_000;
     settings.limits.intercepted = 10_000;
+    settings.limits.requests_per_s = u32::MAX;
     let gateway = EgressGateway::new(settings, runtime.handle().clone());
     let rules = EgressPolicy {
         interception: Some(Box::new(Interception {

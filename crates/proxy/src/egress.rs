@@ -170,7 +170,7 @@ impl EgressGateway {
             report,
             reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
             request_reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
-            interceptor: intercept::Interceptor::new(settings.limits.intercepted),
+            interceptor: intercept::Interceptor::new(&settings.limits),
         });
         let stop = self.stop.child_token();
         let tcp = tcp::serve(Arc::clone(&sandbox), listener, stop.clone());

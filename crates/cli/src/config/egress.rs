@@ -41,6 +41,7 @@ impl Given<'_> {
                 bandwidth_mbit: number(keys::EGRESS_BANDWIDTH_MBIT, 0, limits.bandwidth_mbit)?,
                 udp_flows: number(keys::EGRESS_UDP_FLOWS, 0, limits.udp_flows)?,
                 intercepted: number(keys::EGRESS_INTERCEPTED, 0, limits.intercepted)?,
+                requests_per_s: number(keys::EGRESS_REQUESTS_PER_S, 1, limits.requests_per_s)?,
             },
             mask_bytes: self
                 .parse(keys::EGRESS_MASK_KB, |text| integer(text, 0, LIMIT_MAX))?

@@ -359,6 +359,11 @@ keys! {
         "Maximum number of open connections from a sandbox that are intercepted for its injection rules, at most 1000000; \
          0 refuses connections to their hosts.",
     },
+    EGRESS_REQUESTS_PER_S = {
+        "egress.requests_per_s", None, Integer, "1000",
+        "Maximum number of requests from a sandbox per second on all intercepted connections, 1 to 1000000, and four times \
+         as many in one burst. Further ones are answered with 429.",
+    },
     EGRESS_MASK_KB = {
         "egress.mask_kb", None, Integer, "4096",
         "How much of a response is searched for injected secrets, to hide them, in KiB; 0 for its headers only.",

@@ -71,6 +71,7 @@ fn defaults_are_what_the_table_says() {
         (egress.limits.bandwidth_mbit, keys::EGRESS_BANDWIDTH_MBIT),
         (egress.limits.udp_flows, keys::EGRESS_UDP_FLOWS),
         (egress.limits.intercepted, keys::EGRESS_INTERCEPTED),
+        (egress.limits.requests_per_s, keys::EGRESS_REQUESTS_PER_S),
     ] {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
     }

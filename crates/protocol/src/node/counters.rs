@@ -24,6 +24,9 @@ pub struct EgressCounters {
     /// Requests on them that were not forwarded.
     #[serde(default)]
     pub requests_refused: u64,
+    /// Requests on them beyond the limit of a sandbox.
+    #[serde(default)]
+    pub requests_limited: u64,
     /// DNS queries.
     pub dns: DnsCounters,
 }

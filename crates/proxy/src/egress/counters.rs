@@ -19,6 +19,7 @@ pub(super) struct Counters {
     intercepted: AtomicU64,
     injected: AtomicU64,
     requests_refused: AtomicU64,
+    requests_limited: AtomicU64,
 }
 
 /// Counters of one protocol.
@@ -77,6 +78,11 @@ impl Counters {
         add(&self.requests_refused, 1);
     }
 
+    /// Counts a request on an intercepted connection that is beyond the limit.
+    pub(super) fn request_limited(&self) {
+        add(&self.requests_limited, 1);
+    }
+
     /// Counts bytes that were relayed.
     pub(super) fn bytes(&self, direction: Direction, bytes: u64) {
         let counter = match direction {
@@ -103,6 +109,7 @@ impl Counters {
             intercepted: read(&self.intercepted),
             injected: read(&self.injected),
             requests_refused: read(&self.requests_refused),
+            requests_limited: read(&self.requests_limited),
             ..EgressCounters::default()
         }
     }
@@ -159,6 +166,7 @@ mod tests {
         counters.injected();
         counters.injected();
         (0..3).for_each(|_| counters.request_refused());
+        (0..4).for_each(|_| counters.request_limited());
         let mut want = EgressCounters {
             tcp: EgressConnections {
                 open: 1,
@@ -177,6 +185,7 @@ mod tests {
             intercepted: 1,
             injected: 2,
             requests_refused: 3,
+            requests_limited: 4,
             ..EgressCounters::default()
         };
         assert_eq!(counters.read(), want);

@@ -8,9 +8,11 @@
 //! that both support ([`upstream`]). Every request is judged by the rules of that moment ([`request`]).
 //!
 //! HTTP is read and written again by a library on both sides, so that both have the same idea of where a message ends.
+//! Heads about which others could have another idea are refused ([`framing`]).
 
 mod authority;
 mod body;
+mod framing;
 mod io;
 mod mask;
 mod request;
@@ -37,8 +39,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Sandbox;
+use super::counters::Counters;
 use super::relay::Counts;
 use super::socks::Outside;
+use framing::CheckedStream;
 use io::ProgramStream;
 use request::Session;
 use state::Activity;
@@ -194,8 +198,8 @@ async fn serve_http(
     session: Arc<Session>,
     (tasks, activity, gone): (&Tasks, &Activity, &CancellationToken),
 ) -> hyper::Result<()> {
+    let counters: Arc<Counters> = Arc::clone(&session.sandbox.shared.counters);
     let service = service_fn(move |request| request::handle(Arc::clone(&session), request));
-    let stream = TokioIo::new(stream);
     // Both kinds of connection are driven in the same way, but have no common type.
     macro_rules! drive {
         ($connection:expr) => {{
@@ -231,7 +235,7 @@ async fn serve_http(
                 .initial_stream_window_size(WINDOW_BYTES)
                 .initial_connection_window_size(WINDOW_BYTES * 4)
                 .max_send_buf_size(SEND_BYTES)
-                .serve_connection(stream, service)
+                .serve_connection(TokioIo::new(stream), service)
         ),
         Alpn::Http1 | Alpn::None => drive!(
             http1::Builder::new()
@@ -241,7 +245,7 @@ async fn serve_http(
                 .max_headers(HEADERS)
                 .max_buf_size(HEAD_BYTES as usize)
                 .preserve_header_case(true)
-                .serve_connection(stream, service)
+                .serve_connection(TokioIo::new(CheckedStream::new(stream, counters)), service)
                 .with_upgrades()
         ),
     }

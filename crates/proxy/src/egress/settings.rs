@@ -61,11 +61,14 @@ pub struct EgressLimits {
     pub udp_flows: u32,
     /// Open TCP connections that are intercepted; 0 refuses connections to hosts of rules.
     pub intercepted: u32,
+    /// Requests per second on all intercepted connections together in the long run, at least 1. A burst may have
+    /// [`Self::BURST_FACTOR`] times as many; further ones are answered with 429.
+    pub requests_per_s: u32,
 }
 
 impl EgressLimits {
-    /// New connections in one burst, as a multiple of those per second: programs open many connections when they start
-    /// and few afterwards.
+    /// New connections or requests in one burst, as a multiple of those per second: programs open many connections when
+    /// they start and few afterwards.
     pub const BURST_FACTOR: u32 = 4;
 }
 
@@ -77,6 +80,7 @@ impl Default for EgressLimits {
             bandwidth_mbit: 0,
             udp_flows: 256,
             intercepted: 256,
+            requests_per_s: 1000,
         }
     }
 }

@@ -154,6 +154,49 @@ async fn changed_rules_hold_for_the_next_request() {
     assert_eq!(*server.connections.lock(), 1);
 }
 
+/// The burst is answered, what is beyond gets 429 on every connection, and after a while requests are answered again.
+#[tokio::test]
+async fn requests_per_second_are_limited() {
+    let world = World::with(vec![rule(PathPattern::Any)], |settings, _| {
+        settings.limits.requests_per_s = 2;
+    })
+    .await;
+    let server = world.echo().await;
+    let mut http2 = world.http2().await;
+    let uri = format!("https://{}/", world.authority());
+    let post = |uri: &str| Request::post(uri).body(Full::from("x")).unwrap();
+    let mut http1 = world.http1().await;
+    let begun = std::time::Instant::now();
+    let mut answered = 0;
+    while answered < 1000 {
+        let response = http2.send_request(post(&uri)).await.unwrap();
+        let status = response.status();
+        text(response).await;
+        if status == 429 {
+            break;
+        }
+        assert_eq!(status, 200);
+        answered += 1;
+    }
+    let earned = begun.elapsed().as_secs() * 2 + 2;
+    assert!(
+        (8..=8 + earned).contains(&answered),
+        "{answered} in {:?}",
+        begun.elapsed()
+    );
+    let response = http1.send_request(get(&world, "/")).await.unwrap();
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["retry-after"], "1");
+    assert_eq!(response.headers()["connection"], "close");
+    assert!(text(response).await.contains("too many requests per second"));
+    let counters = world.gateway.counters();
+    assert_eq!((counters.injected, counters.requests_limited), (answered, 2));
+    assert_eq!(server.text().matches(BEARER).count() as u64, answered);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let response = http2.send_request(post(&uri)).await.unwrap();
+    assert_eq!(response.status(), 200);
+}
+
 #[tokio::test]
 async fn a_connection_is_closed_by_a_policy_that_denies_it() {
     let world = World::new().await;

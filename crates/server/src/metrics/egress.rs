@@ -51,7 +51,7 @@ impl EgressSeries {
             registry.register_with_unit(name, help, Unit::Bytes, counter.clone());
             totals.push((counter, value));
         }
-        let counts: [(_, _, Read); 10] = [
+        let counts: [(_, _, Read); 11] = [
             (
                 "egress_connections_unlogged",
                 "Outbound connections that are not in the log of their sandbox because there were too many at once",
@@ -71,6 +71,11 @@ impl EgressSeries {
                 "egress_refused_requests",
                 "Requests on intercepted connections that were not forwarded",
                 |counters| counters.requests_refused,
+            ),
+            (
+                "egress_limited_requests",
+                "Requests on intercepted connections that were answered with 429, because their sandbox sent too many",
+                |counters| counters.requests_limited,
             ),
             (
                 "dns_queries",

@@ -318,6 +318,7 @@ async fn counters_of_the_egress_gateway_are_exported() {
         intercepted: 34,
         injected: 35,
         requests_refused: 36,
+        requests_limited: 37,
         dns: DnsCounters {
             queries: 41,
             cache_hits: 42,
@@ -345,6 +346,7 @@ async fn counters_of_the_egress_gateway_are_exported() {
             ("egress_intercepted_connections", 34.0),
             ("egress_injected_requests", 35.0),
             ("egress_refused_requests", 36.0),
+            ("egress_limited_requests", 37.0),
             ("dns_queries", 41.0),
             ("dns_cache_hits", 42.0),
             ("dns_refused", 43.0),

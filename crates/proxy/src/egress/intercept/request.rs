@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::super::Sandbox;
 use super::super::record::InjectedRequest;
 use super::body::{RequestBody, ResponseBody};
+use super::framing;
 use super::mask::Masker;
 use super::rules::{Applied, Facts};
 use super::state::{Activity, InFlight};
@@ -26,6 +27,8 @@ use super::upstream::{Sender, Tasks};
 const HTTPS_PORT: u16 = 443;
 /// The only protocol to which a connection may be upgraded. Others could carry further requests.
 const WEBSOCKET: &str = "websocket";
+/// The answer to requests beyond the limit.
+const TOO_MANY: &str = "this sandbox sends too many requests per second to hosts of its injection rules";
 /// Longest method and path in a log.
 const METHOD_LOGGED: usize = 32;
 const PATH_LOGGED: usize = 1024;
@@ -68,6 +71,13 @@ pub(super) async fn handle(
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, BoxError> {
     let in_flight = InFlight::new(&session.activity);
+    if !session.sandbox.interceptor.admit_request() {
+        session.sandbox.shared.counters.request_limited();
+        let mut response = answer(&request, StatusCode::TOO_MANY_REQUESTS, TOO_MANY);
+        let headers = response.headers_mut();
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        return Ok(response);
+    }
     if let Err(Refusal { status, why }) = check(&request, &session.host, session.destination.port()) {
         session.sandbox.shared.counters.request_refused();
         return Ok(answer(&request, status, why));
@@ -169,6 +179,9 @@ async fn forward(
 ) -> hyper::Result<Response<ResponseBody>> {
     let is_http2 = matches!(session.sender, Sender::Http2(_));
     let upgrade = (!is_http2 && is_websocket(&request)).then(|| hyper::upgrade::on(&mut request));
+    // What follows such a request is not checked, see `framing`, so it must not be another one.
+    let mut upgrades = request.headers().get_all(header::UPGRADE).iter();
+    let is_last = !is_http2 && upgrades.any(|value| framing::is_websocket(value.as_bytes()));
     let (mut parts, body) = request.into_parts();
     parts.uri = target(&parts.uri, &session.host, session.destination.port(), is_http2);
     parts.version = if is_http2 { Version::HTTP_2 } else { Version::HTTP_11 };
@@ -224,7 +237,7 @@ async fn forward(
     clean(&mut parts.headers);
     // It would lead to connections over UDP, which get no headers.
     parts.headers.remove(header::ALT_SVC);
-    if closes && !is_http2 {
+    if (closes || is_last) && !is_http2 {
         parts
             .headers
             .insert(header::CONNECTION, HeaderValue::from_static("close"));

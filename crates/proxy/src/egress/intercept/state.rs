@@ -11,12 +11,15 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::super::rate::Rate;
+use super::super::settings::EgressLimits;
 use super::authority::{Authority, AuthorityError};
 use super::rules::Rules;
 
 /// What is kept about a sandbox while it is attached. Almost nothing before its first intercepted connection.
 pub(in super::super) struct Interceptor {
     connections: Arc<Semaphore>,
+    requests: Rate,
     kept: Mutex<Kept>,
 }
 
@@ -33,10 +36,12 @@ impl fmt::Debug for Interceptor {
 }
 
 impl Interceptor {
-    /// With a limit of connections at a time.
-    pub(in super::super) fn new(connections: u32) -> Self {
-        let most = usize::try_from(connections).unwrap_or(usize::MAX);
+    /// With the limits of connections at a time, and of requests.
+    pub(in super::super) fn new(limits: &EgressLimits) -> Self {
+        let most = usize::try_from(limits.intercepted).unwrap_or(usize::MAX);
+        let burst = limits.requests_per_s.saturating_mul(EgressLimits::BURST_FACTOR);
         Self {
+            requests: Rate::new(limits.requests_per_s, burst),
             connections: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             kept: Mutex::default(),
         }
@@ -45,6 +50,11 @@ impl Interceptor {
     /// The permission to intercept one more connection.
     pub(in super::super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.connections).try_acquire_owned().ok()
+    }
+
+    /// Whether one more request is within the limit. Counts it if so.
+    pub(super) fn admit_request(&self) -> bool {
+        self.requests.admit()
     }
 
     /// The authority of a seed, which is the same as long as the sandbox lives.

@@ -9,6 +9,7 @@
 //! by whoever has seen it. The operator can require a date.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
@@ -23,6 +24,7 @@ use store::keys::AccessKeyRow;
 
 use crate::authentication::Owner;
 use crate::clock::{Clock, SECOND_US};
+use crate::peers::{Peer, PeerRates, RatePermit};
 use crate::seal::Sealer;
 use crate::settings::SigningSettings;
 
@@ -30,6 +32,8 @@ use crate::settings::SigningSettings;
 const MAX_SKEW_US: i64 = 15 * 60 * SECOND_US;
 /// Length of a signature in bytes.
 const SIGNATURE_BYTES: usize = 20;
+/// Burst and refill interval of failed signatures of one peer: to check one is expensive, and its body is read first.
+const FAILURES: (u32, Duration) = (60, Duration::from_secs(1));
 /// Longest access key.
 const ACCESS_KEY_MAX: usize = 128;
 /// The content type that some clients sign when they send none.
@@ -97,6 +101,33 @@ pub(crate) struct Signatures {
     sealer: Sealer,
     clock: Clock,
     settings: SigningSettings,
+    failures: Failures,
+}
+
+/// The failed signatures of peers.
+#[derive(Debug)]
+struct Failures(PeerRates);
+
+/// A signature that is being checked. It counts as failed unless [`Signatures::succeeded`] gets it back.
+#[derive(Debug)]
+pub(crate) struct Attempt(Option<RatePermit>);
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self(PeerRates::new(FAILURES.0, FAILURES.1))
+    }
+}
+
+impl Failures {
+    fn begin(&self, peer: Option<Peer>) -> Result<Attempt, Duration> {
+        peer.map(|peer| self.0.take(peer)).transpose().map(Attempt)
+    }
+
+    fn succeeded(&self, attempt: &Attempt) {
+        if let Attempt(Some(permit)) = attempt {
+            self.0.give_back(permit);
+        }
+    }
 }
 
 impl Signatures {
@@ -106,7 +137,21 @@ impl Signatures {
             sealer,
             clock,
             settings,
+            failures: Failures::default(),
         }
+    }
+
+    /// Begins to check a signature of a known access key, before anything else of the request is read.
+    ///
+    /// # Errors
+    /// When too many signatures of the peer have failed, with the time until the next may be checked.
+    pub(crate) fn begin(&self, peer: Option<Peer>) -> Result<Attempt, Duration> {
+        self.failures.begin(peer)
+    }
+
+    /// Notes that a signature was right.
+    pub(crate) fn succeeded(&self, attempt: &Attempt) {
+        self.failures.succeeded(attempt);
     }
 
     /// Whether operations on injection rules require a signature.

@@ -13,6 +13,7 @@ use super::body::read_limited;
 use super::error::ApiError;
 use super::state::ApiState;
 use crate::authentication::Owner;
+use crate::peers::ClientPeer;
 use crate::signature::SignatureError;
 
 /// Largest body of a signed request, in bytes. It is hashed once for each form of a signature, before anybody is known to
@@ -37,12 +38,15 @@ pub(super) async fn verify(State(state): State<ApiState>, request: Request, next
     let Some(token) = state.signatures.token(request.headers()) else {
         return next.run(request).await;
     };
+    let peer = request.extensions().get::<ClientPeer>().and_then(|client| client.peer);
     let verified = async {
         let token = token?;
         let key = state.signatures.key(&token).await?;
+        let attempt = state.signatures.begin(peer).map_err(ApiError::too_many_requests)?;
         let (parts, body) = request.into_parts();
         let body = read_limited(&parts.headers, body, BODY_MAX).await?;
         let owner = state.signatures.verify(&token, key, &parts, &body)?;
+        state.signatures.succeeded(&attempt);
         let mut request = Request::from_parts(parts, Body::from(body));
         request.extensions_mut().insert(Signer(owner));
         Ok::<_, ApiError>(request)

@@ -27,6 +27,29 @@ fn sign(text: &str) -> SignedToken {
 const HOST: (&str, &str) = ("host", "127.0.0.1:3000");
 const JSON: (&str, &str) = ("content-type", "application/json");
 
+#[tokio::test(start_paused = true)]
+async fn failed_signatures_are_limited_per_peer() {
+    let failures = Failures::default();
+    let (guesser, other) = (Some(Peer::V6(1)), Some(Peer::V6(2)));
+    for _ in 0..3 * FAILURES.0 {
+        let attempt = failures.begin(guesser).expect("no failure so far");
+        failures.succeeded(&attempt);
+    }
+    for _ in 0..FAILURES.0 {
+        failures.begin(guesser).expect("within the burst");
+    }
+    assert_eq!(failures.begin(guesser).expect_err("beyond it"), FAILURES.1);
+    // Addresses that many clients share are not limited.
+    for who in [other, None, None] {
+        failures.begin(who).expect("not the guesser");
+    }
+    tokio::time::advance(FAILURES.1).await;
+    let attempt = failures.begin(guesser).expect("one permit was refilled");
+    failures.succeeded(&attempt);
+    failures.begin(guesser).expect("it was given back");
+    failures.begin(guesser).expect_err("and used");
+}
+
 #[test]
 fn published_vectors_match() {
     let body = br#"{"injection":{"api_key":"sk-1","type":"openai"},"name":"r1"}"#;

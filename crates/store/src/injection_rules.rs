@@ -108,14 +108,19 @@ impl Store {
         Ok(count.map_or(0, |RuleCount(count)| count))
     }
 
-    /// What differs after a change of any rule: their number, and the time of the latest change.
+    /// What differs after a change of any rule.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn injection_rule_stamp(&self) -> Result<RuleStamp, StoreError> {
-        let query =
-            sqlx::query("SELECT COUNT(*) AS rules, COALESCE(MAX(updated_us), 0) AS latest_us FROM injection_rules");
-        let stamp: Option<RuleStamp> = self.db.read_optional("read the time of injection rules", query).await?;
+    pub async fn injection_rule_stamp(&self) -> Result<Stamp, StoreError> {
+        let query = sqlx::query(
+            "SELECT COUNT(*) AS total, CAST(COALESCE(SUM(updated_us % 1000000007), 0) AS BIGINT) AS times \
+             FROM injection_rules",
+        );
+        let stamp = self
+            .db
+            .read_optional("read the times of injection rules", query)
+            .await?;
         Ok(stamp.unwrap_or_default())
     }
 
@@ -180,22 +185,23 @@ impl Store {
     }
 }
 
-/// What differs after a change of any rule.
+/// What differs after a change of any row of a table. Times are added up, because the clocks of servers differ: a change can
+/// have an earlier time than the one before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RuleStamp {
-    /// The number of rules.
-    rules: i64,
-    /// The time of the latest change, in microseconds since the Unix epoch.
-    latest_us: i64,
+pub struct Stamp {
+    /// The number of rows.
+    total: i64,
+    /// The sum of the times of their changes, in microseconds modulo a prime so that it does not overflow.
+    times: i64,
 }
 
-impl FromColumns for RuleStamp {
-    const TABLE: &'static str = "injection_rules";
+impl FromColumns for Stamp {
+    const TABLE: &'static str = "injection_rules and secrets";
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self {
-            rules: columns.int("rules")?,
-            latest_us: columns.int("latest_us")?,
+            total: columns.int("total")?,
+            times: columns.int("times")?,
         })
     }
 }

@@ -8,6 +8,7 @@ use model::id::TeamId;
 
 use crate::Store;
 use crate::error::StoreError;
+use crate::injection_rules::Stamp;
 use crate::keys::SealedSecret;
 use crate::row::{Columns, FromColumns, storable};
 
@@ -218,6 +219,19 @@ impl Store {
         .bind(id)
         .bind(i64::from(limit));
         self.db.read_all("list secrets", query).await
+    }
+
+    /// What differs after a change of any secret.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn secret_stamp(&self) -> Result<Stamp, StoreError> {
+        let query = sqlx::query(
+            "SELECT COUNT(*) AS total, CAST(COALESCE(SUM(updated_us % 1000000007 + version), 0) AS BIGINT) AS times \
+             FROM secrets",
+        );
+        let stamp = self.db.read_optional("read the times of secrets", query).await?;
+        Ok(stamp.unwrap_or_default())
     }
 
     /// How many secrets a team has.

@@ -352,7 +352,7 @@ impl ApiError {
     fn not_applied(id: impl std::fmt::Display) -> Self {
         let why = format!(
             "the change of sandbox \"{id}\" was stored but not applied, so its connections may still follow the \
-             settings before: send the request again"
+             settings before: send the request again, or wait until the platform has tried again"
         );
         let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, why).code("sandbox_change_not_applied");
         error.headers.push((SHOULD_RETRY, HeaderValue::from_static("true")));

@@ -252,8 +252,8 @@ impl Sandboxes {
             self.discard(&row.id).await;
             return Err(CreateError::Died);
         }
-        if entry.uses_rules() && self.injections.changes() != changes {
-            // A rule was changed while the sandbox was starting, when nobody could find it among those that run.
+        if self.injections.changes() != changes {
+            // A rule or a secret was changed while the sandbox was starting, when nobody could find it among those that run.
             self.apply_again(&entry).await;
         }
         self.deadlines.set(&row.id, row.end_us);

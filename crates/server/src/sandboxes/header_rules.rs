@@ -78,13 +78,16 @@ impl Policies {
 
 impl Sandboxes {
     /// Applies a changed or deleted secret to the sandboxes of its team that refer to it: their new connections follow it
-    /// when this returns. It goes on if the client disconnects. A sandbox that fails keeps the value before until its
-    /// next change; this is logged.
+    /// when this returns. It goes on if the client disconnects. A sandbox that fails keeps the value before until it
+    /// is tried again, seconds later; this is logged.
     pub(crate) async fn apply_secret(self: &Arc<Self>, team: &TeamId, name: &str) {
         let sandboxes = Arc::clone(self);
         let (team, name) = (team.clone(), name.to_owned());
         let task = self.work.spawn(async move {
-            if let Err(error) = sandboxes.apply_secret_on_task(&team, &name).await {
+            sandboxes.injections.note_change();
+            let refers =
+                |row: &SandboxRow, rules: &HeaderRules| row.team_id == team && rules.secrets().contains(name.as_str());
+            if let Err(error) = sandboxes.apply_to_those_that_refer(refers).await {
                 sandboxes.metrics.store_error();
                 tracing::error!(error = %Chain(&error), "cannot apply a changed secret");
             }
@@ -92,17 +95,22 @@ impl Sandboxes {
         let _ = task.await;
     }
 
-    async fn apply_secret_on_task(&self, team: &TeamId, name: &str) -> Result<(), StoreError> {
+    /// Applies the secrets as they are now to all sandboxes that refer to any.
+    pub(super) async fn apply_secrets(&self) -> Result<(), StoreError> {
+        self.injections.note_change();
+        self.apply_to_those_that_refer(|_, rules| !rules.secrets().is_empty())
+            .await
+    }
+
+    async fn apply_to_those_that_refer(
+        &self,
+        refers: impl Fn(&SandboxRow, &HeaderRules) -> bool,
+    ) -> Result<(), StoreError> {
         for row in self.rows.sandbox_list_live().await? {
-            let refers = row.team_id == *team
-                && self
-                    .policies
-                    .rules_of(&row)
-                    .is_some_and(|rules| rules.secrets().contains(name));
-            if !refers {
+            if !self.policies.rules_of(&row).is_some_and(|rules| refers(&row, &rules)) {
                 continue;
             }
-            // Without an entry it is being created, and its policy is made later, or it is ending.
+            // Without an entry it is ending. One that is being created notices the change at its end.
             let Some(entry) = self.registry.get(&row.id) else {
                 continue;
             };
@@ -122,6 +130,6 @@ impl Sandboxes {
         let _guard = entry.change_lock.lock().await;
         check_running(entry)?;
         let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
-        self.set_policy(&row).await
+        self.set_policy(entry, &row).await
     }
 }

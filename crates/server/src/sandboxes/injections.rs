@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use model::secret::Secret;
 use store::Change;
+use store::injection_rules::Stamp;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
@@ -14,7 +15,8 @@ use crate::chain::Chain;
 use crate::injections::SandboxInjections;
 use crate::records::LifecycleEvent;
 
-/// How often rules are compared with those of the database, which servers of other nodes may have changed.
+/// How often rules and secrets are compared with those of the database, which servers of other nodes may have changed, and
+/// failed policies are tried again.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A change of the injections of a sandbox. It was validated.
@@ -64,7 +66,7 @@ impl Sandboxes {
                     None if has_repositories => {
                         entry.update(row.version, row.end_us);
                         self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
-                        return self.set_policy(&row).await;
+                        return self.set_policy(entry, &row).await;
                     }
                     None => return Err(ChangeError::NoToken),
                 }
@@ -80,7 +82,7 @@ impl Sandboxes {
         entry.update(row.version, row.end_us);
         entry.set_saved_rules(injections.saved_rules());
         self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
-        self.set_policy(&row).await
+        self.set_policy(entry, &row).await
     }
 
     /// Applies a changed or deleted rule to the running sandboxes that refer to it.
@@ -108,44 +110,57 @@ impl Sandboxes {
             let _guard = entry.change_lock.lock().await;
             check_running(entry)?;
             let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
-            self.set_policy(&row).await
+            self.set_policy(entry, &row).await
         };
         match applied.await {
             Ok(()) | Err(ChangeError::Gone | ChangeError::Stopping) => {}
             Err(error) => {
-                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot apply a changed injection rule");
+                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot apply changed network settings, it will be tried again");
             }
         }
     }
 
-    /// Applies rules that servers of other nodes have changed, until `stop`. Changes of this server are applied at once.
+    /// Applies rules and secrets that servers of other nodes have changed, and policies that could not be applied, until
+    /// `stop`. Changes of this server are applied at once.
     pub(crate) async fn follow_rules(self: Arc<Self>, stop: CancellationToken) {
-        let mut seen = None;
+        let mut seen = Followed::default();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(FOLLOW_INTERVAL) => {}
             }
-            let entries: Vec<_> = self
-                .registry
-                .all_running()
-                .into_iter()
-                .filter(|entry| entry.uses_rules())
-                .collect();
-            if entries.is_empty() {
-                seen = None;
+            let running = self.registry.all_running();
+            if running.is_empty() {
+                // Nothing is known about changes before the next sandbox.
+                seen = Followed::default();
                 continue;
             }
-            let Ok(stamp) = self.store.injection_rule_stamp().await else {
-                continue;
-            };
-            let before = seen.replace(stamp);
-            if before.is_none_or(|before| before == stamp) {
-                continue;
+            for entry in running.iter().filter(|entry| entry.is_policy_pending()) {
+                self.apply_again(entry).await;
             }
-            for entry in entries {
-                self.apply_again(&entry).await;
+            if let Ok(stamp) = self.store.injection_rule_stamp().await
+                && seen.rules.replace(stamp) != Some(stamp)
+            {
+                self.injections.note_change();
+                for entry in running.iter().filter(|entry| entry.uses_rules()) {
+                    self.apply_again(entry).await;
+                }
+            }
+            if let Ok(stamp) = self.store.secret_stamp().await
+                && seen.secrets != Some(stamp)
+            {
+                match self.apply_secrets().await {
+                    Ok(()) => seen.secrets = Some(stamp),
+                    Err(error) => tracing::error!(error = %Chain(&error), "cannot apply changed secrets"),
+                }
             }
         }
     }
+}
+
+/// The state of the database that was last applied.
+#[derive(Debug, Default)]
+struct Followed {
+    rules: Option<Stamp>,
+    secrets: Option<Stamp>,
 }

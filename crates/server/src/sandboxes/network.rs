@@ -20,13 +20,15 @@ use crate::records::LifecycleEvent;
 /// because the sandbox cannot be ended meanwhile.
 const APPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// New egress settings of a sandbox, which replace all that it had. They were validated.
+/// New settings of a sandbox, of which those of egress replace all that it had. They were validated.
 #[derive(Debug, Clone)]
 pub(crate) struct EgressUpdate {
     /// Only the egress settings of these are used.
     pub(crate) network: NetworkSpec,
     /// The requested internet access; none when the request did not set it.
     pub(crate) allow_internet_access: Option<bool>,
+    /// The ports whose servers speak TLS; none to keep them.
+    pub(crate) https_ports: Option<Vec<u16>>,
 }
 
 impl Sandboxes {
@@ -53,7 +55,8 @@ impl Sandboxes {
         check_running(entry)?;
         let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let allow_internet_access = update.allow_internet_access;
-        let network = replace_egress(&row, update.network).map(|network| self.policies.to_json(&row.id, &network));
+        let https_ports = update.https_ports.clone();
+        let network = replace_egress(&row, update).map(|network| self.policies.to_json(&row.id, &network));
         let change = self
             .rows
             .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
@@ -64,16 +67,24 @@ impl Sandboxes {
         };
         entry.update(row.version, row.end_us);
         self.records.log_event(&row.id, &LifecycleEvent::NetworkChanged);
-        self.set_policy(&row).await
+        if let Some(ports) = https_ports {
+            entry.set_https_ports(ports);
+        }
+        self.set_policy(entry, &row).await
     }
 
-    /// Applies the policy of a row. The caller holds the lock for changes of the sandbox.
-    pub(super) async fn set_policy(&self, row: &SandboxRow) -> Result<(), ChangeError> {
+    /// Applies the policy of a row. The caller holds the lock for changes of the sandbox. If it fails, it is tried again
+    /// every few seconds, see [`Self::follow_rules`].
+    pub(super) async fn set_policy(&self, entry: &SandboxEntry, row: &SandboxRow) -> Result<(), ChangeError> {
+        entry.set_policy_pending(true);
         let injections = self.injections.of_sandbox(&row.id).await?;
         let context = self.policies.context_of(&row.team_id, injections.as_ref()).await?;
         let applied = self.node.set_egress(&row.id, self.policies.of(row, context).await?);
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(())) => {
+                entry.set_policy_pending(false);
+                Ok(())
+            }
             Ok(Err(NodeError::NotFound(_))) => Err(ChangeError::Gone),
             Ok(Err(error)) => Err(ChangeError::NotApplied(error)),
             Err(elapsed) => Err(ChangeError::NotApplied(NodeError::Unreachable(Failure::of(&elapsed)))),
@@ -81,18 +92,19 @@ impl Sandboxes {
     }
 }
 
-/// The network settings of a row with other egress settings; none if it has no settings and gets none.
-fn replace_egress(row: &SandboxRow, egress: NetworkSpec) -> Option<NetworkSpec> {
+/// The network settings of a row after an update; none if it has no settings and gets none.
+fn replace_egress(row: &SandboxRow, update: EgressUpdate) -> Option<NetworkSpec> {
+    let egress = update.network;
     let lists = [&egress.allow_out, &egress.deny_out, &egress.dns_servers];
     let is_empty = lists.iter().all(|list| list.is_empty()) && egress.egress_proxy.is_none() && egress.rules.is_empty();
-    if is_empty && row.network_json.is_none() {
+    if is_empty && update.https_ports.is_none() && row.network_json.is_none() {
         return None;
     }
     let before = spec_of(row).ok().flatten().unwrap_or_default();
     Some(NetworkSpec {
         allow_public_traffic: row.allow_public_traffic,
         mask_request_host: before.mask_request_host,
-        https_ports: before.https_ports,
+        https_ports: update.https_ports.unwrap_or(before.https_ports),
         repository_token_sealed: before.repository_token_sealed,
         ..egress
     })

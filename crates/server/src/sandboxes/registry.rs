@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use model::id::{SandboxId, TeamId};
 use model::lifecycle::{State, Transition};
@@ -30,7 +31,9 @@ pub(crate) struct SandboxEntry {
     /// The agent token.
     pub(crate) access_token: SecretString,
     /// What its traffic requires.
-    traffic: Arc<Access>,
+    traffic: Mutex<Arc<Access>>,
+    /// Whether the node may have another policy than that of the row.
+    is_policy_pending: AtomicBool,
     /// Serializes changes of the row.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the sandbox begins to end: its streams are cut, not closed properly.
@@ -94,7 +97,8 @@ impl SandboxEntry {
             team: row.team_id.clone(),
             max_end_us: row.max_end_us,
             access_token,
-            traffic,
+            traffic: Mutex::new(traffic),
+            is_policy_pending: AtomicBool::new(false),
             change_lock: tokio::sync::Mutex::new(()),
             ending,
             current: Mutex::new(EntryState {
@@ -107,6 +111,30 @@ impl SandboxEntry {
             admission: Mutex::new(Some(admission)),
             saved_rules: Mutex::default(),
         })
+    }
+
+    /// What its traffic requires.
+    fn traffic(&self) -> Arc<Access> {
+        Arc::clone(&self.traffic.lock())
+    }
+
+    /// Changes the ports whose servers speak TLS, for new requests.
+    pub(crate) fn set_https_ports(&self, ports: Vec<u16>) {
+        let mut traffic = self.traffic.lock();
+        *traffic = Arc::new(Access {
+            https_ports: ports.into(),
+            ..Access::clone(&traffic)
+        });
+    }
+
+    /// Notes whether the node may have another policy than that of the row.
+    pub(crate) fn set_policy_pending(&self, is_pending: bool) {
+        self.is_policy_pending.store(is_pending, Ordering::Release);
+    }
+
+    /// Whether the node may have another policy than that of the row.
+    pub(crate) fn is_policy_pending(&self) -> bool {
+        self.is_policy_pending.load(Ordering::Acquire)
     }
 
     /// Notes the saved injection rules that it refers to.
@@ -238,7 +266,7 @@ impl Registry {
 
     /// The credentials that traffic to a sandbox requires; `None` unless it runs.
     pub(crate) fn access(&self, id: &SandboxId) -> Option<Arc<Access>> {
-        self.running(id).map(|entry| Arc::clone(&entry.traffic))
+        self.running(id).map(|entry| entry.traffic())
     }
 
     /// The sandbox with that id, if it runs.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use model::id::SandboxId;
 use model::network::EgressPolicy;
@@ -439,6 +440,54 @@ async fn a_failed_update_is_reported_and_applied_by_the_next_start() {
     *platform.node.set_egress.lock() = Behaviour::Works;
     let platform = platform.restart().await;
     assert_eq!(enforced(&platform, &sandbox), closed());
+}
+
+#[tokio::test]
+async fn a_failed_update_is_tried_again() {
+    let platform = TestPlatform::start().await;
+    let sandbox = platform.create(r#","timeout":1000"#).await;
+    *platform.node.set_egress.lock() = Behaviour::Fails;
+    let reply = update(&platform, &sandbox, &json!({"allow_internet_access": false})).await;
+    assert_eq!(reply.status, 500, "{reply:?}");
+    // As often as it takes.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(enforced(&platform, &sandbox), EgressPolicy::default());
+    *platform.node.set_egress.lock() = Behaviour::Works;
+    within(async {
+        while enforced(&platform, &sandbox) != closed() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_update_changes_the_ports_of_tls_only_if_it_has_them() {
+    let platform = TestPlatform::start().await;
+    let sandbox = platform
+        .create(r#","timeout":1000,"network":{"httpsPorts":[8443]}"#)
+        .await;
+    for (body, want) in [
+        (json!({}), json!([8443])),
+        (json!({"denyOut": ["1.1.1.1"]}), json!([8443])),
+        (json!({"httpsPorts": [8443, 9443]}), json!([8443, 9443])),
+        (json!({"httpsPorts": []}), Value::Null),
+    ] {
+        assert_eq!(update(&platform, &sandbox, &body).await.status, 204, "{body}");
+        let shown = detail(&platform, &sandbox).await["network"]["httpsPorts"].clone();
+        assert_eq!(shown, want, "{body}");
+    }
+    for invalid in [json!([49983]), json!([0]), json!(8443), Value::Null] {
+        let reply = update(&platform, &sandbox, &json!({"httpsPorts": invalid})).await;
+        assert_eq!(reply.status, 400, "{invalid}");
+    }
+    // Also for a sandbox that had no settings.
+    let plain = platform.create(r#","timeout":1000"#).await;
+    assert_eq!(
+        update(&platform, &plain, &json!({"httpsPorts": [8443]})).await.status,
+        204
+    );
+    assert_eq!(detail(&platform, &plain).await["network"]["httpsPorts"], json!([8443]));
 }
 
 #[tokio::test]

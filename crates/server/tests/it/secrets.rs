@@ -1,12 +1,13 @@
 //! Secrets of teams, and the headers of sandboxes that refer to them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use model::id::SandboxId;
 use model::injection::InjectionRule;
 use serde_json::{Value, json};
 
-use super::platform::{OTHER_KEY, Reply, TestPlatform, team};
+use super::platform::{OTHER_KEY, Reply, TestPlatform, team, within};
 
 async fn post(platform: &TestPlatform, path: &str, body: &Value) -> Reply {
     platform.call("POST", path, &body.to_string()).await
@@ -318,6 +319,51 @@ async fn a_changed_secret_reaches_running_sandboxes() {
     assert_eq!(reply.status, 200);
     create(&platform, "k", "anew").await;
     assert_eq!(headers(&platform, &first), one("a.example", "x-k", "anew"));
+}
+
+/// What other servers of the database change is applied within seconds: values, deletions, and saved injection rules.
+#[tokio::test]
+async fn changes_through_other_servers_reach_running_sandboxes() {
+    let first = TestPlatform::start().await;
+    create(&first, "k", "before").await;
+    let injection = json!({"type": "openai", "api_key": "sk-before-0123"});
+    let saved = post(
+        &first,
+        "/injection-rules",
+        &json!({"name": "r", "injection": injection}),
+    )
+    .await;
+    let rule = saved.json["ruleID"].as_str().expect("an id");
+    let second = first.start_beside(2).await;
+    let rules = json!({"a.example": [{"transform": {"headers": {"x-k": "${e2b.secrets.k}"}}}]});
+    let sandbox = second.create(&with_rules(&rules)).await;
+    let saved = second
+        .create(&format!(",\"injections\":[{{\"type\":\"id\",\"id\":\"{rule}\"}}]"))
+        .await;
+    assert_eq!(headers(&second, &sandbox), one("a.example", "x-k", "before"));
+    let openai = |key: &str| one("api.openai.com", "authorization", &format!("Bearer {key}"));
+    assert_eq!(headers(&second, &saved), openai("sk-before-0123"));
+    let until = async |sandbox: &str, want: BTreeMap<_, _>| {
+        within(async {
+            while headers(&second, sandbox) != want {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+    };
+
+    // Before the second server has looked for the first time.
+    post(&first, "/secrets/k", &json!({"value": "after"})).await;
+    let body = json!({"injection": {"type": "openai", "api_key": "sk-after-0123"}}).to_string();
+    first.clock.advance(1);
+    first.call("PUT", &format!("/injection-rules/{rule}"), &body).await;
+    until(&sandbox, one("a.example", "x-k", "after")).await;
+    until(&saved, openai("sk-after-0123")).await;
+    // The clock has not moved since, and a number of rows stays the same.
+    post(&first, "/secrets/k", &json!({"value": "again"})).await;
+    until(&sandbox, one("a.example", "x-k", "again")).await;
+    assert_eq!(first.call("DELETE", "/secrets/k", "").await.status, 204);
+    until(&sandbox, BTreeMap::new()).await;
 }
 
 #[tokio::test]

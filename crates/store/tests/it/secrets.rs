@@ -88,6 +88,14 @@ pub(crate) async fn insert_find_change_and_delete(db: Database) {
     );
 
     assert_eq!(store.secret_count(&own).await.unwrap(), 1);
+    // The time of the change did not differ, but there was one.
+    let stamp = store.secret_stamp().await.unwrap();
+    let changed = store
+        .secret_update(&other, SecretKey::Name("key"), &change)
+        .await
+        .unwrap();
+    assert!(changed.is_some());
+    assert_ne!(store.secret_stamp().await.unwrap(), stamp);
     let deleted = store.secret_delete(&own, SecretKey::Name("key")).await.unwrap();
     assert_eq!(deleted, Some(want));
     assert_eq!(store.secret_count(&own).await.unwrap(), 0);

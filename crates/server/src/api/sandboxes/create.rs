@@ -16,7 +16,7 @@ use protocol::agent;
 use protocol::node::Stage;
 use store::templates::{BuildRow, TemplateRow};
 
-use super::network::EgressRules;
+use super::network::{EgressRules, ports};
 use super::{ConnectionInfo, injections};
 use crate::admission::quota::ResourceUse;
 use crate::api::auth::Caller;
@@ -629,8 +629,7 @@ impl NewSandboxFields {
 
 impl NewSandboxNetwork {
     fn https_ports(&self) -> Vec<u16> {
-        let ports = self.https_ports.iter().flat_map(|List(ports)| ports);
-        ports.map(|HttpsPort(port)| *port).collect()
+        self.https_ports.as_ref().map(ports).unwrap_or_default()
     }
 
     /// The settings, of which the egress part is not checked yet.

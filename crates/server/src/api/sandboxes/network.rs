@@ -7,7 +7,7 @@ use axum::extract::State;
 use http::StatusCode;
 use model::egress_proxy::{ProxySpec, ProxyTlsSpec};
 use model::header_rules::RuleSpec;
-use model::limits::{DNS_SERVERS_MAX, EGRESS_ENTRIES_MAX};
+use model::limits::{DNS_SERVERS_MAX, EGRESS_ENTRIES_MAX, HTTPS_PORTS_MAX};
 use model::sandbox::NetworkSpec;
 use model::secret::Secret;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::{
-    DnsServer, EgressEntry, HeaderRulesByDomain, List, ProxyAddress, ProxyCertificates, ProxyCredential,
+    DnsServer, EgressEntry, HeaderRulesByDomain, HttpsPort, List, ProxyAddress, ProxyCertificates, ProxyCredential,
     ProxyServerName,
 };
 use crate::api::error::{ApiError, ErrorBody};
@@ -118,16 +118,18 @@ impl EgressRules {
 }
 
 body! {
-    /// What a sandbox may reach from now on. Every key that is absent is reset.
+    /// What a sandbox may reach from now on. Every key that is absent is reset, except for `httpsPorts`.
     pub(crate) struct SandboxNetworkUpdate {
         flatten rules: EgressRules;
         /// `false` closes everything that `allowOut` does not open.
         "allow_internet_access" allow_internet_access: Option<bool>;
+        /// Ports whose servers speak TLS, for new requests; not that of the agent. If the key is absent, they stay as they are.
+        "httpsPorts" https_ports: Option<List<HttpsPort, 0, HTTPS_PORTS_MAX>>;
     }
 }
 
 /// Replaces what a sandbox may reach. Open connections that are no longer allowed are cut. How the sandbox is reached
-/// stays the same.
+/// stays the same, except for `httpsPorts`.
 #[utoipa::path(
     put,
     path = "/sandboxes/{sandboxID}/network",
@@ -150,6 +152,7 @@ pub(crate) async fn update_sandbox_network(
     let update = EgressUpdate {
         network: body.rules.spec()?,
         allow_internet_access: body.allow_internet_access,
+        https_ports: body.https_ports.as_ref().map(ports),
     };
     let checked = sandboxes.policies.check(&update.network, update.allow_internet_access);
     checked.map_err(ApiError::invalid)?;
@@ -164,6 +167,11 @@ pub(crate) async fn update_sandbox_network(
         .await
         .map_err(|error| ApiError::not_changed(error, &id))?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// The ports of a request.
+pub(super) fn ports(List(ports): &List<HttpsPort, 0, HTTPS_PORTS_MAX>) -> Vec<u16> {
+    ports.iter().map(|HttpsPort(port)| *port).collect()
 }
 
 /// The network settings of a sandbox, as requested.

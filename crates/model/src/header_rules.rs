@@ -9,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::header::{is_header_value, settable_name};
 use crate::injection::{HeaderChoice, InjectedHeader, InjectionRule, PathPattern};
 use crate::network::DomainPattern;
 use crate::secret::Secret;
@@ -230,7 +231,7 @@ pub enum InvalidRules {
         /// The name of the header.
         name: String,
         /// What is wrong.
-        why: &'static str,
+        why: String,
     },
     /// A placeholder that is not complete.
     #[error("rules[{domain:?}]: header {name:?} has a placeholder without its closing brace")]
@@ -315,7 +316,7 @@ impl HeaderRules {
                 let (lower, template) = parse_header(domain, name, value)?;
                 if parsed.iter().any(|(other, _)| *other == lower) {
                     let (domain, name) = (domain.clone(), name.clone());
-                    let why = "it is listed twice";
+                    let why = "it is listed twice".to_owned();
                     return Err(InvalidRules::Header { domain, name, why });
                 }
                 parsed.push((lower, template));
@@ -423,10 +424,10 @@ fn parse_header(domain: &str, name: &str, value: &Secret) -> Result<(String, Hea
         name: name.to_owned(),
         why,
     };
-    let lower = name.to_ascii_lowercase();
-    settable(&lower).map_err(invalid)?;
-    if !value.expose().bytes().all(is_value_byte) {
-        return Err(invalid("its value must consist of printable ASCII characters"));
+    let lower = settable_name(name).map_err(|why| invalid(why.to_string()))?;
+    if !is_header_value(value.expose()) {
+        let why = "its value must consist of printable ASCII characters";
+        return Err(invalid(why.to_owned()));
     }
     let template = HeaderTemplate::parse(value.expose()).map_err(|error| {
         let (domain, name) = (domain.to_owned(), name.to_owned());
@@ -445,40 +446,6 @@ fn parse_header(domain: &str, name: &str, value: &Secret) -> Result<(String, Hea
         }
     })?;
     Ok((lower, template))
-}
-
-/// Whether a byte may be in the value of a header that is set, or in a secret.
-#[must_use]
-pub const fn is_value_byte(byte: u8) -> bool {
-    matches!(byte, b' '..=b'~')
-}
-
-/// Whether a header, its name in lower case, may be set: not those on which the framing, the routing or the connection
-/// of a request depend.
-fn settable(name: &str) -> Result<(), &'static str> {
-    const CLOSED: [&str; 13] = [
-        "connection",
-        "content-encoding",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "http2-settings",
-    ];
-    let is_token_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if name.is_empty() || !name.bytes().all(is_token_byte) {
-        return Err("it is not the name of a header");
-    }
-    if CLOSED.contains(&name) {
-        return Err("the connection depends on it");
-    }
-    Ok(())
 }
 
 #[cfg(test)]

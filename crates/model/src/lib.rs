@@ -4,6 +4,7 @@
 //! arguments, and every function returns for every input.
 
 pub mod egress_proxy;
+pub mod header;
 pub mod header_rules;
 pub mod id;
 pub mod injection;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::header_rules::is_value_byte;
+use model::header::is_header_value;
 use model::id::TeamId;
 use model::secret::Secret;
 use store::Store;
@@ -212,7 +212,7 @@ fn check_value(value: &str) -> Result<(), SecretError> {
         let why = format!("value must have 1 to {SECRET_VALUE_MAX} bytes");
         return Err(SecretError::Invalid(why));
     }
-    if !value.bytes().all(is_value_byte) {
+    if !is_header_value(value) {
         let why = "value must consist of printable ASCII characters, because it is sent in headers of requests";
         return Err(SecretError::Invalid(why.to_owned()));
     }

@@ -256,10 +256,10 @@ impl Providers {
         if !is_word || [super::spec::SAVED, super::spec::HTTP].contains(&own.name) {
             return Err(InvalidProvider::Name);
         }
-        let name = super::spec::header_name(own.header);
+        let name = crate::header::settable_name(own.header).ok();
         let name = name.ok_or_else(|| InvalidProvider::Header(own.header.to_owned()))?;
         let before = own.value.strip_suffix("{key}").ok_or(InvalidProvider::Value)?;
-        if !before.bytes().all(|byte| (b' '..=b'~').contains(&byte)) || before.contains("{key}") {
+        if !crate::header::is_header_value(before) || before.contains("{key}") {
             return Err(InvalidProvider::Value);
         }
         let header = ProviderHeader {

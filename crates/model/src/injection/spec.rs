@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::base_url::{BaseUrl, HTTPS_PORT, InvalidBaseUrl};
 use super::provider::{Provider, Providers};
 use super::{HeaderChoice, InjectedHeader, InjectionRule, PathPattern};
+use crate::header::{InvalidHeaderName, header_name, is_header_value, settable_name};
 use crate::limits::{HEADER_NAME_MAX, HEADER_VALUE_MAX, INJECTION_ENTRIES_MAX};
 use crate::secret::Secret;
 
@@ -17,22 +18,6 @@ pub const SAVED: &str = "id";
 /// The type of an injection with headers of its own.
 pub const HTTP: &str = "http";
 
-/// Headers that frame a request or are about one connection; to set them would change what the upstream reads.
-const RESERVED: [&str; 13] = [
-    "connection",
-    "content-length",
-    "content-encoding",
-    "expect",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "sec-websocket-key",
-];
 /// Shortest value of a header that is hidden in answers: others appear in answers by chance.
 const HIDDEN_MIN: usize = 8;
 /// Shortest secret of which the beginning is shown.
@@ -161,10 +146,7 @@ pub enum InvalidInjection {
         name: String,
     },
     /// A value that a header cannot have.
-    #[error(
-        "{0}: the value must have 1 to {HEADER_VALUE_MAX} bytes without control characters, and without spaces at its \
-         ends"
-    )]
+    #[error("{0}: the value must have 1 to {HEADER_VALUE_MAX} printable ASCII characters, without spaces at its ends")]
     Value(String),
     /// A value of a condition that is too long or cannot occur.
     #[error("{0}: the value must have at most {HEADER_VALUE_MAX} bytes without control characters")]
@@ -177,25 +159,9 @@ pub enum InvalidInjection {
     Masked(String),
 }
 
-/// The name of a header in lower case; none if rules cannot set it.
-#[must_use]
-pub fn header_name(name: &str) -> Option<String> {
-    let name = field_name(name)?;
-    (!RESERVED.contains(&name.as_str())).then_some(name)
-}
-
-/// The name of a header in lower case; none if no header can have it.
-fn field_name(name: &str) -> Option<String> {
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    let is_name = (1..=HEADER_NAME_MAX).contains(&name.len()) && name.bytes().all(is_token);
-    is_name.then(|| name.to_ascii_lowercase())
-}
-
-/// Whether a header can have the value.
-fn is_header_value(value: &str) -> bool {
-    (1..=HEADER_VALUE_MAX).contains(&value.len())
-        && !value.bytes().any(|byte| byte < b' ' || byte == 0x7f)
-        && value.trim_matches(' ') == value
+/// Whether a text can be the whole value of a header.
+fn is_whole_value(value: &str) -> bool {
+    (1..=HEADER_VALUE_MAX).contains(&value.len()) && is_header_value(value) && value.trim_matches(' ') == value
 }
 
 /// A secret as answers show it: its first characters if it is long enough, and four asterisks.
@@ -336,11 +302,13 @@ impl Injection {
             if headers.len() == INJECTION_ENTRIES_MAX {
                 return Err(InvalidInjection::Count("headers"));
             }
-            let lower = field_name(name).ok_or_else(|| InvalidInjection::HeaderName {
-                key: "headers",
-                name: shortened(name),
+            let lower = settable_name(name).map_err(|why| match why {
+                InvalidHeaderName::NotAName => InvalidInjection::HeaderName {
+                    key: "headers",
+                    name: shortened(name),
+                },
+                InvalidHeaderName::Reserved => InvalidInjection::Reserved(name.clone()),
             })?;
-            let lower = header_name(&lower).ok_or_else(|| InvalidInjection::Reserved(name.clone()))?;
             if headers.iter().any(|header| header.name == lower) {
                 return Err(InvalidInjection::Twice {
                     key: "headers",
@@ -360,7 +328,7 @@ impl Injection {
     fn conditions(&self) -> Result<Conditions, InvalidInjection> {
         let mut if_headers = BTreeMap::new();
         for (name, value) in self.if_headers.iter().flatten() {
-            let lower = field_name(name).ok_or_else(|| InvalidInjection::HeaderName {
+            let lower = header_name(name).ok_or_else(|| InvalidInjection::HeaderName {
                 key: "if_headers",
                 name: shortened(name),
             })?;
@@ -427,7 +395,7 @@ fn shortened(text: &str) -> String {
 /// # Errors
 /// When no header can have it, or it is the mask of a secret.
 pub fn check_secret(key: &str, secret: &Secret) -> Result<(), InvalidInjection> {
-    if !is_header_value(secret.expose()) {
+    if !is_whole_value(secret.expose()) {
         return Err(InvalidInjection::Value(key.to_owned()));
     }
     // Nobody's secret ends like this, and to store it would replace the secret by its mask.

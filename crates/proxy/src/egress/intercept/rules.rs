@@ -4,25 +4,14 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use model::header::settable_name;
 use model::injection::path::normalize_path;
 use model::injection::{HeaderChoice, InjectionRule, Interception, PathPattern};
 use model::network::EgressPolicy;
 
 use super::mask::Masker;
 use crate::percent::{Plus, decode};
-
-/// Headers that say where a message goes and where it ends, which no rule may set.
-const FRAMING: [HeaderName; 8] = [
-    header::HOST,
-    header::CONTENT_LENGTH,
-    header::TRANSFER_ENCODING,
-    header::CONNECTION,
-    header::UPGRADE,
-    header::TE,
-    header::TRAILER,
-    header::EXPECT,
-];
 
 /// The rules of a policy, ready to be applied.
 pub(super) struct Rules {
@@ -135,7 +124,8 @@ impl Prepared {
         let headers = rule.headers.iter().filter_map(|header| {
             let name = HeaderName::from_bytes(header.name.as_bytes()).ok();
             let value = HeaderValue::from_str(header.value.expose()).ok();
-            let Some((name, mut value)) = name.zip(value).filter(|(name, _)| !FRAMING.contains(name)) else {
+            let Some((name, mut value)) = name.zip(value).filter(|(name, _)| settable_name(name.as_str()).is_ok())
+            else {
                 tracing::warn!(
                     rule = rule.name,
                     header = header.name,

@@ -5,6 +5,7 @@
 //! served on an address of their own and never on that of the API.
 
 mod egress;
+mod repositories;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,9 @@ use prometheus_client::registry::{Registry, Unit};
 use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage};
 
 use self::egress::EgressSeries;
+use self::repositories::RepositorySeries;
 use crate::outcome::{CreateOutcome, EndReason};
+use crate::repositories::RepositoryError;
 use crate::settings::CapacitySettings;
 use crate::tls::Validity;
 
@@ -70,6 +73,7 @@ struct Series {
     disk_stopped: Gauge,
     disk_stops: Counter,
     disk_ends: Counter,
+    repositories: RepositorySeries,
     egress: EgressSeries,
     certificate_expiry: FloatGauge,
 }
@@ -169,6 +173,11 @@ impl Metrics {
         series.disk_stopped.set(disk.stopped.into());
         series.disk_stops.inner().store(disk.stops, Ordering::Relaxed);
         series.disk_ends.inner().store(disk.ends, Ordering::Relaxed);
+    }
+
+    /// Counts the repositories of a create request: how many it has, and how many of them were made with a copy.
+    pub(crate) fn repositories(&self, count: usize, prepared: &Result<usize, RepositoryError>) {
+        self.series.repositories.count(count, prepared);
     }
 
     /// Counts a database error.
@@ -367,6 +376,7 @@ impl Series {
             disk_stopped,
             disk_stops,
             disk_ends,
+            repositories: RepositorySeries::register(registry),
             egress: EgressSeries::register(registry),
             certificate_expiry,
         }

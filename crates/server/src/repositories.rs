@@ -131,7 +131,12 @@ impl Repositories {
     }
 
     /// Makes the working trees in a sandbox that has just started and that no client knows.
-    pub(crate) async fn prepare(&self, target: Target<'_>, repositories: &[Repository]) -> Result<(), RepositoryError> {
+    /// Returns how many of them were made with a copy.
+    pub(crate) async fn prepare(
+        &self,
+        target: Target<'_>,
+        repositories: &[Repository],
+    ) -> Result<usize, RepositoryError> {
         let begun = Instant::now();
         let agent = Agent {
             node: &self.node,
@@ -140,10 +145,11 @@ impl Repositories {
             work: &self.work,
         };
         let all = async {
+            let mut from_copy = 0;
             for (index, repository) in repositories.iter().enumerate() {
-                let Some(copy) = self.prepare_one(&agent, target, (index, repository)).await? else {
-                    continue;
-                };
+                let (had_copy, new_copy) = self.prepare_one(&agent, target, (index, repository)).await?;
+                from_copy += usize::from(had_copy);
+                let Some(copy) = new_copy else { continue };
                 // The working tree is complete, so a failure changes nothing for the client. Others wait for the copy, and
                 // repositories that follow need time.
                 let rest = self.limit().saturating_sub(begun.elapsed()) / 2;
@@ -158,19 +164,20 @@ impl Repositories {
                     }
                 }
             }
-            Ok(())
+            Ok(from_copy)
         };
         let limit_s = self.settings.clone_timeout_s;
         let prepared = tokio::time::timeout(self.limit(), all).await;
         prepared.unwrap_or(Err(RepositoryError::TimedOut { limit_s }))
     }
 
+    /// Whether there was a copy, and the one to write.
     async fn prepare_one<'a>(
         &self,
         agent: &Agent<'_>,
         target: Target<'_>,
         (index, repository): (usize, &'a Repository),
-    ) -> Result<Option<NewCopy<'a>>, RepositoryError> {
+    ) -> Result<(bool, Option<NewCopy<'a>>), RepositoryError> {
         let Repository { url, mount_path } = repository;
         let failed = |ended: &agent::Ended| git::failure(ended.code, &ended.stderr, mount_path, url);
         let made = agent
@@ -224,13 +231,14 @@ impl Repositories {
             return Err(failed(&ended));
         }
         // A repository without any branch has nothing to copy.
-        Ok((write_copy && branch.is_some()).then(|| NewCopy {
+        let new_copy = (write_copy && branch.is_some()).then(|| NewCopy {
             key,
             references,
             fetched_s: now_s,
             mount_path,
             _fetch: fetch,
-        }))
+        });
+        Ok((inside.is_some(), new_copy))
     }
 
     /// Writes a copy from a working tree that was just made.

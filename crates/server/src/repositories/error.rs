@@ -13,3 +13,19 @@ pub(crate) enum RepositoryError {
     #[error("the sandbox failed while its repositories were prepared")]
     Sandbox(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
+
+impl RepositoryError {
+    /// The reasons as metrics have them.
+    pub(crate) const REASONS: [&str; 4] = ["refused", "timeout", "unreachable", "failed"];
+
+    /// Which of them this is.
+    pub(crate) const fn reason(&self) -> &'static str {
+        let [refused, timeout, unreachable, failed] = Self::REASONS;
+        match self {
+            Self::Refused(_) => refused,
+            Self::TimedOut { .. } => timeout,
+            Self::Unreachable { .. } => unreachable,
+            Self::Sandbox(_) => failed,
+        }
+    }
+}

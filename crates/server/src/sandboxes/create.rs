@@ -281,8 +281,10 @@ impl Sandboxes {
             // Only the built-in template exists, and it runs no code of a user before it is announced.
             is_trusted: matches!(IMAGE, Image::Base),
         };
-        let result = match self.repositories.prepare(target, repositories).await {
-            Ok(()) => self.node.set_egress(&row.id, egress).await.map_err(CreateError::Node),
+        let prepared = self.repositories.prepare(target, repositories).await;
+        self.metrics.repositories(repositories.len(), &prepared);
+        let result = match prepared {
+            Ok(_) => self.node.set_egress(&row.id, egress).await.map_err(CreateError::Node),
             Err(error) => Err(error.into()),
         };
         match result {

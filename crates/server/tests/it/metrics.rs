@@ -12,7 +12,7 @@ async fn get(platform: &TestPlatform, method: &str, path: &str) -> Reply {
 }
 
 /// Scrapes the metrics of a platform with a strict parser.
-async fn scrape(platform: &TestPlatform) -> Scrape {
+pub(crate) async fn scrape(platform: &TestPlatform) -> Scrape {
     let reply = get(platform, "GET", "/metrics").await;
     assert_eq!(reply.status, 200, "{reply:?}");
     assert_eq!(
@@ -23,7 +23,7 @@ async fn scrape(platform: &TestPlatform) -> Scrape {
 }
 
 /// Values by series, as `name{label="value",...}`.
-struct Scrape {
+pub(crate) struct Scrape {
     values: BTreeMap<String, f64>,
     types: BTreeMap<String, String>,
 }
@@ -99,7 +99,7 @@ impl Scrape {
     }
 
     #[track_caller]
-    fn is(&self, series: &str, value: f64) {
+    pub(crate) fn is(&self, series: &str, value: f64) {
         let found = self.value(series);
         assert!((found - value).abs() < 1e-9, "{series} is {found} and not {value}");
     }

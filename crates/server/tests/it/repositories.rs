@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::metrics::scrape;
 use super::platform::{Behaviour, TestPlatform};
 
 fn resource(url: &str, path: &str, token: &str) -> Value {
@@ -96,6 +97,20 @@ async fn a_sandbox_that_does_not_get_its_repositories_is_ended() {
         ["Basic eC1hY2Nlc3MtdG9rZW46Z2hwX2NhbmFyeQ==", "Bearer ghp_canary"]
     );
     assert!(!format!("{:?}", started[0].init.env_vars).contains("canary"));
+    let read = scrape(&platform).await;
+    for (reason, count) in [
+        ("failed", 1.0),
+        ("refused", 0.0),
+        ("timeout", 0.0),
+        ("unreachable", 0.0),
+    ] {
+        read.is(
+            &format!("ringfence_repositories_failures_total{{reason=\"{reason}\"}}"),
+            count,
+        );
+    }
+    read.is("ringfence_repositories_prepared_total", 0.0);
+    read.is("ringfence_repositories_from_copy_total", 0.0);
     *platform.node.start.lock() = Behaviour::Fails;
     platform.call("POST", "/sandboxes", &body(&resources)).await.error(500);
 }

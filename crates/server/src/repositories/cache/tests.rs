@@ -139,3 +139,80 @@ async fn a_copy_that_is_too_large_is_given_up() {
     drop(new);
     assert_eq!(files(directory.path()), 0);
 }
+
+/// The directory of a test that runs this one as a process of its own, to kill it.
+const WRITER_DIRECTORY: &str = "RINGFENCE_TEST_COPIES";
+/// Copies whose writing takes a while.
+const LARGE: usize = 1 << 20;
+
+fn large() -> RepositorySettings {
+    RepositorySettings {
+        bundle_bytes: 2 * LARGE as u64,
+        team_bytes: 64 * LARGE as u64,
+        total_bytes: 64 * LARGE as u64,
+        mirrors: 5,
+        ..settings()
+    }
+}
+
+/// Writes copies until it is killed.
+#[tokio::test]
+async fn writer_of_copies() {
+    let Some(directory) = std::env::var_os(WRITER_DIRECTORY) else {
+        return;
+    };
+    let cache = MirrorCache::open(Path::new(&directory), &large()).expect("a cache");
+    for round in 0.. {
+        let key = key(1, &format!("r{}", round % 5));
+        let mut new = cache.create().expect("a file");
+        for _ in 0..64 {
+            new.take(Bytes::from(vec![7; LARGE / 64])).await.expect("written");
+        }
+        cache.keep(&key, new, REFERENCES, 1000 + round).await.expect("kept");
+    }
+}
+
+#[tokio::test]
+async fn what_a_killed_server_was_writing_is_never_used() {
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let (mut found, mut partial) = (0, 0);
+    for round in 0..24 {
+        let mut writer = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "--nocapture", "repositories::cache::tests::writer_of_copies"])
+            .env(WRITER_DIRECTORY, directory.path())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("a process");
+        // Once it has begun: the sooner or later after that, the better it is spread.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while files(directory.path()) == 0 {
+            assert!(std::time::Instant::now() < deadline, "nothing is written");
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        tokio::time::sleep(std::time::Duration::from_micros(30_000 + 1700 * round)).await;
+        writer.kill().expect("killed");
+        writer.wait().expect("ended");
+        let is_partial = |entry: &io::Result<fs::DirEntry>| {
+            let entry = entry.as_ref().expect("an entry");
+            entry.file_name().to_string_lossy().ends_with(PARTIAL)
+        };
+        partial += fs::read_dir(directory.path())
+            .expect("a directory")
+            .filter(is_partial)
+            .count();
+        let cache = MirrorCache::open(directory.path(), &large()).expect("a cache");
+        assert_eq!(
+            files(directory.path()),
+            cache.size().0,
+            "what is not a copy was removed"
+        );
+        for n in 0..5 {
+            if let Some(copy) = cache.find(&key(1, &format!("r{n}")), 1000) {
+                assert_eq!(read(copy).await, LARGE);
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 0 && partial > 0, "{found} copies, {partial} were being written");
+}

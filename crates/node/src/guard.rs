@@ -48,7 +48,7 @@ const STEP: u64 = 256 << 10;
 /// Minimum headroom for a stopped sandbox to resume, in bytes.
 const RESUME: u64 = 64 << 20;
 /// Minimum floor, in bytes: for blocks that ext4 does not count and for the database.
-const FLOOR_MIN: u64 = 64 << 20;
+pub(crate) const FLOOR_MIN: u64 = 64 << 20;
 /// How much the image of a stopped sandbox may still grow, in bytes, before the sandbox is ended.
 const UNCOUNTED: u64 = 32 << 20;
 const MIB: u64 = 1 << 20;

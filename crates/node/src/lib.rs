@@ -10,6 +10,7 @@
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
+mod commit;
 mod control;
 mod egress;
 mod events;
@@ -100,6 +101,9 @@ pub(crate) struct Shared {
     /// One permit for each start that the driver can run in parallel.
     pub(crate) starts: Semaphore,
     pub(crate) respawns: Semaphore,
+    pub(crate) commits: Semaphore,
+    /// Space that layers leave free, in bytes.
+    pub(crate) disk_floor_bytes: u64,
     pub(crate) stop: CancellationToken,
     pub(crate) disk: guard::GuardCounters,
     /// None where sandboxes have no network.
@@ -146,6 +150,8 @@ impl Node {
             journal: Journal::new(),
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
             respawns: Semaphore::new(supervisor::RESPAWNS),
+            commits: Semaphore::new(commit::COMMITS),
+            disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
             stop: stop.clone(),
             disk: guard::GuardCounters::default(),
             egress: egress.filter(|_| capabilities.egress),
@@ -321,7 +327,7 @@ impl Node {
                         supervisor::end(&id, &sandbox).await;
                     }
                     if after == AfterEnd::Clean {
-                        supervisor::clean(&shared, &id, &disk).await;
+                        supervisor::clean(&shared, &id, Some(disk)).await;
                     }
                 })
             })
@@ -395,20 +401,29 @@ impl NodeApi for Node {
         })
     }
 
-    fn commit<'a>(&'a self, id: &'a SandboxId, _merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+    fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
         Box::pin(async move {
             let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
-            handle.kill().await;
-            Err(NodeError::failed("this version does not store layers"))
+            // A task of its own: a caller that is dropped leaves no disk behind.
+            let committing = commit::commit(Arc::clone(&self.shared), handle, merge);
+            self.tasks.spawn(committing).await.map_err(failed)?
         })
     }
 
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
+        Box::pin(async move {
+            let driver = Arc::clone(&self.shared.driver);
+            let layers = blocking(move || driver.layers()).await.map_err(failed)?;
+            layers.map_err(failed)
+        })
     }
 
-    fn remove_layer<'a>(&'a self, _id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
-        Box::pin(std::future::ready(Ok(())))
+    fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(async move {
+            let (driver, layer) = (Arc::clone(&self.shared.driver), id.clone());
+            let removed = blocking(move || driver.remove_layer(&layer)).await.map_err(failed)?;
+            removed.map_err(failed)
+        })
     }
 
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {

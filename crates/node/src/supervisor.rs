@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use model::id::{DiskId, SandboxId};
@@ -61,6 +62,8 @@ pub(crate) struct SandboxHandle {
     egress: Mutex<Option<Attachment>>,
     /// Whether it was started by an earlier platform.
     is_adopted: bool,
+    /// Whether its disk is kept after its end, for a commit.
+    keeps_disk: AtomicBool,
 }
 
 impl SandboxHandle {
@@ -104,6 +107,7 @@ impl SandboxHandle {
             memory_kills: Mutex::default(),
             egress: Mutex::new(egress),
             is_adopted: false,
+            keeps_disk: AtomicBool::new(false),
         }
     }
 
@@ -154,6 +158,25 @@ impl SandboxHandle {
         self.ending.subscribe()
     }
 
+    /// Ends the sandbox, unless it is ending already, and waits until no process is left. Returns its disk, which the
+    /// caller then removes.
+    pub(crate) async fn end_and_keep_disk(&self) -> Option<&DiskId> {
+        let is_first = self.ending.send_if_modified(|ending| {
+            let is_first = !*ending;
+            if is_first {
+                // Before the end is known to any other.
+                self.keeps_disk.store(true, Ordering::SeqCst);
+                *ending = true;
+            }
+            is_first
+        });
+        if !is_first {
+            return None;
+        }
+        self.kill().await;
+        Some(&self.disk)
+    }
+
     /// Requests the end and waits until no process is left. May be called any number of times.
     pub(crate) async fn kill(&self) {
         let mut ended = self.ended.subscribe();
@@ -185,6 +208,7 @@ pub(crate) async fn start(
         Ok(started) => started,
         Err(StartError::Full) => return Err(NodeError::Capacity(StartError::Full.to_string())),
         Err(error @ StartError::Exists(_)) => return Err(failed(error)),
+        Err(StartError::NoLayer(layer)) => return Err(NodeError::NoLayer(layer)),
         Err(StartError::Failed(error)) => {
             clean_failed_start(shared, tasks, id, disk).await;
             return Err(failed(error));
@@ -259,7 +283,14 @@ fn new_disk() -> io::Result<DiskId> {
 fn rootfs(image: &Image) -> Result<Rootfs, NodeError> {
     match image {
         Image::Base => Ok(Rootfs::base()),
-        Image::Layers { .. } | Image::Import => Err(NodeError::failed("this version has no stored layers")),
+        Image::Import => Ok(Rootfs::import()),
+        Image::Layers { layers, .. } if layers.len() > Image::LAYERS_MAX => Err(NodeError::failed(format!(
+            "an image of {} layers: the maximum is {}",
+            layers.len(),
+            Image::LAYERS_MAX
+        ))),
+        Image::Layers { base: true, layers } => Ok(Rootfs::above_base(layers)),
+        Image::Layers { base: false, layers } => Ok(Rootfs::without_base(layers)),
     }
 }
 
@@ -298,9 +329,10 @@ pub(crate) async fn supervise(
         );
         shared.journal.end(NodeEvent::Exited(handle.id.clone()));
     }
-    let (id, disk) = (handle.id.clone(), handle.disk.clone());
+    let id = handle.id.clone();
+    let disk = (!handle.keeps_disk.load(Ordering::SeqCst)).then(|| handle.disk.clone());
     drop(handle);
-    clean(&shared, &id, &disk).await;
+    clean(&shared, &id, disk).await;
 }
 
 /// Kills a sandbox and waits until none of its processes is left, or until [`KILL_TIMEOUT`] shows that they are blocked
@@ -318,14 +350,13 @@ pub(crate) async fn end(id: &SandboxId, sandbox: &Arc<dyn Sandbox>) {
 /// Removes what a failed start left, and waits for that, for [`FAILED_START_TIMEOUT`] at most.
 async fn clean_failed_start(shared: &Arc<Shared>, tasks: &TaskTracker, id: SandboxId, disk: DiskId) {
     let shared = Arc::clone(shared);
-    let cleaning = tasks.spawn(async move { clean(&shared, &id, &disk).await });
+    let cleaning = tasks.spawn(async move { clean(&shared, &id, Some(disk)).await });
     let _ = tokio::time::timeout(FAILED_START_TIMEOUT, cleaning).await;
 }
 
-/// Removes what an ended sandbox left, its disk included. The kernel releases some of it only some time after the last
+/// Removes what an ended sandbox left, and its disk if one is given. The kernel releases some of it only some time after the last
 /// process exited. Where it does not, this retries until the platform stops, and its slot is not reused.
-pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, disk: &DiskId) {
-    let mut disk = Some(disk.clone());
+pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, mut disk: Option<DiskId>) {
     let since = Instant::now();
     let mut reported = false;
     let mut pause = CLEAN_PAUSE;

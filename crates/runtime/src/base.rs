@@ -25,6 +25,7 @@ mod tests;
 use std::fs;
 use std::path::Path;
 
+pub(crate) use etc::{hosts, resolver};
 pub(crate) use versions::{CURRENT, Versions};
 
 /// Uid and gid of `user`, as in the images of the existing platform.

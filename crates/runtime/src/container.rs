@@ -11,31 +11,40 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use model::id::{DiskId, SandboxId};
+use model::id::{DiskId, LayerId, SandboxId};
 use parking_lot::Mutex;
+use protocol::node::{Committed, LayerInfo};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::AddressFamily;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::cgroup::{Backend, Tree};
-use crate::driver::{Capabilities, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use crate::driver::{
+    Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started,
+};
 use crate::egress::EgressSockets;
 use crate::growth::{Disk, LoopDevices};
 use crate::identity::user_namespace;
 use crate::launchers::{self, LauncherPool};
+use crate::layers::Layers;
 use crate::netns::SocketMaker;
 use crate::registry::Registry;
 use crate::slot::{Name, Slot, path_hash};
 use crate::slots::Slots;
 use crate::usage::{self, Capacity, Meter, Usage};
 use crate::wire::{Hello, Reply, Request, Work};
-use crate::{base, dial, disk, growth, sockets, spawners};
+use crate::{base, dial, disk, growth, skeleton, sockets, spawners};
 
 /// Names of the stages that a launcher reports, so that they can be passed on as static strings.
 const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"];
+
+/// How long a disk may take to be written out after its sandbox has ended, and to be copied.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Pause between two looks at whether a disk is in use. The kernel has usually released it before the first.
+const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Settings of the container driver.
 #[derive(Debug, Clone)]
@@ -64,6 +73,7 @@ pub struct ContainerDriver {
     launchers: LauncherPool,
     capabilities: Capabilities,
     base: base::Versions,
+    layers: Layers,
     loops: LoopDevices,
     slots: Mutex<Slots>,
     /// Disk sizes, in MiB, whose template exists.
@@ -103,6 +113,8 @@ impl ContainerDriver {
         let data_dir = settings.data_dir.canonicalize()?;
         fs::create_dir_all(data_dir.join("disks"))?;
         let lock = launchers::lock(&data_dir.join("launchers.lock"))?;
+        let layers = Layers::open(&data_dir)?;
+        skeleton::create(&data_dir)?;
         let base = base::Versions::new(Path::new("/"), &data_dir);
         if settings.base {
             match base.update_current() {
@@ -148,6 +160,7 @@ impl ContainerDriver {
             disk_limits: true,
             uncharged_memory: tree.sum().is_some(),
             pause: false,
+            layers: true,
             egress: egress_support(),
         };
         let sockets = Arc::new(SocketMaker::new()?);
@@ -158,6 +171,7 @@ impl ContainerDriver {
             launchers,
             capabilities,
             base,
+            layers,
             loops: LoopDevices::default(),
             slots: Mutex::default(),
             disk_sizes: Mutex::new(disk_sizes),
@@ -224,6 +238,13 @@ impl Driver for ContainerDriver {
         let name = self.slots.lock().allocate(&request.id, &request.disk)?;
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         request.rootfs.check().map_err(invalid)?;
+        self.layers.use_for(&request.disk, &request.rootfs)?;
+        if let Some(layer) = self.layers.missing(&request.rootfs) {
+            let layer = layer.clone();
+            self.layers.forget(&request.disk)?;
+            self.slots.lock().release(&request.id);
+            return Err(StartError::NoLayer(layer));
+        }
         self.prepare_disks(request.resources.disk_mb)?;
         let (reply, fds) = self.launchers.request(&Request::Start {
             name: name.to_string(),
@@ -283,7 +304,7 @@ impl Driver for ContainerDriver {
     fn remove_disk(&self, disk: &DiskId) -> io::Result<()> {
         match fs::remove_file(self.image(disk)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            _ => self.layers.forget(disk),
         }
     }
 
@@ -301,7 +322,41 @@ impl Driver for ContainerDriver {
                 }
             }
         }
-        Ok(())
+        self.layers.forget_all_but(keep)
+    }
+
+    fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
+        let deadline = Instant::now() + COMMIT_TIMEOUT;
+        let sources = self.layers.rootfs_of(&request.disk)?.sources(request.merge);
+        self.wait_for_disk(&request.disk, deadline, is_cancelled)?;
+        let unfinished = self.layers.begin()?;
+        let order = Request::Commit {
+            disk: request.disk.clone(),
+            sources,
+            unfinished: unfinished.name().to_owned(),
+            keep_free_bytes: request.keep_free_bytes,
+        };
+        match self
+            .launchers
+            .request_once(Work::Commit, &order, deadline, is_cancelled)?
+        {
+            Reply::Committed { layer, bytes } => {
+                let bytes = unfinished.finish(&layer, bytes)?;
+                Ok(Committed { layer, bytes })
+            }
+            Reply::Refused(why) => Err(CommitError::Refused(why)),
+            Reply::Full(why) => Err(CommitError::Full(why)),
+            Reply::Failed(why) => Err(io::Error::other(why).into()),
+            _ => Err(io::Error::other("unexpected reply").into()),
+        }
+    }
+
+    fn layers(&self) -> io::Result<Vec<LayerInfo>> {
+        self.layers.list()
+    }
+
+    fn remove_layer(&self, layer: &LayerId) -> io::Result<()> {
+        self.layers.remove(layer)
     }
 
     fn capacity(&self) -> io::Result<Capacity> {
@@ -327,6 +382,21 @@ impl Driver for ContainerDriver {
 }
 
 impl ContainerDriver {
+    /// Waits until the disk of a sandbox that has ended is written out, and no longer mounted.
+    fn wait_for_disk(&self, disk: &DiskId, deadline: Instant, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
+        let image = self.image(disk);
+        while growth::is_attached(&image)? {
+            if is_cancelled() || Instant::now() >= deadline {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the disk of an ended sandbox is still in use",
+                ));
+            }
+            std::thread::sleep(RELEASE_PAUSE);
+        }
+        Ok(())
+    }
+
     fn refresh_base(&self) -> io::Result<()> {
         if !self.base.host_is_changing() && self.base.update_current()? {
             tracing::info!("the host's packages changed: new sandboxes use a new version of `base`");
@@ -338,11 +408,15 @@ impl ContainerDriver {
     }
 }
 
-/// Creates a new version of `base` when the host's packages have changed, and removes versions that no sandbox uses.
+/// Creates a new version of `base` when the host's packages have changed, and removes versions that no sandbox uses, and
+/// layers that were removed while sandboxes used them.
 /// Runs on a thread of its own: it reads and writes thousands of files, and no create request waits for it.
 fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
     let mut last = None;
     while let Some(container) = container.upgrade() {
+        if let Err(error) = container.layers.sweep() {
+            tracing::warn!("remove layers: {error}");
+        }
         let outcome = container.refresh_base().map_err(|error| error.to_string());
         if let Err(error) = &outcome
             && last.as_ref() != Some(error)

@@ -297,14 +297,15 @@ impl Loops {
         })
     }
 
-    /// Attaches an image. The device is released once the descriptor and all mounts of it are gone.
-    fn attach(&self, image: BorrowedFd<'_>) -> io::Result<(OwnedFd, PathBuf)> {
+    /// Attaches an image. The device is released once the descriptor and all mounts of it are gone. A device that is
+    /// opened for reading, or a file that is, makes it read-only.
+    fn attach(&self, image: BorrowedFd<'_>, access: OFlags) -> io::Result<(OwnedFd, PathBuf)> {
         let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
         for _ in 0..LOOP_ATTEMPTS {
             let path = self
                 .dev
                 .join(format!("loop{}", sys::loop_get_free(self.control.as_fd())?));
-            let device = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+            let device = rustix::fs::open(&path, access | OFlags::CLOEXEC, Mode::empty())?;
             match sys::loop_configure(device.as_fd(), image) {
                 Ok(()) => return Ok((device, path)),
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = error,
@@ -317,7 +318,7 @@ impl Loops {
     /// Mounts an image without attaching it to a mount tree. With `give_back`, freed blocks are returned to the host's
     /// file system; a fully allocated image keeps its blocks.
     pub(crate) fn mount(&self, image: BorrowedFd<'_>, give_back: bool) -> io::Result<OwnedFd> {
-        let (_device, path) = self.attach(image)?;
+        let (_device, path) = self.attach(image, OFlags::RDWR)?;
         let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
         // Inode tables need no zeroing because the image reads as zeros, and reading all block bitmaps ahead would cost
@@ -330,6 +331,26 @@ impl Loops {
         }
         rustix::mount::fsconfig_create(&fs)?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOATIME;
+        Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+    }
+
+    /// Mounts the image of a disk that no sandbox has any more, to read it, without attaching it to a mount tree.
+    pub(crate) fn mount_to_read(&self, image: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let (_device, path) = self.attach(image, OFlags::RDONLY)?;
+        let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
+        for flag in ["ro", "no_prefetch_block_bitmaps"] {
+            rustix::mount::fsconfig_set_flag(&fs, flag)?;
+        }
+        rustix::mount::fsconfig_create(&fs)?;
+        let attributes = [
+            MountAttrFlags::MOUNT_ATTR_RDONLY,
+            MountAttrFlags::MOUNT_ATTR_NODEV,
+            MountAttrFlags::MOUNT_ATTR_NOSUID,
+            MountAttrFlags::MOUNT_ATTR_NOEXEC,
+            MountAttrFlags::MOUNT_ATTR_NOATIME,
+        ];
+        let attributes = attributes.into_iter().collect();
         Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
     }
 }

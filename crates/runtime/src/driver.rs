@@ -13,9 +13,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::{DiskId, SandboxId};
+use model::id::{DiskId, LayerId, SandboxId};
 use model::resources::Resources;
-use protocol::node::SandboxStream;
+use protocol::node::{Committed, LayerInfo, SandboxStream};
 
 use crate::egress::EgressSockets;
 use crate::growth::Disk;
@@ -55,6 +55,25 @@ pub trait Driver: Debug + Send + Sync {
     /// When the data directory cannot be read or written.
     fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()>;
 
+    /// Stores what a sandbox that has ended wrote as a layer. Its disk remains. Blocks for as long as it takes to copy,
+    /// or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// [`CommitError`] says whether the sandbox, the host or the platform is the reason. Nothing is left of the attempt.
+    fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, CommitError>;
+
+    /// The stored layers, in the order of their ids.
+    ///
+    /// # Errors
+    /// When the data directory cannot be read.
+    fn layers(&self) -> io::Result<Vec<LayerInfo>>;
+
+    /// Removes a layer, if it exists. Sandboxes that were started from it keep it.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    fn remove_layer(&self, layer: &LayerId) -> io::Result<()>;
+
     /// Free capacity of the host.
     ///
     /// # Errors
@@ -91,6 +110,8 @@ pub struct Capabilities {
     pub uncharged_memory: bool,
     /// A sandbox can be paused and resumed.
     pub pause: bool,
+    /// Layers can be stored, and sandboxes started from them.
+    pub layers: bool,
     /// A gateway can be given what sandboxes send to the outside ([`Sandbox::egress`]).
     pub egress: bool,
 }
@@ -108,6 +129,31 @@ pub struct StartRequest {
     pub resources: Resources,
 }
 
+/// The sandbox of which a layer is made.
+#[derive(Debug, Clone)]
+pub struct CommitRequest {
+    /// Its disk.
+    pub disk: DiskId,
+    /// Whether the layer contains the layers below as well.
+    pub merge: bool,
+    /// Space on the file system of the data directory that has to stay free, in bytes.
+    pub keep_free_bytes: u64,
+}
+
+/// Why a sandbox did not become a layer.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// A file cannot be stored. The text is for the user; names in it are escaped.
+    #[error("{0}")]
+    Refused(String),
+    /// The host has no space for the layer.
+    #[error("{0}")]
+    Full(String),
+    /// A step failed.
+    #[error(transparent)]
+    Failed(#[from] io::Error),
+}
+
 /// Error of a start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -117,6 +163,9 @@ pub enum StartError {
     /// A sandbox with this id exists, or remains of one do. Nothing was started.
     #[error("sandbox {0} exists already")]
     Exists(SandboxId),
+    /// A layer of its file system is not stored. Nothing was started.
+    #[error("layer {0} is not stored")]
+    NoLayer(LayerId),
     /// A step failed. Nothing is running any more; [`Driver::clean`] and [`Driver::remove_disk`] have to be called.
     #[error(transparent)]
     Failed(#[from] io::Error),

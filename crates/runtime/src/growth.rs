@@ -133,6 +133,11 @@ impl LoopDevices {
     }
 }
 
+/// Whether an image is attached to a loop device: its file system is in use, or still being written out.
+pub(crate) fn is_attached(image: &Path) -> io::Result<bool> {
+    Ok(search()?.contains_key(image))
+}
+
 fn search() -> io::Result<HashMap<PathBuf, String>> {
     let mut devices = HashMap::new();
     for entry in fs::read_dir("/sys/block")? {

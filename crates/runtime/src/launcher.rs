@@ -30,13 +30,11 @@
 //! host's root.
 
 mod child;
+mod root;
 mod spawner;
 
-use std::ffi::CString;
-use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -45,22 +43,23 @@ use std::time::{Duration, Instant};
 use model::resources::Resources;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags};
 use rustix::net::SocketType;
 
 use self::child::{ChildWait, Unfinished, pair, reported, run_child};
+use self::root::make_private_root;
 use crate::cgroup::open::OpenTree;
-use crate::cgroup_view::{self, Shown};
+use crate::cgroup_view::Shown;
 use crate::disk::{self, Loops, Spare, Template};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::processors::Views;
-use crate::rootfs::{LAYERS_MAX, Layer, Overlay, Rootfs};
+use crate::rootfs::{Layer, Overlay, Rootfs};
 use crate::setup::{self, Clocks, Parameters, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Hello, Reply, Request, Work};
-use crate::{base, netlink, schedule, seccomp};
+use crate::{base, commit, netlink, schedule, seccomp, skeleton};
 
 /// Maximum wait for each step of a start that another process performs. It takes milliseconds; the bound is for an
 /// overloaded host, and below the platform's own timeout, so that the error reaches it.
@@ -74,16 +73,10 @@ const IDLE: rustix::time::Timespec = rustix::time::Timespec {
 const HOST_DEV: &str = "/host-dev";
 /// Path of the versions of `base` in the launcher.
 const BASE: &str = "/base";
-/// Device nodes of the shared /dev: name, major, minor.
-const NODES: [(&str, u32, u32); 6] = [
-    ("null", 1, 3),
-    ("zero", 1, 5),
-    ("full", 1, 7),
-    ("random", 1, 8),
-    ("urandom", 1, 9),
-    ("tty", 5, 0),
-];
-
+/// Path of the stored layers in the launcher.
+const STORED: &str = "/stored";
+/// Path of the skeleton of file systems without `base` in the launcher.
+const SKELETON: &str = "/skeleton";
 /// Value of `oom_score_adj` that exempts a process from the OOM killer.
 const NEVER_KILLED: &str = "-1000";
 
@@ -124,6 +117,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     match hello.work {
         Work::Sandboxes => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
         Work::Spawners => spawner::serve(socket, &tree),
+        Work::Commit => commit::serve(socket, &hello.data_dir),
     }
 }
 
@@ -318,7 +312,10 @@ impl Launcher {
             false => Some(Attached::at(place::DISK, disk.as_fd()).during("attach the disk")?),
         };
         // Opened once, so that all layers are of one version.
-        let base = format!("{BASE}/{}", base::CURRENT);
+        let base = match rootfs.has_base() {
+            true => format!("{BASE}/{}", base::CURRENT),
+            false => place::EMPTY.to_owned(),
+        };
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
         let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
         let mut overlays = Vec::with_capacity(rootfs.overlays.len());
@@ -403,6 +400,10 @@ impl Launcher {
                 Layer::BaseRoot => mapped_layer(base, "root", user),
                 Layer::BaseUsr => mapped_layer(base, "usr", user),
                 Layer::HostUsr => mapped_layer(CWD, "/usr", user),
+                Layer::Stored { layer, part } => {
+                    mapped_layer(CWD, &format!("{STORED}/{layer}/{}", part.as_str()), user)
+                }
+                Layer::Skeleton(part) => mapped_layer(CWD, &format!("{SKELETON}/{}", skeleton::name(*part)), user),
             })
             .collect::<io::Result<Vec<_>>>()?;
         let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -527,156 +528,4 @@ fn create_as(fs: &OwnedFd, base_id: u32) -> io::Result<OwnedFd> {
         FsMountFlags::FSMOUNT_CLOEXEC,
         MountAttrFlags::MOUNT_ATTR_NODEV,
     )?)
-}
-
-/// Replaces the host's mounts by a root with only what sandboxes are created from.
-fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {
-    sys::unshare(libc::CLONE_NEWNS)?;
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", private)?;
-    let root = data_dir.join("mnt");
-    std::fs::create_dir_all(&root)?;
-    tmpfs(&root)?;
-    let at = |path: &str| root.join(path.trim_start_matches('/'));
-    for dir in [
-        place::NEW,
-        place::DEV,
-        place::SYS,
-        place::SYSFS,
-        place::EMPTY,
-        place::PROCESSORS,
-        place::FIGURES,
-        HOST_DEV,
-        BASE,
-        "/usr",
-        "/proc",
-    ] {
-        std::fs::create_dir(at(dir))?;
-    }
-    for dir in ["/sys", "/cgroup-lock", place::LAYERS, place::DISK] {
-        std::fs::create_dir(at(dir))?;
-    }
-    for index in 0..LAYERS_MAX {
-        std::fs::create_dir(at(place::LAYERS).join(index.to_string()))?;
-    }
-    // A copy, so that a sandbox's mount table does not reveal where the platform is on the host, and an upgrade in
-    // place does not affect running sandboxes.
-    std::fs::copy("/proc/self/exe", at(place::AGENT))?;
-    // Executable but not readable: the kernel then treats the memory of an agent as the host's, whatever its user id,
-    // and keeps root inside from tracing it and from writing to its files in /proc.
-    std::fs::set_permissions(at(place::AGENT), Permissions::from_mode(0o711))?;
-    bind(Path::new("/dev"), &at(HOST_DEV))?;
-    bind(Path::new("/usr"), &at("/usr"))?;
-    bind(base::Versions::new(Path::new("/"), data_dir).path(), &at(BASE))?;
-    rustix::mount::mount("proc", at("/proc"), "proc", MountFlags::empty(), None)?;
-    rustix::mount::mount("sysfs", at("/sys"), "sysfs", MountFlags::empty(), None)?;
-    // An unused hierarchy, whose only effect is to make joining any cgroup cheap while it is mounted (0.1 ms instead of
-    // 10 ms). Kernels before 6.0 do not have the option and are only slower.
-    let faster = CString::new("none,name=ringfence,favordynmods")?;
-    let _ = rustix::mount::mount(
-        "cgroup",
-        at("/cgroup-lock"),
-        "cgroup",
-        MountFlags::empty(),
-        Some(faster.as_c_str()),
-    );
-    make_dev(&at(place::DEV))?;
-    make_sys(&at(place::SYS))?;
-    for (index, group) in groups.iter().enumerate() {
-        let tree = at(place::CGROUPS).join(index.to_string());
-        std::fs::create_dir_all(&tree)?;
-        bind(&group.tree, &tree)?;
-        let shown = at(place::SYS).join("fs/cgroup").join(&group.name);
-        std::fs::create_dir_all(&shown)?;
-        // Links as service managers create them where one hierarchy has both.
-        if group.name == "cpu,cpuacct" {
-            for name in ["cpu", "cpuacct"] {
-                symlink(&group.name, shown.with_file_name(name))?;
-            }
-        }
-    }
-    std::fs::write(at(place::CONTROLLERS), cgroup_view::controllers()?)?;
-    std::env::set_current_dir(&root)?;
-    sys::pivot_to_current_directory()
-}
-
-fn tmpfs(at: &Path) -> io::Result<()> {
-    tmpfs_with(at, MountFlags::NOSUID)
-}
-
-fn tmpfs_with(at: &Path, flags: MountFlags) -> io::Result<()> {
-    Ok(rustix::mount::mount("tmpfs", at, "tmpfs", flags, Some(c"mode=755"))?)
-}
-
-fn bind(from: &Path, to: &Path) -> io::Result<()> {
-    Ok(rustix::mount::mount_bind(from, to)?)
-}
-
-/// The /dev that all sandboxes share. They cannot change it: it belongs to the host's root, which is not mapped in
-/// them.
-fn make_dev(dev: &Path) -> io::Result<()> {
-    tmpfs(dev)?;
-    for (name, major, minor) in NODES {
-        let path = dev.join(name);
-        let device = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(
-            CWD,
-            &path,
-            rustix::fs::FileType::CharacterDevice,
-            Mode::from_raw_mode(0o666),
-            device,
-        )?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
-    }
-    for dir in ["pts", "shm", "mqueue"] {
-        std::fs::create_dir(dev.join(dir))?;
-    }
-    make_fuse(dev)?;
-    for (link, target) in [
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-        ("stderr", "/proc/self/fd/2"),
-        ("ptmx", "pts/ptmx"),
-    ] {
-        symlink(target, dev.join(link))?;
-    }
-    Ok(())
-}
-
-/// Programs check whether `/dev/fuse` exists and who may use it. No sandbox may, so the node is on a mount where no
-/// device can be opened: EACCES, even for root inside, and the host's FUSE is never reached.
-fn make_fuse(dev: &Path) -> io::Result<()> {
-    let (at, aside) = (dev.join("fuse"), dev.join(".fuse"));
-    std::fs::create_dir(&aside)?;
-    tmpfs_with(&aside, MountFlags::NOSUID | MountFlags::NODEV)?;
-    let node = aside.join("fuse");
-    let device = rustix::fs::makedev(10, 229);
-    let kind = rustix::fs::FileType::CharacterDevice;
-    rustix::fs::mknodat(CWD, &node, kind, Mode::from_raw_mode(0o666), device)?;
-    std::fs::set_permissions(&node, Permissions::from_mode(0o666))?;
-    std::fs::write(&at, "")?;
-    bind(&node, &at)?;
-    rustix::mount::unmount(&aside, rustix::mount::UnmountFlags::DETACH)?;
-    std::fs::remove_dir(&aside)
-}
-
-/// The part of /sys that all sandboxes share: mount points for what each has of its own.
-fn make_sys(sys: &Path) -> io::Result<()> {
-    tmpfs(sys)?;
-    for dir in ["class/net", "devices/system/cpu", "devices/virtual/net", "fs/cgroup"] {
-        std::fs::create_dir_all(sys.join(dir))?;
-    }
-    // The values of a machine without a hardware generator; programs read them to choose their source of randomness.
-    let generator = sys.join("devices/virtual/misc/hw_random");
-    std::fs::create_dir_all(&generator)?;
-    for (file, text) in [
-        ("rng_current", "none\n"),
-        ("rng_available", "\n"),
-        ("rng_selected", "0\n"),
-    ] {
-        std::fs::write(generator.join(file), text)?;
-    }
-    std::fs::create_dir(sys.join("class/misc"))?;
-    symlink("../../devices/virtual/misc/hw_random", sys.join("class/misc/hw_random"))
 }

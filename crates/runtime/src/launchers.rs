@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -154,6 +155,48 @@ impl LauncherPool {
             Ok(None) => Err(io::Error::other("the spawner helper exited without a reply")),
             Err(error) => Err(error),
         }
+    }
+
+    /// Starts a process for one request, and returns its reply. The process is killed at the deadline, and when
+    /// `is_cancelled`.
+    ///
+    /// # Errors
+    /// When it does not reply.
+    pub(crate) fn request_once(
+        &self,
+        work: Work,
+        request: &Request,
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> io::Result<Reply> {
+        let mut launcher = self.start_one(work)?;
+        wire::send_message(&launcher.socket, request, &[])?;
+        // Until it replies, it does not notice that its socket closes, or only after a while.
+        launcher.stuck = true;
+        let pause = Timespec {
+            tv_sec: 0,
+            tv_nsec: 50_000_000,
+        };
+        let mut replied = [PollFd::from_borrowed_fd(launcher.socket.as_fd(), PollFlags::IN)];
+        loop {
+            match rustix::event::poll(&mut replied, Some(&pause)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                polled => {
+                    polled?;
+                    break;
+                }
+            }
+            if is_cancelled() {
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the platform ended"));
+            }
+            if Instant::now() >= deadline {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+            }
+        }
+        let reply = wire::receive_message(&launcher.socket)?;
+        launcher.stuck = false;
+        let (reply, _) = reply.ok_or_else(|| io::Error::other("the process exited without a reply"))?;
+        Ok(reply)
     }
 
     /// Shuts down all launchers. Called last: no requests are possible afterwards.

@@ -1,5 +1,6 @@
 //! The rootfs of a sandbox: overlays, each on its own read-only layers, with their uppers on one disk.
 
+use model::id::LayerId;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of overlays: as many descriptors as can be attached to one message.
@@ -25,8 +26,8 @@ pub struct Overlay {
     pub upper: String,
 }
 
-/// A read-only directory tree. Layers of built templates belong here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A read-only directory tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Layer {
     /// The root directory of `base`, in the version that is current at the start. All of a sandbox's layers of `base`
     /// are of one version.
@@ -35,23 +36,138 @@ pub enum Layer {
     BaseUsr,
     /// The host's `/usr`.
     HostUsr,
+    /// One directory of a stored layer.
+    Stored {
+        /// The layer.
+        layer: LayerId,
+        /// The directory.
+        part: Part,
+    },
+    /// One directory of the skeleton of file systems without `base`.
+    Skeleton(Skeleton),
+}
+
+/// A directory of a stored layer, named after the upper of `base` that it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Part {
+    /// The root.
+    Root,
+    /// `/usr`, in layers above `base`.
+    Usr,
+}
+
+impl Part {
+    /// Name of the directory, and of the upper.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Root => "root",
+            Self::Usr => "usr",
+        }
+    }
+}
+
+/// A directory of the skeleton (see `skeleton.rs`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Skeleton {
+    /// What every sandbox needs at fixed places; above all layers of an image, so that none of them can hide it.
+    Top,
+    /// What images may replace; below all layers of an image.
+    Bottom,
+    /// An empty directory.
+    Empty,
+}
+
+/// Upper of the directory that [`Rootfs::import`] adds.
+const IMAGE: &str = "image";
+
+/// An upper that becomes a part of a stored layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Source {
+    pub(crate) upper: String,
+    pub(crate) part: Part,
+    /// The stored layers below it, topmost first.
+    pub(crate) layers: Vec<LayerId>,
+    /// Whether anything may lie below the result, so that it has to say what is deleted.
+    pub(crate) has_below: bool,
 }
 
 impl Rootfs {
     /// The template `base`. Two overlays, because overlayfs does not cross mounts: the host's `/usr` is one.
     #[must_use]
     pub fn base() -> Self {
-        let overlay = |target: &str, upper: &str, layers: &[Layer]| Overlay {
-            target: target.to_owned(),
-            layers: layers.to_vec(),
-            upper: upper.to_owned(),
-        };
+        Self::above_base(&[])
+    }
+
+    /// Stored layers, lowest first, above `base`.
+    #[must_use]
+    pub fn above_base(layers: &[LayerId]) -> Self {
         Self {
             overlays: vec![
-                overlay("/", "root", &[Layer::BaseRoot]),
-                overlay("/usr", "usr", &[Layer::BaseUsr, Layer::HostUsr]),
+                overlay("/", Part::Root, layers, [], [Layer::BaseRoot]),
+                overlay("/usr", Part::Usr, layers, [], [Layer::BaseUsr, Layer::HostUsr]),
             ],
         }
+    }
+
+    /// Stored layers, lowest first, above an almost empty file system. Works with none, too: then no program is in the
+    /// sandbox but its agent.
+    #[must_use]
+    pub fn without_base(layers: &[LayerId]) -> Self {
+        let (top, bottom) = (Layer::Skeleton(Skeleton::Top), Layer::Skeleton(Skeleton::Bottom));
+        Self {
+            overlays: vec![overlay("/", Part::Root, layers, [top], [bottom])],
+        }
+    }
+
+    /// `base` with an empty directory at `/mnt`, which alone becomes a layer.
+    #[must_use]
+    pub fn import() -> Self {
+        let mut rootfs = Self::base();
+        rootfs.overlays.push(Overlay {
+            target: "/mnt".to_owned(),
+            layers: vec![Layer::Skeleton(Skeleton::Empty)],
+            upper: IMAGE.to_owned(),
+        });
+        rootfs
+    }
+
+    /// The stored layers and their directories that it consists of.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = (&LayerId, Part)> {
+        let layers = self.overlays.iter().flat_map(|overlay| &overlay.layers);
+        layers.filter_map(|layer| match layer {
+            Layer::Stored { layer, part } => Some((layer, *part)),
+            _ => None,
+        })
+    }
+
+    /// Whether a part of it is a version of `base`.
+    pub(crate) fn has_base(&self) -> bool {
+        let mut layers = self.overlays.iter().flat_map(|overlay| &overlay.layers);
+        layers.any(|layer| matches!(layer, Layer::BaseRoot | Layer::BaseUsr))
+    }
+
+    /// What of a sandbox with this file system becomes a layer; with `merge` together with its stored layers.
+    pub(crate) fn sources(&self, merge: bool) -> Vec<Source> {
+        let is_import = self.overlays.iter().any(|overlay| overlay.upper == IMAGE);
+        let parts = [(Part::Root, "/"), (Part::Usr, "/usr")];
+        let sources = self.overlays.iter().filter_map(|overlay| {
+            let part = match is_import {
+                true => (overlay.upper == IMAGE).then_some(Part::Root)?,
+                false => parts.into_iter().find(|(_, target)| *target == overlay.target)?.0,
+            };
+            let layers = overlay.layers.iter().filter_map(|layer| match layer {
+                Layer::Stored { layer, .. } if merge => Some(layer.clone()),
+                _ => None,
+            });
+            Some(Source {
+                upper: overlay.upper.clone(),
+                part,
+                layers: layers.collect(),
+                has_below: !is_import,
+            })
+        });
+        sources.collect()
     }
 
     /// Checks whether it can be mounted.
@@ -75,6 +191,25 @@ impl Rootfs {
             }
         }
         Ok(())
+    }
+}
+
+/// The overlay of a part at `target`: `top`, the stored layers, which are the lowest first, and `bottom`.
+fn overlay<const T: usize, const B: usize>(
+    target: &str,
+    part: Part,
+    stored: &[LayerId],
+    top: [Layer; T],
+    bottom: [Layer; B],
+) -> Overlay {
+    let stored = stored.iter().rev().map(|layer| Layer::Stored {
+        layer: layer.clone(),
+        part,
+    });
+    Overlay {
+        target: target.to_owned(),
+        layers: top.into_iter().chain(stored).chain(bottom).collect(),
+        upper: part.as_str().to_owned(),
     }
 }
 
@@ -105,6 +240,78 @@ impl Overlay {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn layer(number: u8) -> LayerId {
+        LayerId::from_hash(&[number; 32])
+    }
+
+    #[test]
+    fn stored_layers_are_between_the_skeleton_or_above_base() {
+        let layers = [layer(1), layer(2)];
+        let stored = |number, part| Layer::Stored {
+            layer: layer(number),
+            part,
+        };
+        let image = Rootfs::without_base(&layers);
+        let want = [
+            Layer::Skeleton(Skeleton::Top),
+            stored(2, Part::Root),
+            stored(1, Part::Root),
+            Layer::Skeleton(Skeleton::Bottom),
+        ];
+        assert_eq!(image.overlays[0].layers, want);
+        assert!(!image.has_base());
+        let above = Rootfs::above_base(&layers);
+        let want = [
+            stored(2, Part::Usr),
+            stored(1, Part::Usr),
+            Layer::BaseUsr,
+            Layer::HostUsr,
+        ];
+        assert_eq!(above.overlays[1].layers, want);
+        assert_eq!(above.stored().count(), 4);
+        let most = Rootfs::above_base(&vec![layer(1); protocol::node::Image::LAYERS_MAX]);
+        assert_eq!(most.check(), Ok(()));
+        let most = Rootfs::without_base(&vec![layer(1); protocol::node::Image::LAYERS_MAX]);
+        assert_eq!(most.check(), Ok(()));
+    }
+
+    #[test]
+    fn what_becomes_a_layer() {
+        let source = |upper: &str, part, layers: &[u8], has_below| Source {
+            upper: upper.to_owned(),
+            part,
+            layers: layers.iter().copied().map(layer).collect(),
+            has_below,
+        };
+        let layers = [layer(1), layer(2)];
+        for (rootfs, merge, want) in [
+            (
+                Rootfs::base(),
+                true,
+                vec![
+                    source("root", Part::Root, &[], true),
+                    source("usr", Part::Usr, &[], true),
+                ],
+            ),
+            (
+                Rootfs::above_base(&layers),
+                true,
+                vec![
+                    source("root", Part::Root, &[2, 1], true),
+                    source("usr", Part::Usr, &[2, 1], true),
+                ],
+            ),
+            (
+                Rootfs::without_base(&layers),
+                false,
+                vec![source("root", Part::Root, &[], true)],
+            ),
+            (Rootfs::import(), false, vec![source("image", Part::Root, &[], false)]),
+        ] {
+            assert_eq!(rootfs.sources(merge), want);
+        }
+    }
 
     #[test]
     fn invalid_file_systems_are_rejected() {

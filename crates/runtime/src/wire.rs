@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
+use model::id::{DiskId, LayerId};
 use model::resources::Resources;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -12,7 +13,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Tree;
-use crate::rootfs::{OVERLAYS_MAX, Rootfs};
+use crate::rootfs::{OVERLAYS_MAX, Rootfs, Source};
 
 /// First message to a launcher.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -33,6 +34,8 @@ pub(crate) enum Work {
     Sandboxes,
     /// [`Request::Respawn`], in parallel.
     Spawners,
+    /// One [`Request::Commit`].
+    Commit,
 }
 
 /// Request to a launcher.
@@ -47,6 +50,16 @@ pub(crate) enum Request {
     /// Gives a sandbox a new spawner. Attached are the pidfd of its agent and a socket, on which [`Reply::Done`] is
     /// sent; closing its other end aborts the attempt.
     Respawn { name: String },
+    /// Copies uppers of a disk, which no sandbox has any more, to a directory that does not exist yet. Answered with
+    /// [`Reply::Committed`], [`Reply::Refused`] or [`Reply::Full`].
+    Commit {
+        disk: DiskId,
+        sources: Vec<Source>,
+        /// Name of the directory, among the layers.
+        unfinished: String,
+        /// Space on the file system of the data directory that has to stay free, in bytes.
+        keep_free_bytes: u64,
+    },
 }
 
 /// Reply of a launcher.
@@ -60,6 +73,15 @@ pub(crate) enum Reply {
         stages: Vec<(String, u64)>,
     },
     Done,
+    /// The directory is complete, and written out.
+    Committed {
+        layer: LayerId,
+        bytes: u64,
+    },
+    /// The files cannot be a layer.
+    Refused(String),
+    /// There is no space for the layer.
+    Full(String),
     /// All that is left of the attempt are its groups and its image, which the driver removes.
     Failed(String),
 }

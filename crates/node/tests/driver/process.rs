@@ -20,9 +20,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use model::id::{DiskId, SandboxId};
-use protocol::node::SandboxStream;
-use runtime::driver::{Capabilities, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started};
+use model::id::{DiskId, LayerId, SandboxId};
+use protocol::node::{Committed, LayerInfo, SandboxStream};
+use runtime::driver::{
+    Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started,
+};
 use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
 use runtime::identity::ProcessIdentity;
@@ -75,6 +77,7 @@ impl Driver for Processes {
             disk_limits: false,
             uncharged_memory: false,
             pause: false,
+            layers: false,
             egress: false,
         }
     }
@@ -146,6 +149,18 @@ impl Driver for Processes {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    fn commit(&self, _: &CommitRequest, _: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
+    fn layers(&self) -> io::Result<Vec<LayerInfo>> {
+        Ok(Vec::new())
+    }
+
+    fn remove_layer(&self, _: &LayerId) -> io::Result<()> {
+        Ok(())
     }
 
     fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()> {

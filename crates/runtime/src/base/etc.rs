@@ -67,20 +67,28 @@ pub(super) fn create(host: &Path, etc: &Path, accounts: &Accounts) -> io::Result
     put_link("/proc/self/mounts", &etc.join("mtab"))
 }
 
-fn files(accounts: &Accounts) -> [(&'static str, u32, String); 14] {
-    let hosts = format!(
+/// Content of `/etc/hosts`.
+pub(crate) fn hosts() -> String {
+    format!(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n{}\t{HOST_NAME}\n",
         crate::netns::ETH0_ADDRESS
-    );
+    )
+}
+
+/// Content of `/etc/resolv.conf`. Not a loopback address: some resolvers treat those as a cache of their own.
+pub(crate) fn resolver() -> String {
+    format!("nameserver {}\n", crate::egress::GATEWAY)
+}
+
+fn files(accounts: &Accounts) -> [(&'static str, u32, String); 14] {
     [
         ("passwd", 0o644, accounts.passwd()),
         ("group", 0o644, accounts.group()),
         ("shadow", 0o640, accounts.shadow()),
         ("gshadow", 0o640, accounts.gshadow()),
         ("hostname", 0o644, format!("{HOST_NAME}\n")),
-        ("hosts", 0o644, hosts),
-        // Not a loopback address: some resolvers treat those as a cache of their own.
-        ("resolv.conf", 0o644, format!("nameserver {}\n", crate::egress::GATEWAY)),
+        ("hosts", 0o644, hosts()),
+        ("resolv.conf", 0o644, resolver()),
         ("nsswitch.conf", 0o644, NSSWITCH.to_owned()),
         ("environment", 0o644, format!("PATH=\"{PATH}\"\n")),
         ("profile", 0o644, profile()),

@@ -8,6 +8,8 @@
     reason = "a test program of its own"
 )]
 
+mod layers;
+
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -60,6 +62,18 @@ fn run_all() -> Vec<bool> {
         }),
         passes("a paused sandbox keeps its disk", || {
             block_on(keeps_the_disks_of_paused_sandboxes(dir.path()));
+        }),
+        passes("sandboxes become layers, and share them", || {
+            block_on(layers::sandboxes_become_layers(dir.path()));
+        }),
+        passes("twenty steps are merged", || {
+            block_on(layers::many_steps(dir.path()));
+        }),
+        passes("images need nothing of base", || {
+            block_on(layers::images_without_base(dir.path()));
+        }),
+        passes("what cannot be a layer is refused", || {
+            block_on(layers::what_cannot_be_a_layer(dir.path()));
         }),
     ];
     // Remove what a failed test left behind.

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test program of its own")]
 
+mod layers;
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{self, TcpListener, TcpStream, UdpSocket};
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn run_all() -> Vec<bool> {
-    let tests: [Test; 11] = [
+    let tests: [Test; 14] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,
@@ -70,6 +72,18 @@ fn run_all() -> Vec<bool> {
         (
             "the control socket is accepted only from the agent",
             control_is_the_agents,
+        ),
+        (
+            "a disk is checked before it is a layer",
+            layers::what_is_on_the_disk_is_checked,
+        ),
+        (
+            "a layer that does not fit is not stored",
+            layers::a_layer_that_does_not_fit_is_not_stored,
+        ),
+        (
+            "a commit that is killed leaves nothing",
+            layers::a_commit_that_is_killed_leaves_nothing,
         ),
     ];
     // In parallel with the others, because it waits for half a minute.

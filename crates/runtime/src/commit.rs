@@ -1,0 +1,181 @@
+//! The process that stores what a sandbox wrote as a layer.
+//!
+//! It is a process of its own, with one thread, for the same reason as launchers: it holds the mount of an image that a
+//! sandbox had, which nothing else may see, and which ends with it, with the loop device, however it ends. The mount is
+//! attached to no mount tree. The platform kills it at its deadline; it ends by itself when the platform does, and the
+//! next platform waits for that, because it holds the lock of launchers.
+//!
+//! The tree is hostile, but no longer changes: the image is mounted read-only, and no sandbox has it.
+
+mod tree;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use model::id::{DiskId, LayerId};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountPropagationFlags;
+
+use self::tree::TreeCopy;
+use crate::disk::{self, Loops};
+use crate::files::{open_dir, open_dir_at};
+use crate::layers::{BYTES, Layers};
+use crate::rootfs::Source;
+use crate::sys;
+use crate::wire::{self, Reply, Request};
+
+/// Part of the inodes of the host's file system that stays free, as a divisor.
+const INODES_KEPT: u64 = 50;
+/// Maximum length of a message about a file, in characters.
+const MESSAGE_MAX: usize = 1000;
+/// Open files that the process may have: some for each level of directories and each layer.
+const OPEN_FILES: u64 = 65_536;
+
+/// Why the files did not become a layer.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// A file cannot be part of a layer.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    Full(String),
+    #[error(transparent)]
+    Failed(#[from] io::Error),
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(error: rustix::io::Errno) -> Self {
+        match error {
+            rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT => Self::Full(NO_SPACE.to_owned()),
+            error => Self::Failed(error.into()),
+        }
+    }
+}
+
+const NO_SPACE: &str = "the host's disk has no space for the layer";
+
+/// Serves one request.
+pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
+    sys::unshare(libc::CLONE_NEWNS)?;
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private)?;
+    sys::limit(libc::RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES)?;
+    // Files get their modes when they are complete.
+    rustix::process::umask(Mode::from_raw_mode(0o077));
+    let data = open_dir(data_dir)?;
+    let layers = open_dir(&Layers::path(data_dir))?;
+    wire::send_message(socket, &Reply::Ready, &[])?;
+    let request = wire::receive_message::<Request>(socket)?.map(|(request, _)| request);
+    let Some(Request::Commit {
+        disk,
+        sources,
+        unfinished,
+        keep_free_bytes,
+    }) = request
+    else {
+        return Ok(());
+    };
+    let budget = Budget {
+        platform: socket.as_fd(),
+        layers: layers.as_fd(),
+        keep_free_bytes,
+    };
+    let committed = commit(data.as_fd(), &disk, &sources, &unfinished, &budget);
+    let short = |text: String| match text.char_indices().nth(MESSAGE_MAX) {
+        Some((end, _)) => text[..end].to_owned(),
+        None => text,
+    };
+    let reply = match committed {
+        Ok((layer, bytes)) => Reply::Committed { layer, bytes },
+        Err(Failure::Refused(why)) => Reply::Refused(short(why)),
+        Err(Failure::Full(why)) => Reply::Full(why),
+        Err(Failure::Failed(error)) => Reply::Failed(short(error.to_string())),
+    };
+    wire::send_message(socket, &reply, &[])
+}
+
+/// What a copy may use.
+#[derive(Debug)]
+struct Budget<'a> {
+    /// The socket of the request. Its other end closes with the platform.
+    platform: BorrowedFd<'a>,
+    /// The directory of the layers.
+    layers: BorrowedFd<'a>,
+    keep_free_bytes: u64,
+}
+
+impl Budget<'_> {
+    /// Whether the copy may continue.
+    fn check(&self) -> Result<(), Failure> {
+        let mut platform = [PollFd::from_borrowed_fd(self.platform, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !matches!(rustix::event::poll(&mut platform, Some(&now)), Ok(0)) {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the platform ended").into());
+        }
+        let free = rustix::fs::fstatvfs(self.layers)?;
+        if free.f_bavail.saturating_mul(free.f_frsize) < self.keep_free_bytes {
+            return Err(Failure::Full(NO_SPACE.to_owned()));
+        }
+        // Some file systems have no fixed number of inodes, and say 0.
+        if free.f_files > 0 && free.f_favail < free.f_files / INODES_KEPT {
+            return Err(Failure::Full(
+                "the host's file system has no inodes for the layer".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn commit(
+    data: BorrowedFd<'_>,
+    disk: &DiskId,
+    sources: &[Source],
+    unfinished: &str,
+    budget: &Budget<'_>,
+) -> Result<(LayerId, u64), Failure> {
+    budget.check()?;
+    let image = rustix::fs::openat(
+        data,
+        disk::image_path(disk),
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mount = Loops::open(Path::new("/dev"))?.mount_to_read(image.as_fd())?;
+    drop(image);
+    store(mount.as_fd(), sources, unfinished, budget)
+}
+
+/// Copies sources below `mount` and the layers below them to a new directory, and writes it out.
+fn store(
+    mount: BorrowedFd<'_>,
+    sources: &[Source],
+    unfinished: &str,
+    budget: &Budget<'_>,
+) -> Result<(LayerId, u64), Failure> {
+    let mode = Mode::from_raw_mode(0o700);
+    rustix::fs::mkdirat(budget.layers, unfinished, mode)?;
+    let layer = open_dir_at(budget.layers, unfinished)?;
+    let mut copy = TreeCopy::begin(layer.as_fd(), budget)?;
+    for source in sources {
+        let part = source.part.as_str();
+        let mut trees = vec![open_dir_at(mount, &format!("{}/upper", source.upper))?];
+        for below in &source.layers {
+            trees.push(open_dir_at(budget.layers, &format!("{below}/{part}"))?);
+        }
+        copy.tree(source.part, trees, source.has_below)?;
+    }
+    let (id, bytes) = copy.finish()?;
+    let size = rustix::fs::openat(
+        &layer,
+        BYTES,
+        OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::from_raw_mode(0o600),
+    )?;
+    io::Write::write_all(&mut std::fs::File::from(size), format!("{bytes}\n").as_bytes())?;
+    // One call for all files: writing out each of them would take a multiple of the time.
+    rustix::fs::syncfs(&layer)?;
+    budget.check()?;
+    Ok((id, bytes))
+}

@@ -1,0 +1,170 @@
+//! Disks of sandboxes that became layers or could not. What is on a disk is written with `debugfs`, which can write what
+//! no program in a sandbox can.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use model::id::LayerId;
+use runtime::container::ContainerDriver;
+use runtime::driver::{CommitError, CommitRequest, Driver, StartError, StartRequest};
+use runtime::rootfs::{Layer, Part, Rootfs};
+
+use crate::{agent_pid, clean, data_dir_of, disk_of, end, id, loops_of, request, start, until};
+
+fn order(merge: bool) -> CommitRequest {
+    CommitRequest {
+        disk: disk_of(&id("ione")),
+        merge,
+        keep_free_bytes: 1 << 20,
+    }
+}
+
+/// Starts a sandbox, writes to its file system and ends it.
+fn ended(container: &ContainerDriver, write: impl FnOnce(&Path)) -> String {
+    let id = id("ione");
+    let started = start(container, &id);
+    write(Path::new(&format!("/proc/{}/root", agent_pid(&started.sandbox))));
+    end(&started.sandbox);
+    drop(started);
+    until(|| container.clean(&id));
+    let image = data_dir_of(container).join(format!("disks/{}.img", disk_of(&id)));
+    let image = image.to_str().unwrap().to_owned();
+    until(|| loops_of(&image) == 0);
+    image
+}
+
+/// Runs commands in a directory of the disk.
+fn debugfs(image: &str, directory: &str, command: &str) {
+    let file = format!("{image}.commands");
+    fs::write(&file, format!("cd {directory}\n{command}\n")).unwrap();
+    let output = Command::new("/sbin/debugfs")
+        .args(["-w", "-f", &file, image])
+        .output()
+        .unwrap();
+    fs::remove_file(file).unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    // It prints its version there.
+    assert_eq!(errors.lines().count(), 1, "{command}: {errors}");
+}
+
+fn stored(container: &ContainerDriver) -> Vec<String> {
+    let entries = fs::read_dir(data_dir_of(container).join("layers")).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+pub(crate) fn what_is_on_the_disk_is_checked(container: &ContainerDriver) {
+    let write = |root: &Path| fs::write(root.join("etc/passwd"), "changed").unwrap();
+    for (directory, command, want) in [
+        ("root/upper/etc", "mknod device b 8 0", "/etc/device: a device"),
+        ("usr/upper", "mknod device c 1 3", "/usr/device: a device"),
+        (
+            "root/upper",
+            "ea_set etc trusted.overlay.redirect /var",
+            "/etc: only a part of it is stored",
+        ),
+        (
+            "root/upper/etc",
+            "sif passwd uid 65536",
+            "/etc/passwd: its owner is not a user",
+        ),
+    ] {
+        let image = ended(container, write);
+        debugfs(&image, directory, command);
+        match container.commit(&order(false), &|| false) {
+            Err(CommitError::Refused(why)) => assert!(why.starts_with(want), "{why}"),
+            other => panic!("{command}: {other:?}"),
+        }
+        assert_eq!(stored(container), [""; 0]);
+        until(|| loops_of(&image) == 0);
+        container.remove_disk(&disk_of(&id("ione"))).unwrap();
+    }
+    // The same without any of that.
+    ended(container, write);
+    let committed = container.commit(&order(false), &|| false).unwrap();
+    let layers = data_dir_of(container).join("layers");
+    let path = layers.join(committed.layer.as_str());
+    assert_eq!(fs::read(path.join("root/etc/passwd")).unwrap(), b"changed");
+    assert!(path.join("usr").is_dir());
+    let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&layers).unwrap());
+    assert_eq!(mode & 0o7777, 0o700);
+    assert_eq!(container.commit(&order(true), &|| false).unwrap(), committed);
+    assert_eq!(stored(container), [committed.layer.as_str()]);
+}
+
+pub(crate) fn a_layer_that_does_not_fit_is_not_stored(container: &ContainerDriver) {
+    ended(container, |_| {});
+    let full = CommitRequest {
+        keep_free_bytes: u64::MAX,
+        ..order(false)
+    };
+    let error = container.commit(&full, &|| false).unwrap_err();
+    assert!(matches!(error, CommitError::Full(_)), "{error:?}");
+    assert_eq!(stored(container), [""; 0]);
+    // A start from a layer that is not there fails, and leaves nothing.
+    container.remove_disk(&disk_of(&id("ione"))).unwrap();
+    let missing = LayerId::from_hash(&[1; 32]);
+    let request = StartRequest {
+        rootfs: Rootfs::without_base(std::slice::from_ref(&missing)),
+        ..request(&id("ione"))
+    };
+    let error = container.start(&request).unwrap_err();
+    assert!(matches!(error, StartError::NoLayer(layer) if layer == missing));
+    assert!(container.find().unwrap().is_empty());
+    // Nor can one lead elsewhere.
+    let mut rootfs = Rootfs::base();
+    rootfs.overlays[0].layers[0] = Layer::Stored {
+        layer: missing,
+        part: Part::Usr,
+    };
+    let request = StartRequest { rootfs, ..request };
+    assert!(container.start(&request).is_err());
+}
+
+pub(crate) fn a_commit_that_is_killed_leaves_nothing(container: &ContainerDriver) {
+    let image = ended(container, |root| {
+        let data: Vec<u8> = (0..40_u32 << 20)
+            .map(|at| u8::try_from(at >> 8 & 0xff).unwrap() | 1)
+            .collect();
+        fs::write(root.join("etc/passwd"), data).unwrap();
+    });
+    let lock = data_dir_of(container).join("launchers.lock");
+    let holders = || -> BTreeSet<i32> {
+        let pids = fs::read_dir("/proc").unwrap();
+        let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|file| file == lock))
+            .collect()
+    };
+    let before = holders();
+    let error = std::thread::scope(|scope| {
+        let commit = scope.spawn(|| container.commit(&order(false), &|| false));
+        until(|| !stored(container).is_empty());
+        let new: Vec<i32> = holders().difference(&before).copied().collect();
+        let [process] = new[..] else { panic!("{new:?}") };
+        // Its mount is in no mount table.
+        let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+        assert!(!mounts.contains("/dev/loop"), "{mounts}");
+        let process = rustix::process::Pid::from_raw(process).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+        commit.join().unwrap().unwrap_err()
+    });
+    assert!(matches!(error, CommitError::Failed(_)), "{error:?}");
+    assert_eq!(stored(container), [""; 0]);
+    until(|| loops_of(&image) == 0);
+    // One that is cancelled ends soon.
+    let since = Instant::now();
+    let begun = || !stored(container).is_empty();
+    let error = container.commit(&order(false), &begun).unwrap_err();
+    assert!(matches!(error, CommitError::Failed(_)), "{error:?}");
+    assert!(since.elapsed() < Duration::from_secs(10));
+    assert_eq!(stored(container), [""; 0]);
+    until(|| loops_of(&image) == 0);
+    // The disk is still good.
+    let committed = container.commit(&order(false), &|| false).unwrap();
+    assert!(committed.bytes > 40 << 20, "{committed:?}");
+    clean(container, &id("ione"));
+}

@@ -36,7 +36,8 @@ fn ended(container: &ContainerDriver, write: impl FnOnce(&Path)) -> String {
     image
 }
 
-/// Runs commands in a directory of the disk.
+/// Runs a command in a directory of the disk.
+#[expect(clippy::disallowed_methods, reason = "a program of the host, in a test")]
 fn debugfs(image: &str, directory: &str, command: &str) {
     let file = format!("{image}.commands");
     fs::write(&file, format!("cd {directory}\n{command}\n")).unwrap();

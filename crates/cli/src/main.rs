@@ -52,6 +52,10 @@ fn main() -> ExitCode {
         Some("agent") => agent::run(),
         Some("spawner") => agent::spawner::run(),
         Some("launcher") => runtime::launcher::main(),
+        // Programs of a build, inside a sandbox.
+        Some(word) if let Some(program) = image::Program::named(word) => {
+            image::run(program, std::env::args_os().nth(2).as_deref())
+        }
         _ => operator(),
     }
 }

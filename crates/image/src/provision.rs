@@ -1,0 +1,234 @@
+//! Makes an image fit for sandboxes: users, their homes and rights, and directories that every template has.
+//!
+//! No program of the image is needed. Files are replaced as a whole, so that a kill leaves the old or the new one, and
+//! a second run changes nothing.
+
+mod accounts;
+mod image;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::{Context, Result, ensure};
+use protocol::image::{ProvisionJob, ProvisionReport};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+
+use self::accounts::Accounts;
+use self::image::OsRelease;
+use crate::files;
+use crate::tar::show;
+use crate::users::{User, Users};
+
+const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT;
+const STRICT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
+/// Directories that programs expect, with their modes.
+const DIRECTORIES: [(&[u8], u32); 6] = [
+    (b"etc", 0o755),
+    (b"home", 0o755),
+    (b"root", 0o700),
+    (b"tmp", 0o1777),
+    (b"var", 0o755),
+    (b"var/tmp", 0o1777),
+];
+/// Directories that everyone may change: installers that run as the user need them.
+const OPEN: [&[u8]; 2] = [b"code", b"usr/local"];
+
+/// Does a job.
+pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
+    check_name(&job.user)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, &job.root, flags, Mode::empty())
+        .with_context(|| format!("open directory {}", job.root.display()))?;
+    make(&root, b"etc", 0o755)?;
+    if job.prepare {
+        for (path, mode) in DIRECTORIES {
+            make(&root, path, mode)?;
+        }
+    }
+    let os = OsRelease::read(&root)?;
+    let accounts = Accounts::new(&root);
+    let existing = Users::read(&root)?.find(&job.user);
+    let created = existing.is_none();
+    let user = match existing {
+        Some(user) => user,
+        None => accounts.create(&job.user, job.admin)?,
+    };
+    if created || job.prepare {
+        home(&root, &user, job.prepare).with_context(|| format!("home directory of user {}", user.name))?;
+    }
+    if job.admin {
+        accounts.allow(&user.name, os.admin_group())?;
+    }
+    if job.prepare {
+        for path in OPEN {
+            let directory = make(&root, path, 0o777)?;
+            open_to_all(&directory).with_context(|| format!("modes below /{}", show(path)))?;
+        }
+        let etc = files::open_dir(&root, b"etc", INSIDE)?;
+        files::remove(&etc, b"machine-id").context("remove /etc/machine-id")?;
+    }
+    Ok(ProvisionReport {
+        uid: user.uid,
+        gid: user.gid,
+        home: user.home,
+        shell: user.shell,
+        created,
+        packages: os.tool(),
+        os: os.id,
+        missing: image::missing(&root)?,
+    })
+}
+
+/// Names that every tool takes: in `/etc/passwd` and in a file of sudo nothing else may be meant.
+fn check_name(name: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let is_valid = !name.is_empty()
+        && name.len() <= 32
+        && name.chars().all(is_plain)
+        && name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
+    ensure!(
+        is_valid,
+        "invalid user name {name:?}: use up to 32 letters, digits, '_', '-' and '.', first a letter or '_'"
+    );
+    Ok(())
+}
+
+/// Opens a directory, links followed; makes it and those above it if they are missing.
+fn make(root: &OwnedFd, path: &[u8], mode: u32) -> Result<OwnedFd> {
+    let name = || format!("make directory /{}", show(path));
+    match files::open_dir(root, path, INSIDE) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        other => return other.with_context(name),
+    }
+    let (above, last) = files::split(path);
+    let parent = if above.is_empty() {
+        root.try_clone()?
+    } else {
+        make(root, above, 0o755)?
+    };
+    rustix::fs::mkdirat(&parent, last, Mode::RWXU).with_context(name)?;
+    let made = files::open_dir(&parent, last, STRICT).with_context(name)?;
+    rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).with_context(name)?;
+    Ok(made)
+}
+
+/// Makes the home directory with what `/etc/skel` has. With `all`, everything in it becomes the user's.
+fn home(root: &OwnedFd, user: &User, all: bool) -> Result<()> {
+    let path = files::clean(user.home.as_bytes()).context("invalid path")?;
+    // The root directory is the home of users that need none.
+    if path.is_empty() || user.uid == 0 {
+        return Ok(());
+    }
+    let existed = files::open_dir(root, &path, INSIDE).is_ok();
+    let home = make(root, &path, 0o755)?;
+    let owner = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    if !existed {
+        rustix::fs::fchown(&home, Some(owner.0), Some(owner.1))?;
+        rustix::fs::fchmod(&home, Mode::from_raw_mode(0o755))?;
+    }
+    if let Ok(skeleton) = files::open_dir(root, b"etc/skel", INSIDE) {
+        copy_missing(&skeleton, &home, owner).context("copy /etc/skel")?;
+    }
+    if all {
+        own(&home, owner)?;
+    }
+    Ok(())
+}
+
+/// Copies what is not there yet. Only files, directories and links.
+fn copy_missing(from: &OwnedFd, to: &OwnedFd, owner: (Uid, Gid)) -> Result<()> {
+    for entry in Dir::read_from(from)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        let Some(stat) = files::stat(from, name)?.filter(|_| name != b"." && name != b"..") else {
+            continue;
+        };
+        let exists = files::stat(to, name)?;
+        let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
+        match (files::kind(&stat), exists) {
+            (FileType::Directory, None) => {
+                rustix::fs::mkdirat(to, name, Mode::RWXU)?;
+                let made = files::open_dir(to, name, STRICT)?;
+                rustix::fs::fchown(&made, Some(owner.0), Some(owner.1))?;
+                rustix::fs::fchmod(&made, mode)?;
+                copy_missing(&files::open_dir(from, name, STRICT)?, &made, owner)?;
+            }
+            (FileType::Directory, Some(there)) if files::kind(&there) == FileType::Directory => {
+                copy_missing(
+                    &files::open_dir(from, name, STRICT)?,
+                    &files::open_dir(to, name, STRICT)?,
+                    owner,
+                )?;
+            }
+            (FileType::RegularFile, None) => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let mut source = std::fs::File::from(rustix::fs::openat(from, name, flags, Mode::empty())?);
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let mut target = std::fs::File::from(rustix::fs::openat(to, name, flags, Mode::RUSR | Mode::WUSR)?);
+                std::io::copy(&mut source, &mut target)?;
+                rustix::fs::fchown(&target, Some(owner.0), Some(owner.1))?;
+                rustix::fs::fchmod(&target, mode)?;
+            }
+            (FileType::Symlink, None) => {
+                let target = rustix::fs::readlinkat(from, name, Vec::new())?;
+                rustix::fs::symlinkat(target, to, name)?;
+                rustix::fs::chownat(to, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Gives a directory and everything in it an owner. What has it already is not touched: a change copies the file.
+fn own(directory: &OwnedFd, owner: (Uid, Gid)) -> Result<()> {
+    let differs = |uid, gid| (uid, gid) != (owner.0.as_raw(), owner.1.as_raw());
+    let stat = rustix::fs::fstat(directory)?;
+    if differs(stat.st_uid, stat.st_gid) {
+        rustix::fs::fchown(directory, Some(owner.0), Some(owner.1))?;
+    }
+    each(directory, &mut |parent, name, stat| {
+        if files::kind(stat) == FileType::Directory {
+            return own(&files::open_dir(parent, name, STRICT)?, owner);
+        }
+        if differs(stat.st_uid, stat.st_gid) {
+            rustix::fs::chownat(parent, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(())
+    })
+}
+
+/// Mode 0777 for a directory and everything in it, except links.
+fn open_to_all(directory: &OwnedFd) -> Result<()> {
+    let all = Mode::from_raw_mode(0o777);
+    if rustix::fs::fstat(directory)?.st_mode & 0o7777 != 0o777 {
+        rustix::fs::fchmod(directory, all)?;
+    }
+    each(directory, &mut |parent, name, stat| {
+        match files::kind(stat) {
+            FileType::Directory => return open_to_all(&files::open_dir(parent, name, STRICT)?),
+            FileType::RegularFile if stat.st_mode & 0o7777 != 0o777 => {
+                rustix::fs::chmodat(parent, name, all, AtFlags::empty())?;
+            }
+            _ => {}
+        }
+        Ok(())
+    })
+}
+
+/// What is done with an entry: its directory, name and state.
+type Visit<'a> = &'a mut dyn FnMut(&OwnedFd, &[u8], &rustix::fs::Stat) -> Result<()>;
+
+/// Calls a function for each entry of a directory.
+fn each(directory: &OwnedFd, function: Visit<'_>) -> Result<()> {
+    for entry in Dir::read_from(directory.as_fd())? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"."
+            && name != b".."
+            && let Some(stat) = files::stat(directory, name)?
+        {
+            function(directory, name, &stat)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,264 @@
+//! COPY, as the reference has it.
+
+use std::os::unix::fs::symlink as link;
+
+use image::Program;
+use protocol::image::{CopyJob, CopyReport, Progress};
+
+use crate::archive::{Member, dir, file, gzip, hard_link, symlink, tar};
+use crate::{Root, run};
+
+const PASSWD: &str =
+    "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1001::/home/user:/bin/sh\n1234:x:77:78::/x:/bin/sh\n";
+const GROUP: &str = "root:x:0:\nuser:x:1001:\nstaff:x:50:\n1234:x:79:\n";
+
+fn root() -> Root {
+    let root = Root::new();
+    root.write("etc/passwd", PASSWD);
+    root.write("etc/group", GROUP);
+    root
+}
+
+fn job(root: &Root, archive: &[u8], source: &str, dest: &str) -> CopyJob {
+    std::fs::write(root.beside("archive"), archive).unwrap();
+    CopyJob {
+        archive: root.beside("archive"),
+        source: source.to_owned(),
+        dest: dest.to_owned(),
+        workdir: None,
+        user: "user".to_owned(),
+        owner: None,
+        mode: None,
+        limits: Default::default(),
+        root: root.path(),
+        work: root.work(),
+    }
+}
+
+fn copy(job: &CopyJob) -> Result<CopyReport, String> {
+    let done = run(Program::Copy, job);
+    let left = std::fs::read_dir(&job.work).unwrap().count();
+    assert_eq!(left, 0, "nothing is left behind");
+    done.map(|progress| match progress {
+        Progress::Copied(report) => report,
+        other => panic!("{other:?}"),
+    })
+}
+
+fn context() -> Vec<Member> {
+    vec![
+        dir("src"),
+        file("src/a.txt", "a").mode(0o640),
+        file("src/.hidden", "h"),
+        dir("src/sub").mode(0o700),
+        file("src/sub/b.sh", "b").mode(0o755),
+        symlink("src/link", "../outside"),
+        file("f.txt", "f"),
+    ]
+}
+
+#[test]
+fn a_file_gets_to_each_kind_of_destination() {
+    for (dest, workdir, expect) in [
+        ("/app/", None, "app/f.txt"),
+        ("/app", None, "app"),
+        ("/app/.", None, "app/f.txt"),
+        ("/existing", None, "existing/f.txt"),
+        ("/linked", None, "existing/f.txt"),
+        ("x/y/new.txt", None, "home/user/x/y/new.txt"),
+        ("new.txt", Some("/work"), "work/new.txt"),
+        (".", Some("/work"), "work/f.txt"),
+        ("../up/", Some("/work/deep"), "work/up/f.txt"),
+        ("", Some("/work"), "work/f.txt"),
+    ] {
+        let root = root();
+        std::fs::create_dir(root.path().join("existing")).unwrap();
+        link("/existing", root.path().join("linked")).unwrap();
+        let job = CopyJob {
+            workdir: workdir.map(str::to_owned),
+            ..job(&root, &gzip(&tar(&context())), "f.txt", dest)
+        };
+        let report = copy(&job).unwrap();
+        assert_eq!(root.read(expect), "f", "{dest}");
+        assert_eq!(root.state(expect), "f 644 1000:1001", "{dest}");
+        assert_eq!(report.bytes, 1);
+        assert_eq!(root.state("existing"), "d 755 0:0", "{dest}");
+    }
+}
+
+#[test]
+fn contents_of_a_directory_are_merged() {
+    let root = root();
+    // As with a merged /usr: a link to a directory is followed, links to files are replaced.
+    root.write("usr/lib/old", "old");
+    link("usr/lib", root.path().join("lib")).unwrap();
+    root.write("target", "kept");
+    link("/target", root.path().join("usr/lib/a.txt")).unwrap();
+    std::fs::create_dir(root.path().join("usr/lib/sub")).unwrap();
+    root.write("usr/lib/sub/b.sh", "before");
+    copy(&job(&root, &tar(&context()), "src", "/lib")).unwrap();
+    assert_eq!(root.read("usr/lib/a.txt"), "a");
+    assert_eq!(root.read("target"), "kept");
+    assert_eq!(root.read("usr/lib/old"), "old");
+    assert_eq!(root.read("usr/lib/sub/b.sh"), "b");
+    assert_eq!(root.read("usr/lib/.hidden"), "h");
+    assert_eq!(root.state("usr/lib/a.txt"), "f 640 1000:1001");
+    assert_eq!(
+        root.state("usr/lib/sub"),
+        "d 755 0:0",
+        "metadata of existing directories are kept"
+    );
+    assert_eq!(root.state("usr/lib/link"), "l 777 1000:1001");
+    assert_eq!(root.state("lib"), "l 777 0:0");
+}
+
+#[test]
+fn made_directories_belong_to_the_owner() {
+    let root = root();
+    copy(&job(&root, &tar(&context()), "src", "/opt/app")).unwrap();
+    for (path, expect) in [
+        ("opt", "d 755 1000:1001"),
+        ("opt/app", "d 755 1000:1001"),
+        ("opt/app/sub", "d 700 1000:1001"),
+        ("opt/app/sub/b.sh", "f 755 1000:1001"),
+    ] {
+        assert_eq!(root.state(path), expect, "{path}");
+    }
+}
+
+#[test]
+fn owners_and_modes_are_applied() {
+    for (owner, mode, dir_state, file_state) in [
+        (Some("staff"), None, "", ""),
+        (Some("root"), None, "d 700 0:0", "f 755 0:0"),
+        (Some("user:staff"), Some("0777"), "d 777 1000:50", "f 777 1000:50"),
+        (Some("1234"), Some("0600"), "d 600 77:79", "f 600 77:79"),
+        (Some("55:66"), Some(""), "d 700 55:66", "f 755 55:66"),
+        (Some(""), Some("4755"), "d 4755 1000:1001", "f 4755 1000:1001"),
+    ] {
+        let root = root();
+        let job = CopyJob {
+            owner: owner.map(str::to_owned),
+            mode: mode.map(str::to_owned),
+            ..job(&root, &tar(&context()), "src", "/d")
+        };
+        if dir_state.is_empty() {
+            let error = copy(&job).unwrap_err();
+            assert!(error.contains("unknown user \"staff\""), "{error}");
+            assert_eq!(root.state("d"), "missing");
+            continue;
+        }
+        copy(&job).unwrap();
+        assert_eq!(root.state("d/sub"), dir_state, "{owner:?}");
+        assert_eq!(root.state("d/sub/b.sh"), file_state, "{owner:?}");
+        assert!(root.state("d/link").starts_with("l 777 "));
+    }
+}
+
+#[test]
+fn sources_are_paths_or_patterns() {
+    for (source, expect) in [
+        (".", vec!["f.txt", "src"]),
+        ("*.txt", vec!["f.txt", "src"]),
+        ("src/*.txt", vec![".hidden", "a.txt", "link", "sub"]),
+        ("./src/sub/", vec!["b.sh"]),
+        ("src/**/x", vec![".hidden", "a.txt", "link", "sub"]),
+        ("[id]/x", vec!["f.txt", "src"]),
+    ] {
+        let root = root();
+        copy(&job(&root, &tar(&context()), source, "/d")).unwrap();
+        let mut names: Vec<_> = std::fs::read_dir(root.path().join("d"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, expect, "{source}");
+    }
+    // A name that looks like a pattern, and exists.
+    let root = root();
+    copy(&job(&root, &tar(&[file("[id].ts", "page")]), "[id].ts", "/page.ts")).unwrap();
+    assert_eq!(root.read("page.ts"), "page");
+    for source in ["none", "src/none", "../x", "f.txt/x"] {
+        let error = copy(&job(&root, &tar(&context()), source, "/d")).unwrap_err();
+        assert!(error.contains(source), "{error}");
+    }
+}
+
+#[test]
+fn a_link_is_copied_as_a_link() {
+    let root = root();
+    copy(&job(&root, &tar(&context()), "src/link", "/l")).unwrap();
+    assert_eq!(
+        std::fs::read_link(root.path().join("l")).unwrap().to_str(),
+        Some("../outside")
+    );
+    assert_eq!(root.state("l"), "l 777 1000:1001");
+}
+
+#[test]
+fn scratch_images_have_no_users() {
+    let root = Root::new();
+    for user in ["root", "0"] {
+        let job = CopyJob {
+            user: user.to_owned(),
+            ..job(&root, &tar(&context()), "f.txt", "/bin/")
+        };
+        copy(&job).unwrap();
+        assert_eq!(root.state("bin/f.txt"), "f 644 0:0");
+    }
+    let error = copy(&job(&root, &tar(&context()), "f.txt", "/bin/")).unwrap_err();
+    assert!(error.contains("unknown user \"user\""), "{error}");
+}
+
+#[test]
+fn hard_links_to_one_file_may_meet_in_one_place() {
+    let root = root();
+    std::fs::create_dir(root.path().join("y")).unwrap();
+    link("y", root.path().join("x")).unwrap();
+    let members = [
+        dir("x"),
+        dir("y"),
+        file("x/f", "1"),
+        hard_link("y/f", "x/f"),
+        hard_link("y/g", "x/f"),
+    ];
+    copy(&job(&root, &tar(&members), ".", "/")).unwrap();
+    assert_eq!(root.read("y/f"), "1");
+    assert_eq!(root.read("y/g"), "1");
+}
+
+#[test]
+fn directories_are_not_replaced_by_files() {
+    let root = root();
+    root.write("d/a.txt/x", "x");
+    let error = copy(&job(&root, &tar(&context()), "src", "/d")).unwrap_err();
+    assert!(error.contains("/d/a.txt: a directory is in the way"), "{error}");
+    // The other way round the file gives way.
+    root.write("e/sub", "file");
+    copy(&job(&root, &tar(&context()), "src", "/e")).unwrap();
+    assert_eq!(root.read("e/sub/b.sh"), "b");
+}
+
+#[test]
+fn files_get_to_other_file_systems() {
+    // The disk of the template `base` is two overlays.
+    let other = tempfile::tempdir_in("/dev/shm").unwrap();
+    let root = root();
+    let job = CopyJob {
+        work: other.path().to_owned(),
+        ..job(&root, &tar(&context()), "src", "/d")
+    };
+    copy(&job).unwrap();
+    assert_eq!(root.state("d/sub/b.sh"), "f 755 1000:1001");
+    assert_eq!(root.state("d/link"), "l 777 1000:1001");
+    assert_eq!(root.read("d/sub/b.sh"), "b");
+}
+
+#[test]
+fn many_files_in_one_directory() {
+    let root = root();
+    let members: Vec<Member> = (0..3000).map(|number| file(&format!("many/{number}"), "x")).collect();
+    let report = copy(&job(&root, &gzip(&tar(&members)), "many", "/many")).unwrap();
+    assert_eq!(report.bytes, 3000);
+    assert_eq!(std::fs::read_dir(root.path().join("many")).unwrap().count(), 3000);
+}

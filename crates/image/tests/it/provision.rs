@@ -1,0 +1,194 @@
+//! Provisioning of images of all families, and of none.
+
+use std::os::unix::fs::PermissionsExt;
+
+use image::Program;
+use protocol::image::{PackageTool, Progress, ProvisionJob, ProvisionReport};
+
+use crate::{Root, run};
+
+fn job(root: &Root, user: &str, admin: bool, prepare: bool) -> ProvisionJob {
+    ProvisionJob {
+        user: user.to_owned(),
+        admin,
+        prepare,
+        root: root.path(),
+    }
+}
+
+fn provision(job: &ProvisionJob) -> ProvisionReport {
+    match run(Program::Provision, job).unwrap() {
+        Progress::Provisioned(report) => report,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn debian() -> Root {
+    let root = Root::new();
+    root.write(
+        "etc/passwd",
+        "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin",
+    );
+    root.write("etc/group", "root:x:0:\nsudo:x:27:\nnogroup:x:65534:\n");
+    root.write("etc/shadow", "root:*:19000:0:99999:7:::\n");
+    root.write("etc/gshadow", "root:*::\nsudo:*::\n");
+    std::fs::set_permissions(root.path().join("etc/shadow"), PermissionsExt::from_mode(0o640)).unwrap();
+    rustix::fs::chown(
+        root.path().join("etc/shadow"),
+        None,
+        Some(rustix::fs::Gid::from_raw(42)),
+    )
+    .unwrap();
+    root.write("etc/os-release", "ID=debian\n");
+    root.write("etc/machine-id", "0123\n");
+    root.write("etc/hosts", "kept");
+    root.write("etc/skel/.bashrc", "rc");
+    root.write("etc/skel/.config/x", "x");
+    root.write("bin/bash", "");
+    root.write("usr/bin/sudo", "");
+    root.write("usr/local/bin/tool", "");
+    root.write(
+        "etc/ssl/certs/ca-certificates.crt",
+        &"-----BEGIN CERTIFICATE-----\n".repeat(20),
+    );
+    root
+}
+
+#[test]
+fn an_image_of_debian_gets_its_user() {
+    let root = debian();
+    let report = provision(&job(&root, "user", true, true));
+    let expect = ProvisionReport {
+        uid: 1000,
+        gid: 1000,
+        home: "/home/user".to_owned(),
+        shell: "/bin/bash".to_owned(),
+        created: true,
+        packages: Some(PackageTool::AptGet),
+        os: Some("debian".to_owned()),
+        missing: Vec::new(),
+    };
+    assert_eq!(report, expect);
+    assert_eq!(
+        root.read("etc/passwd"),
+        "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n\
+         user:x:1000:1000::/home/user:/bin/bash\n"
+    );
+    assert_eq!(
+        root.read("etc/group"),
+        "root:x:0:\nsudo:x:27:user\nnogroup:x:65534:\nuser:x:1000:\n"
+    );
+    assert_eq!(root.read("etc/shadow"), "root:*:19000:0:99999:7:::\nuser::::::::\n");
+    assert_eq!(root.read("etc/gshadow"), "root:*::\nsudo:*::user\nuser:!::\n");
+    assert_eq!(
+        root.read("etc/sudoers.d/90-ringfence-user"),
+        "user ALL=(ALL:ALL) NOPASSWD: ALL\n"
+    );
+    for (path, expect) in [
+        ("etc/shadow", "f 640 0:42"),
+        ("etc/sudoers.d", "d 750 0:0"),
+        ("etc/sudoers.d/90-ringfence-user", "f 440 0:0"),
+        ("home/user", "d 755 1000:1000"),
+        ("home/user/.bashrc", "f 644 1000:1000"),
+        ("home/user/.config/x", "f 644 1000:1000"),
+        ("code", "d 777 0:0"),
+        ("usr/local", "d 777 0:0"),
+        ("usr/local/bin/tool", "f 777 0:0"),
+        ("tmp", "d 1777 0:0"),
+        ("etc/machine-id", "missing"),
+    ] {
+        assert_eq!(root.state(path), expect, "{path}");
+    }
+    assert_eq!(root.read("etc/hosts"), "kept");
+    let before = root.listing();
+    let texts = ["passwd", "group", "shadow", "gshadow"].map(|name| root.read(&format!("etc/{name}")));
+    let again = provision(&job(&root, "user", true, true));
+    assert!(!again.created);
+    assert_eq!(root.listing(), before);
+    let after = ["passwd", "group", "shadow", "gshadow"].map(|name| root.read(&format!("etc/{name}")));
+    assert_eq!(after, texts, "a second run changes nothing");
+}
+
+#[test]
+fn scratch_gets_what_is_needed() {
+    let root = Root::new();
+    let report = provision(&job(&root, "user", true, true));
+    assert_eq!(
+        (report.uid, report.shell.as_str(), report.packages),
+        (1000, "/bin/sh", None)
+    );
+    assert_eq!(report.missing, ["bash", "sudo", "ca-certificates"]);
+    assert_eq!(
+        root.read("etc/passwd"),
+        "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"
+    );
+    assert_eq!(root.read("etc/group"), "root:x:0:\nuser:x:1000:\nsudo:x:999:user\n");
+    assert_eq!(root.state("etc/shadow"), "missing");
+    assert_eq!(root.state("root"), "d 700 0:0");
+}
+
+#[test]
+fn ids_and_groups_that_are_taken() {
+    let root = Root::new();
+    root.write("etc/os-release", "ID=alpine");
+    root.write(
+        "etc/passwd",
+        "root:x:0:0::/root:/bin/ash\nubuntu:x:1000:1000::/home/ubuntu:/bin/sh\n",
+    );
+    root.write(
+        "etc/group",
+        "root:x:0:\nwheel:x:10:root\nubuntu:x:1000:\nother:x:1001:\nowned:x:1500:\n",
+    );
+    let report = provision(&job(&root, "user", true, false));
+    assert_eq!(
+        (report.uid, report.gid, report.packages),
+        (1001, 1002, Some(PackageTool::Apk))
+    );
+    assert!(root.read("etc/group").contains("wheel:x:10:root,user\n"));
+    // A group of the name is taken.
+    let report = provision(&job(&root, "owned", false, false));
+    assert_eq!((report.uid, report.gid), (1002, 1500));
+    assert_eq!(root.state("etc/sudoers.d/90-ringfence-owned"), "missing");
+    // Without `prepare` nothing else is made.
+    assert_eq!(root.state("code"), "missing");
+    // An existing user becomes an administrator and keeps the rest.
+    let report = provision(&job(&root, "ubuntu", true, false));
+    assert!(!report.created);
+    assert!(root.read("etc/group").contains("wheel:x:10:root,user,ubuntu\n"));
+}
+
+#[test]
+fn names_are_checked() {
+    let root = debian();
+    for name in [
+        "",
+        "a:b",
+        "a b",
+        "-x",
+        "1234",
+        "../x",
+        "a\nb",
+        "x,y",
+        "ALL=(ALL)",
+        &"a".repeat(33),
+        "ü",
+    ] {
+        let error = run(Program::Provision, &job(&root, name, true, true)).unwrap_err();
+        assert!(error.contains("invalid user name"), "{error}");
+    }
+    assert!(!root.read("etc/passwd").contains("1000"));
+}
+
+#[test]
+fn links_in_the_image_lead_nowhere_else() {
+    let root = Root::new();
+    let outside = root.beside("outside");
+    std::fs::create_dir_all(outside.join("etc")).unwrap();
+    std::os::unix::fs::symlink(&outside, root.path().join("home")).unwrap();
+    std::os::unix::fs::symlink("../outside/etc", root.path().join("code")).unwrap();
+    let error = run(Program::Provision, &job(&root, "user", true, true));
+    // A link to what does not exist inside is not followed to what exists outside.
+    assert!(error.is_err());
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
+    assert_eq!(crate::state(&outside.join("etc")), "d 755 0:0");
+}

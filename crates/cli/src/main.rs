@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         Some("launcher") => runtime::launcher::main(),
         // Programs of a build, inside a sandbox.
         Some(word) if let Some(program) = image::Program::named(word) => {
-            image::run(program, std::env::args_os().nth(2).as_deref())
+            image::run(program, std::env::args_os().nth(2).as_deref(), clock::now())
         }
         _ => operator(),
     }

@@ -13,6 +13,7 @@ mod job;
 mod layers;
 mod manifest;
 mod provision;
+mod pull;
 mod tar;
 mod tree;
 mod unpack;
@@ -24,6 +25,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use jiff::Timestamp;
 use protocol::image::Progress;
 use rustix::process::{Resource, Rlimit};
 
@@ -37,6 +39,8 @@ pub enum Program {
     Copy,
     /// Users and directories of a template.
     Provision,
+    /// Images of registries.
+    Pull,
     /// Images in files.
     Unpack,
 }
@@ -48,18 +52,19 @@ impl Program {
         match name {
             "image-copy" => Some(Self::Copy),
             "image-provision" => Some(Self::Provision),
+            "image-pull" => Some(Self::Pull),
             "image-unpack" => Some(Self::Unpack),
             _ => None,
         }
     }
 }
 
-/// Runs a program with the path of its job. The exit code is 0, or 1 with one line on stderr.
+/// Runs a program with the path of its job, at a time with which requests to clouds are signed. The exit code is 0, or 1 with one line on stderr.
 #[must_use]
-pub fn run(program: Program, job: Option<&OsStr>) -> ExitCode {
+pub fn run(program: Program, job: Option<&OsStr>, now: Timestamp) -> ExitCode {
     let done = job
         .context("missing argument: path of the job file")
-        .and_then(|path| execute(program, Path::new(path), &mut say));
+        .and_then(|path| execute(program, Path::new(path), now, &mut say));
     match done.and_then(|result| say(&result)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -71,15 +76,19 @@ pub fn run(program: Program, job: Option<&OsStr>) -> ExitCode {
     }
 }
 
+/// Where lines of progress go to.
+pub type Log<'a> = &'a mut (dyn FnMut(&Progress) -> Result<()> + Send);
+
 /// Reads a job, deletes its file and does it. Lines of progress go to `log`; the result is the last one.
 ///
 /// # Errors
 /// When the job is invalid or cannot be done. The message is for the user of the build.
-pub fn execute(program: Program, path: &Path, _log: &mut dyn FnMut(&Progress) -> Result<()>) -> Result<Progress> {
+pub fn execute(program: Program, path: &Path, now: Timestamp, log: Log<'_>) -> Result<Progress> {
     raise_limits();
     let work = move || match program {
         Program::Copy => Ok(Progress::Copied(copy::run(&job::read(path)?)?)),
         Program::Provision => Ok(Progress::Provisioned(provision::run(&job::read(path)?)?)),
+        Program::Pull => pull::run(&job::read(path)?, now, log),
         Program::Unpack => Ok(Progress::Unpacked(unpack::run(&job::read(path)?)?)),
     };
     std::thread::scope(|scope| {

@@ -8,6 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use sha2::Sha256;
 
+/// Media types that are asked for.
+pub(crate) const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
 /// Maximum number of indexes above a manifest.
 pub(crate) const DEPTH_MAX: usize = 3;
 /// Maximum number of layers. Docker has 127.

@@ -2,12 +2,19 @@
 //!
 //! Owners and modes need root, which also the programs have.
 
-#![expect(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "tests start programs, and a failed step of a test is a failed test"
+)]
 
 mod archive;
 mod copy;
+mod fake;
 mod hostile;
 mod provision;
+mod pull;
+mod registry;
 mod unpack;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -23,7 +30,7 @@ fn run(program: Program, job: &impl Serialize) -> Result<Progress, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("job.json");
     std::fs::write(&path, serde_json::to_vec(job).unwrap()).unwrap();
-    let done = image::execute(program, &path, &mut |_| Ok(()));
+    let done = image::execute(program, &path, jiff::Timestamp::UNIX_EPOCH, &mut |_| Ok(()));
     assert!(!path.exists(), "the job is deleted");
     done.map_err(|error| format!("{error:#}"))
 }

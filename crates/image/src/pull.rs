@@ -1,0 +1,191 @@
+//! Images of registries.
+//!
+//! Layers are downloaded to files, several at a time, and unpacked in order when their digest is known to be right. So
+//! nothing unchecked is unpacked, and an interrupted download goes on where it ended.
+
+mod challenge;
+mod cloud;
+mod dns;
+mod http;
+mod reference;
+mod registry;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
+use jiff::Timestamp;
+use protocol::image::{ImageReport, LayerReport, Progress, PullJob};
+use rustix::io::Errno;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use self::http::Client;
+use self::reference::Reference;
+use self::registry::{Blob, Registry, Retries};
+use crate::Log;
+use crate::layers::{Config, Layers, WorkDir};
+use crate::manifest::{self, Digest, Image, Manifest};
+
+/// Maximum number of layers that are downloaded at the same time.
+const PARALLEL_MAX: usize = 8;
+
+/// Does a job.
+pub(crate) fn run(job: &PullJob, now: Timestamp, log: Log<'_>) -> Result<Progress> {
+    let reference = Reference::parse(&job.reference)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .thread_stack_size(crate::STACK)
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    let done = runtime.block_on(Box::pin(pull(job, &reference, now, log)));
+    done.map_err(|error| {
+        let full = error.chain().any(|cause| {
+            let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+            io == Some(std::io::ErrorKind::StorageFull) || cause.downcast_ref::<Errno>() == Some(&Errno::NOSPC)
+        });
+        let error = if full {
+            error.context("too large for the disk")
+        } else {
+            error
+        };
+        error.context(format!("image {reference}"))
+    })
+}
+
+async fn pull(job: &PullJob, reference: &Reference, now: Timestamp, log: Log<'_>) -> Result<Progress> {
+    let arch = manifest::architecture(job.arch.as_deref());
+    let (registry, digest, image) = find(job, reference, &arch, now, log).await?;
+    if job.resolve {
+        return Ok(Progress::Resolved {
+            digest: digest.to_string(),
+        });
+    }
+    let blob = |descriptor: &manifest::Descriptor| -> Result<Blob> {
+        Ok(Blob {
+            digest: descriptor.digest()?,
+            size: descriptor.size,
+        })
+    };
+    let config = Config::parse(&registry.config(&blob(&image.config)?).await?)?;
+    config.check(&arch)?;
+    let blobs = image.layers.iter().map(blob).collect::<Result<Vec<Blob>>>()?;
+    let size = blobs.iter().try_fold(0_u64, |sum, blob| sum.checked_add(blob.size));
+    let size = size.filter(|size| *size <= job.limits.bytes);
+    let size = size.with_context(|| format!("too large: its layers have more than {} bytes", job.limits.bytes))?;
+    log(&line(format!(
+        "{reference}: {} layers, {size} bytes, {digest}",
+        blobs.len()
+    )))?;
+    let report = ImageReport {
+        digest: Some(digest.to_string()),
+        layers: blobs
+            .iter()
+            .map(|blob| LayerReport {
+                digest: blob.digest.to_string(),
+                bytes: blob.size,
+            })
+            .collect(),
+        ..config.report()
+    };
+    let layers = unpack(job, registry, blobs, log).await?;
+    Ok(Progress::Unpacked(layers.report(report)))
+}
+
+fn line(message: String) -> Progress {
+    Progress::Log { message }
+}
+
+/// Asks the mirrors, and then the registry of the image, for the manifest.
+async fn find(
+    job: &PullJob,
+    reference: &Reference,
+    arch: &str,
+    now: Timestamp,
+    log: Log<'_>,
+) -> Result<(Arc<Registry>, Digest, Image)> {
+    let transfer = &job.transfer;
+    let client = Client::new(
+        job.ca_pem.as_deref(),
+        job.insecure.clone(),
+        Duration::from_millis(transfer.request_timeout_ms),
+        Duration::from_millis(transfer.stall_timeout_ms),
+    )?;
+    let retries = Retries {
+        attempts: transfer.attempts.max(1),
+        backoff: Duration::from_millis(transfer.backoff_ms),
+    };
+    let make = |host: &str, login| Registry::new(client.clone(), host, reference.clone(), login, retries);
+    for mirror in job.mirrors.get(&reference.registry).into_iter().flatten() {
+        let registry = make(mirror, None).with_context(|| format!("mirror {mirror}"))?;
+        match resolve(&registry, reference, arch).await {
+            Ok((digest, image)) => return Ok((Arc::new(registry), digest, image)),
+            Err(error) => log(&line(format!("mirror {mirror}: {error:#}")))?,
+        }
+    }
+    let login = match &job.credentials {
+        Some(credentials) => Some(cloud::login(&client, credentials, &reference.registry, transfer, now).await?),
+        None => None,
+    };
+    let registry = make(&reference.registry, login)?;
+    let (digest, image) = resolve(&registry, reference, arch).await?;
+    Ok((Arc::new(registry), digest, image))
+}
+
+/// The manifest for an architecture, through the indexes above it.
+async fn resolve(registry: &Registry, reference: &Reference, arch: &str) -> Result<(Digest, Image)> {
+    let mut target = reference.target();
+    for _ in 0..=manifest::DEPTH_MAX {
+        let (bytes, digest) = registry.manifest(&target).await?;
+        match Manifest::parse(&bytes)? {
+            Manifest::Image(image) => return Ok((digest, image)),
+            Manifest::Index(index) => target = index.select(arch, None)?.to_string(),
+        }
+    }
+    bail!("more than {} levels of indexes", manifest::DEPTH_MAX);
+}
+
+/// Downloads ahead and unpacks in order.
+async fn unpack(job: &PullJob, registry: Arc<Registry>, blobs: Vec<Blob>, log: Log<'_>) -> Result<Layers> {
+    let work = WorkDir::make(&job.work, "pull")?;
+    let mut layers = Layers::new(&job.target, job.limits)?;
+    let parallel = job.transfer.parallel.clamp(1, PARALLEL_MAX);
+    let count = blobs.len();
+    let mut waiting = blobs.into_iter().enumerate();
+    let mut tasks = JoinSet::new();
+    let mut running: VecDeque<(Blob, PathBuf, oneshot::Receiver<Result<()>>)> = VecDeque::new();
+    for number in 1..=count {
+        while running.len() < parallel
+            && let Some((index, blob)) = waiting.next()
+        {
+            let path = work.path().join(index.to_string());
+            let (done, result) = oneshot::channel();
+            let (registry, target, wanted) = (Arc::clone(&registry), path.clone(), blob.clone());
+            tasks.spawn(async move {
+                // The receiver is gone if another layer failed.
+                let _ = done.send(registry.download(&wanted, &target).await);
+            });
+            running.push_back((blob, path, result));
+        }
+        let (blob, path, result) = running.pop_front().context("no layer")?;
+        result
+            .await
+            .unwrap_or_else(|_| Err(anyhow!("the download of layer {} ended", blob.digest)))?;
+        let unpacked = path.clone();
+        let task = tokio::task::spawn_blocking(move || {
+            let done = layers.apply(&unpacked);
+            (layers, done)
+        });
+        let (back, done) = task
+            .await
+            .map_err(|error| Error::new(error).context("unpack a layer"))?;
+        done.with_context(|| format!("layer {}", blob.digest))?;
+        layers = back;
+        std::fs::remove_file(&path).context("delete a layer")?;
+        log(&line(format!("layer {number}/{count} unpacked: {} bytes", blob.size)))?;
+    }
+    ensure!(waiting.next().is_none(), "layers are left");
+    Ok(layers)
+}

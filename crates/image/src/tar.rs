@@ -96,8 +96,8 @@ impl<R: Read> Reader<R> {
         let mut link = None;
         let mut pax = Pax::default();
         for _ in 0..HEADERS_MAX {
-            self.skip()?;
-            let Some(header) = self.header()? else {
+            let header = if self.skip()? { self.header()? } else { None };
+            let Some(header) = header else {
                 ensure!(
                     path.is_none() && link.is_none() && pax.is_empty(),
                     "the archive ends after an extended header"
@@ -117,14 +117,15 @@ impl<R: Read> Reader<R> {
         bail!("too many extended headers");
     }
 
-    /// Ends with the previous entry.
-    fn skip(&mut self) -> Result<()> {
-        let rest = self.left + self.padding;
-        let skipped = io::copy(&mut (&mut self.inner).take(rest), &mut io::sink())?;
-        ensure!(skipped == rest, "the archive is truncated");
+    /// Ends with the previous entry. False if nothing can follow: some programs leave out the padding of the last one.
+    fn skip(&mut self) -> Result<bool> {
+        let rest = io::copy(&mut (&mut self.inner).take(self.left), &mut io::sink())?;
+        ensure!(rest == self.left, "the archive is truncated");
+        let padding = io::copy(&mut (&mut self.inner).take(self.padding), &mut io::sink())?;
+        let is_complete = padding == self.padding;
         self.left = 0;
         self.padding = 0;
-        Ok(())
+        Ok(is_complete)
     }
 
     /// The next header; none at the end of the archive.

@@ -8,7 +8,8 @@ use model::id::{BuildId, TeamId, TemplateId};
 use model::resources::Resources;
 use store::Store;
 use store::error::StoreError;
-use store::templates::{BuildRow, BuildStatus, TemplateRow};
+use store::builds::{BuildRow, BuildStatus};
+use store::templates::TemplateRow;
 use uuid::Uuid;
 
 /// Its name, which every team can use.
@@ -44,7 +45,10 @@ pub(crate) async fn ensure_base(store: &Store, resources: &Resources) -> Result<
         agent_version: Some(version.to_owned()),
         spec_json: None,
         created_us: now_us,
+        started_us: None,
         finished_us: Some(now_us),
+        node_id: None,
+        reason: None,
     };
     store
         .build_insert(&build)

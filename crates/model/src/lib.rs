@@ -16,3 +16,4 @@ pub mod repository;
 pub mod resources;
 pub mod sandbox;
 pub mod secret;
+pub mod template;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
-use model::id::SandboxId;
+use model::id::{SandboxId, TemplateId};
 use secrecy::{ExposeSecret, SecretBox, SecretString};
 use sha2::{Digest, Sha256};
 use store::keys::{KeyHash, KeyMask};
@@ -160,6 +160,12 @@ impl TokenSeed {
             .to_owned()
     }
 
+    /// The signature of an address to which the files of a build can be uploaded without an API key.
+    pub(crate) fn upload_token(&self, template: &TemplateId, hash: &str, expires_s: i64) -> SecretString {
+        let expires = expires_s.to_string();
+        self.derive(&["template-upload-", template.as_str(), "-", hash, "-", &expires])
+    }
+
     fn derive(&self, parts: &[&str]) -> SecretString {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()).expect("HMAC takes a key of every length");
         for part in parts {
@@ -167,6 +173,16 @@ impl TokenSeed {
         }
         hex(&mac.finalize().into_bytes()).into()
     }
+}
+
+/// Random hexadecimal digits, for a name that nothing else has.
+///
+/// # Errors
+/// When the kernel provides no random bytes.
+pub(crate) fn random_hex() -> Result<String, getrandom::Error> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random)?;
+    Ok(hex(&random))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -6,7 +6,7 @@
 //! its own, so that a client disconnect leaves no partial change. Stopping the server never touches a sandbox. Several
 //! servers may share a database; each changes only the rows of its own node, whose lease it holds.
 //!
-//! Layers: [`sandboxes`], [`admission`], [`authentication`], [`templates`] and [`records`] are independent of HTTP and
+//! Layers: [`sandboxes`], [`admission`], [`authentication`], [`templates`], [`builds`] and [`records`] are independent of HTTP and
 //! have errors of their own. [`api`] reads requests, calls them, and translates results and errors to the API;
 //! [`listen`] handles connections; [`operator`] serves the operator. [`server`] builds them all and wires them
 //! together.
@@ -14,8 +14,10 @@
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
 mod admission;
+mod agent;
 pub mod api;
 mod authentication;
+mod builds;
 mod chain;
 pub mod clock;
 mod deadlines;

@@ -13,7 +13,6 @@
 //!
 //! Copies belong to a team. Of several sandboxes that need the same new copy, one fetches and the others wait.
 
-mod agent;
 mod cache;
 mod error;
 mod git;
@@ -32,9 +31,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::OwnedMutexGuard;
 use tokio_util::task::TaskTracker;
 
-use self::agent::{Agent, AgentError, Output};
 use self::cache::{MirrorCache, MirrorKey};
 pub(crate) use self::error::RepositoryError;
+use crate::agent::{self, Agent, AgentError, Output};
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 use crate::keys::TokenSeed;

@@ -17,6 +17,7 @@ use crate::admission::AdmissionControl;
 use crate::api;
 use crate::api::state::{ApiState, SandboxAccess, Services};
 use crate::authentication::Authenticator;
+use crate::builds::{BuildServices, Builds};
 use crate::deadlines::Deadlines;
 use crate::injections::Injections;
 use crate::keys::TokenSeed;
@@ -119,6 +120,7 @@ impl Server {
             signing,
             egress,
             repositories,
+            builds,
         } = settings;
         let handle = NodeHandle::new(Arc::clone(&node));
         let longest_s = limits.longest_lifetime_s();
@@ -138,6 +140,19 @@ impl Server {
         let injections = Arc::new(Injections::new(store.clone(), sealer.clone(), providers));
         let signatures = Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing);
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
+        let builds = Arc::new(Builds::new(
+            builds,
+            BuildServices {
+                rows: rows.clone(),
+                node: handle.clone(),
+                tokens: tokens.clone(),
+                sealer: sealer.clone(),
+                admission: Arc::clone(&admission),
+                resources,
+                clock: clock.clone(),
+                work: work.clone(),
+            },
+        ));
         let means = (handle.clone(), tokens.clone(), clock.clone(), work.clone());
         let sandboxes = Arc::new(Sandboxes {
             repositories: Repositories::new(repositories, means),
@@ -181,6 +196,7 @@ impl Server {
             registry: Arc::clone(&registry),
             secrets,
             claims: Arc::clone(&claims),
+            builds: Arc::clone(&builds),
             admission: Arc::clone(&admission),
             records: Arc::clone(&records),
             metrics: Arc::clone(&metrics),
@@ -277,6 +293,9 @@ impl Server {
             .background
             .spawn(Arc::clone(&sandboxes).follow_rules(stop.clone()));
         server.background.spawn(claims.purge(stop.clone()));
+        server
+            .background
+            .spawn(builds.serve(server.background.clone(), stop.clone()));
         let signals = StopSignals {
             draining: stop.clone(),
             stopped: server.records_stop.clone(),

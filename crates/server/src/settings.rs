@@ -59,6 +59,8 @@ pub struct ServerSettings {
     pub egress: EgressSettings,
     /// Repositories that sandboxes get.
     pub repositories: RepositorySettings,
+    /// Builds of templates.
+    pub builds: BuildSettings,
 }
 
 impl ServerSettings {
@@ -83,6 +85,49 @@ impl ServerSettings {
             signing: SigningSettings::default(),
             egress: EgressSettings::default(),
             repositories: RepositorySettings::default(),
+            builds: BuildSettings::default(),
+        }
+    }
+}
+
+/// Settings of builds of templates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildSettings {
+    /// Where uploaded files are kept; none to keep none, so that no build can copy any.
+    pub directory: Option<PathBuf>,
+    /// How many builds run at the same time on this node. Others wait for their turn.
+    pub concurrent: u32,
+    /// Maximum size of one uploaded archive, in bytes.
+    pub file_bytes: u64,
+    /// Maximum size of all uploaded archives of a team, in bytes.
+    pub team_files_bytes: u64,
+    /// How long an uploaded archive is kept after its last use, in seconds.
+    pub file_age_s: u32,
+    /// How long a layer that no build needs any more is kept for later builds, after its last use, in seconds.
+    pub cache_age_s: u32,
+    /// Approximate maximum size of all layers that are kept for later builds, in bytes.
+    pub cache_bytes: u64,
+    /// Interval between removals of what is not used any more, in seconds.
+    pub collect_interval_s: u32,
+    /// Addresses that images of registries are fetched from instead, by the host of the registry.
+    pub registry_mirrors: BTreeMap<String, String>,
+    /// Registries, `host` or `host:port`, that are reached without TLS.
+    pub insecure_registries: Vec<String>,
+}
+
+impl Default for BuildSettings {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            concurrent: 2,
+            file_bytes: 2 << 30,
+            team_files_bytes: 20 << 30,
+            file_age_s: 7 * 24 * 3600,
+            cache_age_s: 7 * 24 * 3600,
+            cache_bytes: 20 << 30,
+            collect_interval_s: 600,
+            registry_mirrors: BTreeMap::new(),
+            insecure_registries: Vec::new(),
         }
     }
 }
@@ -211,6 +256,12 @@ pub struct TeamLimits {
     pub requests_per_second: Option<u32>,
     /// Whether public addresses that a policy does not mention are open; if none, the operator's default decides.
     pub egress_default_allow: Option<bool>,
+    /// Maximum number of builds of templates that have not ended.
+    pub builds: u32,
+    /// Maximum number of cores of the sandboxes of one template.
+    pub template_cpu_count: u32,
+    /// Maximum memory of the sandboxes of one template, in MiB.
+    pub template_memory_mb: u32,
 }
 
 impl Default for TeamLimits {
@@ -223,6 +274,9 @@ impl Default for TeamLimits {
             creates_per_minute: None,
             requests_per_second: None,
             egress_default_allow: None,
+            builds: 20,
+            template_cpu_count: 8,
+            template_memory_mb: 8192,
         }
     }
 }

@@ -3,7 +3,8 @@
 use model::id::TeamId;
 use store::Store;
 use store::error::StoreError;
-use store::templates::{BuildRow, TemplateRow};
+use store::builds::BuildRow;
+use store::templates::TemplateRow;
 
 /// The template from which SDKs create sandboxes with MCP servers if the caller names no other.
 const MCP_GATEWAY: &str = "mcp-gateway";

@@ -5,7 +5,8 @@
 //! - teams, users, API keys, access tokens and access keys: who may do what. API keys and access tokens only as hashes;
 //!   the secrets of access keys only as ciphertext that the caller sealed;
 //! - injection rules of users and injections of sandboxes: only as ciphertext that the caller sealed;
-//! - templates, their aliases and builds: which template a name stands for in a team;
+//! - templates, their aliases, tags and builds: which template a name stands for in a team, and what it consists of;
+//! - logs of builds, and which layers and uploaded files a node has for the builds of a team;
 //! - nodes: which hosts share the database, and which server may change the rows of each;
 //! - sandboxes: their owner, template, node and deadline. Deadlines survive a restart of the platform. Environment
 //!   variables are secrets of the client and are **not** stored;
@@ -29,6 +30,7 @@ mod migrations;
 mod reserve;
 mod row;
 
+pub mod builds;
 pub mod error;
 pub mod idempotency;
 pub mod injection_rules;
@@ -38,6 +40,7 @@ pub mod records;
 pub mod sandboxes;
 pub mod sealed;
 pub mod secrets;
+pub mod tags;
 pub mod teams;
 pub mod templates;
 pub mod tokens;

@@ -8,6 +8,7 @@ use sqlx::any::AnyRow;
 
 use crate::db::{Db, Transaction};
 use crate::error::{StoreError, classify};
+use crate::teams::free_slug;
 
 /// The steps, oldest first; the version of a step is its position, counted from 1.
 const STEPS: &[&str] = &[
@@ -18,6 +19,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0005_nodes.sql"),
     include_str!("migrations/0006_injection_rules.sql"),
     include_str!("migrations/0007_secrets.sql"),
+    include_str!("migrations/0008_builds.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";
@@ -50,7 +52,27 @@ pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
         let insert = sqlx::query("INSERT INTO schema_versions (version) VALUES ($1)").bind(version);
         execute(&mut tx, insert).await?;
     }
+    name_teams(&mut tx).await?;
     tx.commit().await.map_err(|error| classify(&error, ROW, WHAT))
+}
+
+/// Gives teams of versions before step 8 their namespaces.
+async fn name_teams(tx: &mut Transaction) -> Result<(), StoreError> {
+    let teams = sqlx::query("SELECT id, name FROM teams WHERE slug IS NULL ORDER BY created_us, id")
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(|error| classify(&error, ROW, WHAT))?;
+    for team in teams {
+        let text = |column| {
+            team.try_get::<String, _>(column)
+                .map_err(|_| StoreError::Corrupt { table: "teams", column })
+        };
+        let (id, name) = (text("id")?, text("name")?);
+        let slug = free_slug(tx, &id, &name).await?;
+        let update = sqlx::query("UPDATE teams SET slug = $2 WHERE id = $1").bind(id).bind(slug);
+        execute(tx, update).await?;
+    }
+    Ok(())
 }
 
 async fn execute(tx: &mut Transaction, query: crate::db::Query) -> Result<(), StoreError> {

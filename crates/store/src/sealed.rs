@@ -64,6 +64,13 @@ const SEALED: &[SealedColumn] = &[
         drop: Some("DELETE FROM secrets WHERE id = $1 AND $2 > 0"),
     },
     SealedColumn {
+        table: "builds",
+        is_json: false,
+        select: "SELECT id AS row_key, registry_sealed AS sealed FROM builds WHERE registry_sealed IS NOT NULL",
+        update: "UPDATE builds SET registry_sealed = $2 WHERE id = $1",
+        drop: Some("UPDATE builds SET registry_sealed = NULL WHERE id = $1 AND $2 > 0"),
+    },
+    SealedColumn {
         table: "sandboxes.injections",
         is_json: false,
         select: "SELECT id AS row_key, injections_sealed AS sealed FROM sandboxes WHERE injections_sealed IS NOT NULL",

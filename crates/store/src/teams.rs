@@ -3,7 +3,8 @@
 use model::id::{TeamId, UserId};
 
 use crate::Store;
-use crate::error::StoreError;
+use crate::db::Transaction;
+use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 
 /// An owner of sandboxes, templates and keys.
@@ -55,19 +56,78 @@ impl FromColumns for UserRow {
     }
 }
 
+struct Slug(String);
+
+impl FromColumns for Slug {
+    const TABLE: &'static str = "teams";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.text("slug").map(Self)
+    }
+}
+
+/// A namespace for a team that no other team has: made of its name, and of its id where that is not enough.
+pub(crate) async fn free_slug(tx: &mut Transaction, id: &str, name: &str) -> Result<String, StoreError> {
+    const WHAT: &str = "name a team";
+    let plain = model::template::slug(name);
+    let digits: String = id.chars().filter(char::is_ascii_alphanumeric).rev().collect();
+    for length in [0, 4, 8, digits.len()] {
+        let slug = match length {
+            0 => plain.clone(),
+            length => format!("{plain}-{}", digits.chars().take(length).collect::<String>()),
+        };
+        let taken = sqlx::query("SELECT id FROM teams WHERE slug = $1")
+            .bind(slug.clone())
+            .fetch_optional(&mut **tx)
+            .await
+            .map_err(|error| classify(&error, "team", WHAT))?;
+        if taken.is_none() {
+            return Ok(slug);
+        }
+    }
+    Err(StoreError::Conflict { what: "team" })
+}
+
 impl Store {
     /// Stores a new team.
     ///
     /// # Errors
     /// [`StoreError::Conflict`] when the id or the name is taken.
     pub async fn team_insert(&self, team: &TeamRow) -> Result<(), StoreError> {
+        const WHAT: &str = "insert a team";
         storable("team name", &team.name)?;
-        let query = sqlx::query("INSERT INTO teams (id, name, created_us) VALUES ($1, $2, $3)")
+        let mut tx = self.db.begin(WHAT).await?;
+        let slug = free_slug(&mut tx, team.id.as_str(), &team.name).await?;
+        sqlx::query("INSERT INTO teams (id, name, created_us, slug) VALUES ($1, $2, $3, $4)")
             .bind(team.id.as_str())
             .bind(team.name.as_str())
-            .bind(team.created_us);
-        self.db.write_durably("team", "insert a team", query).await?;
-        Ok(())
+            .bind(team.created_us)
+            .bind(slug)
+            .execute(&mut *tx)
+            .await
+            .map_err(|error| classify(&error, "team", WHAT))?;
+        tx.commit().await.map_err(|error| classify(&error, "team", WHAT))?;
+        self.db.sync(WHAT).await
+    }
+
+    /// The namespace of a team's templates; none when there is no such team.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn team_slug(&self, id: &TeamId) -> Result<Option<String>, StoreError> {
+        let query = sqlx::query("SELECT slug FROM teams WHERE id = $1").bind(id.as_str());
+        let slug: Option<Slug> = self.db.read_optional("find a team", query).await?;
+        Ok(slug.map(|Slug(slug)| slug))
+    }
+
+    /// The team whose templates have that namespace.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn team_by_slug(&self, slug: &str) -> Result<Option<TeamRow>, StoreError> {
+        storable("namespace", slug)?;
+        let query = sqlx::query("SELECT id, name, created_us FROM teams WHERE slug = $1").bind(slug);
+        self.db.read_optional("find a team", query).await
     }
 
     /// The team with that name.

@@ -1,4 +1,4 @@
-//! Templates, their aliases, and their builds.
+//! Templates and their aliases.
 //!
 //! A template belongs to a team or is global, as `base` is. A name is resolved in the caller's own scope first, so a
 //! team can override a global name for itself, and no team can change what a name means to others.
@@ -6,6 +6,7 @@
 use model::id::{BuildId, TeamId, TemplateId};
 
 use crate::Store;
+use crate::builds::{BuildRow, BuildStatus};
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 
@@ -28,58 +29,6 @@ pub struct TemplateRow {
     pub aliases: Vec<String>,
 }
 
-/// The status of a build.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BuildStatus {
-    /// Accepted or in progress.
-    Building,
-    /// Sandboxes can be started from it.
-    Ready,
-    /// It failed.
-    Failed,
-}
-
-impl BuildStatus {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Building => "building",
-            Self::Ready => "ready",
-            Self::Failed => "failed",
-        }
-    }
-
-    fn from_column(word: &str) -> Option<Self> {
-        [Self::Building, Self::Ready, Self::Failed]
-            .into_iter()
-            .find(|status| status.as_str() == word)
-    }
-}
-
-/// One build of a template.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BuildRow {
-    /// Its id.
-    pub id: BuildId,
-    /// The template of the build.
-    pub template_id: TemplateId,
-    /// Its status.
-    pub status: BuildStatus,
-    /// Cores of its sandboxes.
-    pub cpu_count: u32,
-    /// Memory of its sandboxes, in MiB.
-    pub memory_mb: u32,
-    /// Disk of its sandboxes, in MiB.
-    pub disk_mb: u32,
-    /// The version of its agent, once known.
-    pub agent_version: Option<String>,
-    /// What the node needs to start sandboxes from it (layers, configuration), in a format of the caller.
-    pub spec_json: Option<String>,
-    /// When it was accepted, in microseconds since the Unix epoch.
-    pub created_us: i64,
-    /// When it ended, in microseconds since the Unix epoch.
-    pub finished_us: Option<i64>,
-}
-
 /// A template with a summary of its builds and sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateOverview {
@@ -89,19 +38,32 @@ pub struct TemplateOverview {
     pub updated_us: i64,
     /// The number of its builds, whatever their status.
     pub build_count: i64,
-    /// The status of the newest build.
+    /// The status of the newest build with the tag `default`.
     pub build_status: Option<BuildStatus>,
-    /// The newest build with the status ready.
+    /// The newest build with the tag `default` and the status ready.
     pub ready: Option<BuildRow>,
 }
 
-/// A position in the list of builds of a template.
+/// The outcome of deleting a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BuildCursor {
-    /// `created_us` of the last build before this position.
-    pub created_us: i64,
-    /// The id of that build.
-    pub id: BuildId,
+pub enum Deleted {
+    /// It was deleted, and these of its builds failed because of that.
+    Deleted(Vec<BuildId>),
+    /// A sandbox uses it. Nothing was changed.
+    InUse,
+    /// There is no such template.
+    Missing,
+}
+
+/// A build that failed because its template was deleted.
+struct Ended(BuildId);
+
+impl FromColumns for Ended {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.id("id").map(Self)
+    }
 }
 
 /// The overviews that the team `$1` may see, or only that of the template `$2`. A sandbox in the state `creating` is
@@ -113,16 +75,19 @@ const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
      (SELECT string_agg(a.alias, '\n') FROM template_aliases a WHERE a.template_id = t.id) AS aliases, \
      (SELECT COUNT(*) FROM builds b WHERE b.template_id = t.id) AS build_count, \
      (SELECT MAX(COALESCE(b.finished_us, b.created_us)) FROM builds b WHERE b.template_id = t.id) AS built_us, \
-     (SELECT b.status FROM builds b WHERE b.template_id = t.id ORDER BY b.created_us DESC, b.id DESC LIMIT 1) \
-     AS build_status, \
+     (SELECT b.status FROM template_tags g JOIN builds b ON b.id = g.build_id \
+      WHERE g.template_id = t.id AND g.tag = 'default' ORDER BY g.created_us DESC, g.seq DESC LIMIT 1) AS build_status, \
      r.id AS r_id, r.cpu_count AS r_cpu_count, r.memory_mb AS r_memory_mb, r.disk_mb AS r_disk_mb, \
-     r.agent_version AS r_agent_version, r.created_us AS r_created_us, r.finished_us AS r_finished_us \
+     r.agent_version AS r_agent_version, r.created_us AS r_created_us, r.started_us AS r_started_us, \
+     r.finished_us AS r_finished_us, r.node_id AS r_node_id \
      FROM templates t \
-     LEFT JOIN builds r ON r.id = (SELECT b.id FROM builds b WHERE b.template_id = t.id AND b.status = 'ready' \
-                                   ORDER BY b.created_us DESC, b.id DESC LIMIT 1) \
+     LEFT JOIN builds r ON r.id = (SELECT b.id FROM template_tags g JOIN builds b ON b.id = g.build_id \
+                                   WHERE g.template_id = t.id AND g.tag = 'default' AND b.status = 'ready' \
+                                   ORDER BY g.created_us DESC, g.seq DESC LIMIT 1) \
      LEFT JOIN (SELECT s.template_id, COUNT(*) AS spawns, MAX(s.started_us) AS last_us FROM sandboxes s \
                 WHERE s.state <> 'creating' GROUP BY s.template_id) l ON l.template_id = t.id \
-     WHERE (t.team_id = $1 OR t.team_id IS NULL) AND t.id = COALESCE($2, t.id) ORDER BY t.created_us, t.id";
+     WHERE (t.team_id = $1 OR t.team_id IS NULL) AND t.deleted_us IS NULL AND t.id = COALESCE($2, t.id) \
+     ORDER BY t.created_us, t.id";
 
 /// Columns of a [`TemplateRow`] from `templates t`. The aliases are one text with a line for each: that needs no
 /// second query, and no alias contains a line break.
@@ -177,7 +142,10 @@ impl FromColumns for TemplateOverview {
                 // Only needed to start a sandbox, and not part of an overview.
                 spec_json: None,
                 created_us: columns.int("r_created_us")?,
+                started_us: columns.int_opt("r_started_us")?,
                 finished_us: columns.int_opt("r_finished_us")?,
+                node_id: columns.id_opt("r_node_id")?,
+                reason: None,
             }),
         };
         Ok(Self {
@@ -186,25 +154,6 @@ impl FromColumns for TemplateOverview {
             build_status,
             ready,
             template,
-        })
-    }
-}
-
-impl FromColumns for BuildRow {
-    const TABLE: &'static str = "builds";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: columns.id("id")?,
-            template_id: columns.id("template_id")?,
-            status: BuildStatus::from_column(&columns.text("status")?).ok_or_else(|| columns.corrupt("status"))?,
-            cpu_count: columns.count("cpu_count")?,
-            memory_mb: columns.count("memory_mb")?,
-            disk_mb: columns.count("disk_mb")?,
-            agent_version: columns.text_opt("agent_version")?,
-            spec_json: columns.text_opt("spec_json")?,
-            created_us: columns.int("created_us")?,
-            finished_us: columns.int_opt("finished_us")?,
         })
     }
 }
@@ -255,7 +204,7 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn template_by_id(&self, id: &TemplateId) -> Result<Option<TemplateRow>, StoreError> {
-        let query = sqlx::query(concat!(template_columns!(), "WHERE t.id = $1")).bind(id.as_str());
+        let query = sqlx::query(concat!(template_columns!(), "WHERE t.id = $1 AND t.deleted_us IS NULL")).bind(id.as_str());
         self.db.read_optional("find a template", query).await
     }
 
@@ -289,70 +238,86 @@ impl Store {
             template_columns!(),
             "WHERE t.id = COALESCE((SELECT a.template_id FROM template_aliases a \
                                     WHERE a.alias = $2 AND a.scope IN ($1, '') ORDER BY a.scope DESC LIMIT 1), $2) \
-             AND (t.team_id IS NULL OR t.team_id = $1 OR t.is_public = 1)"
+             AND (t.team_id IS NULL OR t.team_id = $1 OR t.is_public = 1) AND t.deleted_us IS NULL"
         ))
         .bind(team.as_str())
         .bind(name);
         self.db.read_optional("resolve a template", query).await
     }
 
-    /// Stores a new build.
-    ///
-    /// # Errors
-    /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such template.
-    pub async fn build_insert(&self, build: &BuildRow) -> Result<(), StoreError> {
-        let query = sqlx::query(
-            "INSERT INTO builds (id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, \
-             created_us, finished_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-        )
-        .bind(build.id.as_str())
-        .bind(build.template_id.as_str())
-        .bind(build.status.as_str())
-        .bind(i64::from(build.cpu_count))
-        .bind(i64::from(build.memory_mb))
-        .bind(i64::from(build.disk_mb))
-        .bind(build.agent_version.as_deref())
-        .bind(build.spec_json.as_deref())
-        .bind(build.created_us)
-        .bind(build.finished_us);
-        self.db.write_durably("build", "insert a build", query).await?;
-        Ok(())
-    }
-
-    /// The newest build of a template that sandboxes can be started from.
+    /// The template with that alias in a team, public or not.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn build_latest_ready(&self, template: &TemplateId) -> Result<Option<BuildRow>, StoreError> {
-        let query = sqlx::query(
-            "SELECT id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, created_us, \
-             finished_us FROM builds WHERE template_id = $1 AND status = 'ready' \
-             ORDER BY created_us DESC, id DESC LIMIT 1",
-        )
-        .bind(template.as_str());
-        self.db.read_optional("find a build", query).await
+    pub async fn template_by_alias(&self, team: &TeamId, alias: &str) -> Result<Option<TemplateRow>, StoreError> {
+        if storable("template name", alias).is_err() {
+            return Ok(None);
+        }
+        let query = sqlx::query(concat!(
+            template_columns!(),
+            "JOIN template_aliases n ON n.template_id = t.id WHERE n.scope = $1 AND n.alias = $2 \
+             AND t.deleted_us IS NULL"
+        ))
+        .bind(team.as_str())
+        .bind(alias);
+        self.db.read_optional("resolve a template", query).await
     }
 
-    /// The builds of a template, newest first: at most `limit`, those after `after`.
+    /// Sets whether other teams can use a template. `false` when there is no such template.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn build_list(
-        &self,
-        template: &TemplateId,
-        after: Option<&BuildCursor>,
-        limit: u32,
-    ) -> Result<Vec<BuildRow>, StoreError> {
-        let query = sqlx::query(
-            "SELECT id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, created_us, \
-             finished_us FROM builds WHERE template_id = $1 AND created_us <= COALESCE($2, 9223372036854775807) \
-             AND (CAST($2 AS BIGINT) IS NULL OR created_us <> $2 OR id < $3) \
-             ORDER BY created_us DESC, id DESC LIMIT $4",
+    pub async fn template_set_public(&self, id: &TemplateId, public: bool) -> Result<bool, StoreError> {
+        let query = sqlx::query("UPDATE templates SET is_public = $2 WHERE id = $1 AND deleted_us IS NULL")
+            .bind(id.as_str())
+            .bind(i64::from(public));
+        let changed = self.db.write_durably("template", "change a template", query).await?;
+        Ok(changed > 0)
+    }
+
+    /// Deletes a template unless a sandbox was created from it and exists: frees its aliases, and fails its builds that
+    /// have not ended, which it returns. Its row stays, so that its id is not given to another.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_delete(&self, id: &TemplateId, now_us: i64) -> Result<Deleted, StoreError> {
+        const WHAT: &str = "delete a template";
+        let failed = |error: sqlx::Error| classify(&error, "template", WHAT);
+        let mut tx = self.db.begin(WHAT).await?;
+        let changed = sqlx::query("UPDATE templates SET deleted_us = $2 WHERE id = $1 AND deleted_us IS NULL")
+            .bind(id.as_str())
+            .bind(now_us)
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
+        if changed.rows_affected() == 0 {
+            return Ok(Deleted::Missing);
+        }
+        let used = sqlx::query("SELECT id FROM sandboxes WHERE template_id = $1 LIMIT 1")
+            .bind(id.as_str())
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(failed)?;
+        if used.is_some() {
+            return Ok(Deleted::InUse);
+        }
+        sqlx::query("DELETE FROM template_aliases WHERE template_id = $1")
+            .bind(id.as_str())
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
+        let rows = sqlx::query(
+            "UPDATE builds SET status = 'failed', reason = 'the template was deleted', finished_us = $2, \
+             registry_sealed = NULL WHERE template_id = $1 AND status IN ('waiting', 'building') RETURNING id",
         )
-        .bind(template.as_str())
-        .bind(after.map(|cursor| cursor.created_us))
-        .bind(after.map(|cursor| cursor.id.as_str().to_owned()))
-        .bind(i64::from(limit));
-        self.db.read_all("list the builds of a template", query).await
+        .bind(id.as_str())
+        .bind(now_us)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(failed)?;
+        let builds = rows.iter().map(Columns::decode).collect::<Result<Vec<Ended>, _>>()?;
+        tx.commit().await.map_err(failed)?;
+        self.db.sync(WHAT).await?;
+        Ok(Deleted::Deleted(builds.into_iter().map(|Ended(id)| id).collect()))
     }
 }

@@ -10,6 +10,7 @@ use store::Store;
 
 use crate::admission::AdmissionControl;
 use crate::authentication::Authenticator;
+use crate::builds::Builds;
 use crate::clock::Clock;
 use crate::injections::Injections;
 use crate::keys::TokenSeed;
@@ -66,6 +67,7 @@ services! {
     registry: Arc<Registry>,
     secrets: Arc<Secrets>,
     claims: Arc<Claims>,
+    builds: Arc<Builds>,
     admission: Arc<AdmissionControl>,
     authenticator: Arc<Authenticator>,
     injections: Arc<Injections>,

@@ -13,7 +13,8 @@ use model::limits::LIST_LIMIT;
 use serde::Serialize;
 use store::Store;
 use store::sandboxes::Order;
-use store::templates::{BuildCursor, BuildRow, BuildStatus, TemplateOverview, TemplateRow};
+use store::builds::{BuildCursor, BuildRow, BuildStatus};
+use store::templates::{TemplateOverview, TemplateRow};
 use utoipa::ToSchema;
 
 use super::auth::Caller;
@@ -40,6 +41,7 @@ enum TemplateBuildStatus {
 impl From<BuildStatus> for TemplateBuildStatus {
     fn from(status: BuildStatus) -> Self {
         match status {
+            BuildStatus::Waiting => Self::Waiting,
             BuildStatus::Building => Self::Building,
             BuildStatus::Ready => Self::Ready,
             BuildStatus::Failed => Self::Error,
@@ -165,7 +167,7 @@ impl TemplateBuild {
             build_id: row.id.into(),
             status: row.status.into(),
             created_at: rfc3339(row.created_us),
-            updated_at: rfc3339(row.finished_us.unwrap_or(row.created_us)),
+            updated_at: rfc3339(row.finished_us.or(row.started_us).unwrap_or(row.created_us)),
             finished_at: row.finished_us.map(rfc3339),
             cpu_count: row.cpu_count,
             memory_mb: row.memory_mb,

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
-use super::agent::{Output, Pieces};
+use crate::agent::{Output, Pieces};
 use crate::settings::RepositorySettings;
 
 /// Digits of a digest in the name of a file: 128 bits.

@@ -26,7 +26,8 @@ use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
 use store::nodes::NodeRows;
 use store::teams::{TeamRow, UserRow};
-use store::templates::{BuildRow, BuildStatus, TemplateRow};
+use store::builds::{BuildRow, BuildStatus};
+use store::templates::TemplateRow;
 use tempfile::TempDir;
 pub(crate) use testkit::node::{Behaviour, FakeNode};
 use tokio::net::{TcpListener, TcpStream};
@@ -192,7 +193,10 @@ async fn template(store: &Store, id: &str, team: Option<TeamId>, aliases: &[&str
             agent_version: None,
             spec_json: None,
             created_us: 0,
+            started_us: None,
             finished_us: None,
+            node_id: None,
+            reason: None,
         })
         .await
         .expect("a build");

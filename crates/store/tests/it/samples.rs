@@ -6,7 +6,8 @@ use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
 use store::Store;
 use store::sandboxes::{NewSandbox, SandboxRow};
 use store::teams::{TeamRow, UserRow};
-use store::templates::{BuildRow, BuildStatus, TemplateRow};
+use store::builds::{BuildRow, BuildStatus};
+use store::templates::TemplateRow;
 
 /// A UUID that ends in `n`.
 pub(crate) fn uuid(n: u32) -> String {
@@ -78,7 +79,10 @@ pub(crate) fn build(n: u32, template: u32, status: BuildStatus, created_us: i64)
         agent_version: Some("0.6.13".to_owned()),
         spec_json: None,
         created_us,
+        started_us: None,
         finished_us: None,
+        node_id: None,
+        reason: None,
     }
 }
 

@@ -4,7 +4,8 @@ use model::lifecycle::State;
 use store::Change;
 use store::error::StoreError;
 use store::sandboxes::NewSandbox;
-use store::templates::{BuildCursor, BuildRow, BuildStatus, TemplateRow};
+use store::builds::{BuildCursor, BuildRow, BuildStatus};
+use store::templates::TemplateRow;
 
 use crate::database::Database;
 use crate::samples::{build, node_id, running, sandbox, sandbox_id, team, template, template_id};

@@ -14,7 +14,8 @@ use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S,
 use model::sandbox::{EnvVars, HostMask, NetworkSpec, SandboxSpec};
 use protocol::agent;
 use protocol::node::Stage;
-use store::templates::{BuildRow, TemplateRow};
+use store::builds::BuildRow;
+use store::templates::TemplateRow;
 
 use super::network::{EgressRules, ports};
 use super::{ConnectionInfo, injections};

@@ -36,7 +36,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why the agent did not do something.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AgentError {
+pub(crate) enum AgentError {
     #[error("cannot connect to the agent")]
     Dial(#[source] DialError),
     #[error("the agent does not accept connections")]
@@ -55,15 +55,15 @@ pub(super) enum AgentError {
 
 /// A command that has ended.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(crate) struct Ended {
     /// Its exit code; -1 if a signal ended it.
-    pub(super) code: i32,
+    pub(crate) code: i32,
     /// The last of what it wrote as errors.
-    pub(super) stderr: String,
+    pub(crate) stderr: String,
 }
 
 /// Takes the output of a command.
-pub(super) trait Output: Send {
+pub(crate) trait Output: Send {
     /// Takes the next piece.
     ///
     /// # Errors
@@ -73,17 +73,17 @@ pub(super) trait Output: Send {
 
 /// The agent of one sandbox.
 #[derive(Debug)]
-pub(super) struct Agent<'a> {
-    pub(super) node: &'a NodeHandle,
-    pub(super) id: &'a SandboxId,
-    pub(super) token: SecretString,
+pub(crate) struct Agent<'a> {
+    pub(crate) node: &'a NodeHandle,
+    pub(crate) id: &'a SandboxId,
+    pub(crate) token: SecretString,
     /// Connections run on it.
-    pub(super) work: &'a TaskTracker,
+    pub(crate) work: &'a TaskTracker,
 }
 
 impl Agent<'_> {
     /// Runs a command as a user and returns once it has ended.
-    pub(super) async fn run(
+    pub(crate) async fn run(
         &self,
         user: &str,
         command: ProcessConfig,
@@ -151,7 +151,7 @@ impl Agent<'_> {
     }
 
     /// Writes a file as a user.
-    pub(super) async fn upload(&self, user: &str, path: &str, length: u64, content: Pieces) -> Result<(), AgentError> {
+    pub(crate) async fn upload(&self, user: &str, path: &str, length: u64, content: Pieces) -> Result<(), AgentError> {
         let request = self
             .request(&format!("/files?path={path}&username={user}"))
             .header(header::CONTENT_TYPE, "application/octet-stream")
@@ -197,7 +197,7 @@ fn basic(user: &str) -> String {
 
 /// A body that another task produces.
 #[derive(Debug)]
-pub(super) struct Pieces(pub(super) mpsc::Receiver<io::Result<Bytes>>);
+pub(crate) struct Pieces(pub(crate) mpsc::Receiver<io::Result<Bytes>>);
 
 impl Body for Pieces {
     type Data = Bytes;

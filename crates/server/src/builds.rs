@@ -1,0 +1,426 @@
+//! Builds of templates: accepting, queueing, running, cancelling and ending them.
+//!
+//! The row of a build is authoritative. A client requests a build, uploads files and starts it; then it waits for its
+//! turn on the node that has the files. What a build runs, it runs in sandboxes ([`run`]); this module does all the
+//! rest: limits in number and time, the log, and what becomes of it. A restart of the platform begins unfinished builds
+//! again, where finished steps come from the cache.
+
+pub(crate) mod collect;
+pub(crate) mod context;
+pub(crate) mod files;
+mod log;
+pub(crate) mod recipe;
+pub(crate) mod run;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::id::{BuildId, LayerId, SandboxId, TeamId};
+use model::log::Level;
+use model::network::EgressPolicy;
+use model::resources::Resources;
+use parking_lot::Mutex;
+use protocol::agent;
+use store::builds::{BuildEnd, BuildJob, BuildReason};
+use store::error::StoreError;
+use store::nodes::NodeRows;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::context::{BuildContext, Pins};
+use self::files::BuildFiles;
+use self::log::BuildLog;
+use self::recipe::{BuildFailure, BuildResult, Job, Recipe, Registry, Source};
+use crate::admission::AdmissionControl;
+use crate::chain::Chain;
+use crate::clock::{Clock, SECOND_US};
+use crate::keys::TokenSeed;
+use crate::node::NodeHandle;
+use crate::seal::{SealError, Sealer};
+use crate::settings::BuildSettings;
+
+/// How long a build may wait for its client, or for its turn.
+const WAITING_MAX_S: i64 = 40 * 60;
+/// How long a build may take, from its first beginning.
+const BUILDING_MAX_S: i64 = 60 * 60;
+/// How often a build is begun again after a restart of the platform.
+const RESTARTS_MAX: u32 = 3;
+/// Interval between checks for what was waiting too long or was cancelled by another server.
+const CHECK: Duration = Duration::from_secs(15);
+/// Pause between attempts to end a build, or a sandbox of one.
+const RETRY: Duration = Duration::from_secs(1);
+/// The reason of builds that waited too long.
+const WAITED: &str = "the build was not started, or did not get its turn, within 40 minutes";
+/// The reason of builds that a restart begins no more.
+const RESTARTED: &str = "the platform was restarted too often during the build";
+
+/// The services of builds.
+#[derive(Debug)]
+pub(crate) struct BuildServices {
+    pub(crate) rows: NodeRows,
+    pub(crate) node: NodeHandle,
+    pub(crate) tokens: TokenSeed,
+    pub(crate) sealer: Sealer,
+    pub(crate) admission: Arc<AdmissionControl>,
+    pub(crate) resources: Resources,
+    pub(crate) clock: Clock,
+    /// Connections to agents.
+    pub(crate) work: TaskTracker,
+}
+
+/// Builds of templates on the node of this server.
+#[derive(Debug)]
+pub(crate) struct Builds {
+    pub(crate) rows: NodeRows,
+    node: NodeHandle,
+    tokens: TokenSeed,
+    sealer: Sealer,
+    admission: Arc<AdmissionControl>,
+    resources: Resources,
+    pub(crate) clock: Clock,
+    work: TaskTracker,
+    pub(crate) settings: Arc<BuildSettings>,
+    pub(crate) files: Arc<BuildFiles>,
+    /// The builds in progress.
+    running: Mutex<HashMap<BuildId, Running>>,
+    /// Excludes commits while layers are removed.
+    removal: Arc<tokio::sync::RwLock<()>>,
+    /// A build was started.
+    started: Notify,
+    turns: Arc<Semaphore>,
+}
+
+/// A build in progress.
+#[derive(Debug)]
+struct Running {
+    cancel: CancellationToken,
+    pins: Pins,
+}
+
+/// The owner of the sealed credentials of a build.
+fn registry_owner(id: &BuildId) -> String {
+    format!("build-registry/{id}")
+}
+
+/// The recipe of a row is not one.
+#[derive(Debug, thiserror::Error)]
+enum InvalidRecipe {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("the credentials of its registry: {0}")]
+    Sealed(#[from] SealError),
+}
+
+impl Builds {
+    pub(crate) fn new(settings: BuildSettings, services: BuildServices) -> Self {
+        let BuildServices {
+            rows,
+            node,
+            tokens,
+            sealer,
+            admission,
+            resources,
+            clock,
+            work,
+        } = services;
+        let files = BuildFiles::open(&settings, (rows.clone(), node.clone(), clock.clone()));
+        Self {
+            turns: Arc::new(Semaphore::new(usize::try_from(settings.concurrent.max(1)).unwrap_or(1))),
+            settings: Arc::new(settings),
+            files: Arc::new(files),
+            rows,
+            node,
+            tokens,
+            sealer,
+            admission,
+            resources,
+            clock,
+            work,
+            running: Mutex::default(),
+            removal: Arc::default(),
+            started: Notify::new(),
+        }
+    }
+
+    /// The sealed credentials of a recipe.
+    pub(crate) fn seal(&self, id: &BuildId, registry: &Registry) -> Result<String, SealError> {
+        let text = serde_json::to_string(registry).map_err(|_| SealError::Corrupt)?;
+        self.sealer.seal(&registry_owner(id), &text)
+    }
+
+    /// A build of this node was started, and these were cancelled because of it.
+    pub(crate) fn note_started(&self, cancelled: &[BuildId]) {
+        self.cancel(cancelled);
+        self.started.notify_one();
+    }
+
+    /// Cancels builds, whose rows say so already.
+    pub(crate) fn cancel(&self, builds: &[BuildId]) {
+        let running = self.running.lock();
+        for build in builds.iter().filter_map(|id| running.get(id)) {
+            build.cancel.cancel();
+        }
+    }
+
+    /// The layers that builds in progress use.
+    fn pinned(&self) -> HashSet<LayerId> {
+        let running = self.running.lock();
+        running.values().flat_map(|build| build.pins.lock().clone()).collect()
+    }
+
+    /// Runs builds in their turn until `stop` is cancelled; those in progress then are begun again by the next start.
+    pub(crate) async fn serve(self: Arc<Self>, tasks: TaskTracker, stop: CancellationToken) {
+        let now_us = self.clock.now_us();
+        match self.rows.build_requeue(RESTARTS_MAX, now_us, RESTARTED).await {
+            Ok(0) => {}
+            Ok(builds) => tracing::info!(builds, "builds are begun again after a restart"),
+            Err(error) => tracing::error!(error = %Chain(&error), "cannot begin builds again after a restart"),
+        }
+        let all = async {
+            tokio::join!(
+                self.begin_builds(&tasks, &stop),
+                self.check_builds(),
+                self.collect_at_intervals(stop.clone())
+            );
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = all => {}
+        }
+    }
+
+    /// Begins builds in their turn.
+    async fn begin_builds(self: &Arc<Self>, tasks: &TaskTracker, stop: &CancellationToken) {
+        loop {
+            let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else { return };
+            match self.rows.build_begin_next(self.clock.now_us()).await {
+                Ok(Some(job)) => {
+                    let running = Running {
+                        cancel: stop.child_token(),
+                        pins: Pins::default(),
+                    };
+                    let (cancel, pins) = (running.cancel.clone(), Arc::clone(&running.pins));
+                    self.running.lock().insert(job.id.clone(), running);
+                    let (builds, stop) = (Arc::clone(self), stop.clone());
+                    tasks.spawn(async move {
+                        let id = job.id.clone();
+                        Box::pin(builds.attend(job, pins, cancel, stop)).await;
+                        builds.running.lock().remove(&id);
+                        drop(turn);
+                    });
+                }
+                Ok(None) => {
+                    drop(turn);
+                    // Also those that were left by an error before.
+                    let _ = tokio::time::timeout(CHECK, self.started.notified()).await;
+                }
+                Err(error) => {
+                    drop(turn);
+                    tracing::error!(error = %Chain(&error), "cannot begin a build");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Fails builds that wait for too long, and cancels those that another server has cancelled.
+    async fn check_builds(&self) {
+        loop {
+            tokio::time::sleep(CHECK).await;
+            if let Err(error) = self.check_once().await {
+                tracing::error!(error = %Chain(&error), "cannot check builds");
+            }
+        }
+    }
+
+    async fn check_once(&self) -> Result<(), StoreError> {
+        let now_us = self.clock.now_us();
+        let since_us = now_us - WAITING_MAX_S * SECOND_US;
+        self.rows.store().build_expire_waiting(since_us, now_us, WAITED).await?;
+        let known: Vec<BuildId> = self.running.lock().keys().cloned().collect();
+        if known.is_empty() {
+            return Ok(());
+        }
+        let building: HashSet<BuildId> = self.rows.build_list_building().await?.into_iter().collect();
+        let lost: Vec<BuildId> = known.into_iter().filter(|id| !building.contains(id)).collect();
+        self.cancel(&lost);
+        Ok(())
+    }
+
+    /// Runs one build to its end.
+    async fn attend(&self, row: BuildJob, pins: Pins, cancel: CancellationToken, stop: CancellationToken) {
+        let id = row.id.clone();
+        let end = match self.prepare(row, pins).await {
+            Ok((context, job, deadline)) => {
+                let end = self.run(&context, &job, deadline, &cancel).await;
+                self.end_sandboxes(&context.sandboxes).await;
+                let Some(end) = end else {
+                    // Cancelled: the row has its end already. Or the server stops, and the next start begins it again.
+                    context.log.finish().await;
+                    return;
+                };
+                match &end {
+                    Ok(_) => context.log(Level::Info, None, "the build is finished"),
+                    Err(failure) => context.log(Level::Error, failure.step.as_deref(), failure.message.clone()),
+                }
+                context.log.finish().await;
+                end
+            }
+            Err(failure) => Err(failure),
+        };
+        let end = match end {
+            Ok(BuildResult { spec, disk_mb }) => match serde_json::to_string(&spec) {
+                Ok(spec_json) => BuildEnd::Ready {
+                    spec_json,
+                    disk_mb,
+                    agent_version: agent::VERSION.to_owned(),
+                },
+                Err(_) => BuildEnd::Failed(reason(BuildFailure::internal())),
+            },
+            Err(failure) => BuildEnd::Failed(reason(failure)),
+        };
+        loop {
+            match self.rows.build_end(&id, &end, self.clock.now_us()).await {
+                Ok(is_ended) => {
+                    let is_ready = matches!(end, BuildEnd::Ready { .. });
+                    tracing::info!(build.id = %id, is_ready, is_ended, "a build has ended");
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!(build.id = %id, error = %Chain(&error), "cannot store the end of a build");
+                }
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(RETRY) => {}
+            }
+        }
+    }
+
+    /// Makes what a build needs to run. The deadline is how long it may take from now.
+    async fn prepare(&self, row: BuildJob, pins: Pins) -> Result<(BuildContext, Job, Duration), BuildFailure> {
+        let internal = |error: &(dyn std::error::Error + 'static)| {
+            tracing::error!(build.id = %row.id, error = %Chain(error), "cannot begin a build");
+            BuildFailure::internal()
+        };
+        let recipe = self.recipe(&row).map_err(|error| internal(&error))?;
+        if let Source::Template { spec, .. } = &recipe.source {
+            pins.lock().extend(collect::layers_of(&spec.image).iter().cloned());
+        }
+        let log = BuildLog::open(self.rows.store().clone(), row.id.clone(), self.clock.clone()).await;
+        let log = log.map_err(|error| internal(&error))?;
+        let egress = self.egress(&row.team_id).await.map_err(|error| internal(&error))?;
+        let mut resources = self.resources;
+        resources.cpu_count = row.cpu_count;
+        resources.memory_mb = row.memory_mb;
+        resources.disk_mb = row.disk_mb;
+        let context = BuildContext {
+            node: self.node.clone(),
+            tokens: self.tokens.clone(),
+            work: self.work.clone(),
+            clock: self.clock.clone(),
+            settings: Arc::clone(&self.settings),
+            resources,
+            egress,
+            team: row.team_id.clone(),
+            rows: self.rows.clone(),
+            files: Arc::clone(&self.files),
+            log: Arc::new(log),
+            pins,
+            removal: Arc::clone(&self.removal),
+            sandboxes: Arc::default(),
+        };
+        if row.attempts > 1 {
+            context.log(Level::Warn, None, "the platform was restarted: the build is begun again");
+        }
+        let spent_us = self.clock.now_us() - row.started_us;
+        let left_us = (BUILDING_MAX_S * SECOND_US).saturating_sub(spent_us);
+        let deadline = Duration::from_micros(u64::try_from(left_us).unwrap_or(0));
+        let job = Job {
+            build: row.id,
+            template: row.template_id,
+            team: row.team_id,
+            recipe,
+            cpu_count: row.cpu_count,
+            memory_mb: row.memory_mb,
+            disk_mb: row.disk_mb,
+            attempt: row.attempts,
+        };
+        Ok((context, job, deadline))
+    }
+
+    fn recipe(&self, row: &BuildJob) -> Result<Recipe, InvalidRecipe> {
+        let mut recipe: Recipe = serde_json::from_str(&row.recipe_json)?;
+        if let (Source::Image { registry, .. }, Some(sealed)) = (&mut recipe.source, &row.registry_sealed) {
+            let text = self.sealer.open(&registry_owner(&row.id), sealed.as_str())?;
+            *registry = Some(serde_json::from_str(&text)?);
+        }
+        Ok(recipe)
+    }
+
+    /// What the sandboxes of a build may reach: the same as any new sandbox of the team.
+    async fn egress(&self, team: &TeamId) -> Result<EgressPolicy, StoreError> {
+        let quota = self.admission.quota_of(team).await?;
+        Ok(EgressPolicy {
+            default_allow: quota.limits.egress_default_allow,
+            ..EgressPolicy::default()
+        })
+    }
+
+    /// Runs a build; none if it was cancelled.
+    async fn run(
+        &self,
+        context: &BuildContext,
+        job: &Job,
+        deadline: Duration,
+        cancel: &CancellationToken,
+    ) -> Option<Result<BuildResult, BuildFailure>> {
+        let timeout = || BuildFailure {
+            message: "the build took longer than 60 minutes".to_owned(),
+            step: None,
+        };
+        let run = async {
+            let result = tokio::time::timeout(deadline, run::run(context, job)).await;
+            result.unwrap_or_else(|_| Err(timeout()))
+        };
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => None,
+            () = context.log.follow() => None,
+            result = run => Some(result),
+        }
+    }
+
+    /// Ends the sandboxes that a build left.
+    async fn end_sandboxes(&self, sandboxes: &Mutex<HashSet<SandboxId>>) {
+        let left: Vec<SandboxId> = sandboxes.lock().drain().collect();
+        for id in left {
+            match self.node.kill(&id).await {
+                Ok(()) | Err(protocol::node::NodeError::NotFound(_)) => {}
+                Err(error) => {
+                    tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox of a build");
+                    let node = self.node.clone();
+                    self.work.spawn(async move {
+                        loop {
+                            tokio::time::sleep(RETRY).await;
+                            if let Ok(()) | Err(protocol::node::NodeError::NotFound(_)) = node.kill(&id).await {
+                                return;
+                            }
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn reason(failure: BuildFailure) -> BuildReason {
+    BuildReason {
+        message: failure.message,
+        step: failure.step,
+    }
+}

@@ -1,0 +1,124 @@
+//! Removing layers that nothing refers to, cache entries and uploaded files that were not used for long.
+//!
+//! A layer is removed if neither a build, nor a sandbox, nor a cache entry, nor a build in progress refers to it, and if
+//! that was so at the time before, too. Commits wait while layers are removed.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use model::id::LayerId;
+use protocol::node::Image;
+use serde_json::Value;
+use store::error::StoreError;
+use tokio_util::sync::CancellationToken;
+
+use super::Builds;
+use crate::chain::Chain;
+use crate::clock::SECOND_US;
+
+/// How long the layers of a deleted template stay, for create requests that have found it before.
+const DELETED_FOR_S: i64 = 600;
+
+/// What one collection did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Collected {
+    pub(crate) layers: usize,
+    pub(crate) bytes: u64,
+    pub(crate) files: usize,
+}
+
+/// The layers that a JSON text names, wherever it does: specs and recipes name them in images only.
+fn layers_in(json: &str, found: &mut HashSet<LayerId>) -> Result<(), serde_json::Error> {
+    fn walk(value: &Value, found: &mut HashSet<LayerId>) {
+        match value {
+            Value::String(text) => found.extend(text.parse::<LayerId>().ok()),
+            Value::Array(items) => items.iter().for_each(|item| walk(item, found)),
+            Value::Object(map) => map.values().for_each(|item| walk(item, found)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+    walk(&serde_json::from_str(json)?, found);
+    Ok(())
+}
+
+impl Builds {
+    /// Collects at intervals until `stop` is cancelled.
+    pub(super) async fn collect_at_intervals(&self, stop: CancellationToken) {
+        let mut before = HashSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(self.settings.collect_interval_s.into())) => {}
+            }
+            match self.collect(&mut before).await {
+                Ok(Collected { layers: 0, files: 0, .. }) => {}
+                Ok(Collected { layers, bytes, files }) => {
+                    tracing::info!(layers, bytes, files, "removed layers and files of builds that nothing uses");
+                }
+                Err(error) => tracing::error!(error = %Chain(&error), "cannot remove unused layers"),
+            }
+        }
+    }
+
+    /// Removes what nothing uses. `before` are the layers that nothing used the last time.
+    pub(crate) async fn collect(&self, before: &mut HashSet<LayerId>) -> Result<Collected, StoreError> {
+        let now_us = self.clock.now_us();
+        let ago = |seconds: i64| now_us.saturating_sub(seconds.saturating_mul(SECOND_US));
+        let settings = &self.settings;
+        let files = self.files.purge(ago(settings.file_age_s.into())).await?;
+        let most = i64::try_from(settings.cache_bytes).unwrap_or(i64::MAX);
+        self.rows.layer_cache_purge(ago(settings.cache_age_s.into()), most).await?;
+
+        let removal = self.removal.write().await;
+        let stored = match self.node.layers().await {
+            Ok(stored) => stored,
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "cannot list the layers of the node");
+                return Ok(Collected { files, ..Collected::default() });
+            }
+        };
+        let known: HashSet<&LayerId> = stored.iter().map(|layer| &layer.id).collect();
+        let mut used = self.pinned();
+        for layer in self.rows.layer_cache_layers().await? {
+            if let Ok(layer) = layer.parse::<LayerId>() {
+                if !known.contains(&layer) {
+                    self.rows.layer_cache_forget(&layer).await?;
+                }
+                used.insert(layer);
+            }
+        }
+        for json in self.rows.layer_references(ago(DELETED_FOR_S)).await? {
+            if let Err(error) = layers_in(&json, &mut used) {
+                // What it refers to is not known, so nothing may be removed.
+                tracing::error!("invalid spec or recipe of a build, so no layer is removed: {error}");
+                return Ok(Collected { files, ..Collected::default() });
+            }
+        }
+        let unused: HashSet<LayerId> = known.into_iter().filter(|id| !used.contains(*id)).cloned().collect();
+        let mut collected = Collected { files, ..Collected::default() };
+        for layer in stored {
+            if !unused.contains(&layer.id) || !before.contains(&layer.id) {
+                continue;
+            }
+            match self.node.remove_layer(&layer.id).await {
+                Ok(()) => {
+                    collected.layers += 1;
+                    collected.bytes = collected.bytes.saturating_add(layer.bytes);
+                }
+                Err(error) => tracing::warn!(error = %Chain(&error), "cannot remove a layer"),
+            }
+        }
+        drop(removal);
+        *before = unused;
+        Ok(collected)
+    }
+}
+
+/// The layers of an image.
+pub(crate) fn layers_of(image: &Image) -> &[LayerId] {
+    match image {
+        Image::Layers { layers, .. } => layers,
+        Image::Base | Image::Import => &[],
+    }
+}

@@ -1,0 +1,148 @@
+//! What a running build can do: start and commit sandboxes, look up and keep layers, write its log.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use model::id::{LayerId, SandboxId, TeamId};
+use model::log::Level;
+use model::network::EgressPolicy;
+use model::resources::Resources;
+use parking_lot::Mutex;
+use protocol::node::{Committed, NodeError, StartSandbox, StartedSandbox};
+use store::builds::CachedLayerRow;
+use store::nodes::NodeRows;
+use tokio_util::task::TaskTracker;
+
+use super::files::BuildFiles;
+use super::log::BuildLog;
+use crate::chain::Chain;
+use crate::clock::Clock;
+use crate::keys::TokenSeed;
+use crate::node::NodeHandle;
+use crate::settings::BuildSettings;
+
+/// A layer that an earlier build wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CachedLayer {
+    pub(crate) layer: LayerId,
+    /// What was stored with it.
+    pub(crate) state_json: String,
+}
+
+/// Layers that builds in progress use, so that they are not removed. Cleared when the build has ended.
+pub(crate) type Pins = Arc<Mutex<HashSet<LayerId>>>;
+
+/// What a running build can do. Sandboxes that it started and did not end are ended after it, also when it was
+/// cancelled by dropping its future.
+#[derive(Debug)]
+pub(crate) struct BuildContext {
+    pub(crate) node: NodeHandle,
+    /// Of which the tokens of agents are derived.
+    pub(crate) tokens: TokenSeed,
+    /// Connections to agents run on it.
+    pub(crate) work: TaskTracker,
+    pub(crate) clock: Clock,
+    pub(crate) settings: Arc<BuildSettings>,
+    /// The limits of the sandboxes in which steps run.
+    pub(crate) resources: Resources,
+    /// What these sandboxes may reach.
+    pub(crate) egress: EgressPolicy,
+    pub(super) team: TeamId,
+    pub(super) rows: NodeRows,
+    pub(super) files: Arc<BuildFiles>,
+    pub(super) log: Arc<BuildLog>,
+    pub(super) pins: Pins,
+    /// Removals of layers exclude commits, because a layer may be committed again that is about to be removed.
+    pub(super) removal: Arc<tokio::sync::RwLock<()>>,
+    /// Sandboxes that were started and have not ended.
+    pub(super) sandboxes: Arc<Mutex<HashSet<SandboxId>>>,
+}
+
+impl BuildContext {
+    /// An id for a sandbox.
+    pub(crate) fn new_sandbox_id(&self) -> Result<SandboxId, NodeError> {
+        let mut random = [0; 20];
+        getrandom::fill(&mut random).map_err(|_| NodeError::Unreachable("no random bytes".to_owned()))?;
+        Ok(SandboxId::from_random(&random))
+    }
+
+    /// Starts a sandbox, which has no row: no client can see it, and a restart of the platform ends it.
+    pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
+        let id = request.id.clone();
+        self.sandboxes.lock().insert(id.clone());
+        let started = self.node.start(request).await;
+        if started.is_err() && !matches!(started, Err(NodeError::Unreachable(_))) {
+            self.sandboxes.lock().remove(&id);
+        }
+        started
+    }
+
+    /// Ends a sandbox and keeps what it wrote as a layer.
+    pub(crate) async fn commit(&self, id: &SandboxId, merge: bool) -> Result<Committed, NodeError> {
+        let _removal = self.removal.read().await;
+        let committed = self.node.commit(id, merge).await?;
+        self.pins.lock().insert(committed.layer.clone());
+        self.sandboxes.lock().remove(id);
+        Ok(committed)
+    }
+
+    /// Ends a sandbox.
+    pub(crate) async fn kill(&self, id: &SandboxId) -> Result<(), NodeError> {
+        match self.node.kill(id).await {
+            Ok(()) | Err(NodeError::NotFound(_)) => {
+                self.sandboxes.lock().remove(id);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The layer that an earlier build of the team kept under this key.
+    pub(crate) async fn cached(&self, key: &str) -> Option<CachedLayer> {
+        let _removal = self.removal.read().await;
+        match self.rows.layer_cache_find(&self.team, key, self.clock.now_us()).await {
+            Ok(found) => found.map(|row| {
+                self.pins.lock().insert(row.layer.clone());
+                CachedLayer {
+                    layer: row.layer,
+                    state_json: row.state_json,
+                }
+            }),
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "cannot look for a cached layer");
+                None
+            }
+        }
+    }
+
+    /// Keeps a layer for later builds of the team. A failure only costs them time.
+    pub(crate) async fn put_cached(&self, key: &str, layer: &LayerId, bytes: u64, state_json: &str) {
+        let row = CachedLayerRow {
+            layer: layer.clone(),
+            bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
+            state_json: state_json.to_owned(),
+        };
+        let put = self.rows.layer_cache_put(&self.team, key, &row, self.clock.now_us());
+        if let Err(error) = put.await {
+            tracing::error!(error = %Chain(&error), "cannot keep a cached layer");
+        }
+    }
+
+    /// Forgets a layer that the node does not have any more.
+    pub(crate) async fn forget_layer(&self, layer: &LayerId) {
+        if let Err(error) = self.rows.layer_cache_forget(layer).await {
+            tracing::error!(error = %Chain(&error), "cannot forget a cached layer");
+        }
+    }
+
+    /// The archive that the team uploaded under this hash.
+    pub(crate) async fn file(&self, hash: &str) -> Option<PathBuf> {
+        self.files.find(&self.team, hash).await
+    }
+
+    /// Writes a line to the log of the build, which is bounded. It must not have secrets.
+    pub(crate) fn log(&self, level: Level, step: Option<&str>, message: impl Into<String>) {
+        self.log.write(level, step, message.into());
+    }
+}

@@ -1,0 +1,184 @@
+//! What a build is made from, and what comes of it.
+
+use std::collections::BTreeMap;
+
+use model::id::{BuildId, TeamId, TemplateId};
+use model::secret::Secret;
+use protocol::node::Image;
+use serde::{Deserialize, Serialize};
+
+/// What a client asks a build to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Recipe {
+    /// What the build begins with.
+    pub(crate) source: Source,
+    /// What it does, in order.
+    pub(crate) steps: Vec<Step>,
+    /// What sandboxes run from their start on; an empty text is as good as none.
+    pub(crate) start_cmd: Option<String>,
+    /// What says that the sandbox is ready by ending with 0.
+    pub(crate) ready_cmd: Option<String>,
+    /// Whether nothing is taken from the cache.
+    pub(crate) force: bool,
+    /// Whether steps run as root unless they say otherwise, and sandboxes have the default user whatever the steps say:
+    /// what SDKs before 2.3.0 expect.
+    pub(crate) steps_as_root: bool,
+}
+
+/// What a build begins with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Source {
+    /// The built-in `base`.
+    Base,
+    /// A build of a template, which was resolved when this build was started.
+    Template {
+        /// The build.
+        build: BuildId,
+        /// What it consists of.
+        spec: BuildSpec,
+    },
+    /// An image of an OCI registry.
+    Image {
+        /// Its name, as the client sent it.
+        reference: String,
+        /// The credentials for its registry. They are never stored with the recipe.
+        #[serde(skip)]
+        registry: Option<Registry>,
+    },
+}
+
+/// The credentials for a registry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Registry {
+    /// A user of the registry.
+    Basic {
+        username: String,
+        password: Secret,
+    },
+    /// A key of Amazon, with which a password of ECR is requested.
+    Aws {
+        access_key_id: String,
+        secret_access_key: Secret,
+        region: String,
+    },
+    /// A key of a service account of Google.
+    Gcp {
+        /// JSON.
+        service_account: Secret,
+    },
+}
+
+/// One step of a build, as the client sent it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Step {
+    /// What it does, in either case and unchecked: `RUN`, `COPY` and so on.
+    pub(crate) kind: String,
+    pub(crate) args: Vec<String>,
+    /// The uploaded archive that it copies from.
+    pub(crate) files_hash: Option<String>,
+    /// Whether this step and all later ones take nothing from the cache.
+    pub(crate) force: bool,
+}
+
+/// What sandboxes of a build are started with. It is stored with the build.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BuildSpec {
+    /// Their file system.
+    pub(crate) image: Image,
+    /// The environment that steps have set, for later builds that begin with this one. Commands of clients do not get
+    /// it.
+    #[serde(default)]
+    pub(crate) env: BTreeMap<String, String>,
+    /// The user of commands and files unless a request names another one; none for the usual.
+    #[serde(default)]
+    pub(crate) user: Option<String>,
+    /// Where commands run unless a request says otherwise; none for the home of their user.
+    #[serde(default)]
+    pub(crate) workdir: Option<String>,
+    /// What runs from the start on.
+    #[serde(default)]
+    pub(crate) start: Option<StartCommand>,
+}
+
+impl BuildSpec {
+    /// That of the built-in `base`.
+    pub(crate) fn base() -> Self {
+        Self {
+            image: Image::Base,
+            env: BTreeMap::new(),
+            user: None,
+            workdir: None,
+            start: None,
+        }
+    }
+}
+
+/// What sandboxes run from their start on, and in which context.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StartCommand {
+    /// The command, which goes on running; none if only readiness is waited for.
+    pub(crate) command: Option<String>,
+    /// What says that the sandbox is ready by ending with 0.
+    pub(crate) ready: Option<String>,
+    pub(crate) user: String,
+    /// None for the home of the user.
+    pub(crate) workdir: Option<String>,
+    pub(crate) env: BTreeMap<String, String>,
+}
+
+/// A build to run.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) build: BuildId,
+    pub(crate) template: TemplateId,
+    pub(crate) team: TeamId,
+    pub(crate) recipe: Recipe,
+    /// Cores of the sandboxes of the build.
+    pub(crate) cpu_count: u32,
+    /// Their memory, in MiB.
+    pub(crate) memory_mb: u32,
+    /// Their disk, in MiB.
+    pub(crate) disk_mb: u32,
+    /// How often the build was begun, from 1. Only a restart of the platform begins it again.
+    pub(crate) attempt: u32,
+}
+
+/// What comes of a build.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BuildResult {
+    /// What its sandboxes are started with.
+    pub(crate) spec: BuildSpec,
+    /// Their disk, in MiB.
+    pub(crate) disk_mb: u32,
+}
+
+/// Why a build failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct BuildFailure {
+    /// For the user who started it.
+    pub(crate) message: String,
+    /// The step: `base`, a number from 1, or `finalize`; none if it was none of them.
+    pub(crate) step: Option<String>,
+}
+
+impl BuildFailure {
+    /// A failure of a step.
+    pub(crate) fn at(step: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            step: Some(step.into()),
+        }
+    }
+
+    /// A failure that is not the client's fault and has no details for it; the cause is in the log of the platform.
+    pub(crate) fn internal() -> Self {
+        Self {
+            message: "the build failed because of an internal error of the platform: try again, or ask its operator"
+                .to_owned(),
+            step: None,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Archives that clients uploaded for builds. The content is in the data directory of the node.
+
+use model::id::TeamId;
+
+use crate::error::StoreError;
+use crate::nodes::NodeRows;
+use crate::row::{Columns, FromColumns, storable};
+
+/// An archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileRow {
+    /// The team that uploaded it.
+    pub team_id: TeamId,
+    /// The hash that its client named it by.
+    pub hash: String,
+    /// Its size.
+    pub bytes: i64,
+}
+
+impl FromColumns for FileRow {
+    const TABLE: &'static str = "template_files";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            team_id: columns.id("team_id")?,
+            hash: columns.text("hash")?,
+            bytes: columns.int("bytes")?,
+        })
+    }
+}
+
+struct Total(i64);
+
+impl FromColumns for Total {
+    const TABLE: &'static str = "template_files";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.int("total").map(Self)
+    }
+}
+
+impl NodeRows {
+    /// Notes an archive that was stored, or stored again.
+    ///
+    /// # Errors
+    /// When the database fails, or there is no such team.
+    pub async fn template_file_put(&self, file: &FileRow, now_us: i64) -> Result<(), StoreError> {
+        storable("hash of files", &file.hash)?;
+        let query = sqlx::query(
+            "INSERT INTO template_files (node_id, team_id, hash, bytes, used_us) VALUES ($1, $2, $3, $4, $5) \
+             ON CONFLICT (node_id, team_id, hash) DO UPDATE SET bytes = excluded.bytes, used_us = excluded.used_us",
+        )
+        .bind(self.node.as_str())
+        .bind(file.team_id.as_str())
+        .bind(file.hash.as_str())
+        .bind(file.bytes)
+        .bind(now_us);
+        self.store
+            .db
+            .write_durably("uploaded file", "store an uploaded file", query)
+            .await?;
+        Ok(())
+    }
+
+    /// Finds an archive, and notes that it was used.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_file_find(
+        &self,
+        team: &TeamId,
+        hash: &str,
+        now_us: i64,
+    ) -> Result<Option<FileRow>, StoreError> {
+        storable("hash of files", hash)?;
+        let query = sqlx::query(
+            "UPDATE template_files SET used_us = $4 WHERE node_id = $1 AND team_id = $2 AND hash = $3 \
+             RETURNING team_id, hash, bytes",
+        )
+        .bind(self.node.as_str())
+        .bind(team.as_str())
+        .bind(hash)
+        .bind(now_us);
+        self.store.db.write_returning("find an uploaded file", query).await
+    }
+
+    /// The size of all archives of a team on this node, in bytes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_file_total(&self, team: &TeamId) -> Result<i64, StoreError> {
+        let query = sqlx::query(
+            "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS total FROM template_files \
+             WHERE node_id = $1 AND team_id = $2",
+        )
+        .bind(self.node.as_str())
+        .bind(team.as_str());
+        let total: Option<Total> = self.store.db.read_optional("measure uploaded files", query).await?;
+        Ok(total.map_or(0, |Total(total)| total))
+    }
+
+    /// Removes the row of an archive that was not used since a time, and returns it; none if there is no other.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_file_take_unused(&self, unused_since_us: i64) -> Result<Option<FileRow>, StoreError> {
+        let query = sqlx::query(
+            "DELETE FROM template_files WHERE node_id = $1 AND (team_id, hash) IN (SELECT team_id, hash \
+             FROM template_files WHERE node_id = $1 AND used_us < $2 ORDER BY used_us LIMIT 1) \
+             RETURNING team_id, hash, bytes",
+        )
+        .bind(self.node.as_str())
+        .bind(unused_since_us);
+        self.store.db.write_returning("remove an uploaded file", query).await
+    }
+}

@@ -1,0 +1,323 @@
+//! Builds as work of a node: started by a client, begun in their turn, ended once.
+//!
+//! Every change names the status that it expects, so that a build which was cancelled meanwhile stays so.
+
+use std::collections::BTreeSet;
+
+use model::id::{BuildId, TeamId, TemplateId};
+
+use super::BuildReason;
+use crate::error::{StoreError, classify};
+use crate::keys::SealedSecret;
+use crate::nodes::NodeRows;
+use crate::row::{Columns, FromColumns, storable};
+use crate::{Change, Store};
+
+/// The reason of builds that a newer one replaced.
+const REPLACED: &str = "cancelled, because a newer build of the same template and tag was started";
+
+/// What a client starts a build with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildStart {
+    /// The recipe, in a format of the caller, without secrets.
+    pub recipe_json: String,
+    /// The credentials of a registry, sealed by the caller.
+    pub registry_sealed: Option<SealedSecret>,
+    /// The current time, in microseconds since the Unix epoch.
+    pub now_us: i64,
+}
+
+/// A build that was started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Started {
+    /// The builds that it replaces and that were cancelled.
+    pub cancelled: Vec<BuildId>,
+}
+
+/// A build whose turn it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildJob {
+    /// The build.
+    pub id: BuildId,
+    /// Its template.
+    pub template_id: TemplateId,
+    /// The owner of the template.
+    pub team_id: TeamId,
+    /// Cores of its sandboxes.
+    pub cpu_count: u32,
+    /// Memory of its sandboxes, in MiB.
+    pub memory_mb: u32,
+    /// Disk of its sandboxes, in MiB.
+    pub disk_mb: u32,
+    /// How often it was begun, from 1.
+    pub attempts: u32,
+    /// When it was begun for the first time, in microseconds since the Unix epoch.
+    pub started_us: i64,
+    /// The recipe.
+    pub recipe_json: String,
+    /// The credentials of a registry.
+    pub registry_sealed: Option<SealedSecret>,
+}
+
+/// How a build ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BuildEnd {
+    /// Sandboxes can be started from it.
+    Ready {
+        /// What they are started with, in a format of the caller.
+        spec_json: String,
+        /// Disk of its sandboxes, in MiB.
+        disk_mb: u32,
+        /// The version of its agent.
+        agent_version: String,
+    },
+    /// It failed.
+    Failed(BuildReason),
+}
+
+struct Id(BuildId);
+
+impl FromColumns for Id {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.id("id").map(Self)
+    }
+}
+
+/// A build with the tags that were assigned to it.
+struct Tagged {
+    id: BuildId,
+    tags: BTreeSet<String>,
+}
+
+impl FromColumns for Tagged {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let tags = columns.text_opt("tags")?.unwrap_or_default();
+        Ok(Self {
+            id: columns.id("id")?,
+            tags: tags.split('\n').map(str::to_owned).collect(),
+        })
+    }
+}
+
+impl FromColumns for BuildJob {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            template_id: columns.id("template_id")?,
+            team_id: columns.id("team_id")?,
+            cpu_count: columns.count("cpu_count")?,
+            memory_mb: columns.count("memory_mb")?,
+            disk_mb: columns.count("disk_mb")?,
+            attempts: columns.count("attempts")?,
+            started_us: columns.int("started_us")?,
+            recipe_json: columns.text("recipe_json")?,
+            registry_sealed: columns.text_opt("registry_sealed")?.map(SealedSecret::new),
+        })
+    }
+}
+
+struct Request(Option<String>);
+
+impl FromColumns for Request {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.text_opt("request_json").map(Self)
+    }
+}
+
+impl Store {
+    /// What a client sent when it requested the build, besides what has a column; none if nothing.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_request_json(&self, id: &BuildId) -> Result<Option<String>, StoreError> {
+        let query = sqlx::query("SELECT request_json FROM builds WHERE id = $1").bind(id.as_str());
+        let request: Option<Request> = self.db.read_optional("find a build", query).await?;
+        Ok(request.and_then(|Request(json)| json))
+    }
+
+    /// Fails the builds that have waited since before `since_us`, for their client or for their turn.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_expire_waiting(&self, since_us: i64, now_us: i64, reason: &str) -> Result<u64, StoreError> {
+        let query = sqlx::query(
+            "UPDATE builds SET status = 'failed', reason = $3, finished_us = $2, registry_sealed = NULL \
+             WHERE status = 'waiting' AND COALESCE(requested_us, created_us) < $1",
+        )
+        .bind(since_us)
+        .bind(now_us)
+        .bind(reason.to_owned());
+        self.db.write_durably("build", "fail builds that wait", query).await
+    }
+}
+
+impl NodeRows {
+    /// Starts a build of a template on this node, and cancels those of the template that are started and share a tag.
+    /// [`Change::Stale`] when it was started already or has ended.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_start(
+        &self,
+        template: &TemplateId,
+        id: &BuildId,
+        start: &BuildStart,
+    ) -> Result<Change<Started>, StoreError> {
+        const WHAT: &str = "start a build";
+        storable("recipe", &start.recipe_json)?;
+        let failed = |error: sqlx::Error| classify(&error, "build", WHAT);
+        let mut tx = self.store.db.begin(WHAT).await?;
+        let changed = sqlx::query(
+            "UPDATE builds SET requested_us = $3, node_id = $4, recipe_json = $5, registry_sealed = $6 \
+             WHERE id = $1 AND template_id = $2 AND status = 'waiting' AND requested_us IS NULL",
+        )
+        .bind(id.as_str())
+        .bind(template.as_str())
+        .bind(start.now_us)
+        .bind(self.node.as_str())
+        .bind(start.recipe_json.as_str())
+        .bind(start.registry_sealed.as_ref().map(|sealed| sealed.as_str().to_owned()))
+        .execute(&mut *tx)
+        .await
+        .map_err(failed)?;
+        if changed.rows_affected() == 0 {
+            tx.commit().await.map_err(failed)?;
+            let known = self.store.build_by_id(template, id).await?;
+            return Ok(known.map_or(Change::Missing, |_| Change::Stale));
+        }
+        let rows = sqlx::query(
+            "SELECT b.id, (SELECT string_agg(g.tag, '\n') FROM template_tags g WHERE g.build_id = b.id) AS tags \
+             FROM builds b WHERE b.template_id = $1 AND (b.id = $2 OR b.status = 'building' \
+             OR (b.status = 'waiting' AND b.requested_us IS NOT NULL))",
+        )
+        .bind(template.as_str())
+        .bind(id.as_str())
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(failed)?;
+        let builds: Vec<Tagged> = rows.iter().map(Columns::decode).collect::<Result<_, _>>()?;
+        let own = builds.iter().find(|build| build.id == *id);
+        let own = own.map(|build| build.tags.clone()).unwrap_or_default();
+        let cancelled: Vec<BuildId> = builds
+            .into_iter()
+            .filter(|build| build.id != *id && !build.tags.is_disjoint(&own))
+            .map(|build| build.id)
+            .collect();
+        for sibling in &cancelled {
+            sqlx::query(
+                "UPDATE builds SET status = 'failed', reason = $2, finished_us = $3, registry_sealed = NULL \
+                 WHERE id = $1 AND status IN ('waiting', 'building')",
+            )
+            .bind(sibling.as_str())
+            .bind(REPLACED)
+            .bind(start.now_us)
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
+        }
+        tx.commit().await.map_err(failed)?;
+        self.store.db.sync(WHAT).await?;
+        Ok(Change::Applied(Started { cancelled }))
+    }
+
+    /// Begins the build of this node that was started first and waits for its turn; none if there is none.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_begin_next(&self, now_us: i64) -> Result<Option<BuildJob>, StoreError> {
+        const WHAT: &str = "begin a build";
+        let query = sqlx::query(
+            "UPDATE builds SET status = 'building', started_us = COALESCE(started_us, $2), attempts = attempts + 1 \
+             WHERE status = 'waiting' AND id = (SELECT id FROM builds WHERE node_id = $1 AND status = 'waiting' \
+             AND requested_us IS NOT NULL AND recipe_json IS NOT NULL ORDER BY requested_us, id LIMIT 1) RETURNING id",
+        )
+        .bind(self.node.as_str())
+        .bind(now_us);
+        let begun: Option<Id> = self.store.db.write_returning_durably(WHAT, query).await?;
+        let Some(Id(id)) = begun else { return Ok(None) };
+        let query = sqlx::query(
+            "SELECT b.id, b.template_id, t.team_id, b.cpu_count, b.memory_mb, b.disk_mb, b.attempts, b.started_us, \
+             b.recipe_json, b.registry_sealed FROM builds b JOIN templates t ON t.id = b.template_id WHERE b.id = $1",
+        )
+        .bind(id.as_str().to_owned());
+        self.store.db.read_optional(WHAT, query).await
+    }
+
+    /// Ends a build in progress. `false` when it has ended before.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_end(&self, id: &BuildId, end: &BuildEnd, now_us: i64) -> Result<bool, StoreError> {
+        let query = match end {
+            BuildEnd::Ready {
+                spec_json,
+                disk_mb,
+                agent_version,
+            } => {
+                storable("spec of a build", spec_json)?;
+                sqlx::query(
+                    "UPDATE builds SET status = 'ready', spec_json = $3, disk_mb = $4, agent_version = $5, \
+                     finished_us = $6, registry_sealed = NULL WHERE id = $1 AND node_id = $2 AND status = 'building'",
+                )
+                .bind(id.as_str())
+                .bind(self.node.as_str())
+                .bind(spec_json.as_str())
+                .bind(i64::from(*disk_mb))
+                .bind(agent_version.as_str())
+                .bind(now_us)
+            }
+            BuildEnd::Failed(BuildReason { message, step }) => sqlx::query(
+                "UPDATE builds SET status = 'failed', reason = $3, reason_step = $4, finished_us = $5, \
+                 registry_sealed = NULL WHERE id = $1 AND node_id = $2 AND status = 'building'",
+            )
+            .bind(id.as_str())
+            .bind(self.node.as_str())
+            .bind(message.replace('\0', "\u{fffd}"))
+            .bind(step.as_deref().map(|step| step.replace('\0', "\u{fffd}")))
+            .bind(now_us),
+        };
+        let changed = self.store.db.write_durably("build", "end a build", query).await?;
+        Ok(changed > 0)
+    }
+
+    /// After a restart: the builds of this node that were in progress wait for their turn again, and those that were
+    /// begun more than `most` times fail. Returns how many wait.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_requeue(&self, most: u32, now_us: i64, reason: &str) -> Result<u64, StoreError> {
+        let fail = sqlx::query(
+            "UPDATE builds SET status = 'failed', reason = $3, finished_us = $4, registry_sealed = NULL \
+             WHERE node_id = $1 AND status = 'building' AND attempts > $2",
+        )
+        .bind(self.node.as_str())
+        .bind(i64::from(most))
+        .bind(reason.to_owned())
+        .bind(now_us);
+        self.store.db.write("build", "fail builds", fail).await?;
+        let requeue = sqlx::query(
+            "UPDATE builds SET status = 'waiting', requested_us = $2 WHERE node_id = $1 AND status = 'building'",
+        )
+        .bind(self.node.as_str())
+        .bind(now_us);
+        self.store.db.write_durably("build", "begin builds again", requeue).await
+    }
+
+    /// The builds of this node that are in progress.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_list_building(&self) -> Result<Vec<BuildId>, StoreError> {
+        let query = sqlx::query("SELECT id FROM builds WHERE node_id = $1 AND status = 'building'").bind(self.node.as_str());
+        let ids: Vec<Id> = self.store.db.read_all("list builds in progress", query).await?;
+        Ok(ids.into_iter().map(|Id(id)| id).collect())
+    }
+}

@@ -50,6 +50,9 @@ use state::ApiState;
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
 const ANSWER_BOUND: Duration = Duration::from_secs(70);
 
+/// Time limit for uploading files for a build (the SDKs have the same).
+const UPLOAD_BOUND: Duration = Duration::from_secs(3600);
+
 /// The routes, each with its operation.
 fn routes() -> OpenApiRouter<ApiState> {
     let built = OpenApiRouter::with_openapi(openapi::base())
@@ -87,10 +90,29 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(logs::get_sandbox_logs_v1))
         .routes(routes!(logs::get_sandbox_logs))
         .routes(routes!(metrics::get_sandbox_metrics))
-        .routes(routes!(templates::list_templates_v1))
-        .routes(routes!(templates::list_templates))
+        .routes(routes!(templates::list_templates_v1, templates::build::create_template_v1))
+        .routes(routes!(templates::list_templates, templates::build::create_template_v2))
+        .routes(routes!(templates::build::create_template))
         .routes(routes!(templates::list_default_templates))
-        .routes(routes!(templates::get_template))
+        .routes(routes!(
+            templates::get_template,
+            templates::build::rebuild_template,
+            templates::manage::update_template_v1,
+            templates::manage::delete_template
+        ))
+        .routes(routes!(templates::manage::update_template))
+        .routes(routes!(
+            templates::files::get_template_upload,
+            templates::files::put_template_upload
+        ))
+        .routes(routes!(templates::start::start_build))
+        .routes(routes!(templates::status::get_build_status))
+        .routes(routes!(templates::status::get_build_logs))
+        .routes(routes!(
+            templates::tags::assign_template_tags,
+            templates::tags::delete_template_tags
+        ))
+        .routes(routes!(templates::tags::list_template_tags))
         .routes(routes!(templates::get_template_alias))
         .routes(routes!(secrets::list_secrets, secrets::create_secret))
         .routes(routes!(
@@ -148,10 +170,20 @@ pub(crate) fn unavailable() -> Response {
     ApiError::not_ready().into_response()
 }
 
+/// Whether a request uploads files for a build.
+fn is_upload(request: &Request) -> bool {
+    let mut parts = request.uri().path().split('/').skip(1);
+    request.method() == http::Method::PUT && parts.next() == Some("templates") && parts.nth(1) == Some("files")
+}
+
 /// Limits the duration of requests.
 async fn limit_duration(request: Request, next: Next) -> Response {
     let is_safe = request.method().is_safe();
-    match tokio::time::timeout(ANSWER_BOUND, next.run(request)).await {
+    let bound = match is_upload(&request) {
+        true => UPLOAD_BOUND,
+        false => ANSWER_BOUND,
+    };
+    match tokio::time::timeout(bound, next.run(request)).await {
         Ok(response) => response,
         Err(_) => ApiError::too_long(is_safe).into_response(),
     }

@@ -2,12 +2,15 @@
 
 use model::id::TeamId;
 use store::Store;
+use store::builds::{BuildRow, DEFAULT_TAG};
 use store::error::StoreError;
-use store::builds::BuildRow;
 use store::templates::TemplateRow;
 
 /// The template from which SDKs create sandboxes with MCP servers if the caller names no other.
 const MCP_GATEWAY: &str = "mcp-gateway";
+
+/// Maximum length of a tag.
+const TAG_MAX: usize = 128;
 
 /// The text is not a valid template name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,57 +33,83 @@ pub(crate) enum TemplateError {
 }
 
 /// A template as a client names it: `[namespace/]name[:tag]`.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TemplateName {
-    namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// The bare name, or the id.
     pub(crate) name: String,
-    /// The tag, unless it is `default`.
+    /// The tag, or the id of a build.
     pub(crate) tag: Option<String>,
+}
+
+/// Whether a text consists of lower-case letters, digits and these.
+fn is_word(text: &str, extra: &[u8]) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || extra.contains(&byte);
+    !text.is_empty() && text.bytes().all(allowed)
+}
+
+/// A tag that is to be assigned, in the form in which it is stored.
+pub(crate) fn parse_tag(text: &str) -> Result<String, InvalidTemplateName> {
+    let tag = text.trim().to_ascii_lowercase();
+    // A reference could not tell it from the id of a build.
+    let is_build = uuid::Uuid::try_parse(&tag).is_ok();
+    match is_word(&tag, b"-_.") && tag.len() <= TAG_MAX && !is_build {
+        true => Ok(tag),
+        false => Err(InvalidTemplateName(text.to_owned())),
+    }
 }
 
 impl TemplateName {
     pub(crate) fn parse(text: &str) -> Result<Self, InvalidTemplateName> {
         let lower = text.trim().to_ascii_lowercase();
         let (path, tag) = match lower.split_once(':') {
-            Some((path, tag)) => (path, Some(tag)),
+            Some((path, tag)) => (path.trim(), Some(tag.trim())),
             None => (lower.as_str(), None),
         };
         let (namespace, name) = match path.split_once('/') {
-            Some((namespace, name)) => (Some(namespace), name),
+            Some((namespace, name)) => (Some(namespace.trim()), name.trim()),
             None => (None, path),
         };
-        let word = |text: &str, extra: &[u8]| {
-            let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || extra.contains(&byte);
-            !text.is_empty() && text.bytes().all(allowed)
-        };
-        let valid = word(name, b"-_")
-            && namespace.is_none_or(|namespace| word(namespace, b"-_"))
-            && tag.is_none_or(|tag| word(tag, b"-_."));
+        let valid = is_word(name, b"-_")
+            && namespace.is_none_or(|namespace| is_word(namespace, b"-_"))
+            && tag.is_none_or(|tag| is_word(tag, b"-_."));
         if !valid {
             return Err(InvalidTemplateName(text.to_owned()));
         }
         Ok(Self {
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),
-            tag: tag.filter(|tag| *tag != "default").map(str::to_owned),
+            tag: tag.map(str::to_owned),
         })
     }
 
-    /// The template that the name resolves to for a team, if any.
-    pub(crate) async fn resolve(&self, store: &Store, team: &TeamId) -> Result<Option<TemplateRow>, StoreError> {
-        if let Some(namespace) = &self.namespace {
-            // A team can use no namespace but its own.
-            let owner = store.team_by_name(namespace).await?;
-            if owner.is_none_or(|owner| owner.id != *team) {
-                return Ok(None);
-            }
-        }
-        let found = store.template_resolve(team, &self.name).await?;
-        Ok(found.filter(|row| self.namespace.is_none() || row.team_id.as_ref() == Some(team)))
+    /// The tag, or the id of a build, that the name refers to.
+    pub(crate) fn tag(&self) -> &str {
+        self.tag.as_deref().unwrap_or(DEFAULT_TAG)
     }
 
-    /// The template that the name resolves to for a team, with its newest finished build.
+    /// Whether the namespace, if there is one, is that of the team.
+    pub(crate) async fn is_own(&self, store: &Store, team: &TeamId) -> Result<bool, StoreError> {
+        match &self.namespace {
+            None => Ok(true),
+            Some(namespace) => Ok(store.team_slug(team).await?.as_ref() == Some(namespace)),
+        }
+    }
+
+    /// The template that the name resolves to for a team, if any. With a namespace only the names in it count, and
+    /// without one also ids.
+    pub(crate) async fn resolve(&self, store: &Store, team: &TeamId) -> Result<Option<TemplateRow>, StoreError> {
+        let Some(namespace) = &self.namespace else {
+            return store.template_resolve(team, &self.name).await;
+        };
+        let Some(owner) = store.team_by_slug(namespace).await? else {
+            return Ok(None);
+        };
+        let found = store.template_by_alias(&owner.id, &self.name).await?;
+        Ok(found.filter(|row| row.public || owner.id == *team))
+    }
+
+    /// The template that the name resolves to for a team, with the build of its tag.
     pub(crate) async fn find_build(
         &self,
         store: &Store,
@@ -93,13 +122,13 @@ impl TemplateName {
                 false => TemplateError::Unknown { name: name() },
             });
         };
-        if let Some(tag) = &self.tag {
-            let tag = tag.clone();
-            return Err(TemplateError::UnknownTag { name: name(), tag });
-        }
-        match store.build_latest_ready(&template.id).await? {
+        match store.build_by_tag(&template.id, self.tag()).await? {
             Some(build) => Ok((template, build)),
-            None => Err(TemplateError::NotBuilt { name: name() }),
+            None if self.tag() == DEFAULT_TAG => Err(TemplateError::NotBuilt { name: name() }),
+            None => Err(TemplateError::UnknownTag {
+                name: name(),
+                tag: self.tag().to_owned(),
+            }),
         }
     }
 }
@@ -121,9 +150,24 @@ mod tests {
         check("base", Some((None, "base", None)));
         check("  BASE ", Some((None, "base", None)));
         check("team/base:v1.2", Some((Some("team"), "base", Some("v1.2"))));
-        check("base:default", Some((None, "base", None)));
+        check("base:default", Some((None, "base", Some("default"))));
+        check(" Team / Base : V1 ", Some((Some("team"), "base", Some("v1"))));
         for bad in ["", ":", "a/b/c", "a:b:c", "ba se", "a/", "/a", "a:", "é", "a.b", "a\0"] {
             check(bad, None);
+        }
+    }
+
+    #[test]
+    fn tags_are_no_build_ids() {
+        for (text, want) in [
+            ("v1", Some("v1")),
+            (" V1.0_x-y ", Some("v1.0_x-y")),
+            ("", None),
+            ("a b", None),
+            ("a:b", None),
+            ("0b0e1d52-58ff-4c8e-8f0d-0a1b2c3d4e5f", None),
+        ] {
+            assert_eq!(parse_tag(text).ok().as_deref(), want, "{text}");
         }
     }
 }

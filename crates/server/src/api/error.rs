@@ -34,6 +34,8 @@ const NO_CAPACITY: &str = "sandbox_capacity_unavailable";
 const READY_AFTER_S: u32 = 1;
 /// Retry interval for a server whose disk is full, in seconds: the operator has to free space.
 const FULL_AFTER_S: u32 = 10;
+/// Retry interval for a team with too many builds, in seconds.
+const BUILD_AFTER_S: u32 = 30;
 /// Retry interval for a create request in progress, in seconds: it has most likely ended by then.
 const IN_PROGRESS_AFTER_S: u32 = 1;
 
@@ -181,6 +183,36 @@ impl ApiError {
         Self::no_template(format!(
             "template \"{name}\" doesn't exist or you don't have access to it"
         ))
+    }
+
+    /// 403: the template is one that the team can use and not change.
+    pub(crate) fn foreign_template(name: &str) -> Self {
+        Self::forbidden(format!("template \"{name}\" does not belong to your team"))
+    }
+
+    /// 403: the client may not do this.
+    pub(crate) fn forbidden(why: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, why)
+    }
+
+    /// 413: an upload is larger than the operator allows.
+    pub(crate) fn upload_too_large(why: String) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+    }
+
+    /// 503: uploads are not possible now.
+    pub(crate) fn upload_unavailable(why: String) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+    }
+
+    /// 429: the team has as many builds as it can have.
+    pub(crate) fn build_limit(limit: u32) -> Self {
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("your team is limited to {limit} builds at the same time: wait until one has ended"),
+        )
+        .code("build_limit_reached")
+        .retry_after(BUILD_AFTER_S)
     }
 
     /// 404: no sandbox can be created from the template.

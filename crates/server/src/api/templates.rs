@@ -1,8 +1,16 @@
-//! Reading templates. Operations that build and change them are in [`super::not_built`].
+//! Reading templates. Operations that build and change them are in the modules below.
 //!
 //! A team sees its own templates and the global ones, which every team can use. Templates of other teams are not found,
 //! even if they are public: those can be used by their id but are not listed.
 
+pub(crate) mod build;
+pub(crate) mod files;
+pub(crate) mod manage;
+pub(crate) mod start;
+pub(crate) mod status;
+pub(crate) mod tags;
+
+use std::cmp::Reverse;
 use std::str::FromStr;
 
 use axum::extract::{FromRequestParts, Path, State};
@@ -55,7 +63,7 @@ impl From<BuildStatus> for TemplateBuildStatus {
 struct Template {
     #[serde(rename = "templateID")]
     template_id: String,
-    /// The newest finished build; all zeros if there is none.
+    /// The newest finished build with the tag `default`; all zeros if there is none.
     #[serde(rename = "buildID")]
     build_id: String,
     /// Cores of a sandbox created from it; like `memoryMB` and `diskSizeMB`, 0 without a finished build.
@@ -68,7 +76,7 @@ struct Template {
     public: bool,
     /// Its names.
     aliases: Vec<String>,
-    /// Its names, with the name of the team as namespace unless it is a global template.
+    /// Its names, with the namespace of the team unless it is a global template.
     names: Vec<String>,
     #[schema(format = DateTime)]
     created_at: String,
@@ -86,14 +94,14 @@ struct Template {
     build_count: i64,
     /// The version of the agent; empty without a finished build.
     envd_version: String,
-    /// The status of the newest build.
+    /// The status of the newest build with the tag `default`.
     build_status: TemplateBuildStatus,
     /// Whether it comes with the platform.
     is_default: bool,
 }
 
 impl Template {
-    fn new(overview: TemplateOverview, team_name: &str) -> Self {
+    fn new(overview: TemplateOverview, namespace: &str) -> Self {
         let TemplateOverview {
             template,
             updated_us,
@@ -106,7 +114,7 @@ impl Template {
             if is_default {
                 alias.clone()
             } else {
-                format!("{team_name}/{alias}")
+                format!("{namespace}/{alias}")
             }
         });
         Self {
@@ -155,15 +163,20 @@ struct TemplateBuild {
     cpu_count: u32,
     #[serde(rename = "memoryMB")]
     memory_mb: u32,
-    #[serde(rename = "diskSizeMB")]
-    disk_mb: u32,
-    envd_version: String,
+    /// Absent until the build is ready, like `envdVersion`.
+    #[serde(rename = "diskSizeMB", skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    disk_mb: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    envd_version: Option<String>,
 }
 
 impl TemplateBuild {
     fn new(row: BuildRow) -> Self {
+        let is_ready = row.status == BuildStatus::Ready;
         Self {
-            envd_version: version(&row),
+            envd_version: is_ready.then(|| version(&row)),
             build_id: row.id.into(),
             status: row.status.into(),
             created_at: rfc3339(row.created_us),
@@ -171,7 +184,7 @@ impl TemplateBuild {
             finished_at: row.finished_us.map(rfc3339),
             cpu_count: row.cpu_count,
             memory_mb: row.memory_mb,
-            disk_mb: row.disk_mb,
+            disk_mb: is_ready.then_some(row.disk_mb),
         }
     }
 }
@@ -245,10 +258,22 @@ pub(crate) async fn find(text: &str, team: &TeamId, store: &Store) -> Result<Tem
     let name = TemplateName::parse(text)?;
     let found = name.resolve(store, team).await?;
     let known = found.filter(|row| row.team_id.as_ref().is_none_or(|owner| owner == team));
-    match (known, &name.tag) {
-        (Some(row), None) => Ok(row),
-        // Builds have no tag but `default`.
-        (Some(_), Some(_)) | (None, _) => Err(ApiError::unknown_template(text)),
+    let Some(row) = known else {
+        return Err(ApiError::unknown_template(text));
+    };
+    if name.tag.is_some() && store.build_by_tag(&row.id, name.tag()).await?.is_none() {
+        return Err(ApiError::unknown_template(text));
+    }
+    Ok(row)
+}
+
+/// The template with this id or name, if it belongs to the team. A tag of the name is ignored.
+pub(crate) async fn find_own(text: &str, team: &TeamId, store: &Store) -> Result<TemplateRow, ApiError> {
+    let name = TemplateName::parse(text)?;
+    match name.resolve(store, team).await? {
+        Some(row) if row.team_id.as_ref() == Some(team) => Ok(row),
+        Some(_) => Err(ApiError::foreign_template(text)),
+        None => Err(ApiError::unknown_template(text)),
     }
 }
 
@@ -266,15 +291,15 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     }
 }
 
-/// The templates visible to a team, and the name of the team.
+/// The templates visible to a team, and the namespace of the team.
 async fn overviews(
     store: &Store,
     caller: &Caller,
     only: Option<&TemplateId>,
 ) -> Result<(Vec<TemplateOverview>, String), ApiError> {
     let found = store.template_overviews(&caller.team, only).await?;
-    let team = store.team_by_id(&caller.team).await?;
-    Ok((found, team.map_or_else(String::new, |team| team.name)))
+    let namespace = store.team_slug(&caller.team).await?;
+    Ok((found, namespace.unwrap_or_default()))
 }
 
 /// Lists the templates of the team and of the platform, oldest first.
@@ -298,7 +323,7 @@ pub(crate) async fn list_templates_v1(
     json(StatusCode::OK, &all)
 }
 
-/// Lists the templates of the team and of the platform in pages, newest first.
+/// Lists the templates of the platform and then those of the team, newest first, in pages.
 #[utoipa::path(
     get,
     path = "/v2/templates",
@@ -320,11 +345,14 @@ pub(crate) async fn list_templates(
     whose.check(&caller)?;
     let after = page.after::<TemplateId>()?;
     let (mut found, team) = overviews(&store, &caller, None).await?;
-    // The database returns the oldest first.
-    found.reverse();
     let place = |row: &TemplateOverview| (row.template.created_us, row.template.id.clone());
-    if let Some((created_us, id)) = &after {
-        found.retain(|row| (row.template.created_us, row.template.id.as_str()) < (*created_us, id.as_str()));
+    // Those of the platform come first, because clients take the first that is ready; then the newest.
+    let rank = |row: &TemplateOverview| (row.template.team_id.is_some(), Reverse(place(row)));
+    found.sort_unstable_by_key(rank);
+    if let Some((created_us, id)) = after {
+        let is_own = !found.iter().any(|row| row.template.id == id && row.template.team_id.is_none());
+        let last = (is_own, Reverse((created_us, id)));
+        found.retain(|row| rank(row) > last);
     }
     let more = found.len() > page.len();
     found.truncate(page.len());
@@ -410,6 +438,8 @@ pub(crate) async fn get_template(
     )),
     responses(
         (status = 200, description = "The template of the name", body = TemplateAlias),
+        (status = 400, description = "The namespace is not that of the team", body = ErrorBody),
+        (status = 403, description = "The template belongs to another team", body = ErrorBody),
         (status = 404, description = "The team can use no template with this name", body = ErrorBody),
     )
 )]
@@ -418,7 +448,21 @@ pub(crate) async fn get_template_alias(
     caller: Caller,
     NamePath(text): NamePath,
 ) -> Result<Response, ApiError> {
-    let row = find(&text, &caller.team, &store).await?;
+    let name = TemplateName::parse(&text)?;
+    if !name.is_own(&store, &caller.team).await? {
+        return Err(ApiError::invalid(format!(
+            "namespace \"{}\" is not that of your team",
+            name.namespace.unwrap_or_default()
+        )));
+    }
+    let unknown = || ApiError::unknown_template(&text);
+    let row = name.resolve(&store, &caller.team).await?.ok_or_else(unknown)?;
+    if row.team_id.as_ref().is_some_and(|owner| *owner != caller.team) {
+        return Err(ApiError::foreign_template(&text));
+    }
+    if name.tag.is_some() && store.build_by_tag(&row.id, name.tag()).await?.is_none() {
+        return Err(unknown());
+    }
     let found = TemplateAlias {
         public: row.public || row.team_id.is_none(),
         template_id: row.id.into(),

@@ -61,9 +61,12 @@ pub(crate) struct BuildContext {
 
 impl BuildContext {
     /// An id for a sandbox.
-    pub(crate) fn new_sandbox_id(&self) -> Result<SandboxId, NodeError> {
+    ///
+    /// # Errors
+    /// When the kernel provides no random bytes.
+    pub(crate) fn new_sandbox_id(&self) -> Result<SandboxId, getrandom::Error> {
         let mut random = [0; 20];
-        getrandom::fill(&mut random).map_err(|_| NodeError::Unreachable("no random bytes".to_owned()))?;
+        getrandom::fill(&mut random)?;
         Ok(SandboxId::from_random(&random))
     }
 

@@ -183,7 +183,8 @@ impl BuildFiles {
                 file.sync_data()?;
             }
             fs::rename(&upload.path, &path)?;
-            upload.path = PathBuf::new();
+            // It has another name now, so there is nothing to remove.
+            upload.path.clear();
             Ok::<_, io::Error>(())
         });
         kept.await.unwrap_or_else(|error| Err(io::Error::other(error)))?;

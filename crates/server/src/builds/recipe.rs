@@ -6,6 +6,7 @@ use model::id::{BuildId, TeamId, TemplateId};
 use model::secret::Secret;
 use protocol::node::Image;
 use serde::{Deserialize, Serialize};
+use store::builds::BuildRow;
 
 /// What a client asks a build to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +104,16 @@ pub(crate) struct BuildSpec {
 }
 
 impl BuildSpec {
+    /// That of a stored build; none if it cannot be read.
+    pub(crate) fn of(build: &BuildRow) -> Option<Self> {
+        match (&build.spec_json, &build.node_id) {
+            (Some(json), _) => serde_json::from_str(json).ok(),
+            // Builds of `base`, which every node has.
+            (None, None) => Some(Self::base()),
+            (None, Some(_)) => None,
+        }
+    }
+
     /// That of the built-in `base`.
     pub(crate) fn base() -> Self {
         Self {

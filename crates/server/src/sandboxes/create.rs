@@ -22,6 +22,7 @@ use super::Sandboxes;
 use super::idempotency::KeyClaim;
 use super::repositories::preparation_policy;
 use crate::admission::Admission;
+use crate::builds::recipe::BuildSpec;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
@@ -29,8 +30,6 @@ use crate::records::LifecycleEvent;
 use crate::repositories::{Repository, RepositoryError, Target};
 use crate::seal::SealError;
 
-/// The file system of sandboxes.
-const IMAGE: Image = Image::Base;
 /// User that runs commands and owns files unless a request names another one.
 const DEFAULT_USER: &str = "user";
 /// How long a sandbox may take to start. Together with the time limit for a request body, this is well below the time
@@ -50,6 +49,8 @@ pub(crate) struct CreateRequest {
     pub(crate) user: UserId,
     /// The sandbox to create.
     pub(crate) spec: SandboxSpec,
+    /// What its build consists of.
+    pub(crate) build: BuildSpec,
     /// What is injected into its requests.
     pub(crate) injections: SandboxInjections,
     /// The repositories that it gets before it is announced.
@@ -171,6 +172,7 @@ impl Sandboxes {
             team,
             user,
             mut spec,
+            build,
             injections,
             repositories,
             admission,
@@ -198,7 +200,7 @@ impl Sandboxes {
             true => egress.clone(),
             false => preparation_policy(&egress),
         };
-        let started = match self.node.start(self.start_request(&row, env_vars, first)).await {
+        let started = match self.node.start(self.start_request(&row, &build, env_vars, first)).await {
             Ok(started) => started,
             Err(error) => {
                 if matches!(error, NodeError::Unreachable(_)) {
@@ -223,7 +225,7 @@ impl Sandboxes {
 
         let prepared = match repositories.is_empty() {
             true => None,
-            false => Some(self.prepare(&row, &repositories, egress).await?),
+            false => Some(self.prepare(&row, &build, &repositories, egress).await?),
         };
 
         // The start does not count as lifetime, so the times are taken now.
@@ -270,6 +272,7 @@ impl Sandboxes {
     async fn prepare(
         self: &Arc<Self>,
         row: &SandboxRow,
+        build: &BuildSpec,
         repositories: &[Repository],
         egress: EgressPolicy,
     ) -> Result<Stage, CreateError> {
@@ -277,9 +280,9 @@ impl Sandboxes {
         let target = Target {
             id: &row.id,
             team: &row.team_id,
-            user: DEFAULT_USER,
-            // Only the built-in template exists, and it runs no code of a user before it is announced.
-            is_trusted: matches!(IMAGE, Image::Base),
+            user: build.user.as_deref().unwrap_or(DEFAULT_USER),
+            // No code of a user is in the built-in template.
+            is_trusted: build.image == Image::Base && build.start.is_none(),
         };
         let prepared = self.repositories.prepare(target, repositories).await;
         self.metrics.repositories(repositories.len(), &prepared);
@@ -325,7 +328,7 @@ impl Sandboxes {
         }
     }
 
-    fn start_request(&self, row: &SandboxRow, env_vars: EnvVars, egress: EgressPolicy) -> StartSandbox {
+    fn start_request(&self, row: &SandboxRow, build: &BuildSpec, env_vars: EnvVars, egress: EgressPolicy) -> StartSandbox {
         let token = self.tokens.access_token(&row.id);
         let mut resources = self.defaults.resources;
         resources.cpu_count = row.cpu_count;
@@ -334,14 +337,14 @@ impl Sandboxes {
         StartSandbox {
             id: row.id.clone(),
             template: row.template_id.clone(),
-            image: IMAGE,
+            image: build.image.clone(),
             resources,
             init: Init {
                 env_vars: Some(env_vars.into_map()),
                 access_token: Some(token.expose_secret().to_owned()),
                 timestamp: Some(rfc3339(self.clock.now_us())),
-                default_user: Some(DEFAULT_USER.to_owned()),
-                default_workdir: None,
+                default_user: Some(build.user.clone().unwrap_or_else(|| DEFAULT_USER.to_owned())),
+                default_workdir: build.workdir.clone(),
                 sandbox_id: Some(row.id.as_str().to_owned()),
                 template_id: Some(row.template_id.as_str().to_owned()),
                 ca_bundle: None,

@@ -143,6 +143,30 @@ impl Store {
         Ok(request.and_then(|Request(json)| json))
     }
 
+    /// Fails a build that was not started, because it cannot begin. `false` when it was started or has ended.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_refuse(
+        &self,
+        template: &TemplateId,
+        id: &BuildId,
+        reason: &BuildReason,
+        now_us: i64,
+    ) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "UPDATE builds SET status = 'failed', reason = $3, reason_step = $4, requested_us = $5, finished_us = $5 \
+             WHERE id = $1 AND template_id = $2 AND status = 'waiting' AND requested_us IS NULL",
+        )
+        .bind(id.as_str())
+        .bind(template.as_str())
+        .bind(reason.message.replace('\0', "\u{fffd}"))
+        .bind(reason.step.clone())
+        .bind(now_us);
+        let changed = self.db.write_durably("build", "refuse a build", query).await?;
+        Ok(changed > 0)
+    }
+
     /// Fails the builds that have waited since before `since_us`, for their client or for their turn.
     ///
     /// # Errors

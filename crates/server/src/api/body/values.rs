@@ -154,6 +154,37 @@ impl<const MAX: u32> BodyValue for Count<MAX> {
     }
 }
 
+/// A number of at least `MIN`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AtLeast<const MIN: u32>(pub(crate) u32);
+
+impl<const MIN: u32> BodyValue for AtLeast<MIN> {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let number = read_whole(value, at)?;
+        if number < MIN {
+            return Err(at.error(format_args!("number must be at least {MIN}")));
+        }
+        Ok(Self(number))
+    }
+
+    fn schema() -> RefOr<Schema> {
+        integer(MIN, i32::MAX.unsigned_abs()).into()
+    }
+}
+
+/// A text of at most `MAX` characters.
+pub(crate) struct ShortString<const MAX: usize>(pub(crate) String);
+
+impl<const MAX: usize> BodyValue for ShortString<MAX> {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        read_short(value, at, MAX).map(Self)
+    }
+
+    fn schema() -> RefOr<Schema> {
+        schema_of(Type::String).max_length(Some(MAX)).into()
+    }
+}
+
 /// The timeout of a sandbox, in seconds: at least `MIN`, and at most the maximum lifetime of its team. The latter is
 /// known only after authentication, so the value is only available through [`Self::within`].
 #[derive(Debug, Clone, Copy)]

@@ -31,6 +31,7 @@ use crate::api::error::{ApiError, ErrorBody};
 use crate::api::injection_rules::InjectionValue;
 use crate::api::json::json;
 use crate::api::state::ApiState;
+use crate::builds::recipe::BuildSpec;
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
 use crate::repositories::{Repository, RepositoryRequest};
@@ -375,6 +376,7 @@ async fn prepare(
         user: caller.user.clone(),
         items: injections::items(parameters.common.injections.take().unwrap_or(List(Vec::new())))?,
     };
+    let built = spec_of(state, &build, &name.name)?;
     let mut spec = parameters.spec(caller, (template, build), &name.name)?;
     let repositories = match resources {
         None => Vec::new(),
@@ -410,11 +412,24 @@ async fn prepare(
         team: caller.team.clone(),
         user: caller.user.clone(),
         spec,
+        build: built,
         injections,
         repositories,
         admission,
         claim: None,
     }))
+}
+
+/// What sandboxes of a build are started with.
+fn spec_of(state: &ApiState, build: &BuildRow, name: &str) -> Result<BuildSpec, ApiError> {
+    if build.node_id.as_ref().is_some_and(|node| node != state.sandboxes.rows.node()) {
+        return Err(ApiError::no_template(format!(
+            "template \"{name}\" was built on another node of this platform: build it again through this server"
+        )));
+    }
+    BuildSpec::of(build).ok_or_else(|| {
+        ApiError::no_template(format!("the build of template \"{name}\" cannot be read: build it again"))
+    })
 }
 
 /// The `Idempotency-Key` of a request, if it has one.

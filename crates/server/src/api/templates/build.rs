@@ -1,0 +1,350 @@
+//! Requesting builds: `POST /v3/templates` and its older forms.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use model::id::{BuildId, TemplateId};
+use serde::Serialize;
+use serde_json::json;
+use store::Store;
+use store::builds::{BuildRequested, BuildTarget, DEFAULT_TAG, NewBuild};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{NamePath, Template, TemplateBuildStatus, find_own, overviews};
+use crate::api::auth::Caller;
+use crate::api::body::RequiredBody;
+use crate::api::body::shape::{Nullable, body};
+use crate::api::body::values::{AtLeast, List, ShortString};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::json::json as json_response;
+use crate::api::state::ApiState;
+use crate::builds::Builds;
+use crate::templates::{TemplateName, parse_tag};
+
+/// Maximum length of a name with its namespace and tag (API contract).
+const NAME_MAX: usize = 128;
+/// Maximum number of tags in a request.
+const TAGS_MAX: usize = 100;
+/// Cores of a template whose request does not say (API contract).
+const CPU_DEFAULT: u32 = 2;
+/// Maximum number of cores (API contract).
+const CPU_MAX: u32 = 32;
+/// Memory of a template whose request does not say, in MiB (API contract).
+const MEMORY_DEFAULT_MB: u32 = 1024;
+
+body! {
+    /// A template to build.
+    pub(crate) struct NewTemplate {
+        /// Its name, `[namespace/]name[:tag]`. If the team has a template with this name, it gets another build.
+        "name" name: Nullable<ShortString<NAME_MAX>>;
+        /// The same as `name`, for older clients.
+        "alias" alias: Nullable<ShortString<NAME_MAX>> => deprecated;
+        /// Tags of the build; `default` if there are none and the name has none.
+        "tags" tags: Nullable<List<String, 0, TAGS_MAX>>;
+        /// Cores of its sandboxes: 1 or an even number; default: 2.
+        "cpuCount" cpu_count: Nullable<AtLeast<1>>;
+        /// Memory of its sandboxes in MiB, an even number; default: 1024.
+        "memoryMB" memory_mb: Nullable<AtLeast<128>>;
+    }
+}
+
+body! {
+    /// A template to build, for older clients.
+    pub(crate) struct NewTemplateV2 {
+        /// Its name.
+        "alias" alias: String;
+        /// Cores of its sandboxes: 1 or an even number; default: 2.
+        "cpuCount" cpu_count: Nullable<AtLeast<1>>;
+        /// Memory of its sandboxes in MiB, an even number; default: 1024.
+        "memoryMB" memory_mb: Nullable<AtLeast<128>>;
+    }
+}
+
+body! {
+    /// A template to build, for the oldest clients.
+    pub(crate) struct NewTemplateV1 {
+        /// A Dockerfile. It is stored and not used: this platform cannot start builds of version 1.
+        "dockerfile" dockerfile: String;
+        /// Its name.
+        "alias" alias: Nullable<String>;
+        /// What sandboxes run from their start on.
+        "startCmd" start_cmd: Nullable<String>;
+        /// What says that a sandbox is ready by ending with 0.
+        "readyCmd" ready_cmd: Nullable<String>;
+        /// Cores of its sandboxes: 1 or an even number; default: 2.
+        "cpuCount" cpu_count: Nullable<AtLeast<1>>;
+        /// Memory of its sandboxes in MiB, an even number; default: 1024.
+        "memoryMB" memory_mb: Nullable<AtLeast<128>>;
+    }
+}
+
+/// A requested build, with its template.
+#[derive(Serialize, ToSchema)]
+struct RequestedTemplate {
+    /// `buildID` is the requested build, and `buildStatus` its status.
+    #[serde(flatten)]
+    template: Template,
+    /// The tags of the build.
+    tags: Vec<String>,
+}
+
+/// A request, in whatever version.
+struct BuildRequest {
+    target: Option<TemplateId>,
+    name: Option<TemplateName>,
+    tags: Vec<String>,
+    cpu_count: Option<u32>,
+    memory_mb: Option<u32>,
+    request_json: Option<String>,
+}
+
+/// Checks the size of the sandboxes of a template.
+fn check_size(cpu_count: u32, memory_mb: u32, caller: &Caller) -> Result<(), ApiError> {
+    let limits = &caller.quota.limits;
+    let why = if cpu_count > CPU_MAX {
+        format!("cpuCount must be at most {CPU_MAX}")
+    } else if cpu_count != 1 && cpu_count % 2 != 0 {
+        "cpuCount must be 1 or an even number".to_owned()
+    } else if cpu_count > limits.template_cpu_count {
+        format!("cpuCount must be at most {}, the limit of your team", limits.template_cpu_count)
+    } else if memory_mb % 2 != 0 {
+        "memoryMB must be an even number".to_owned()
+    } else if memory_mb > limits.template_memory_mb {
+        format!("memoryMB must be at most {}, the limit of your team", limits.template_memory_mb)
+    } else {
+        return Ok(());
+    };
+    Err(ApiError::invalid(why))
+}
+
+/// The tags of a build, in the order of the request and without duplicates.
+fn tags_of(name: Option<&TemplateName>, others: &[String]) -> Result<Vec<String>, ApiError> {
+    let mut tags: Vec<String> = Vec::new();
+    let own = name.and_then(|name| name.tag.as_ref());
+    for tag in own.into_iter().chain(others) {
+        let tag = parse_tag(tag)?;
+        if !tags.contains(&tag) {
+            tags.push(tag);
+        }
+    }
+    if tags.is_empty() {
+        tags.push(DEFAULT_TAG.to_owned());
+    }
+    Ok(tags)
+}
+
+async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Result<Response, ApiError> {
+    let store = &state.store;
+    if let Some(name) = &request.name
+        && !name.is_own(store, &caller.team).await?
+    {
+        return Err(ApiError::invalid(format!(
+            "namespace \"{}\" is not that of your team",
+            name.namespace.as_deref().unwrap_or_default()
+        )));
+    }
+    let tags = tags_of(request.name.as_ref(), &request.tags)?;
+    let cpu_count = request.cpu_count.unwrap_or(CPU_DEFAULT);
+    let memory_mb = request.memory_mb.unwrap_or(MEMORY_DEFAULT_MB);
+    check_size(cpu_count, memory_mb, caller)?;
+    let target = match request.target {
+        Some(id) => BuildTarget::Template(id),
+        None => {
+            let mut random = [0; 20];
+            getrandom::fill(&mut random).map_err(|error| ApiError::internal().caused_by(error))?;
+            BuildTarget::Alias(TemplateId::from_random(&random))
+        }
+    };
+    let build: BuildId = BuildId::try_from(Uuid::new_v4().to_string())?;
+    let alias = request.name.map(|name| name.name);
+    let limit = caller.quota.limits.builds;
+    let new = NewBuild {
+        team: caller.team.clone(),
+        target,
+        alias: alias.clone(),
+        tags: tags.clone(),
+        build: build.clone(),
+        cpu_count,
+        memory_mb,
+        disk_mb: state.sandboxes.defaults.resources.disk_mb,
+        request_json: request.request_json,
+        limit,
+        now_us: state.clock.now_us(),
+    };
+    let alias = alias.unwrap_or_default();
+    let template = match store.build_request(&new).await? {
+        BuildRequested::Accepted { template, superseded } => {
+            state.builds.cancel(&superseded);
+            template
+        }
+        BuildRequested::TooMany => return Err(ApiError::build_limit(limit)),
+        BuildRequested::AliasIsId => {
+            return Err(ApiError::taken(format!("name \"{alias}\" is the id of a template: choose another")));
+        }
+        BuildRequested::AliasTaken => {
+            return Err(ApiError::taken(format!("name \"{alias}\" is that of another template of your team")));
+        }
+        BuildRequested::NoTemplate => return Err(ApiError::no_template("the template does not exist any more")),
+    };
+    tracing::info!(template.id = %template.id, build.id = %build, "requested a build");
+    let (found, namespace) = overviews(store, caller, Some(&template.id)).await?;
+    let overview = found
+        .into_iter()
+        .next()
+        .ok_or_else(|| ApiError::no_template("the template does not exist any more"))?;
+    let template = Template {
+        build_id: build.into(),
+        build_status: TemplateBuildStatus::Waiting,
+        cpu_count,
+        memory_mb,
+        ..Template::new(overview, &namespace)
+    };
+    json_response(StatusCode::ACCEPTED, &RequestedTemplate { template, tags })
+}
+
+/// Requests a build of a new template, or another build of the template with this name.
+///
+/// The build waits until it is started with `POST /v2/templates/{templateID}/builds/{buildID}`.
+#[utoipa::path(
+    post,
+    path = "/v3/templates",
+    tag = "templates",
+    request_body(content = NewTemplate),
+    responses(
+        (status = 202, description = "The requested build", body = RequestedTemplate),
+        (status = 409, description = "The name is the id of a template", body = ErrorBody),
+        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
+    )
+)]
+pub(crate) async fn create_template(
+    State(state): State<ApiState>,
+    caller: Caller,
+    body: RequiredBody<NewTemplate>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    let name = body.name.0.or(body.alias.0).map(|ShortString(name)| name);
+    let new = BuildRequest {
+        target: None,
+        name: name.map(|name| TemplateName::parse(&name)).transpose()?,
+        tags: body.tags.0.map_or_else(Vec::new, |List(tags)| tags),
+        cpu_count: body.cpu_count.0.map(|AtLeast(count)| count),
+        memory_mb: body.memory_mb.0.map(|AtLeast(count)| count),
+        request_json: None,
+    };
+    request(&state, &caller, new).await
+}
+
+/// Requests a build of a new template, or another build of the template with this name, for older clients.
+#[utoipa::path(
+    post,
+    path = "/v2/templates",
+    tag = "templates",
+    request_body(content = NewTemplateV2),
+    responses(
+        (status = 202, description = "The requested build", body = RequestedTemplate),
+        (status = 409, description = "The name is the id of a template", body = ErrorBody),
+        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
+    )
+)]
+pub(crate) async fn create_template_v2(
+    State(state): State<ApiState>,
+    caller: Caller,
+    body: RequiredBody<NewTemplateV2>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    let new = BuildRequest {
+        target: None,
+        name: Some(TemplateName::parse(&body.alias)?),
+        tags: Vec::new(),
+        cpu_count: body.cpu_count.0.map(|AtLeast(count)| count),
+        memory_mb: body.memory_mb.0.map(|AtLeast(count)| count),
+        request_json: None,
+    };
+    request(&state, &caller, new).await
+}
+
+/// The request of a body of version 1.
+fn request_v1(body: NewTemplateV1, target: Option<TemplateId>) -> Result<BuildRequest, ApiError> {
+    let name = body.alias.0.map(|alias| TemplateName::parse(&alias)).transpose()?;
+    let sent = json!({
+        "dockerfile": body.dockerfile,
+        "startCmd": body.start_cmd.0,
+        "readyCmd": body.ready_cmd.0,
+    });
+    Ok(BuildRequest {
+        target,
+        // Only the bare name counts.
+        name: name.map(|name| TemplateName {
+            namespace: None,
+            tag: None,
+            ..name
+        }),
+        tags: Vec::new(),
+        cpu_count: body.cpu_count.0.map(|AtLeast(count)| count),
+        memory_mb: body.memory_mb.0.map(|AtLeast(count)| count),
+        request_json: Some(sent.to_string()),
+    })
+}
+
+/// Requests a build of a new template, or another build of the template with this name, for the oldest clients.
+#[utoipa::path(
+    post,
+    path = "/templates",
+    tag = "templates",
+    request_body(content = NewTemplateV1),
+    responses(
+        (status = 202, description = "The requested build", body = RequestedTemplate),
+        (status = 409, description = "The name is the id of a template", body = ErrorBody),
+        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
+    )
+)]
+pub(crate) async fn create_template_v1(
+    State(state): State<ApiState>,
+    caller: Caller,
+    body: RequiredBody<NewTemplateV1>,
+) -> Result<Response, ApiError> {
+    let new = request_v1(body.read()?, None)?;
+    request(&state, &caller, new).await
+}
+
+/// Requests another build of a template, for the oldest clients. Another `alias` replaces the names of the template.
+#[utoipa::path(
+    post,
+    path = "/templates/{templateID}",
+    tag = "templates",
+    params(("templateID" = String, Path, description = "The id of the template", pattern = "^[A-Za-z0-9_-]+$")),
+    request_body(content = NewTemplateV1),
+    responses(
+        (status = 202, description = "The requested build", body = RequestedTemplate),
+        (status = 403, description = "The template belongs to another team", body = ErrorBody),
+        (status = 404, description = "The team has no such template", body = ErrorBody),
+        (status = 409, description = "The name is taken", body = ErrorBody),
+        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
+    )
+)]
+pub(crate) async fn rebuild_template(
+    State(state): State<ApiState>,
+    State(store): State<Store>,
+    caller: Caller,
+    NamePath(text): NamePath,
+    body: RequiredBody<NewTemplateV1>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    let row = find_own(&text, &caller.team, &store).await?;
+    let new = request_v1(body, Some(row.id))?;
+    request(&state, &caller, new).await
+}
+
+/// The build of a path, which must be one of the template.
+pub(super) async fn build_of(
+    builds: &Arc<Builds>,
+    template: &TemplateId,
+    build: &str,
+) -> Result<store::builds::BuildRow, ApiError> {
+    let id: BuildId = build.to_ascii_lowercase().parse()?;
+    let found = builds.rows.store().build_by_id(template, &id).await?;
+    found.ok_or_else(|| ApiError::no_template(format!("template \"{template}\" has no build \"{id}\"")))
+}

@@ -6,6 +6,7 @@
 //!
 //! Invariant: this is the only module of the platform that reads the environment.
 
+mod builds;
 pub(crate) mod egress;
 mod https;
 mod injection;
@@ -25,8 +26,8 @@ use model::injection::provider::Providers;
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
 use server::settings::{
-    BUCKET_MAX, CapacitySettings, ConnectionLimits, Limits, McpSettings, Network, RecordSettings, RepositorySettings,
-    SigningSettings, TeamLimits,
+    BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, Network, RecordSettings,
+    RepositorySettings, SigningSettings, TeamLimits,
 };
 
 use self::keys::{Key, Kind};
@@ -186,6 +187,8 @@ pub(crate) struct Config {
     pub(crate) mcp: McpSettings,
     /// Repositories that sandboxes get, except where their copies are kept.
     pub(crate) repositories: RepositorySettings,
+    /// Builds of templates, except where uploaded files are kept.
+    pub(crate) builds: BuildSettings,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
@@ -287,6 +290,7 @@ impl Sources {
             connections: given.connections()?,
             mcp: given.mcp()?,
             repositories: given.repositories()?,
+            builds: given.builds()?,
             capacity: CapacitySettings {
                 memory_floor_mb: number(
                     keys::CAPACITY_MEMORY_FLOOR_MB,
@@ -551,6 +555,7 @@ fn team_limits(
 ) -> Result<TeamLimits, ConfigError> {
     let any: ParseLimit = |text| limit(text, u32::MAX);
     let rate: ParseLimit = |text| limit(text, BUCKET_MAX);
+    let size: ParseLimit = |text| integer(text, 0, u32::MAX).map(Some);
     let lifetime: ParseLimit = |text| integer(text, 1, u32::MAX).map(Some);
     let lifetime_s = value(keys::SANDBOX_MAX_LIFETIME_S, lifetime)?.flatten();
     Ok(TeamLimits {
@@ -561,6 +566,13 @@ fn team_limits(
         creates_per_minute: value(keys::LIMITS_CREATES_PER_MINUTE, rate)?.unwrap_or(base.creates_per_minute),
         requests_per_second: value(keys::LIMITS_REQUESTS_PER_SECOND, rate)?.unwrap_or(base.requests_per_second),
         egress_default_allow: base.egress_default_allow,
+        builds: value(keys::LIMITS_BUILDS, size)?.flatten().unwrap_or(base.builds),
+        template_cpu_count: value(keys::LIMITS_TEMPLATE_CPU_COUNT, size)?
+            .flatten()
+            .unwrap_or(base.template_cpu_count),
+        template_memory_mb: value(keys::LIMITS_TEMPLATE_MEMORY_MB, size)?
+            .flatten()
+            .unwrap_or(base.template_memory_mb),
     })
 }
 

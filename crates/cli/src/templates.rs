@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use model::id::{BuildId, TeamId, TemplateId};
 use model::resources::Resources;
 use store::Store;
-use store::error::StoreError;
 use store::builds::{BuildRow, BuildStatus};
+use store::error::StoreError;
 use store::templates::TemplateRow;
 use uuid::Uuid;
 

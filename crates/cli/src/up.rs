@@ -16,7 +16,7 @@ use server::clock::Clock;
 use server::lease::{NodeIdentity, NodeLease};
 use server::operator::OperatorSocket;
 use server::server::Server;
-use server::settings::{ConnectionLimits, RepositorySettings};
+use server::settings::{BuildSettings, ConnectionLimits, RepositorySettings};
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -225,6 +225,10 @@ async fn start(
             repositories: RepositorySettings {
                 directory: Some(dir.path().join("repositories")),
                 ..settings.repositories.clone()
+            },
+            builds: BuildSettings {
+                directory: Some(dir.path().join("builds")),
+                ..settings.builds.clone()
             },
             resources: settings.resources,
             egress,

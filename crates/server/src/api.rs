@@ -90,7 +90,10 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(logs::get_sandbox_logs_v1))
         .routes(routes!(logs::get_sandbox_logs))
         .routes(routes!(metrics::get_sandbox_metrics))
-        .routes(routes!(templates::list_templates_v1, templates::build::create_template_v1))
+        .routes(routes!(
+            templates::list_templates_v1,
+            templates::build::create_template_v1
+        ))
         .routes(routes!(templates::list_templates, templates::build::create_template_v2))
         .routes(routes!(templates::build::create_template))
         .routes(routes!(templates::list_default_templates))

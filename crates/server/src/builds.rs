@@ -6,9 +6,11 @@
 //! again, where finished steps come from the cache.
 
 pub(crate) mod collect;
+#[expect(dead_code, reason = "for `run`")]
 pub(crate) mod context;
 pub(crate) mod files;
 mod log;
+#[expect(dead_code, reason = "for `run`")]
 pub(crate) mod recipe;
 pub(crate) mod run;
 
@@ -195,7 +197,9 @@ impl Builds {
     /// Begins builds in their turn.
     async fn begin_builds(self: &Arc<Self>, tasks: &TaskTracker, stop: &CancellationToken) {
         loop {
-            let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else { return };
+            let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else {
+                return;
+            };
             match self.rows.build_begin_next(self.clock.now_us()).await {
                 Ok(Some(job)) => {
                     let running = Running {
@@ -335,7 +339,11 @@ impl Builds {
             sandboxes: Arc::default(),
         };
         if row.attempts > 1 {
-            context.log(Level::Warn, None, "the platform was restarted: the build is begun again");
+            context.log(
+                Level::Warn,
+                None,
+                "the platform was restarted: the build is begun again",
+            );
         }
         let spent_us = self.clock.now_us() - row.started_us;
         let left_us = (BUILDING_MAX_S * SECOND_US).saturating_sub(spent_us);

@@ -69,7 +69,9 @@ async fn name_teams(tx: &mut Transaction) -> Result<(), StoreError> {
         };
         let (id, name) = (text("id")?, text("name")?);
         let slug = free_slug(tx, &id, &name).await?;
-        let update = sqlx::query("UPDATE teams SET slug = $2 WHERE id = $1").bind(id).bind(slug);
+        let update = sqlx::query("UPDATE teams SET slug = $2 WHERE id = $1")
+            .bind(id)
+            .bind(slug);
         execute(tx, update).await?;
     }
     Ok(())

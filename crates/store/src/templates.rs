@@ -204,7 +204,8 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn template_by_id(&self, id: &TemplateId) -> Result<Option<TemplateRow>, StoreError> {
-        let query = sqlx::query(concat!(template_columns!(), "WHERE t.id = $1 AND t.deleted_us IS NULL")).bind(id.as_str());
+        let query =
+            sqlx::query(concat!(template_columns!(), "WHERE t.id = $1 AND t.deleted_us IS NULL")).bind(id.as_str());
         self.db.read_optional("find a template", query).await
     }
 

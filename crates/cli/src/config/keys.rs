@@ -185,6 +185,40 @@ keys! {
         "repositories.total_mb", None, Integer, "8192",
         "Maximum size of the copies of all repositories, in MiB; 0 keeps none.",
     },
+    BUILDS_CONCURRENT = {
+        "builds.concurrent", None, Integer, "2",
+        "How many builds of templates run at the same time, at least 1. Others wait for their turn.",
+    },
+    BUILDS_FILE_MB = {
+        "builds.file_mb", None, Integer, "2048",
+        "Maximum size of the files that one step of a build copies, as they are uploaded, in MiB.",
+    },
+    BUILDS_TEAM_FILES_MB = {
+        "builds.team_files_mb", None, Integer, "20480",
+        "Maximum size of all uploaded files of a team, in MiB.",
+    },
+    BUILDS_FILE_AGE_S = {
+        "builds.file_age_s", None, Integer, "604800",
+        "How long uploaded files are kept after their last use, in seconds, at least 60.",
+    },
+    BUILDS_CACHE_AGE_S = {
+        "builds.cache_age_s", None, Integer, "604800",
+        "How long the result of a step is kept for later builds after its last use, in seconds, at least 60.",
+    },
+    BUILDS_CACHE_MB = {
+        "builds.cache_mb", None, Integer, "20480",
+        "Approximate maximum size of all results of steps that are kept for later builds, in MiB. What templates \
+         consist of is not limited by this.",
+    },
+    BUILDS_REGISTRY_MIRRORS = {
+        "builds.registry_mirrors", None, Text, "none",
+        "Comma-separated registries from which images are fetched instead of others, such as \
+         `docker.io=mirror.example:5000`.",
+    },
+    BUILDS_INSECURE_REGISTRIES = {
+        "builds.insecure_registries", None, Text, "none",
+        "Comma-separated registries, host or host:port, that are reached without TLS.",
+    },
     SIGNING_SCHEMES = {
         "signing.schemes", None, Text, "Ringfence,Qiniu,Sufy",
         "Comma-separated words of the header Authorization that announce a signed request, such as Qiniu in \
@@ -269,6 +303,18 @@ keys! {
     LIMITS_CREATES_PER_MINUTE = {
         "limits.creates_per_minute", None, Integer, "0",
         "Maximum number of create requests of a team per minute, also in one burst; 0 is no limit.",
+    },
+    LIMITS_BUILDS = {
+        "limits.builds", None, Integer, "20",
+        "Maximum number of builds of templates of a team that have not ended.",
+    },
+    LIMITS_TEMPLATE_CPU_COUNT = {
+        "limits.template_cpu_count", None, Integer, "8",
+        "Maximum number of CPU cores of the sandboxes of a template that a team builds.",
+    },
+    LIMITS_TEMPLATE_MEMORY_MB = {
+        "limits.template_memory_mb", None, Integer, "8192",
+        "Maximum memory of the sandboxes of a template that a team builds, in MiB.",
     },
     LIMITS_REQUESTS_PER_SECOND = {
         "limits.requests_per_second", None, Integer, "0",
@@ -387,6 +433,9 @@ pub(crate) const PER_TEAM: &[&Key] = &[
     LIMITS_MEMORY_MB,
     LIMITS_CREATES_PER_MINUTE,
     LIMITS_REQUESTS_PER_SECOND,
+    LIMITS_BUILDS,
+    LIMITS_TEMPLATE_CPU_COUNT,
+    LIMITS_TEMPLATE_MEMORY_MB,
     EGRESS_DEFAULT,
 ];
 

@@ -49,8 +49,21 @@ fn defaults_are_what_the_table_says() {
         (config.records.log_retention_s, keys::LOGS_RETENTION_S),
         (config.records.log_entries, keys::LOGS_MAX_ENTRIES),
         (config.records.metric_retention_s, keys::METRICS_RETENTION_S),
+        (limits.builds, keys::LIMITS_BUILDS),
+        (limits.template_cpu_count, keys::LIMITS_TEMPLATE_CPU_COUNT),
+        (limits.template_memory_mb, keys::LIMITS_TEMPLATE_MEMORY_MB),
+        (config.builds.concurrent, keys::BUILDS_CONCURRENT),
+        (config.builds.file_age_s, keys::BUILDS_FILE_AGE_S),
+        (config.builds.cache_age_s, keys::BUILDS_CACHE_AGE_S),
     ] {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
+    }
+    for (bytes, key) in [
+        (config.builds.file_bytes, keys::BUILDS_FILE_MB),
+        (config.builds.team_files_bytes, keys::BUILDS_TEAM_FILES_MB),
+        (config.builds.cache_bytes, keys::BUILDS_CACHE_MB),
+    ] {
+        assert_eq!((bytes >> 20).to_string(), key.default, "{}", key.name);
     }
     assert_eq!((config.records.log_bytes / 1024).to_string(), keys::LOGS_MAX_KB.default);
     for (value, key) in [

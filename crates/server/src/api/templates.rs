@@ -20,8 +20,8 @@ use model::id::{TeamId, TemplateId};
 use model::limits::LIST_LIMIT;
 use serde::Serialize;
 use store::Store;
-use store::sandboxes::Order;
 use store::builds::{BuildCursor, BuildRow, BuildStatus};
+use store::sandboxes::Order;
 use store::templates::{TemplateOverview, TemplateRow};
 use utoipa::ToSchema;
 
@@ -350,7 +350,9 @@ pub(crate) async fn list_templates(
     let rank = |row: &TemplateOverview| (row.template.team_id.is_some(), Reverse(place(row)));
     found.sort_unstable_by_key(rank);
     if let Some((created_us, id)) = after {
-        let is_own = !found.iter().any(|row| row.template.id == id && row.template.team_id.is_none());
+        let is_own = !found
+            .iter()
+            .any(|row| row.template.id == id && row.template.team_id.is_none());
         let last = (is_own, Reverse((created_us, id)));
         found.retain(|row| rank(row) > last);
     }

@@ -52,9 +52,16 @@ impl Builds {
                 () = tokio::time::sleep(Duration::from_secs(self.settings.collect_interval_s.into())) => {}
             }
             match self.collect(&mut before).await {
-                Ok(Collected { layers: 0, files: 0, .. }) => {}
+                Ok(Collected {
+                    layers: 0, files: 0, ..
+                }) => {}
                 Ok(Collected { layers, bytes, files }) => {
-                    tracing::info!(layers, bytes, files, "removed layers and files of builds that nothing uses");
+                    tracing::info!(
+                        layers,
+                        bytes,
+                        files,
+                        "removed layers and files of builds that nothing uses"
+                    );
                 }
                 Err(error) => tracing::error!(error = %Chain(&error), "cannot remove unused layers"),
             }
@@ -68,14 +75,19 @@ impl Builds {
         let settings = &self.settings;
         let files = self.files.purge(ago(settings.file_age_s.into())).await?;
         let most = i64::try_from(settings.cache_bytes).unwrap_or(i64::MAX);
-        self.rows.layer_cache_purge(ago(settings.cache_age_s.into()), most).await?;
+        self.rows
+            .layer_cache_purge(ago(settings.cache_age_s.into()), most)
+            .await?;
 
         let removal = self.removal.write().await;
         let stored = match self.node.layers().await {
             Ok(stored) => stored,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "cannot list the layers of the node");
-                return Ok(Collected { files, ..Collected::default() });
+                return Ok(Collected {
+                    files,
+                    ..Collected::default()
+                });
             }
         };
         let known: HashSet<&LayerId> = stored.iter().map(|layer| &layer.id).collect();
@@ -92,11 +104,17 @@ impl Builds {
             if let Err(error) = layers_in(&json, &mut used) {
                 // What it refers to is not known, so nothing may be removed.
                 tracing::error!("invalid spec or recipe of a build, so no layer is removed: {error}");
-                return Ok(Collected { files, ..Collected::default() });
+                return Ok(Collected {
+                    files,
+                    ..Collected::default()
+                });
             }
         }
         let unused: HashSet<LayerId> = known.into_iter().filter(|id| !used.contains(*id)).cloned().collect();
-        let mut collected = Collected { files, ..Collected::default() };
+        let mut collected = Collected {
+            files,
+            ..Collected::default()
+        };
         for layer in stored {
             if !unused.contains(&layer.id) || !before.contains(&layer.id) {
                 continue;

@@ -69,7 +69,10 @@ impl Drop for Upload {
 
 /// Whether a text is the hash of files: 64 lower-case hexadecimal digits. So it is a safe name of a file.
 pub(crate) fn is_hash(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    text.len() == 64
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {
@@ -133,7 +136,11 @@ impl BuildFiles {
             return Err(FileError::TeamFull { limit });
         }
         let floor = u64::from(CapacitySettings::DISK_FLOOR_MB) << 20;
-        let free = self.node.capacity().await.map_or(u64::MAX, |host| host.disk_available_bytes);
+        let free = self
+            .node
+            .capacity()
+            .await
+            .map_or(u64::MAX, |host| host.disk_available_bytes);
         if free < floor.saturating_add(announced.unwrap_or(0)) {
             return Err(FileError::DiskFull);
         }
@@ -143,7 +150,11 @@ impl BuildFiles {
             if let Some(team) = partial.parent() {
                 make_directory(team)?;
             }
-            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
+            let file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&partial)?;
             Ok::<_, io::Error>(Upload {
                 file: Some(file),
                 path: partial,
@@ -162,7 +173,9 @@ impl BuildFiles {
 
     /// Writes the next piece.
     pub(crate) async fn write(&self, mut upload: Upload, piece: Bytes) -> Result<Upload, FileError> {
-        let bytes = upload.bytes.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        let bytes = upload
+            .bytes
+            .saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
         self.check_size(bytes)?;
         let written = tokio::task::spawn_blocking(move || {
             if let Some(file) = &mut upload.file {

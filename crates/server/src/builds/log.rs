@@ -142,7 +142,9 @@ impl BuildLog {
 impl LogState {
     fn push(&mut self, at_us: i64, level: Level, step: Option<&str>, message: String) {
         self.last_seq += 1;
-        self.bytes = self.bytes.saturating_add(i64::try_from(message.len()).unwrap_or(i64::MAX));
+        self.bytes = self
+            .bytes
+            .saturating_add(i64::try_from(message.len()).unwrap_or(i64::MAX));
         self.pending.push(BuildLogRow {
             seq: self.last_seq,
             at_us,

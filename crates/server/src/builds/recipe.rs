@@ -54,10 +54,7 @@ pub(crate) enum Source {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Registry {
     /// A user of the registry.
-    Basic {
-        username: String,
-        password: Secret,
-    },
+    Basic { username: String, password: Secret },
     /// A key of Amazon, with which a password of ECR is requested.
     Aws {
         access_key_id: String,

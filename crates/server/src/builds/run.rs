@@ -1,4 +1,7 @@
 //! Runs the steps of a build.
+//!
+//! What it needs is in [`BuildContext`]: sandboxes are started, committed and killed through it, so that they are ended
+//! after a build that was cancelled, and no layer of a build in progress is removed.
 
 use super::context::BuildContext;
 use super::recipe::{BuildFailure, BuildResult, Job};

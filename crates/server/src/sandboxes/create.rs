@@ -328,7 +328,13 @@ impl Sandboxes {
         }
     }
 
-    fn start_request(&self, row: &SandboxRow, build: &BuildSpec, env_vars: EnvVars, egress: EgressPolicy) -> StartSandbox {
+    fn start_request(
+        &self,
+        row: &SandboxRow,
+        build: &BuildSpec,
+        env_vars: EnvVars,
+        egress: EgressPolicy,
+    ) -> StartSandbox {
         let token = self.tokens.access_token(&row.id);
         let mut resources = self.defaults.resources;
         resources.cpu_count = row.cpu_count;

@@ -122,7 +122,10 @@ impl NodeRows {
         let query = sqlx::query("DELETE FROM layer_cache WHERE node_id = $1 AND layer_id = $2")
             .bind(self.node.as_str())
             .bind(layer.as_str());
-        self.store.db.write("cached layer", "forget a cached layer", query).await
+        self.store
+            .db
+            .write("cached layer", "forget a cached layer", query)
+            .await
     }
 
     /// The layers of all entries of the node.

@@ -332,7 +332,10 @@ impl NodeRows {
         )
         .bind(self.node.as_str())
         .bind(now_us);
-        self.store.db.write_durably("build", "begin builds again", requeue).await
+        self.store
+            .db
+            .write_durably("build", "begin builds again", requeue)
+            .await
     }
 
     /// The builds of this node that are in progress.
@@ -340,7 +343,8 @@ impl NodeRows {
     /// # Errors
     /// When the database fails.
     pub async fn build_list_building(&self) -> Result<Vec<BuildId>, StoreError> {
-        let query = sqlx::query("SELECT id FROM builds WHERE node_id = $1 AND status = 'building'").bind(self.node.as_str());
+        let query =
+            sqlx::query("SELECT id FROM builds WHERE node_id = $1 AND status = 'building'").bind(self.node.as_str());
         let ids: Vec<Id> = self.store.db.read_all("list builds in progress", query).await?;
         Ok(ids.into_iter().map(|Id(id)| id).collect())
     }

@@ -77,7 +77,10 @@ impl FromColumns for BuildLogSize {
 }
 
 fn level_number(level: Level) -> i64 {
-    Level::ALL.iter().position(|other| *other == level).map_or(0, |at| i64::try_from(at).unwrap_or(0))
+    Level::ALL
+        .iter()
+        .position(|other| *other == level)
+        .map_or(0, |at| i64::try_from(at).unwrap_or(0))
 }
 
 /// A text of a program as both engines can store it.
@@ -108,7 +111,9 @@ impl Store {
             .await
             .map_err(|error| classify(&error, "entry of a log", WHAT))?;
         }
-        tx.commit().await.map_err(|error| classify(&error, "entry of a log", WHAT))
+        tx.commit()
+            .await
+            .map_err(|error| classify(&error, "entry of a log", WHAT))
     }
 
     /// The size of the log of a build.

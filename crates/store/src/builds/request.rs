@@ -152,13 +152,19 @@ impl Store {
         let mut tx = self.db.begin(WHAT).await?;
         let team = new.team.as_str();
         // Requests of a team are made one after another.
-        execute(&mut tx, "team", sqlx::query("UPDATE teams SET slug = slug WHERE id = $1").bind(team.to_owned())).await?;
+        execute(
+            &mut tx,
+            "team",
+            sqlx::query("UPDATE teams SET slug = slug WHERE id = $1").bind(team.to_owned()),
+        )
+        .await?;
         let owner = match &new.alias {
             None => None,
             Some(alias) => {
-                let query = sqlx::query("SELECT template_id AS value FROM template_aliases WHERE scope = $1 AND alias = $2")
-                    .bind(team.to_owned())
-                    .bind(alias.as_str());
+                let query =
+                    sqlx::query("SELECT template_id AS value FROM template_aliases WHERE scope = $1 AND alias = $2")
+                        .bind(team.to_owned())
+                        .bind(alias.as_str());
                 value(&mut tx, query).await?
             }
         };
@@ -180,10 +186,19 @@ impl Store {
             let query = sqlx::query(
                 "INSERT INTO templates (id, team_id, is_public, spawn_count, created_us) VALUES ($1, $2, 0, 0, $3)",
             );
-            execute(&mut tx, "template", query.bind(template.clone()).bind(team.to_owned()).bind(new.now_us)).await?;
+            execute(
+                &mut tx,
+                "template",
+                query.bind(template.clone()).bind(team.to_owned()).bind(new.now_us),
+            )
+            .await?;
         } else {
-            let query = sqlx::query("SELECT id AS value FROM templates WHERE id = $1 AND team_id = $2 AND deleted_us IS NULL");
-            if value(&mut tx, query.bind(template.clone()).bind(team.to_owned())).await?.is_none() {
+            let query =
+                sqlx::query("SELECT id AS value FROM templates WHERE id = $1 AND team_id = $2 AND deleted_us IS NULL");
+            if value(&mut tx, query.bind(template.clone()).bind(team.to_owned()))
+                .await?
+                .is_none()
+            {
                 return Ok(BuildRequested::NoTemplate);
             }
         }
@@ -197,7 +212,12 @@ impl Store {
                 "UPDATE builds SET status = 'failed', reason = $2, finished_us = $3, registry_sealed = NULL \
                  WHERE id = $1 AND status = 'waiting'",
             );
-            execute(&mut tx, "build", query.bind(build.as_str()).bind(SUPERSEDED).bind(new.now_us)).await?;
+            execute(
+                &mut tx,
+                "build",
+                query.bind(build.as_str()).bind(SUPERSEDED).bind(new.now_us),
+            )
+            .await?;
         }
         let query = sqlx::query(
             "INSERT INTO builds (id, template_id, status, cpu_count, memory_mb, disk_mb, request_json, created_us) \
@@ -226,8 +246,14 @@ impl Store {
                 Some(_) => return Ok(BuildRequested::AliasTaken),
                 None => {
                     let query = sqlx::query("DELETE FROM template_aliases WHERE template_id = $1 AND scope = $2");
-                    execute(&mut tx, "template alias", query.bind(template.clone()).bind(team.to_owned())).await?;
-                    let query = sqlx::query("INSERT INTO template_aliases (scope, alias, template_id) VALUES ($1, $2, $3)");
+                    execute(
+                        &mut tx,
+                        "template alias",
+                        query.bind(template.clone()).bind(team.to_owned()),
+                    )
+                    .await?;
+                    let query =
+                        sqlx::query("INSERT INTO template_aliases (scope, alias, template_id) VALUES ($1, $2, $3)");
                     let query = query.bind(team.to_owned()).bind(alias.as_str()).bind(template.clone());
                     execute(&mut tx, "template alias", query).await?;
                 }

@@ -10,6 +10,7 @@
 )]
 
 mod access;
+mod builds;
 mod concurrency;
 mod database;
 mod idempotency;
@@ -58,6 +59,14 @@ const CASES: &[(&str, Case)] = cases![
     templates::started_sandboxes_are_counted,
     templates::builds_are_listed_newest_first,
     templates::the_newest_ready_build_is_found,
+    builds::requests_name_tag_and_supersede,
+    builds::builds_are_begun_once_and_ended_once,
+    builds::tags_can_be_set_back,
+    builds::deleted_templates_keep_their_id,
+    builds::logs_are_read_by_offset_and_time,
+    builds::layers_are_referred_to_until_nothing_needs_them,
+    builds::uploaded_files_are_counted_and_removed_unused,
+    builds::namespaces_are_unique,
     sandboxes::every_field_round_trips,
     sandboxes::insert_start_stop_and_delete,
     sandboxes::changes_of_an_old_version_are_stale,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
 use store::Store;
+use store::builds::{BuildRow, BuildStatus};
 use store::sandboxes::{NewSandbox, SandboxRow};
 use store::teams::{TeamRow, UserRow};
-use store::builds::{BuildRow, BuildStatus};
 use store::templates::TemplateRow;
 
 /// A UUID that ends in `n`.

@@ -2,9 +2,9 @@
 
 use model::lifecycle::State;
 use store::Change;
+use store::builds::{BuildCursor, BuildRow, BuildStatus};
 use store::error::StoreError;
 use store::sandboxes::NewSandbox;
-use store::builds::{BuildCursor, BuildRow, BuildStatus};
 use store::templates::TemplateRow;
 
 use crate::database::Database;

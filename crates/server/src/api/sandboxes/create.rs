@@ -422,13 +422,19 @@ async fn prepare(
 
 /// What sandboxes of a build are started with.
 fn spec_of(state: &ApiState, build: &BuildRow, name: &str) -> Result<BuildSpec, ApiError> {
-    if build.node_id.as_ref().is_some_and(|node| node != state.sandboxes.rows.node()) {
+    if build
+        .node_id
+        .as_ref()
+        .is_some_and(|node| node != state.sandboxes.rows.node())
+    {
         return Err(ApiError::no_template(format!(
             "template \"{name}\" was built on another node of this platform: build it again through this server"
         )));
     }
     BuildSpec::of(build).ok_or_else(|| {
-        ApiError::no_template(format!("the build of template \"{name}\" cannot be read: build it again"))
+        ApiError::no_template(format!(
+            "the build of template \"{name}\" cannot be read: build it again"
+        ))
     })
 }
 

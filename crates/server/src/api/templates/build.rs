@@ -109,11 +109,17 @@ fn check_size(cpu_count: u32, memory_mb: u32, caller: &Caller) -> Result<(), Api
     } else if cpu_count != 1 && cpu_count % 2 != 0 {
         "cpuCount must be 1 or an even number".to_owned()
     } else if cpu_count > limits.template_cpu_count {
-        format!("cpuCount must be at most {}, the limit of your team", limits.template_cpu_count)
+        format!(
+            "cpuCount must be at most {}, the limit of your team",
+            limits.template_cpu_count
+        )
     } else if memory_mb % 2 != 0 {
         "memoryMB must be an even number".to_owned()
     } else if memory_mb > limits.template_memory_mb {
-        format!("memoryMB must be at most {}, the limit of your team", limits.template_memory_mb)
+        format!(
+            "memoryMB must be at most {}, the limit of your team",
+            limits.template_memory_mb
+        )
     } else {
         return Ok(());
     };
@@ -182,10 +188,14 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
         }
         BuildRequested::TooMany => return Err(ApiError::build_limit(limit)),
         BuildRequested::AliasIsId => {
-            return Err(ApiError::taken(format!("name \"{alias}\" is the id of a template: choose another")));
+            return Err(ApiError::taken(format!(
+                "name \"{alias}\" is the id of a template: choose another"
+            )));
         }
         BuildRequested::AliasTaken => {
-            return Err(ApiError::taken(format!("name \"{alias}\" is that of another template of your team")));
+            return Err(ApiError::taken(format!(
+                "name \"{alias}\" is that of another template of your team"
+            )));
         }
         BuildRequested::NoTemplate => return Err(ApiError::no_template("the template does not exist any more")),
     };

@@ -75,7 +75,9 @@ pub(crate) async fn get_template_upload(
 ) -> Result<Response, ApiError> {
     let hash = path.build;
     if !is_hash(&hash) {
-        return Err(ApiError::invalid("invalid hash: it must be 64 lower-case hexadecimal digits"));
+        return Err(ApiError::invalid(
+            "invalid hash: it must be 64 lower-case hexadecimal digits",
+        ));
     }
     let template = find_own(&path.template, &caller.team, &store).await?;
     if !state.builds.files.is_on() {
@@ -84,7 +86,11 @@ pub(crate) async fn get_template_upload(
     let present = state.builds.files.find(&caller.team, &hash).await.is_some();
     let expires = state.clock.now_us() / SECOND_US + VALID_S;
     let token = state.tokens.upload_token(&template.id, &hash, expires);
-    let origin = origin(&headers, peer.is_some_and(|Extension(peer)| peer.is_tls), &state.access.domain);
+    let origin = origin(
+        &headers,
+        peer.is_some_and(|Extension(peer)| peer.is_tls),
+        &state.access.domain,
+    );
     let url = format!(
         "{origin}/templates/{}/files/{hash}?expires={expires}&token={}",
         template.id,
@@ -126,19 +132,20 @@ impl ApiError {
         (status = 413, description = "The files are too large", body = ErrorBody),
     )
 )]
-pub(crate) async fn put_template_upload(
-    State(state): State<ApiState>,
-    request: Request,
-) -> Result<Response, ApiError> {
+pub(crate) async fn put_template_upload(State(state): State<ApiState>, request: Request) -> Result<Response, ApiError> {
     let (mut parts, mut body) = request.into_parts();
     let path = BuildPath::from_request_parts(&mut parts, &state).await?;
     let query = Query::of(&parts.uri)?;
     let missing = |name: &str| ApiError::invalid(format!("parameter \"{name}\" is missing"));
-    let expires = query.integer("expires", 0..=i64::MAX)?.ok_or_else(|| missing("expires"))?;
+    let expires = query
+        .integer("expires", 0..=i64::MAX)?
+        .ok_or_else(|| missing("expires"))?;
     let token = query.single("token")?.ok_or_else(|| missing("token"))?;
     let hash = path.build;
     if !is_hash(&hash) {
-        return Err(ApiError::invalid("invalid hash: it must be 64 lower-case hexadecimal digits"));
+        return Err(ApiError::invalid(
+            "invalid hash: it must be 64 lower-case hexadecimal digits",
+        ));
     }
     let template: TemplateId = path.template.parse()?;
     if !state.tokens.is_upload_token(&template, &hash, expires, token) {

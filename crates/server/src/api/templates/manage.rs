@@ -34,7 +34,10 @@ async fn update(store: &Store, caller: &Caller, text: &str, body: TemplateUpdate
         tracing::info!(template.id = %row.id, public, "changed a template");
     }
     let (found, namespace) = overviews(store, caller, Some(&row.id)).await?;
-    let overview = found.into_iter().next().ok_or_else(|| ApiError::unknown_template(text))?;
+    let overview = found
+        .into_iter()
+        .next()
+        .ok_or_else(|| ApiError::unknown_template(text))?;
     json(StatusCode::OK, &Template::new(overview, &namespace))
 }
 

@@ -94,11 +94,7 @@ body! {
 impl RegistryCredentials {
     fn read(self) -> Result<Registry, ApiError> {
         let needs = |value: Nullable<String>, key: &str| {
-            let missing = || {
-                ApiError::schema(format_args!(
-                    "/fromImageRegistry/{key}: property \"{key}\" is missing"
-                ))
-            };
+            let missing = || ApiError::schema(format_args!("/fromImageRegistry/{key}: property \"{key}\" is missing"));
             value.0.ok_or_else(missing)
         };
         match self.kind.as_str() {
@@ -124,10 +120,13 @@ impl RegistryCredentials {
 /// Whether the client is an SDK from before steps ran as the user of sandboxes.
 fn runs_steps_as_root(headers: &HeaderMap) -> Result<bool, ApiError> {
     let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
-    let versions = agent.unwrap_or_default().split_ascii_whitespace().filter_map(|product| {
-        let (name, version) = product.split_once('/')?;
-        matches!(name, "e2b-js-sdk" | "e2b-python-sdk").then_some(version)
-    });
+    let versions = agent
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .filter_map(|product| {
+            let (name, version) = product.split_once('/')?;
+            matches!(name, "e2b-js-sdk" | "e2b-python-sdk").then_some(version)
+        });
     let Some(version) = versions.into_iter().next() else {
         return Ok(false);
     };
@@ -135,7 +134,9 @@ fn runs_steps_as_root(headers: &HeaderMap) -> Result<bool, ApiError> {
     let mut parts = release.split('.').map(str::parse::<u64>);
     match (parts.next(), parts.next(), parts.next()) {
         (Some(Ok(major)), Some(Ok(minor)), Some(Ok(patch))) => Ok((major, minor, patch) < STEPS_AS_USER),
-        _ => Err(ApiError::invalid(format!("invalid SDK version in User-Agent: {version:?}"))),
+        _ => Err(ApiError::invalid(format!(
+            "invalid SDK version in User-Agent: {version:?}"
+        ))),
     }
 }
 
@@ -152,9 +153,15 @@ async fn source_of(
 ) -> Result<Result<Source, String>, ApiError> {
     let name = match (image, template) {
         (Some(_), Some(_)) => {
-            return Err(ApiError::invalid("fromImage and fromTemplate exclude each other: send one of them"));
+            return Err(ApiError::invalid(
+                "fromImage and fromTemplate exclude each other: send one of them",
+            ));
         }
-        (None, None) => return Err(ApiError::invalid("fromImage or fromTemplate is missing: send one of them")),
+        (None, None) => {
+            return Err(ApiError::invalid(
+                "fromImage or fromTemplate is missing: send one of them",
+            ));
+        }
         (Some(image), None) => {
             let is_base = BASE_IMAGES.contains(&image.trim());
             return Ok(Ok(match is_base {
@@ -176,8 +183,14 @@ async fn source_of(
         Err(TemplateError::Store(error)) => return Err(error.into()),
         Err(error) => return Ok(Err(error.to_string())),
     };
-    if build.node_id.as_ref().is_some_and(|node| node != state.builds.rows.node()) {
-        return Ok(Err(format!("template {name:?} was built on another node of this platform")));
+    if build
+        .node_id
+        .as_ref()
+        .is_some_and(|node| node != state.builds.rows.node())
+    {
+        return Ok(Err(format!(
+            "template {name:?} was built on another node of this platform"
+        )));
     }
     let Some(spec) = BuildSpec::of(&build) else {
         return Ok(Err(format!("template {name:?} has no stored layers: build it again")));
@@ -231,7 +244,9 @@ pub(crate) async fn start_build(
         Source::Base | Source::Template { .. } => None,
     };
     let sealed = registry.map(|registry| state.builds.seal(&build.id, registry));
-    let sealed = sealed.transpose().map_err(|error| ApiError::internal().caused_by(error))?;
+    let sealed = sealed
+        .transpose()
+        .map_err(|error| ApiError::internal().caused_by(error))?;
     let steps = body.steps.0.map_or_else(Vec::new, |List(steps)| steps);
     let recipe = Recipe {
         source,
@@ -284,7 +299,9 @@ async fn refuse(
 }
 
 fn not_waiting(build: &BuildId) -> ApiError {
-    ApiError::invalid(format!("build \"{build}\" was started before, or has ended: request another build"))
+    ApiError::invalid(format!(
+        "build \"{build}\" was started before, or has ended: request another build"
+    ))
 }
 
 /// 202 without a body. Clients need its length to know that there is none.

@@ -199,7 +199,9 @@ pub(crate) async fn get_build_status(
         is_backward: false,
     };
     let rows = store.build_log_list(&build.id, &query).await?;
-    let lines = rows.iter().map(|row| format!("[{}] {}\n", rfc3339(row.at_us), row.message));
+    let lines = rows
+        .iter()
+        .map(|row| format!("[{}] {}\n", rfc3339(row.at_us), row.message));
     let info = TemplateBuildInfo {
         template_id: template.id.into(),
         logs: lines.collect(),
@@ -252,6 +254,8 @@ pub(crate) async fn get_build_logs(
 ) -> Result<Response, ApiError> {
     let template = find_own(&path.template, &caller.team, &store).await?;
     let build = build_of(&builds, &template.id, &path.build).await?;
+    // One place has all entries.
+    let (Some(LogSource::Temporary | LogSource::Persistent) | None) = which.source;
     // The whole millisecond of the cursor is included, so a pager sees the entry at the boundary again.
     let cursor_us = which.cursor_ms.map(|ms| ms.saturating_mul(1000));
     let is_backward = matches!(which.direction, Some(LogOrder::Backward));

@@ -1,0 +1,81 @@
+//! Settings of builds of templates.
+
+use std::collections::BTreeMap;
+
+use server::settings::BuildSettings;
+
+use super::{ConfigError, Given, integer, keys};
+
+impl Given<'_> {
+    /// All but the directory of uploaded files, which is in the data directory.
+    pub(super) fn builds(&self) -> Result<BuildSettings, ConfigError> {
+        let default = BuildSettings::default();
+        let number = |key, min, default: u32| -> Result<u32, ConfigError> {
+            Ok(self.parse(key, |text| integer(text, min, u32::MAX))?.unwrap_or(default))
+        };
+        let megabytes = |key, default: u64| -> Result<u64, ConfigError> {
+            let given = self.parse(key, |text| integer(text, 0, u32::MAX))?;
+            Ok(given.map_or(default, |mb| u64::from(mb) << 20))
+        };
+        Ok(BuildSettings {
+            concurrent: number(keys::BUILDS_CONCURRENT, 1, default.concurrent)?,
+            file_bytes: megabytes(keys::BUILDS_FILE_MB, default.file_bytes)?,
+            team_files_bytes: megabytes(keys::BUILDS_TEAM_FILES_MB, default.team_files_bytes)?,
+            file_age_s: number(keys::BUILDS_FILE_AGE_S, 60, default.file_age_s)?,
+            cache_age_s: number(keys::BUILDS_CACHE_AGE_S, 60, default.cache_age_s)?,
+            cache_bytes: megabytes(keys::BUILDS_CACHE_MB, default.cache_bytes)?,
+            registry_mirrors: self.parse(keys::BUILDS_REGISTRY_MIRRORS, mirrors)?.unwrap_or_default(),
+            insecure_registries: self.parse(keys::BUILDS_INSECURE_REGISTRIES, hosts)?.unwrap_or_default(),
+            ..default
+        })
+    }
+}
+
+/// The entries of a list; none of them is empty.
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty() && *entry != "none")
+}
+
+fn is_host(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || ".-:[]".contains(c);
+    !text.is_empty() && text.chars().all(allowed)
+}
+
+fn hosts(text: &str) -> Result<Vec<String>, String> {
+    entries(text)
+        .map(|host| match is_host(host) {
+            true => Ok(host.to_owned()),
+            false => Err(format!("{host:?} is not a host or host:port")),
+        })
+        .collect()
+}
+
+fn mirrors(text: &str) -> Result<BTreeMap<String, String>, String> {
+    entries(text)
+        .map(|entry| match entry.split_once('=') {
+            Some((from, to)) if is_host(from.trim()) && is_host(to.trim()) => {
+                Ok((from.trim().to_owned(), to.trim().to_owned()))
+            }
+            Some(_) | None => Err(format!("{entry:?} is not host=host")),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_registries_are_checked() {
+        assert_eq!(hosts(" a.b:5000, c ").unwrap(), ["a.b:5000", "c"]);
+        assert_eq!(hosts("none").unwrap(), Vec::<String>::new());
+        assert!(hosts("http://a").is_err());
+        let one = mirrors("docker.io=mirror.local:5000").unwrap();
+        assert_eq!(one.get("docker.io").map(String::as_str), Some("mirror.local:5000"));
+        for bad in ["docker.io", "a=b/c", "=a"] {
+            assert!(mirrors(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -395,12 +395,17 @@ impl Builds {
             let result = tokio::time::timeout(deadline, run::run(context, job)).await;
             result.unwrap_or_else(|_| Err(timeout()))
         };
-        tokio::select! {
-            biased;
-            () = cancel.cancelled() => None,
-            () = context.log.follow() => None,
-            result = run => Some(result),
-        }
+        let done = CancellationToken::new();
+        let ended = async {
+            let ended = tokio::select! {
+                biased;
+                () = cancel.cancelled() => None,
+                result = run => Some(result),
+            };
+            done.cancel();
+            ended
+        };
+        tokio::join!(ended, context.log.follow(&done)).0
     }
 
     /// Ends the sandboxes that a build left.

@@ -31,8 +31,7 @@ const PAGES: [Page; 7] = [
         name: "templates",
         title: "Templates API",
         description: "Every operation on templates that is available, with parameters and statuses.",
-        introduction: "The only template so far is the built-in [base](../base.md). [Not available \
-                       yet](not-available.md) lists the operations for building templates.",
+        introduction: "[Templates](../templates.md) describes names, tags and builds.",
     },
     Page {
         tag: "keys",

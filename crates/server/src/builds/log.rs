@@ -9,6 +9,7 @@ use store::Store;
 use store::builds::BuildLogRow;
 use store::error::StoreError;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::chain::Chain;
 use crate::clock::Clock;
@@ -97,11 +98,19 @@ impl BuildLog {
         self.added.notify_one();
     }
 
-    /// Writes lines to the database as they come, until this is dropped.
-    pub(crate) async fn follow(&self) {
+    /// Writes lines to the database as they come, until `done` is cancelled.
+    pub(crate) async fn follow(&self, done: &CancellationToken) {
         loop {
-            self.added.notified().await;
-            tokio::time::sleep(INTERVAL).await;
+            tokio::select! {
+                biased;
+                () = done.cancelled() => return,
+                () = self.added.notified() => {}
+            }
+            tokio::select! {
+                biased;
+                () = done.cancelled() => return,
+                () = tokio::time::sleep(INTERVAL) => {}
+            }
             if let Err(error) = self.flush().await {
                 tracing::warn!(build.id = %self.build, error = %Chain(&error), "cannot write the log of a build");
             }
@@ -131,7 +140,11 @@ impl BuildLog {
             match self.store.build_log_append(&self.build, &batch).await {
                 Ok(()) => {}
                 // An earlier write succeeded without an answer.
-                Err(StoreError::Conflict { .. }) => {}
+                Err(StoreError::Conflict { .. }) => {
+                    let stored = self.store.build_log_size(&self.build).await?.last_seq;
+                    self.state.lock().pending.retain(|entry| entry.seq > stored);
+                    continue;
+                }
                 Err(error) => return Err(error),
             }
             self.state.lock().pending.drain(..batch.len());

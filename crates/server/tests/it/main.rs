@@ -8,6 +8,7 @@ use protocol::node::NodeApi;
 use testkit::node::FakeNode;
 
 mod auth;
+mod builds;
 mod connections;
 mod create;
 mod drain;

@@ -80,7 +80,7 @@ async fn unbuilt_operations_answer_501() {
     for path in [
         "/sandboxes/inobody/pause",
         "/sandboxes/inobody/snapshots",
-        "/templates/nothing",
+        "/templates/nothing/builds/x",
     ] {
         let reply = platform.call("POST", path, "").await;
         assert!(

@@ -255,6 +255,7 @@ impl TestPlatform {
             tls,
             ..settings(&clock)
         };
+        settings.builds.directory = Some(directory.path().join("builds"));
         adjust(&mut settings);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("address");

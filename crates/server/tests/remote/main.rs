@@ -9,6 +9,8 @@ use protocol::node::NodeApi;
 use testkit::node::FakeNode;
 use testkit::remote::RemoteNode;
 
+#[path = "../it/builds.rs"]
+mod builds;
 #[path = "../it/create.rs"]
 mod create;
 #[path = "../it/drain.rs"]

@@ -1,0 +1,645 @@
+//! Building templates: requests, uploads, statuses, logs and tags. What steps do is not tested here: the node is a fake.
+
+use serde_json::{Value, json};
+use store::builds::{BuildEnd, BuildStart};
+
+use super::platform::{BASE, OTHER_KEY, Reply, TestPlatform, within};
+
+const HASH: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+fn text(reply: &Reply, key: &str) -> String {
+    let value = reply.json[key].as_str();
+    value.unwrap_or_else(|| panic!("no {key}: {reply:?}")).to_owned()
+}
+
+async fn request(platform: &TestPlatform, body: &str) -> (String, String) {
+    let reply = platform.call("POST", "/v3/templates", body).await;
+    assert_eq!(reply.status, 202, "{reply:?}");
+    (text(&reply, "templateID"), text(&reply, "buildID"))
+}
+
+/// Ends a build as if it had been run.
+async fn finish(platform: &TestPlatform, template: &str, build: &str, spec: &str) {
+    let rows = platform.rows();
+    let (template, build) = (template.parse().expect("an id"), build.parse().expect("an id"));
+    let now_us = platform.clock.now_us();
+    let start = BuildStart {
+        // Not a recipe, and of another node, so that this platform does not begin it.
+        recipe_json: "{}".to_owned(),
+        registry_sealed: None,
+        now_us,
+    };
+    rows.build_start(&template, &build, &start)
+        .await
+        .expect("started")
+        .applied()
+        .expect("started");
+    // The platform may begin it first, and fails it then.
+    while rows
+        .build_begin_next(now_us)
+        .await
+        .expect("a database")
+        .is_some_and(|job| job.id != build)
+    {}
+    let end = BuildEnd::Ready {
+        spec_json: spec.to_owned(),
+        disk_mb: 2048,
+        agent_version: "0.6.13".to_owned(),
+    };
+    assert!(rows.build_end(&build, &end, now_us).await.expect("a database"));
+}
+
+const BASE_SPEC: &str = r#"{"image":"base"}"#;
+
+#[tokio::test]
+async fn a_requested_build_waits() {
+    let platform = TestPlatform::start().await;
+    let reply = platform
+        .call(
+            "POST",
+            "/v3/templates",
+            r#"{"name":"Team1/New:V1","tags":["b","v1","a"],"cpuCount":4,"memoryMB":512,"x":1}"#,
+        )
+        .await;
+    assert_eq!(reply.status, 202, "{reply:?}");
+    let (template, build) = (text(&reply, "templateID"), text(&reply, "buildID"));
+    let item = &reply.json;
+    for (key, want) in [
+        ("public", json!(false)),
+        ("aliases", json!(["new"])),
+        ("names", json!(["team1/new"])),
+        ("tags", json!(["v1", "b", "a"])),
+        ("cpuCount", json!(4)),
+        ("memoryMB", json!(512)),
+        ("buildStatus", json!("waiting")),
+        ("buildCount", json!(1)),
+    ] {
+        assert_eq!(item[key], want, "{key}: {reply:?}");
+    }
+    let status = platform
+        .call("GET", &format!("/templates/{template}/builds/{build}/status"), "")
+        .await;
+    assert_eq!(
+        status.json,
+        json!({"templateID": template, "buildID": build, "status": "waiting", "logs": [], "logEntries": []})
+    );
+    let detail = platform.call("GET", &format!("/templates/{template}"), "").await.json;
+    assert_eq!(detail["builds"][0]["status"], "waiting");
+    assert!(detail["builds"][0].get("diskSizeMB").is_none(), "{detail}");
+    // It has no finished build yet, and was not built with the tag `default`.
+    assert_eq!(detail["buildStatus"], "waiting");
+    platform
+        .call("POST", "/sandboxes", r#"{"templateID":"new"}"#)
+        .await
+        .error(404);
+    // The same name is the same template.
+    assert_eq!(request(&platform, r#"{"alias":"new"}"#).await.0, template);
+    let reply = platform.call("POST", "/v2/templates", r#"{"alias":"new"}"#).await;
+    assert_eq!(
+        (reply.status.as_u16(), text(&reply, "templateID")),
+        (202, template.clone())
+    );
+    let reply = platform
+        .call("POST", "/templates", r#"{"alias":"new","dockerfile":"FROM x"}"#)
+        .await;
+    assert_eq!(
+        (reply.status.as_u16(), text(&reply, "templateID")),
+        (202, template.clone())
+    );
+    assert_eq!(reply.json["buildCount"], 4);
+    // A build without a name.
+    let reply = platform.call("POST", "/v3/templates", "{}").await;
+    assert_eq!(
+        (reply.json["names"].clone(), reply.json["tags"].clone()),
+        (json!([]), json!(["default"]))
+    );
+    // Version 1 can rename.
+    let path = format!("/templates/{template}");
+    let reply = platform
+        .call("POST", &path, r#"{"alias":"newer","dockerfile":""}"#)
+        .await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.json["aliases"].clone()),
+        (202, json!(["newer"]))
+    );
+    platform
+        .call("POST", &path, r#"{"alias":"own","dockerfile":""}"#)
+        .await
+        .error(409);
+    platform.call("POST", &path, "{}").await.error(400);
+    platform
+        .call("POST", "/templates/base", r#"{"dockerfile":""}"#)
+        .await
+        .error(403);
+    platform
+        .call("POST", "/templates/nothing", r#"{"dockerfile":""}"#)
+        .await
+        .error(404);
+    // The name of a global template can be taken by a team for itself.
+    let (own_base, _) = request(&platform, r#"{"name":"base"}"#).await;
+    assert_ne!(own_base, BASE);
+    let alias = platform.call("GET", "/templates/aliases/base", "").await.json;
+    assert_eq!(alias["templateID"], json!(own_base));
+}
+
+#[tokio::test]
+async fn invalid_requests_are_refused() {
+    let platform = TestPlatform::start().await;
+    for body in [
+        r#"{"name":"a b"}"#,
+        r#"{"name":""}"#,
+        r#"{"name":"a:"}"#,
+        r#"{"name":"team2/a"}"#,
+        r#"{"name":"a","tags":["a b"]}"#,
+        r#"{"name":"a","tags":["0b0e1d52-58ff-4c8e-8f0d-0a1b2c3d4e5f"]}"#,
+        r#"{"name":"a","cpuCount":0}"#,
+        r#"{"name":"a","cpuCount":3}"#,
+        r#"{"name":"a","cpuCount":10}"#,
+        r#"{"name":"a","cpuCount":34}"#,
+        r#"{"name":"a","memoryMB":127}"#,
+        r#"{"name":"a","memoryMB":129}"#,
+        r#"{"name":"a","memoryMB":8194}"#,
+        r#"{"name":1}"#,
+        "[]",
+    ] {
+        platform.call("POST", "/v3/templates", body).await.error(400);
+    }
+    let long = format!(r#"{{"name":"{}"}}"#, "a".repeat(129));
+    assert!(
+        platform
+            .call("POST", "/v3/templates", &long)
+            .await
+            .error(400)
+            .starts_with("validation error")
+    );
+    platform.call("POST", "/v2/templates", "{}").await.error(400);
+    // A name that is an id.
+    platform
+        .call("POST", "/v3/templates", &format!(r#"{{"name":"{BASE}"}}"#))
+        .await
+        .error(409);
+    platform.call_as(None, "POST", "/v3/templates", "{}").await.error(401);
+    assert_eq!(platform.call("GET", "/templates/aliases/a", "").await.status, 404);
+}
+
+#[tokio::test]
+async fn builds_of_a_team_are_limited() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.builds = 2).await;
+    request(&platform, r#"{"name":"a"}"#).await;
+    request(&platform, r#"{"name":"b"}"#).await;
+    let refused = platform.call("POST", "/v3/templates", r#"{"name":"c"}"#).await;
+    assert!(refused.error(429).contains("2 builds"), "{refused:?}");
+    // It takes the place of the one that it supersedes.
+    let (template, build) = request(&platform, r#"{"name":"a"}"#).await;
+    let other = platform
+        .call_as(Some(OTHER_KEY), "POST", "/v3/templates", r#"{"name":"c"}"#)
+        .await;
+    assert_eq!(other.status, 202, "{other:?}");
+    let detail = platform.call("GET", &format!("/templates/{template}"), "").await.json;
+    let statuses: Vec<_> = detail["builds"]
+        .as_array()
+        .expect("builds")
+        .iter()
+        .map(|build| &build["status"])
+        .collect();
+    assert!(
+        statuses.contains(&&json!("error")) && statuses.contains(&&json!("waiting")),
+        "{detail}"
+    );
+    let old = detail["builds"]
+        .as_array()
+        .expect("builds")
+        .iter()
+        .find(|item| item["buildID"] != json!(build));
+    let old = old.expect("the other")["buildID"].as_str().expect("an id").to_owned();
+    let status = platform
+        .call("GET", &format!("/templates/{template}/builds/{old}/status"), "")
+        .await
+        .json;
+    assert!(
+        status["reason"]["message"]
+            .as_str()
+            .is_some_and(|why| why.contains("superseded")),
+        "{status}"
+    );
+}
+
+#[tokio::test]
+async fn files_are_uploaded_once() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.builds.file_bytes = 1000).await;
+    let (template, _) = request(&platform, r#"{"name":"a"}"#).await;
+    let path = format!("/templates/{template}/files/{HASH}");
+    let first = platform.call("GET", &path, "").await;
+    assert_eq!(
+        (first.status.as_u16(), &first.json["present"]),
+        (201, &json!(false)),
+        "{first:?}"
+    );
+    let url = text(&first, "url");
+    let target = url.strip_prefix("http://localhost").expect("this platform").to_owned();
+    let put = async |target: &str, body: Vec<u8>| platform.send("PUT", target, &[("host", "localhost")], body).await;
+    assert_eq!(put(&target, b"archive".to_vec()).await.status, 200);
+    assert_eq!(platform.call("GET", &path, "").await.json["present"], true);
+    // By any template of the team, and by no other team.
+    let (second, _) = request(&platform, r#"{"name":"b"}"#).await;
+    let again = platform
+        .call("GET", &format!("/templates/{second}/files/{HASH}"), "")
+        .await;
+    assert_eq!(again.json["present"], true);
+    platform.call_as(Some(OTHER_KEY), "GET", &path, "").await.error(404);
+    let stored = platform.directory.path().join("builds/files");
+    let team = std::fs::read_dir(&stored)
+        .expect("files")
+        .next()
+        .expect("a team")
+        .expect("a team")
+        .path();
+    let names = || -> Vec<String> {
+        let entries = std::fs::read_dir(&team).expect("files");
+        entries
+            .map(|entry| entry.expect("a file").file_name().to_string_lossy().into_owned())
+            .collect()
+    };
+    assert_eq!(names(), [format!("{HASH}.tar")]);
+    assert_eq!(
+        std::fs::read(team.join(format!("{HASH}.tar"))).expect("the file"),
+        b"archive"
+    );
+    // Again, and larger than allowed; nothing is left of that.
+    assert_eq!(put(&target, b"other".to_vec()).await.status, 200);
+    put(&target, vec![0; 1001]).await.error(413);
+    assert_eq!(
+        std::fs::read(team.join(format!("{HASH}.tar"))).expect("the file"),
+        b"other"
+    );
+    assert_eq!(names(), [format!("{HASH}.tar")]);
+
+    put(&target.replace("token=", "token=0"), Vec::new()).await.error(403);
+    put(&target.replace("expires=", "expires=9"), Vec::new())
+        .await
+        .error(403);
+    put(&target.replace("aaaa", "bbbb"), Vec::new()).await.error(403);
+    put(target.split("&token").next().expect("an address"), Vec::new())
+        .await
+        .error(400);
+    put(target.split('?').next().expect("an address"), Vec::new())
+        .await
+        .error(400);
+    platform.clock.advance(30 * 60 + 1);
+    put(&target, Vec::new()).await.error(403);
+
+    for bad in ["x", &HASH[1..], &HASH.to_uppercase()] {
+        platform
+            .call("GET", &format!("/templates/{template}/files/{bad}"), "")
+            .await
+            .error(400);
+    }
+    platform
+        .call("GET", &format!("/templates/{BASE}/files/{HASH}"), "")
+        .await
+        .error(403);
+}
+
+#[tokio::test]
+async fn invalid_starts_leave_the_build_waiting() {
+    let platform = TestPlatform::start().await;
+    let (template, build) = request(&platform, r#"{"name":"a"}"#).await;
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    for body in [
+        "{}",
+        r#"{"fromImage":"a","fromTemplate":"base"}"#,
+        r#"{"fromImage":""}"#,
+        r#"{"fromImage":"a","fromImageRegistry":{"type":"other"}}"#,
+        r#"{"fromImage":"a","fromImageRegistry":{"type":"registry","username":"a"}}"#,
+        r#"{"fromImage":"a","steps":[{}]}"#,
+        r#"{"fromImage":"a","steps":{}}"#,
+    ] {
+        platform.call("POST", &path, body).await.error(400);
+    }
+    let headers = [
+        ("host", "localhost"),
+        ("x-api-key", super::platform::KEY),
+        ("content-type", "application/json"),
+        ("user-agent", "e2b-python-sdk/new"),
+    ];
+    platform
+        .send("POST", &path, &headers, r#"{"fromTemplate":"base"}"#)
+        .await
+        .error(400);
+    let valid = r#"{"fromTemplate":"base"}"#;
+    platform
+        .call("POST", &format!("/v2/templates/{template}/builds/x"), valid)
+        .await
+        .error(400);
+    let unknown = uuid::Uuid::new_v4();
+    platform
+        .call("POST", &format!("/v2/templates/{template}/builds/{unknown}"), valid)
+        .await
+        .error(404);
+    platform
+        .call("POST", &format!("/v2/templates/{BASE}/builds/{build}"), valid)
+        .await
+        .error(403);
+    platform.call_as(Some(OTHER_KEY), "POST", &path, valid).await.error(404);
+    let status = platform
+        .call("GET", &format!("/templates/{template}/builds/{build}/status"), "")
+        .await
+        .json;
+    assert_eq!(status["status"], "waiting");
+    // Version 1 does not start.
+    platform
+        .call("POST", &format!("/templates/{template}/builds/{build}"), "")
+        .await
+        .error(501);
+}
+
+async fn until_final(platform: &TestPlatform, template: &str, build: &str) -> Value {
+    let path = format!("/templates/{template}/builds/{build}/status");
+    within(async {
+        loop {
+            let status = platform.call("GET", &path, "").await.json;
+            if status["status"] == "error" || status["status"] == "ready" {
+                return status;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_build_that_fails_says_why() {
+    let platform = TestPlatform::start().await;
+    *platform.node.start.lock() = super::platform::Behaviour::Fails;
+    let (template, build) = request(&platform, r#"{"name":"a"}"#).await;
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    let body = r#"{"fromTemplate":"base","steps":[{"type":"RUN","args":["true"]}],"startCmd":""}"#;
+    let reply = platform.call("POST", &path, body).await;
+    assert_eq!(
+        (
+            reply.status.as_u16(),
+            reply.header("content-length"),
+            reply.text.as_str()
+        ),
+        (202, "0", "")
+    );
+    platform.call("POST", &path, body).await.error(400);
+    let status = until_final(&platform, &template, &build).await;
+    assert_eq!(status["status"], "error");
+    let why = status["reason"]["message"].as_str().expect("a reason").to_owned();
+    assert!(!why.is_empty());
+    // The log is complete by then, and its last line says the same.
+    let entries = status["logEntries"].as_array().expect("entries");
+    let last = entries.last().expect("an entry");
+    assert_eq!((&last["level"], &last["message"]), (&json!("error"), &json!(why)));
+    assert_eq!(status["logs"].as_array().map(Vec::len), Some(entries.len()));
+    let logs = format!("/templates/{template}/builds/{build}/logs");
+    let backward = platform
+        .call("GET", &format!("{logs}?direction=backward&limit=1&level=error"), "")
+        .await
+        .json;
+    assert_eq!(backward["logs"], json!([last]));
+    let all = platform
+        .call("GET", &format!("{logs}?source=persistent"), "")
+        .await
+        .json;
+    assert_eq!(all["logs"], status["logEntries"]);
+    let offset = format!("/templates/{template}/builds/{build}/status?level=error&logsOffset=1");
+    assert_eq!(platform.call("GET", &offset, "").await.json["logEntries"], json!([]));
+    for bad in [
+        "limit=101",
+        "limit=-1",
+        "level=fatal",
+        "direction=up",
+        "source=x",
+        "cursor=x",
+    ] {
+        platform.call("GET", &format!("{logs}?{bad}"), "").await.error(400);
+    }
+    platform.call_as(Some(OTHER_KEY), "GET", &logs, "").await.error(404);
+    assert!(platform.node.ids().is_empty());
+
+    // A template that does not exist fails the build, and not the request.
+    let (template, build) = request(&platform, r#"{"name":"a"}"#).await;
+    for (from, expected) in [("nothing", "nothing"), ("own:v9", "v9"), ("private", "private")] {
+        let (_, build) = match from {
+            "nothing" => (template.clone(), build.clone()),
+            _ => request(&platform, r#"{"name":"a"}"#).await,
+        };
+        let path = format!("/v2/templates/{template}/builds/{build}");
+        let reply = platform
+            .call("POST", &path, &format!(r#"{{"fromTemplate":"{from}"}}"#))
+            .await;
+        assert_eq!(reply.status, 202, "{reply:?}");
+        let status = until_final(&platform, &template, &build).await;
+        assert_eq!(status["reason"]["step"], "base");
+        assert!(
+            status["reason"]["message"]
+                .as_str()
+                .is_some_and(|why| why.contains(expected)),
+            "{status}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn waiting_builds_expire_with_time() {
+    let platform = TestPlatform::start().await;
+    let (template, build) = request(&platform, r#"{"name":"a"}"#).await;
+    platform.clock.advance(40 * 60 + 1);
+    let now_us = platform.clock.now_us();
+    let since_us = now_us - 40 * 60 * 1_000_000;
+    platform
+        .store
+        .build_expire_waiting(since_us, now_us, "too late")
+        .await
+        .expect("a database");
+    let status = platform
+        .call("GET", &format!("/templates/{template}/builds/{build}/status"), "")
+        .await
+        .json;
+    assert_eq!(
+        (&status["status"], &status["reason"]["message"]),
+        (&json!("error"), &json!("too late"))
+    );
+}
+
+#[tokio::test]
+async fn sandboxes_are_started_with_what_was_built() {
+    let platform = TestPlatform::start().await;
+    let (template, build) = request(&platform, r#"{"name":"a","cpuCount":1,"memoryMB":256}"#).await;
+    let layer = "1".repeat(64);
+    platform.node.layers.lock().insert(layer.parse().expect("an id"), 1);
+    let spec =
+        format!(r#"{{"image":{{"layers":{{"base":true,"layers":["{layer}"]}}}},"user":"someone","workdir":"/srv"}}"#);
+    finish(&platform, &template, &build, &spec).await;
+    let item = platform.call("GET", "/v2/templates", "").await.json;
+    let item = item
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|item| item["templateID"] == json!(template));
+    let item = item.expect("listed").clone();
+    assert_eq!(
+        (
+            &item["buildID"],
+            &item["buildStatus"],
+            &item["diskSizeMB"],
+            &item["memoryMB"]
+        ),
+        (&json!(build), &json!("ready"), &json!(2048), &json!(256))
+    );
+    for name in ["a", "team1/a", "a:default", &template, &format!("a:{build}")] {
+        let reply = platform
+            .call("POST", "/sandboxes", &format!(r#"{{"templateID":"{name}"}}"#))
+            .await;
+        assert_eq!(reply.status, 201, "{name}: {reply:?}");
+        let id = text(&reply, "sandboxID");
+        let detail = platform.call("GET", &format!("/sandboxes/{id}"), "").await.json;
+        assert_eq!(
+            (&detail["templateID"], &detail["memoryMB"]),
+            (&json!(template), &json!(256))
+        );
+        let row = platform
+            .store
+            .sandbox_by_id(&id.parse().expect("an id"))
+            .await
+            .expect("a database");
+        assert_eq!(row.expect("a row").build_id.as_str(), build);
+    }
+    for name in ["a:v1", "team2/a", "team1/nothing", &format!("team1/{template}")] {
+        platform
+            .call("POST", "/sandboxes", &format!(r#"{{"templateID":"{name}"}}"#))
+            .await
+            .error(404);
+    }
+    // Another team only sees it once it is public, and by its full name.
+    let create = |name: String| {
+        let platform = &platform;
+        async move {
+            let body = format!(r#"{{"templateID":"{name}"}}"#);
+            platform
+                .call_as(Some(OTHER_KEY), "POST", "/sandboxes", &body)
+                .await
+                .status
+                .as_u16()
+        }
+    };
+    assert_eq!(create("team1/a".to_owned()).await, 404);
+    let updated = platform.call("PATCH", "/v2/templates/a", r#"{"public":true}"#).await;
+    assert_eq!(
+        (updated.status.as_u16(), &updated.json["public"]),
+        (200, &json!(true)),
+        "{updated:?}"
+    );
+    assert_eq!(updated.json["names"], json!(["team1/a"]));
+    assert_eq!(create("team1/a".to_owned()).await, 201);
+    assert_eq!(create(template.clone()).await, 201);
+    assert_eq!(create("a".to_owned()).await, 404);
+    // It stays that of its team.
+    for (method, path) in [
+        ("PATCH", "/v2/templates/"),
+        ("PATCH", "/templates/"),
+        ("DELETE", "/templates/"),
+    ] {
+        let reply = platform
+            .call_as(Some(OTHER_KEY), method, &format!("{path}{template}"), "")
+            .await;
+        reply.error(403);
+    }
+    let listed = platform.call_as(Some(OTHER_KEY), "GET", "/templates", "").await.json;
+    assert!(!listed.to_string().contains(&template));
+    platform.call("DELETE", "/templates/a", "").await.error(400);
+    // A template whose build is on another node.
+    let beside = platform.start_beside(2).await;
+    let reply = beside.call("POST", "/sandboxes", r#"{"templateID":"a"}"#).await;
+    assert!(reply.error(404).contains("another node"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn tags_move_between_builds() {
+    let platform = TestPlatform::start().await;
+    let (template, one) = request(&platform, r#"{"name":"a"}"#).await;
+    let assign = async |body: String| platform.call("POST", "/templates/tags", &body).await;
+    // Nothing is ready yet.
+    assign(r#"{"target":"a","tags":["v1"]}"#.to_owned()).await.error(404);
+    finish(&platform, &template, &one, BASE_SPEC).await;
+    let (_, two) = request(&platform, r#"{"name":"a:v2"}"#).await;
+    platform.clock.advance(1);
+    finish(&platform, &template, &two, BASE_SPEC).await;
+    let reply = assign(r#"{"target":"team1/a:v2","tags":["default","V3","v3"]}"#.to_owned()).await;
+    assert_eq!(reply.status, 201, "{reply:?}");
+    assert_eq!(reply.json, json!({"tags": ["default", "v3"], "buildID": two}));
+    let tags = async || {
+        let list = platform.call("GET", "/templates/a/tags", "").await.json;
+        let list = list.as_array().expect("a list").clone();
+        list.iter()
+            .map(|tag| (tag["tag"].clone(), tag["buildID"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let tag = |name: &str, build: &str| (json!(name), json!(build));
+    assert_eq!(tags().await, [tag("default", &two), tag("v2", &two), tag("v3", &two)]);
+    platform.clock.advance(1);
+    assert_eq!(
+        assign(format!(r#"{{"target":"a:{one}","tags":["default"]}}"#))
+            .await
+            .status,
+        201
+    );
+    assert_eq!(tags().await[0], tag("default", &one));
+    let remove = async |body: &str| platform.call("DELETE", "/templates/tags", body).await;
+    assert_eq!(remove(r#"{"name":"a","tags":["v3","nothing"]}"#).await.status, 204);
+    assert_eq!(tags().await.len(), 2);
+    for body in [
+        r#"{"name":"a:v2","tags":["v2"]}"#,
+        r#"{"name":"a","tags":[]}"#,
+        r#"{"name":"a","tags":["default"]}"#,
+        r#"{"name":"team2/a","tags":["v2"]}"#,
+    ] {
+        remove(body).await.error(400);
+    }
+    remove(r#"{"name":"base","tags":["v2"]}"#).await.error(403);
+    remove(r#"{"name":"nothing","tags":["v2"]}"#).await.error(404);
+    for body in [
+        r#"{"target":"a","tags":[]}"#.to_owned(),
+        format!(r#"{{"target":"a","tags":["{one}"]}}"#),
+        r#"{"target":"team2/a","tags":["x"]}"#.to_owned(),
+    ] {
+        assign(body).await.error(400);
+    }
+    assign(r#"{"target":"base","tags":["x"]}"#.to_owned()).await.error(403);
+    for (name, status) in [
+        ("a:v2", 200),
+        ("a:default", 200),
+        ("a:v3", 404),
+        ("a", 200),
+        ("team2%2Fa", 400),
+    ] {
+        let reply = platform.call("GET", &format!("/templates/aliases/{name}"), "").await;
+        assert_eq!(reply.status, status, "{name}: {reply:?}");
+    }
+}
+
+#[tokio::test]
+async fn deleted_templates_free_their_name_only() {
+    let platform = TestPlatform::start().await;
+    let (template, build) = request(&platform, r#"{"name":"a"}"#).await;
+    assert_eq!(platform.call("PATCH", "/templates/a", "").await.status, 200);
+    assert_eq!(platform.call("DELETE", "/templates/a:v1", "").await.status, 204);
+    platform.call("DELETE", "/templates/a", "").await.error(404);
+    platform
+        .call("DELETE", &format!("/templates/{template}"), "")
+        .await
+        .error(404);
+    platform
+        .call("GET", &format!("/templates/{template}/builds/{build}/status"), "")
+        .await
+        .error(404);
+    platform
+        .call("POST", "/v3/templates", &format!(r#"{{"name":"{template}"}}"#))
+        .await
+        .error(409);
+    let (again, _) = request(&platform, r#"{"name":"a"}"#).await;
+    assert_ne!(again, template);
+    platform.call("DELETE", "/templates/base", "").await.error(403);
+}

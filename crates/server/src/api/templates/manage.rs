@@ -25,9 +25,9 @@ body! {
     }
 }
 
-async fn update(store: &Store, caller: &Caller, text: &str, body: TemplateUpdate) -> Result<Response, ApiError> {
+async fn update(store: &Store, caller: &Caller, text: &str, public: Option<bool>) -> Result<Response, ApiError> {
     let row = find_own(text, &caller.team, store).await?;
-    if let Some(public) = body.public.0 {
+    if let Some(public) = public {
         if !store.template_set_public(&row.id, public).await? {
             return Err(ApiError::unknown_template(text));
         }
@@ -60,7 +60,7 @@ pub(crate) async fn update_template_v1(
     NamePath(text): NamePath,
     body: OptionalBody<TemplateUpdate>,
 ) -> Result<Response, ApiError> {
-    update(&store, &caller, &text, body.read()?).await
+    update(&store, &caller, &text, body.read()?.public.0).await
 }
 
 /// Changes whether other teams can use a template.
@@ -82,7 +82,7 @@ pub(crate) async fn update_template(
     NamePath(text): NamePath,
     body: OptionalBody<TemplateUpdate>,
 ) -> Result<Response, ApiError> {
-    update(&store, &caller, &text, body.read()?).await
+    update(&store, &caller, &text, body.read()?.public.0).await
 }
 
 /// Deletes a template with all its builds. Its names can be used again, and its id cannot.

@@ -106,14 +106,14 @@ fn check_size(cpu_count: u32, memory_mb: u32, caller: &Caller) -> Result<(), Api
     let limits = &caller.quota.limits;
     let why = if cpu_count > CPU_MAX {
         format!("cpuCount must be at most {CPU_MAX}")
-    } else if cpu_count != 1 && cpu_count % 2 != 0 {
+    } else if cpu_count != 1 && !cpu_count.is_multiple_of(2) {
         "cpuCount must be 1 or an even number".to_owned()
     } else if cpu_count > limits.template_cpu_count {
         format!(
             "cpuCount must be at most {}, the limit of your team",
             limits.template_cpu_count
         )
-    } else if memory_mb % 2 != 0 {
+    } else if !memory_mb.is_multiple_of(2) {
         "memoryMB must be an even number".to_owned()
     } else if memory_mb > limits.template_memory_mb {
         format!(

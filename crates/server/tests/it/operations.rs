@@ -45,7 +45,13 @@ async fn thing(platform: &TestPlatform, parameter: &str) -> String {
         }
         "apiKeyID" => made("/api-keys").await,
         "accessTokenID" => made("/access-tokens").await,
-        "templateID" => "own00000000000000000".to_owned(),
+        "templateID" => {
+            let reply = platform
+                .call("POST", "/v3/templates", &json!({"name": unique()}).to_string())
+                .await;
+            reply.json["templateID"].as_str().expect("an id").to_owned()
+        }
+        "hash" => "f".repeat(64),
         "alias" => "own".to_owned(),
         "teamID" => super::platform::team(1).to_string(),
         "secretID" => {
@@ -54,7 +60,9 @@ async fn thing(platform: &TestPlatform, parameter: &str) -> String {
             reply.json["secretID"].as_str().expect("an id").to_owned()
         }
         // None of these exist yet.
-        "buildID" | "hash" | "tag" | "volumeID" => nothing(parameter),
+        "tag" | "volumeID" => nothing(parameter),
+        // Of the template, and of the address to which files are uploaded: see `good`.
+        "buildID" | "expires" | "token" => String::new(),
         _ => panic!("say here what the parameter {parameter} can be"),
     }
 }
@@ -71,17 +79,21 @@ fn nothing(parameter: &str) -> String {
         "apiKeyID" | "accessTokenID" | "teamID" | "buildID" | "ruleID" | "volumeID" | "secretID" => {
             "ffffffff-ffff-4fff-bfff-ffffffffffff".to_owned()
         }
-        "templateID" | "alias" | "tag" | "hash" => "nothing0000000000000".to_owned(),
+        "hash" => "0".repeat(64),
+        "templateID" | "alias" | "tag" => "nothing0000000000000".to_owned(),
         _ => panic!("say here what the parameter {parameter} can be"),
     }
 }
 
 /// The smallest body that is accepted.
 fn least_body(document: &Document, schema: &Value) -> Map<String, Value> {
-    let required = document.resolve(schema)["required"]
-        .as_array()
-        .cloned()
-        .unwrap_or_default();
+    let schema = document.resolve(schema);
+    let mut required = schema["required"].as_array().cloned().unwrap_or_default();
+    if schema["properties"].get("fromTemplate").is_some() {
+        // One of two keys, which a schema cannot say.
+        required.push(json!("fromTemplate"));
+    }
+    let has_tags = required.contains(&json!("tags"));
     required
         .iter()
         .map(|key| {
@@ -89,8 +101,13 @@ fn least_body(document: &Document, schema: &Value) -> Map<String, Value> {
             let value = match key {
                 "templateID" => json!("base"),
                 "timeout" => json!(60),
+                "target" => json!("own"),
+                "name" if has_tags => json!("own"),
+                "tags" => json!(["a-tag"]),
+                "dockerfile" => json!("FROM base"),
+                "fromTemplate" => json!("base"),
                 // Some names are unique.
-                "name" => json!(unique()),
+                "name" | "alias" => json!(unique()),
                 "value" => json!("v"),
                 "injection" => json!({"type": "http", "base_url": "a.b"}),
                 "injections" => json!([]),
@@ -120,6 +137,23 @@ async fn good(platform: &TestPlatform, document: &Document, operation: &Operatio
             }
             Some("query") => call.query.push((name.to_owned(), value)),
             place => panic!("say here how to send {name} in {place:?}"),
+        }
+    }
+    if let Some(template) = call.ids.get("templateID").cloned() {
+        if call.ids.contains_key("buildID") {
+            let detail = platform.call("GET", &format!("/templates/{template}"), "").await.json;
+            let build = detail["builds"][0]["buildID"].as_str().expect("a build");
+            call.ids.insert("buildID".to_owned(), build.to_owned());
+        }
+        if call.query.iter().any(|(name, _)| name == "token") {
+            let path = format!("/templates/{template}/files/{}", call.ids["hash"]);
+            let url = platform.call("GET", &path, "").await.json["url"]
+                .as_str()
+                .expect("an address")
+                .to_owned();
+            let (_, query) = url.split_once('?').expect("parameters");
+            let pairs = query.split('&').map(|pair| pair.split_once('=').expect("a pair"));
+            call.query = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         }
     }
     if let Some(schema) = operation.body.as_ref().filter(|_| operation.needs_body) {

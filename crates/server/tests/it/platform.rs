@@ -208,6 +208,8 @@ fn settings(clock: &TestClock) -> ServerSettings {
         limits: Limits {
             default: TeamLimits {
                 max_lifetime_s: MAX_LIFETIME_S,
+                // Tests request many.
+                builds: 100_000,
                 ..TeamLimits::default()
             },
             teams: BTreeMap::new(),

@@ -168,7 +168,10 @@ impl<const MIN: u32> BodyValue for AtLeast<MIN> {
     }
 
     fn schema() -> RefOr<Schema> {
-        integer(MIN, i32::MAX.unsigned_abs()).into()
+        schema_of(Type::Integer)
+            .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int32)))
+            .minimum(Some(MIN))
+            .into()
     }
 }
 

@@ -43,7 +43,7 @@ body! {
         /// The same as `name`, for older clients.
         "alias" alias: Nullable<ShortString<NAME_MAX>> => deprecated;
         /// Tags of the build; `default` if there are none and the name has none.
-        "tags" tags: Nullable<List<String, 0, TAGS_MAX>>;
+        "tags" tags: Option<List<String, 0, TAGS_MAX>>;
         /// Cores of its sandboxes: 1 or an even number; default: 2.
         "cpuCount" cpu_count: Nullable<AtLeast<1>>;
         /// Memory of its sandboxes in MiB, an even number; default: 1024.
@@ -239,7 +239,7 @@ pub(crate) async fn create_template(
     let new = BuildRequest {
         target: None,
         name: name.map(|name| TemplateName::parse(&name)).transpose()?,
-        tags: body.tags.0.map_or_else(Vec::new, |List(tags)| tags),
+        tags: body.tags.map_or_else(Vec::new, |List(tags)| tags),
         cpu_count: body.cpu_count.0.map(|AtLeast(count)| count),
         memory_mb: body.memory_mb.0.map(|AtLeast(count)| count),
         request_json: None,

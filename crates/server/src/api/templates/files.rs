@@ -124,7 +124,6 @@ impl ApiError {
         ("expires" = i64, Query, description = "Until when the address is valid"),
         ("token" = String, Query, description = "The signature of the address"),
     ),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses(
         (status = 200, description = "The files were stored"),
         (status = 400, description = "A parameter is missing or invalid", body = ErrorBody),

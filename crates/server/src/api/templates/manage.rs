@@ -47,7 +47,7 @@ async fn update(store: &Store, caller: &Caller, text: &str, public: Option<bool>
     path = "/templates/{templateID}",
     tag = "templates",
     params(("templateID" = String, Path, description = "The id or a name of the template")),
-    request_body(content = TemplateUpdate),
+    request_body(content = Option<TemplateUpdate>),
     responses(
         (status = 200, description = "The template", body = Template),
         (status = 403, description = "The template belongs to another team", body = ErrorBody),
@@ -69,7 +69,7 @@ pub(crate) async fn update_template_v1(
     path = "/v2/templates/{templateID}",
     tag = "templates",
     params(("templateID" = String, Path, description = "The id or a name of the template")),
-    request_body(content = TemplateUpdate),
+    request_body(content = Option<TemplateUpdate>),
     responses(
         (status = 200, description = "The template", body = Template),
         (status = 403, description = "The template belongs to another team", body = ErrorBody),

@@ -43,14 +43,14 @@ body! {
     /// A build to start: one of `fromImage` and `fromTemplate`, and what to do with it.
     pub(crate) struct BuildToStart {
         /// An image of an OCI registry.
-        "fromImage" from_image: Nullable<String>;
+        "fromImage" from_image: Option<String>;
         /// A template, `[namespace/]name[:tag]`, where the tag may be the id of a build.
-        "fromTemplate" from_template: Nullable<String>;
+        "fromTemplate" from_template: Option<String>;
         /// The credentials for the registry of `fromImage`.
         "fromImageRegistry" registry: Nullable<RegistryCredentials>;
         /// Whether nothing is taken from earlier builds.
         "force" force: Nullable<bool> = false;
-        "steps" steps: Nullable<List<BuildStep, 0, STEPS_MAX>>;
+        "steps" steps: Option<List<BuildStep, 0, STEPS_MAX>>;
         /// What sandboxes run from their start on.
         "startCmd" start_cmd: Nullable<String>;
         /// What says that a sandbox is ready by ending with 0.
@@ -63,7 +63,7 @@ body! {
     struct BuildStep {
         /// `RUN`, `COPY`, `ENV`, `WORKDIR` or `USER`, in either case.
         "type" kind: String;
-        "args" args: Nullable<List<String, 0, ARGS_MAX>>;
+        "args" args: Option<List<String, 0, ARGS_MAX>>;
         /// The hash of the uploaded files that it copies from.
         "filesHash" files_hash: Nullable<String>;
         /// Whether this step and all later ones take nothing from earlier builds.
@@ -141,8 +141,8 @@ fn runs_steps_as_root(headers: &HeaderMap) -> Result<bool, ApiError> {
 }
 
 /// A text that is not blank.
-fn text(value: Nullable<String>) -> Option<String> {
-    value.0.filter(|text| !text.trim().is_empty())
+fn text(value: Option<String>) -> Option<String> {
+    value.filter(|text| !text.trim().is_empty())
 }
 
 /// What a build begins with; otherwise why it fails.
@@ -247,12 +247,12 @@ pub(crate) async fn start_build(
     let sealed = sealed
         .transpose()
         .map_err(|error| ApiError::internal().caused_by(error))?;
-    let steps = body.steps.0.map_or_else(Vec::new, |List(steps)| steps);
+    let steps = body.steps.map_or_else(Vec::new, |List(steps)| steps);
     let recipe = Recipe {
         source,
         steps: steps.into_iter().map(step).collect(),
-        start_cmd: text(body.start_cmd),
-        ready_cmd: text(body.ready_cmd),
+        start_cmd: text(body.start_cmd.0),
+        ready_cmd: text(body.ready_cmd.0),
         force: body.force,
         steps_as_root,
     };
@@ -274,7 +274,7 @@ pub(crate) async fn start_build(
 fn step(step: BuildStep) -> Step {
     Step {
         kind: step.kind,
-        args: step.args.0.map_or_else(Vec::new, |List(args)| args),
+        args: step.args.map_or_else(Vec::new, |List(args)| args),
         files_hash: step.files_hash.0,
         force: step.force,
     }

@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 use self::context::{BuildContext, Pins};
 use self::files::BuildFiles;
 use self::log::BuildLog;
-use self::recipe::{BuildFailure, BuildResult, Job, Recipe, Registry, Source};
+use self::recipe::{BuildFailure, BuildResult, Job, Recipe, Registry, Source, layers_of};
 use crate::admission::AdmissionControl;
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
@@ -211,7 +211,7 @@ impl Builds {
                     let (builds, stop) = (Arc::clone(self), stop.clone());
                     tasks.spawn(async move {
                         let id = job.id.clone();
-                        Box::pin(builds.attend(job, pins, cancel, stop)).await;
+                        Box::pin(builds.run_to_end(job, pins, cancel, stop)).await;
                         builds.running.lock().remove(&id);
                         drop(turn);
                     });
@@ -255,7 +255,7 @@ impl Builds {
     }
 
     /// Runs one build to its end.
-    async fn attend(&self, row: BuildJob, pins: Pins, cancel: CancellationToken, stop: CancellationToken) {
+    async fn run_to_end(&self, row: BuildJob, pins: Pins, cancel: CancellationToken, stop: CancellationToken) {
         let id = row.id.clone();
         let end = match self.prepare(row, pins).await {
             Ok((context, job, deadline)) => {
@@ -313,7 +313,7 @@ impl Builds {
         };
         let recipe = self.recipe(&row).map_err(|error| internal(&error))?;
         if let Source::Template { spec, .. } = &recipe.source {
-            pins.lock().extend(collect::layers_of(&spec.image).iter().cloned());
+            pins.lock().extend(layers_of(&spec.image).iter().cloned());
         }
         let log = BuildLog::open(self.rows.store().clone(), row.id.clone(), self.clock.clone()).await;
         let log = log.map_err(|error| internal(&error))?;

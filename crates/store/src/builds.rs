@@ -4,6 +4,7 @@ mod cache;
 mod files;
 mod jobs;
 mod logs;
+mod reason;
 mod request;
 
 use model::id::{BuildId, NodeId, TemplateId};
@@ -12,6 +13,7 @@ pub use self::cache::CachedLayerRow;
 pub use self::files::FileRow;
 pub use self::jobs::{BuildEnd, BuildJob, BuildStart, Started};
 pub use self::logs::{BuildLogQuery, BuildLogRow, BuildLogSize};
+pub use self::reason::BuildReason;
 pub use self::request::{BuildRequested, BuildTarget, NewBuild};
 use crate::Store;
 use crate::error::{StoreError, classify};
@@ -48,15 +50,6 @@ impl BuildStatus {
             .into_iter()
             .find(|status| status.as_str() == word)
     }
-}
-
-/// Why a build failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BuildReason {
-    /// For the user.
-    pub message: String,
-    /// The step that failed, if it was one.
-    pub step: Option<String>,
 }
 
 /// One build of a template.

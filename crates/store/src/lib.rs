@@ -29,6 +29,7 @@ mod dialect;
 mod migrations;
 mod reserve;
 mod row;
+mod slug;
 
 pub mod builds;
 pub mod error;

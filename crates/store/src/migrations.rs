@@ -8,7 +8,7 @@ use sqlx::any::AnyRow;
 
 use crate::db::{Db, Transaction};
 use crate::error::{StoreError, classify};
-use crate::teams::free_slug;
+use crate::slug::free_slug;
 
 /// The steps, oldest first; the version of a step is its position, counted from 1.
 const STEPS: &[&str] = &[

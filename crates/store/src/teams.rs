@@ -3,9 +3,9 @@
 use model::id::{TeamId, UserId};
 
 use crate::Store;
-use crate::db::Transaction;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::slug::free_slug;
 
 /// An owner of sandboxes, templates and keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,28 +64,6 @@ impl FromColumns for Slug {
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         columns.text("slug").map(Self)
     }
-}
-
-/// A namespace for a team that no other team has: made of its name, and of its id where that is not enough.
-pub(crate) async fn free_slug(tx: &mut Transaction, id: &str, name: &str) -> Result<String, StoreError> {
-    const WHAT: &str = "name a team";
-    let plain = model::template::slug(name);
-    let digits: String = id.chars().filter(char::is_ascii_alphanumeric).rev().collect();
-    for length in [0, 4, 8, digits.len()] {
-        let slug = match length {
-            0 => plain.clone(),
-            length => format!("{plain}-{}", digits.chars().take(length).collect::<String>()),
-        };
-        let taken = sqlx::query("SELECT id FROM teams WHERE slug = $1")
-            .bind(slug.clone())
-            .fetch_optional(&mut **tx)
-            .await
-            .map_err(|error| classify(&error, "team", WHAT))?;
-        if taken.is_none() {
-            return Ok(slug);
-        }
-    }
-    Err(StoreError::Conflict { what: "team" })
 }
 
 impl Store {

@@ -7,7 +7,6 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use model::id::LayerId;
-use protocol::node::Image;
 use serde_json::Value;
 use store::error::StoreError;
 use tokio_util::sync::CancellationToken;
@@ -130,13 +129,5 @@ impl Builds {
         drop(removal);
         *before = unused;
         Ok(collected)
-    }
-}
-
-/// The layers of an image.
-pub(crate) fn layers_of(image: &Image) -> &[LayerId] {
-    match image {
-        Image::Layers { layers, .. } => layers,
-        Image::Base | Image::Import => &[],
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::id::{BuildId, TeamId, TemplateId};
+use model::id::{BuildId, LayerId, TeamId, TemplateId};
 use model::secret::Secret;
 use protocol::node::Image;
 use serde::{Deserialize, Serialize};
@@ -188,5 +188,13 @@ impl BuildFailure {
                 .to_owned(),
             step: None,
         }
+    }
+}
+
+/// The layers of an image.
+pub(crate) fn layers_of(image: &Image) -> &[LayerId] {
+    match image {
+        Image::Layers { layers, .. } => layers,
+        Image::Base | Image::Import => &[],
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use model::id::{BuildId, TeamId, TemplateId};
 
-use super::BuildReason;
+use super::reason::BuildReason;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::NodeRows;

@@ -9,7 +9,6 @@ use crate::db::{Query, Transaction};
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 use crate::tags;
-use crate::templates::TemplateRow;
 
 const WHAT: &str = "request a build";
 /// How long a build counts against the limit of its team.
@@ -59,7 +58,7 @@ pub enum BuildRequested {
     /// It was accepted.
     Accepted {
         /// The template.
-        template: TemplateRow,
+        template: TemplateId,
         /// The builds that the new one supersedes: they waited for their turn and share a tag.
         superseded: Vec<BuildId>,
     },
@@ -264,10 +263,9 @@ impl Store {
         }
         tx.commit().await.map_err(|error| classify(&error, "build", WHAT))?;
         self.db.sync(WHAT).await?;
-        let template = self.template_by_id(&template_id).await?;
-        Ok(match template {
-            Some(template) => BuildRequested::Accepted { template, superseded },
-            None => BuildRequested::NoTemplate,
+        Ok(BuildRequested::Accepted {
+            template: template_id,
+            superseded,
         })
     }
 }

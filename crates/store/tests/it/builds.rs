@@ -49,7 +49,7 @@ async fn status(store: &Store, template: u32, build: u32) -> (BuildStatus, Optio
 
 async fn request(store: &Store, new: &NewBuild) -> (String, Vec<BuildId>) {
     match store.build_request(new).await.unwrap() {
-        BuildRequested::Accepted { template, superseded } => (template.id.to_string(), superseded),
+        BuildRequested::Accepted { template, superseded } => (template.to_string(), superseded),
         refused => panic!("{refused:?}"),
     }
 }

@@ -199,8 +199,8 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
         }
         BuildRequested::NoTemplate => return Err(ApiError::no_template("the template does not exist any more")),
     };
-    tracing::info!(template.id = %template.id, build.id = %build, "requested a build");
-    let (found, namespace) = overviews(store, caller, Some(&template.id)).await?;
+    tracing::info!(template.id = %template, build.id = %build, "requested a build");
+    let (found, namespace) = overviews(store, caller, Some(&template)).await?;
     let overview = found
         .into_iter()
         .next()

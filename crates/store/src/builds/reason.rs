@@ -1,0 +1,10 @@
+//! Why a build failed.
+
+/// Why a build failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildReason {
+    /// For the user.
+    pub message: String,
+    /// The step that failed, if it was one.
+    pub step: Option<String>,
+}

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use protocol::image::{CopyJob, CopyReport, UnpackLimits};
+use protocol::image::{CopyJob, CopyReport};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
@@ -37,7 +37,7 @@ pub(crate) fn run(job: &CopyJob) -> Result<CopyReport> {
     let mode = mode(job.mode.as_deref().unwrap_or_default())?;
     let dest = destination(job, &users)?;
     let work = WorkDir::make(&job.work, "copy")?;
-    let entries = unpack(&job.archive, work.path(), job.limits)?;
+    let entries = unpack(job, work.path())?;
     let from = rustix::fs::openat(CWD, work.path(), flags, Mode::empty())?;
     let mut copy = Copy {
         root,
@@ -101,9 +101,13 @@ fn destination(job: &CopyJob, users: &Users) -> Result<Destination> {
 }
 
 /// Unpacks the archive and gives the number of its entries.
-fn unpack(archive: &Path, target: &Path, limits: UnpackLimits) -> Result<u64> {
+fn unpack(job: &CopyJob, target: &Path) -> Result<u64> {
+    let (archive, limits) = (job.archive.as_path(), job.limits);
     let name = || "the uploaded archive".to_owned();
     let file = File::open(archive).with_context(|| format!("open {}", archive.display()))?;
+    if job.consume {
+        std::fs::remove_file(archive).with_context(|| format!("remove {}", archive.display()))?;
+    }
     let mut reader = Reader::new(decompress::open(file).with_context(name)?);
     let mut tree = Tree::open(target, Policy::Upload, limits)?;
     tree.unpack(&mut reader).with_context(name)?;

@@ -88,6 +88,9 @@ pub struct CopyJob {
     /// Directory below which the archive is unpacked for the time of the step.
     #[serde(default = "work")]
     pub work: PathBuf,
+    /// Whether the archive is deleted as soon as it is open, so that no layer has it.
+    #[serde(default)]
+    pub consume: bool,
 }
 
 /// Job of `image-provision`: creates a user, and with `prepare` also what every template must have.

@@ -2,6 +2,7 @@
 //!
 //! Everything that comes from there is untrusted, and bounded.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -69,6 +70,9 @@ pub(crate) trait Output: Send {
     /// # Errors
     /// To end the command.
     fn take(&mut self, piece: Bytes) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Takes the next piece of what the command writes as errors, the last of which is kept in any case.
+    fn take_error(&mut self, _piece: &[u8]) {}
 }
 
 /// The agent of one sandbox.
@@ -82,6 +86,28 @@ pub(crate) struct Agent<'a> {
 }
 
 impl Agent<'_> {
+    /// Starts a command as a user and returns once it runs. It goes on without its output being read.
+    pub(crate) async fn begin(&self, user: &str, command: ProcessConfig) -> Result<(), AgentError> {
+        let (response, _connection) = self.start(user, command).await?;
+        let mut body = response.into_body();
+        let mut buffer = BytesMut::new();
+        loop {
+            if let Some((flags, payload)) =
+                connect::take_envelope(&mut buffer, MESSAGE_MAX).map_err(AgentError::Message)?
+            {
+                if flags & FLAG_END == 0 {
+                    return Ok(());
+                }
+                let end: EndOfStream = serde_json::from_slice(&payload).unwrap_or_default();
+                return Err(end.error.map_or(AgentError::Truncated, AgentError::Message));
+            }
+            let frame = body.frame().await.ok_or(AgentError::Truncated)?;
+            if let Ok(data) = frame.map_err(AgentError::Connection)?.into_data() {
+                buffer.extend_from_slice(&data);
+            }
+        }
+    }
+
     /// Runs a command as a user and returns once it has ended.
     pub(crate) async fn run(
         &self,
@@ -89,22 +115,7 @@ impl Agent<'_> {
         command: ProcessConfig,
         output: &mut impl Output,
     ) -> Result<Ended, AgentError> {
-        let message = Codec::Proto.envelope(&StartRequest {
-            process: Some(command),
-            stdin: Some(false),
-            ..StartRequest::default()
-        });
-        let request = self
-            .request(&format!("{}Start", process::SERVICE))
-            .header(header::CONTENT_TYPE, Codec::Proto.stream_content_type())
-            .header("connect-protocol-version", "1")
-            .header(header::AUTHORIZATION, basic(user))
-            .body(Full::new(message))
-            .expect("a valid request");
-        let (response, _connection) = self.send(request).await?;
-        if response.status() != StatusCode::OK {
-            return Err(AgentError::Status(response.status()));
-        }
+        let (response, _connection) = self.start(user, command).await?;
         let mut body = response.into_body();
         let mut buffer = BytesMut::new();
         let mut stderr = Vec::new();
@@ -134,6 +145,7 @@ impl Agent<'_> {
                     output.take(piece).await.map_err(AgentError::Io)?;
                 }
                 if let Some(piece) = data.stderr {
+                    output.take_error(&piece);
                     stderr.extend_from_slice(&piece);
                     let excess = stderr.len().saturating_sub(STDERR_MAX);
                     stderr.drain(..excess);
@@ -148,6 +160,31 @@ impl Agent<'_> {
                 }
             }
         }
+    }
+
+    /// Asks the agent to start a command. The process goes on when its connection ends.
+    async fn start(
+        &self,
+        user: &str,
+        command: ProcessConfig,
+    ) -> Result<(Response<Incoming>, AbortOnDropHandle<()>), AgentError> {
+        let message = Codec::Proto.envelope(&StartRequest {
+            process: Some(command),
+            stdin: Some(false),
+            ..StartRequest::default()
+        });
+        let request = self
+            .request(&format!("{}Start", process::SERVICE))
+            .header(header::CONTENT_TYPE, Codec::Proto.stream_content_type())
+            .header("connect-protocol-version", "1")
+            .header(header::AUTHORIZATION, basic(user))
+            .body(Full::new(message))
+            .expect("a valid request");
+        let (response, connection) = self.send(request).await?;
+        if response.status() != StatusCode::OK {
+            return Err(AgentError::Status(response.status()));
+        }
+        Ok((response, connection))
     }
 
     /// Writes a file as a user.
@@ -188,6 +225,16 @@ impl Agent<'_> {
         }));
         let response = sender.send_request(request).await.map_err(AgentError::Connection)?;
         Ok((response, connection))
+    }
+}
+
+/// A command of the login shell, as steps of builds and start commands are run.
+pub(crate) fn login_shell(command: &str, envs: BTreeMap<String, String>, cwd: Option<String>) -> ProcessConfig {
+    ProcessConfig {
+        cmd: "/bin/bash".to_owned(),
+        args: vec!["-l".to_owned(), "-c".to_owned(), command.to_owned()],
+        envs,
+        cwd,
     }
 }
 

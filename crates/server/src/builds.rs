@@ -6,11 +6,9 @@
 //! again, where finished steps come from the cache.
 
 pub(crate) mod collect;
-#[expect(dead_code, reason = "for `run`")]
 pub(crate) mod context;
 pub(crate) mod files;
 mod log;
-#[expect(dead_code, reason = "for `run`")]
 pub(crate) mod recipe;
 pub(crate) mod run;
 
@@ -349,14 +347,9 @@ impl Builds {
         let left_us = (BUILDING_MAX_S * SECOND_US).saturating_sub(spent_us);
         let deadline = Duration::from_micros(u64::try_from(left_us).unwrap_or(0));
         let job = Job {
-            build: row.id,
             template: row.template_id,
-            team: row.team_id,
             recipe,
-            cpu_count: row.cpu_count,
-            memory_mb: row.memory_mb,
             disk_mb: row.disk_mb,
-            attempt: row.attempts,
         };
         Ok((context, job, deadline))
     }

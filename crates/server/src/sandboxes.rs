@@ -18,6 +18,7 @@ pub(crate) mod node_events;
 pub(crate) mod policy;
 pub(crate) mod registry;
 pub(crate) mod repositories;
+mod start_command;
 mod stop;
 
 use std::sync::Arc;

@@ -32,6 +32,7 @@ fn job(root: &Root, archive: &[u8], source: &str, dest: &str) -> CopyJob {
         limits: Default::default(),
         root: root.path(),
         work: root.work(),
+        consume: false,
     }
 }
 

@@ -473,6 +473,7 @@ fn uploads_are_refused_or_stay_inside() {
             limits: LIMITS,
             root: root.path(),
             work: root.work(),
+            consume: true,
         };
         let done = run(Program::Copy, &job);
         wrong.extend(judge(case.name, &done, &case.upload, &root, "d/"));

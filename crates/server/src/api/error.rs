@@ -469,7 +469,11 @@ impl From<CreateError> for ApiError {
             .code("repository_unavailable")
             .caused_by(error),
             CreateError::Repositories(RepositoryError::Sandbox(_)) => failed(error),
-            CreateError::Seal(_) | CreateError::Node(_) | CreateError::Died | CreateError::TaskFailed => failed(error),
+            CreateError::Seal(_)
+            | CreateError::Node(_)
+            | CreateError::StartCommand(_)
+            | CreateError::Died
+            | CreateError::TaskFailed => failed(error),
         }
     }
 }

@@ -139,6 +139,11 @@ impl BuildContext {
         }
     }
 
+    /// Keeps layers from being removed while the build runs.
+    pub(crate) fn pin(&self, layers: &[LayerId]) {
+        self.pins.lock().extend(layers.iter().cloned());
+    }
+
     /// The archive that the team uploaded under this hash.
     pub(crate) async fn file(&self, hash: &str) -> Option<PathBuf> {
         self.files.find(&self.team, hash).await

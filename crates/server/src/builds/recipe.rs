@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use model::id::{BuildId, LayerId, TeamId, TemplateId};
+use model::id::{BuildId, LayerId, TemplateId};
 use model::secret::Secret;
 use protocol::node::Image;
+use protocol::process::ProcessConfig;
 use serde::{Deserialize, Serialize};
 use store::builds::BuildRow;
+
+use crate::agent::login_shell;
 
 /// What a client asks a build to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,21 +139,20 @@ pub(crate) struct StartCommand {
     pub(crate) env: BTreeMap<String, String>,
 }
 
+impl StartCommand {
+    /// One of its commands, as a process.
+    pub(crate) fn process(&self, command: &str) -> ProcessConfig {
+        login_shell(command, self.env.clone(), self.workdir.clone())
+    }
+}
+
 /// A build to run.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
-    pub(crate) build: BuildId,
     pub(crate) template: TemplateId,
-    pub(crate) team: TeamId,
     pub(crate) recipe: Recipe,
-    /// Cores of the sandboxes of the build.
-    pub(crate) cpu_count: u32,
-    /// Their memory, in MiB.
-    pub(crate) memory_mb: u32,
-    /// Their disk, in MiB.
+    /// Disk of the sandboxes of the build, in MiB.
     pub(crate) disk_mb: u32,
-    /// How often the build was begun, from 1. Only a restart of the platform begins it again.
-    pub(crate) attempt: u32,
 }
 
 /// What comes of a build.

@@ -22,6 +22,7 @@ use super::Sandboxes;
 use super::idempotency::KeyClaim;
 use super::repositories::preparation_policy;
 use crate::admission::Admission;
+use crate::agent::AgentError;
 use crate::builds::recipe::BuildSpec;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
@@ -87,6 +88,8 @@ pub(crate) enum CreateError {
     },
     #[error(transparent)]
     Repositories(#[from] RepositoryError),
+    #[error("the start command of the template")]
+    StartCommand(#[source] AgentError),
     #[error("the sandbox did not start in time")]
     TimedOut,
     #[error("the sandbox ended while it was starting")]
@@ -228,6 +231,11 @@ impl Sandboxes {
             false => Some(self.prepare(&row, &build, &repositories, egress).await?),
         };
 
+        let ready = match &build.start {
+            None => None,
+            Some(start) => Some(self.run_start_command(&row, start).await?),
+        };
+
         // The start does not count as lifetime, so the times are taken now.
         let now_us = self.clock.now_us();
         let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
@@ -264,6 +272,7 @@ impl Sandboxes {
         let mut stages = vec![Stage::new("store", store_time)];
         stages.extend(started.stages);
         stages.extend(prepared);
+        stages.extend(ready);
         Ok(Created { row, stages })
     }
 

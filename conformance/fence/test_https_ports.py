@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 
+import httpx
 from e2b import Sandbox
 
 from harness.internet import Internet
@@ -61,6 +64,21 @@ def test_servers_with_tls(create: Callable[..., Sandbox], platform: Platform, in
     platform.start()
     assert get(platform.url, secure).status_code == 200
     assert box.get_info().network["https_ports"] == [8443, 9443]
+
+
+def test_an_update_changes_the_ports(create: Callable[..., Sandbox], platform: Platform, internet: Internet) -> None:
+    """Which SDKs do not send, but the API takes."""
+    box = create()
+    box.files.write("/tmp/certificate.pem", (internet.certificates / "example.com.pem").read_text())
+    box.files.write("/tmp/server.py", SERVER)
+    box.commands.run("exec python3 /tmp/server.py 8443 /tmp/certificate.pem", background=True, timeout=0)
+    host, url = box.get_host(8443), f"{platform.url}/sandboxes/{box.sandbox_id}/network"
+    for ports, served in (([8443], True), ([], False), ([9000, 8443], True)):
+        reply = httpx.put(url, json={"httpsPorts": ports}, headers={"X-API-Key": os.environ["E2B_API_KEY"]})
+        assert reply.status_code == 204, reply.text
+        # A connection that is kept stays as it is, for about a second after its last request.
+        time.sleep(3)
+        assert ("connection" in get(platform.url, host).text) == served, ports
 
 
 def test_servers_without_tls_on_such_a_port(create: Callable[..., Sandbox], platform: Platform) -> None:

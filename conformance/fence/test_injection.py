@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.metadata
 import io
 import json
 import os
@@ -94,20 +95,54 @@ def test_another_host_is_not_decrypted(injected: Injected, internet: Internet) -
     assert sent(internet, path, PLAIN) == [None]
 
 
+# Distributions that clients inside need: those of the tests' own environment, which has the same Python.
+CLIENTS = (
+    "annotated-types anthropic anyio certifi charset-normalizer docstring_parser h11 h2 hpack httpcore httpcore2 httpx httpx2"
+    " hyperframe idna jiter openai opentelemetry-api pydantic pydantic_core requests sniffio truststore typing-inspection"
+    " typing_extensions urllib3"
+).split()
+ASK = "model='m', max_tokens=9, messages=[{'role': 'user', 'content': 'x'}]"
+
+
+def packed() -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz", compresslevel=1) as archive:
+        for name in CLIENTS:
+            files = importlib.metadata.files(name)
+            assert files, name
+            for file in files:
+                if ".." not in file.parts and "__pycache__" not in file.parts:
+                    archive.add(str(file.locate()), str(file))
+    return content.getvalue()
+
+
 def test_python_clients(injected: Injected, internet: Internet) -> None:
-    """httpx, with its certifi, as the clients of AI services use it."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        packages = Path(httpx.__file__).parent.parent
-        for name in ("httpx", "httpcore", "h11", "h2", "hpack", "hyperframe", "anyio", "certifi", "idna", "typing_extensions.py"):
-            archive.add(packages / name, name)
-    injected.box.files.write("/tmp/site.tar", packed.getvalue())
-    injected.run("mkdir /tmp/site && tar -C /tmp/site -xf /tmp/site.tar")
-    for client in ("httpx.Client()", "httpx.Client(http2=True)"):
+    """Clients with roots of their own, from PyPI: they read the variables, or the store of the system."""
+    injected.box.files.write("/tmp/site.tar.gz", packed())
+    injected.run("mkdir /tmp/site && tar -C /tmp/site -xzf /tmp/site.tar.gz")
+    host = f"https://{API}"
+    for name, made, asked, suffix in (
+        ("httpx", "httpx.Client()", "get('{url}/a').status_code", "/a"),
+        ("httpx", "httpx.Client(http2=True)", "get('{url}/a').status_code", "/a"),
+        ("requests", "requests.Session()", "post('{url}/a', json={{}}).status_code", "/a"),
+        (
+            "openai",
+            "openai.OpenAI(api_key='placeholder', base_url='{url}/v1')",
+            f"chat.completions.with_raw_response.create({ASK.replace('{', '{{').replace('}', '}}')}).status_code",
+            "/v1/chat/completions",
+        ),
+        (
+            "anthropic",
+            "anthropic.Anthropic(auth_token='placeholder', base_url='{url}')",
+            f"messages.with_raw_response.create({ASK.replace('{', '{{').replace('}', '}}')}).status_code",
+            "/v1/messages",
+        ),
+    ):
         path = f"/{uuid.uuid4().hex}"
-        code = f"import httpx; c = {client}; [print(c.get('https://{API}{path}').status_code) for _ in range(3)]"
-        assert injected.run(f'PYTHONPATH=/tmp/site python3 -c "{code}"') == "200\n" * 3
-        assert sent(internet, path) == [injected.header] * 3
+        made, asked = (text.format(url=host + path) for text in (made, asked))
+        injected.box.files.write("/tmp/client.py", f"import {name}\nc = {made}\nfor _ in range(3): print(c.{asked})\n")
+        assert injected.run("PYTHONPATH=/tmp/site python3 /tmp/client.py") == "200\n" * 3, name
+        assert sent(internet, path + suffix) == [injected.header] * 3, name
 
 
 def test_java(injected: Injected, internet: Internet) -> None:
@@ -212,7 +247,9 @@ time.sleep(600)
 """
 
 
-def test_the_secret_is_nowhere(injected: Injected, platform: Platform, internet: Internet) -> None:
+def test_the_secret_is_nowhere(
+    create: Callable[..., Sandbox], injected: Injected, platform: Platform, internet: Internet
+) -> None:
     box = injected.box
     canary = f"canary{uuid.uuid4().hex}"
     box.set_timeout(300)
@@ -223,7 +260,11 @@ def test_the_secret_is_nowhere(injected: Injected, platform: Platform, internet:
         handle = box.commands.run(command, background=True, timeout=0)
         assert next(iter(handle))[0] == "ready\n"
         kept.append(handle)
-    Sandbox.create(timeout=60, metadata={"canary": canary}).kill()
+    # In the database as a text of a client, and in the log as the name of a secret that a rule refers to in vain.
+    Secret.create(canary, "x")
+    rules = {API: [{"transform": {"headers": {"X-Canary": f"${{e2b.secrets.{canary}}}"}}}]}
+    create(metadata={"canary": canary}, network={"rules": rules})
+    Secret.destroy(canary)
 
     def found(secret: str) -> set[str]:
         return search(secret, box.sandbox_id, platform.data_dir, platform.log_path)
@@ -234,7 +275,8 @@ def test_the_secret_is_nowhere(injected: Injected, platform: Platform, internet:
         injected.run(f"curl -sS https://{API}{path}")
         assert sent(internet, path)[-1] == injected.header
 
-    assert found(canary) >= {"memory", "environ", "files", "disk image", "agent's memory"}, found(canary)
+    places = {"memory", "environ", "files", "disk image", "agent's memory", "database", "log"}
+    assert found(canary) >= places, found(canary)
     nowhere()
     # After a restart the same certificate is trusted, and the same secret is set.
     assert platform.terminate() == 0

@@ -5,6 +5,8 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { dirname, join } from 'node:path'
 import { test } from 'node:test'
 import * as e2b from 'e2b'
 import { Sandbox, SandboxError } from 'e2b'
@@ -101,6 +103,52 @@ if (Secret) test('secrets are set as headers, and changed', async (t) => {
   await assert.rejects(Secret.getInfo('no'), SecretNotFoundError)
   assert.equal(await Secret.destroy('js-key'), true)
   assert.equal((await seen())['x-key'], undefined)
+})
+
+// What the version of the SDK can send.
+const declared = readFileSync(join(dirname(createRequire(import.meta.url).resolve('e2b')), 'index.d.ts'), 'utf8')
+
+if (declared.includes('egressProxy?')) test('connections go through a proxy, or nowhere', async (t) => {
+  // The addresses and the user of the fake internet's SOCKS5 servers.
+  const proxy = { address: '45.90.7.1:1081', username: 'fence', password: 'correct horse battery staple' }
+  const sandbox = await sandboxFor(t, { network: { egressProxy: proxy } })
+  assert.deepEqual(await reached(sandbox, 'http://93.67.4.1/', 'https://www.example.com/'), [true, true])
+  const { network } = await sandbox.getInfo()
+  assert.deepEqual([network.egressProxy.address, network.egressProxy.username], [proxy.address, 'fence'])
+  assert(!JSON.stringify(network).includes(proxy.password))
+  for (const wrong of [{ ...proxy, password: 'wrong' }, { ...proxy, address: '45.90.7.1:1083' }]) {
+    await sandbox.updateNetwork({ egressProxy: wrong })
+    assert.deepEqual(await reached(sandbox, 'http://93.66.4.1/', 'http://[2606:4700:66::4]/'), [false, false])
+  }
+  await sandbox.updateNetwork({})
+  assert.deepEqual(await reached(sandbox, 'http://93.67.4.1/'), [true])
+  assert.equal((await sandbox.getInfo()).network.egressProxy, undefined)
+  await assert.rejects(sandbox.updateNetwork({ egressProxy: { address: '10.9.0.1:1080' } }), SandboxError)
+})
+
+if (declared.includes('httpsPorts?')) test('servers inside that speak TLS', async (t) => {
+  const sandbox = await sandboxFor(t, { network: { httpsPorts: [8443] } })
+  assert.deepEqual((await sandbox.getInfo()).network.httpsPorts, [8443])
+  const key = '/tmp/key.pem'
+  await sandbox.commands.run(
+    `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=inside -keyout ${key} -out ${key}.crt && cat ${key}.crt >> ${key}`,
+  )
+  const server = `
+import http.server, ssl, sys
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("${key}")
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+`
+  await sandbox.files.write('/tmp/tls_server.py', server)
+  for (const port of [8443, 8444]) {
+    await sandbox.commands.run(`cd /etc && exec python3 /tmp/tls_server.py ${port}`, { background: true, timeoutMs: 0 })
+  }
+  const answer = async (port) => fetch(`https://${sandbox.getHost(port)}/hostname`)
+  await until(async () => (await answer(8443)).status === 200, 'the port is served over TLS')
+  // The other one is not listed, so its server gets requests without TLS.
+  assert.notEqual((await answer(8444)).status, 200)
 })
 
 /** Starts the server that shows what reached it and waits until a browser would see it. */

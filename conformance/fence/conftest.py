@@ -18,6 +18,8 @@ from harness.platform import Platform
 CONFIG = f"""
 [sandbox]
 disk_mb = 768
+[builds]
+insecure_registries = "registry.example.org:5000,registry.example.org:5001"
 [egress]
 resolvers = "{RESOLVER}:53"
 """

@@ -100,7 +100,7 @@ pub(super) fn pids_of_all_sandboxes() -> io::Result<u64> {
 ///
 /// Next to sandboxes that create processes without end, a sandbox of equal weight waits up to a second for a processor
 /// until it has started: hundreds of short-lived processes shift the average by which the scheduler places a group that
-/// has just become runnable. With this weight it does not wait (`docs/isolation.md` has the figures). No program of the
+/// has just become runnable. With this weight it hardly waits (`SPECIFICATION.md` has the figures). No program of the
 /// sandbox runs before it is like any other again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Weight {

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,3 +217,16 @@ def test_images_that_are_not_there_say_so(registries: dict[int, Registry], name:
 def test_private_addresses_are_closed_to_images_too(name: str) -> None:
     with pytest.raises(Exception, match="10.9.0.1"):
         build(Template().from_image(f"10.9.0.1:{OPEN}/tools/shell:1"), name)
+
+
+def test_a_sandbox_that_does_not_become_ready_is_ended(platform: Platform, name: str) -> None:
+    until_s = int(time.time()) + 15
+    template = Template().from_template("base").set_start_cmd("sleep infinity", f'test "$(date +%s)" -lt {until_s}')
+    build(template, name)
+    until(lambda: time.time() > until_s, "its time has come", within_s=30)
+    headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
+    with httpx.Client(base_url=platform.url, headers=headers, timeout=60) as api:
+        answer = api.post("/sandboxes", json={"templateID": name})
+        assert (answer.status_code, "ready command" in answer.text) == (504, True), answer.text
+        listed = api.get("/v2/sandboxes").json()
+        assert not any(sandbox["alias"] == name for sandbox in listed if "alias" in sandbox)

@@ -12,6 +12,7 @@ import pytest
 from e2b import Sandbox, Template
 
 from harness.platform import Platform
+from harness.traffic import until
 
 
 @pytest.fixture
@@ -74,6 +75,22 @@ def test_every_step_leaves_its_files(name: str, tmp_path: Path) -> None:
     build(child, f"{name}-child")
     with Sandbox.create(f"{name}-child", timeout=120) as box:
         assert box.commands.run("cat /srv/app/copy; ls ~").stdout == "deep\ngreeting\nrenamed\n"
+
+
+def test_old_clients_run_steps_as_root(api: httpx.Client, name: str) -> None:
+    """SDKs before 2.3.0 expect that, and nothing of it comes from the cache of the others."""
+    step = {"type": "RUN", "args": [f"echo {name}; id -un > /tmp/by; chmod 666 /tmp/by; pwd >> /tmp/by"]}
+    seen = []
+    for version in ("2.3.0", "2.2.9"):
+        made = api.post("/v3/templates", json={"name": name}).json()
+        path = f"/templates/{made['templateID']}/builds/{made['buildID']}"
+        agent = {"User-Agent": f"e2b-python-sdk/{version}"}
+        started = api.post(f"/v2{path}", json={"fromTemplate": "base", "steps": [step]}, headers=agent)
+        assert (started.status_code, started.content) == (202, b"")
+        until(lambda path=path: api.get(f"{path}/status").json()["status"] in ("ready", "error"), "it has ended", 60)
+        with Sandbox.create(name, timeout=120) as box:
+            seen.append(box.commands.run("cat /tmp/by; id -un").stdout.split())
+    assert seen == [["user", "/home/user", "user"], ["root", "/root", "user"]]
 
 
 def test_forced_steps_are_run_again(name: str) -> None:

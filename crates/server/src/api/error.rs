@@ -452,6 +452,7 @@ impl From<CreateError> for ApiError {
         };
         match error {
             CreateError::Store(error) => error.into(),
+            CreateError::NotReady { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, error.to_string()),
             CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
             CreateError::NoCapacity { retry_after_s, .. } => Self::no_capacity(retry_after_s).caused_by(error),

@@ -173,16 +173,12 @@ impl<'a> Progressing<'a> {
     async fn begin(context: &'a BuildContext, job: &'a Job) -> Result<Self, BuildFailure> {
         let layers = context.node.layers().await;
         let layers = layers.map_err(|error| BuildFailure::at(BASE, format!("the node does not answer: {error}")))?;
-        let user = match job.recipe.steps_as_root {
-            true => "root",
-            false => USER,
-        };
         let empty = State {
             base: true,
             layers: Vec::new(),
             env: BTreeMap::new(),
-            user: user.to_owned(),
-            workdir: job.recipe.steps_as_root.then(|| "/home/user".to_owned()),
+            user: USER.to_owned(),
+            workdir: None,
         };
         let mut progressing = Self {
             context,
@@ -198,6 +194,10 @@ impl<'a> Progressing<'a> {
             Source::Image { reference, registry } => {
                 progressing.import(reference, registry.as_ref()).await?;
             }
+        }
+        if job.recipe.steps_as_root {
+            "root".clone_into(&mut progressing.state.user);
+            progressing.key = Key::first(&[progressing.key.as_str(), "root"]);
         }
         Ok(progressing)
     }

@@ -90,6 +90,8 @@ pub(crate) enum CreateError {
     Repositories(#[from] RepositoryError),
     #[error("the start command of the template")]
     StartCommand(#[source] AgentError),
+    #[error("the ready command of the template did not succeed within {limit_s} seconds")]
+    NotReady { limit_s: u64 },
     #[error("the sandbox did not start in time")]
     TimedOut,
     #[error("the sandbox ended while it was starting")]

@@ -17,6 +17,9 @@ use crate::builds::recipe::StartCommand;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a sandbox may take to become ready: less than a create request may take, so that its client is told why.
+const READY_S: u64 = 25;
+
 /// Output that nobody reads.
 struct Ignored;
 
@@ -35,21 +38,22 @@ impl StartCommand {
 }
 
 impl Sandboxes {
-    /// Begins the start command of a sandbox that no client knows yet, and waits until it is ready. The caller bounds the
-    /// time. On an error the sandbox is ended.
+    /// Begins the start command of a sandbox that no client knows yet, and waits until it is ready. On an error the
+    /// sandbox is ended.
     pub(super) async fn run_start_command(
         self: &Arc<Self>,
         row: &SandboxRow,
         start: &StartCommand,
     ) -> Result<Stage, CreateError> {
         let clock = Instant::now();
-        match self.become_ready(row, start).await {
-            Ok(()) => Ok(Stage::new("start-command", clock.elapsed())),
-            Err(error) => {
-                self.discard(&row.id).await;
-                Err(CreateError::StartCommand(error))
-            }
-        }
+        let ready = tokio::time::timeout(Duration::from_secs(READY_S), self.become_ready(row, start)).await;
+        let error = match ready {
+            Ok(Ok(())) => return Ok(Stage::new("start-command", clock.elapsed())),
+            Ok(Err(error)) => CreateError::StartCommand(error),
+            Err(_) => CreateError::NotReady { limit_s: READY_S },
+        };
+        self.discard(&row.id).await;
+        Err(error)
     }
 
     async fn become_ready(&self, row: &SandboxRow, start: &StartCommand) -> Result<(), AgentError> {

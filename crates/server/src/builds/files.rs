@@ -2,14 +2,21 @@
 //!
 //! The hash is the client's and says nothing about the content. An archive is written to a file of its own first, so
 //! that a build never reads one that is incomplete, and an upload that was cut leaves nothing.
+//!
+//! Space is reserved before it is written, in steps: for the team, whose archives and uploads together have a limit, and
+//! on the host. So the limits hold however many uploads run at the same time and whether or not they announce a size,
+//! and one that announces much and sends nothing takes no space from others.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use model::id::TeamId;
+use parking_lot::Mutex;
 use store::builds::FileRow;
 use store::error::StoreError;
 use store::nodes::NodeRows;
@@ -22,6 +29,9 @@ use crate::settings::{BuildSettings, CapacitySettings};
 
 /// The beginning of the name of a file that is being written.
 const PARTIAL: &str = ".partial-";
+/// Maximum space that an upload reserves at a time, in bytes; the second if it does not announce its size.
+const STEP: u64 = 16 << 20;
+const UNANNOUNCED_STEP: u64 = 1 << 20;
 
 /// Why an archive was not stored.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +59,69 @@ pub(crate) struct BuildFiles {
     clock: Clock,
     file_bytes: u64,
     team_bytes: u64,
+    uploads: Arc<Mutex<Uploads>>,
+    /// Held while a file and its row change together.
+    changes: tokio::sync::Mutex<()>,
+}
+
+/// Space that uploads in progress have reserved, in bytes.
+#[derive(Debug, Default)]
+struct Uploads {
+    /// By team: what was written, and what may be.
+    reserved: HashMap<TeamId, u64>,
+    /// What was not written yet, of all teams.
+    unwritten: u64,
+}
+
+/// Space that an upload has reserved, released when this is dropped.
+#[derive(Debug)]
+struct Space {
+    uploads: Arc<Mutex<Uploads>>,
+    team: TeamId,
+    /// The size that the client announced, if it did.
+    announced: Option<u64>,
+    reserved: u64,
+    written: u64,
+}
+
+impl Space {
+    /// What was announced and is not reserved yet.
+    fn rest(&self) -> Option<u64> {
+        self.announced.map(|announced| announced.saturating_sub(self.reserved))
+    }
+
+    /// Reserves another step; returns what the team and what all teams have reserved then.
+    fn grow(&mut self) -> (u64, u64) {
+        let step = self.rest().map_or(UNANNOUNCED_STEP, |rest| rest.min(STEP));
+        let mut uploads = self.uploads.lock();
+        self.reserved = self.reserved.saturating_add(step);
+        uploads.unwritten = uploads.unwritten.saturating_add(step);
+        let of_team = uploads.reserved.entry(self.team.clone()).or_default();
+        *of_team = of_team.saturating_add(step);
+        (*of_team, uploads.unwritten)
+    }
+
+    /// So much was written.
+    fn note_written(&mut self, bytes: u64) {
+        self.written = self.written.saturating_add(bytes);
+        let mut uploads = self.uploads.lock();
+        uploads.unwritten = uploads.unwritten.saturating_sub(bytes);
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        let mut uploads = self.uploads.lock();
+        uploads.unwritten = uploads
+            .unwritten
+            .saturating_sub(self.reserved.saturating_sub(self.written));
+        if let Some(of_team) = uploads.reserved.get_mut(&self.team) {
+            *of_team = of_team.saturating_sub(self.reserved);
+            if *of_team == 0 {
+                uploads.reserved.remove(&self.team);
+            }
+        }
+    }
 }
 
 /// An archive that is being uploaded. It is removed when this is dropped, unless it was kept.
@@ -56,7 +129,7 @@ pub(crate) struct BuildFiles {
 pub(crate) struct Upload {
     file: Option<File>,
     path: PathBuf,
-    bytes: u64,
+    space: Space,
 }
 
 impl Drop for Upload {
@@ -100,6 +173,8 @@ impl BuildFiles {
             clock,
             file_bytes: settings.file_bytes,
             team_bytes: settings.team_files_bytes,
+            uploads: Arc::default(),
+            changes: tokio::sync::Mutex::default(),
         }
     }
 
@@ -130,20 +205,14 @@ impl BuildFiles {
     pub(crate) async fn begin(&self, team: &TeamId, hash: &str, announced: Option<u64>) -> Result<Upload, FileError> {
         let path = self.path(team, hash).ok_or(FileError::Off)?;
         self.check_size(announced.unwrap_or(0))?;
-        let limit = self.team_bytes;
-        let used = u64::try_from(self.rows.template_file_total(team).await?).unwrap_or(0);
-        if used.saturating_add(announced.unwrap_or(0)) > limit {
-            return Err(FileError::TeamFull { limit });
-        }
-        let floor = u64::from(CapacitySettings::DISK_FLOOR_MB) << 20;
-        let free = self
-            .node
-            .capacity()
-            .await
-            .map_or(u64::MAX, |host| host.disk_available_bytes);
-        if free < floor.saturating_add(announced.unwrap_or(0)) {
-            return Err(FileError::DiskFull);
-        }
+        let mut space = Space {
+            uploads: Arc::clone(&self.uploads),
+            team: team.clone(),
+            announced,
+            reserved: 0,
+            written: 0,
+        };
+        self.reserve(&mut space).await?;
         let name = format!("{PARTIAL}{}", random_hex().map_err(io::Error::other)?);
         let partial = path.with_file_name(name);
         let opened = tokio::task::spawn_blocking(move || {
@@ -158,7 +227,7 @@ impl BuildFiles {
             Ok::<_, io::Error>(Upload {
                 file: Some(file),
                 path: partial,
-                bytes: 0,
+                space,
             })
         });
         Ok(opened.await.unwrap_or_else(|error| Err(io::Error::other(error)))?)
@@ -171,17 +240,43 @@ impl BuildFiles {
         }
     }
 
+    /// Reserves another step, and checks that there is space for it and for what else was announced.
+    async fn reserve(&self, space: &mut Space) -> Result<(), FileError> {
+        let (of_team, unwritten) = space.grow();
+        let rest = space.rest().unwrap_or(0);
+        let limit = self.team_bytes;
+        let kept = u64::try_from(self.rows.template_file_total(&space.team).await?).unwrap_or(0);
+        if kept.saturating_add(of_team).saturating_add(rest) > limit {
+            return Err(FileError::TeamFull { limit });
+        }
+        let floor = u64::from(CapacitySettings::DISK_FLOOR_MB) << 20;
+        let free = self
+            .node
+            .capacity()
+            .await
+            .map_or(u64::MAX, |host| host.disk_available_bytes);
+        match free < floor.saturating_add(unwritten).saturating_add(rest) {
+            true => Err(FileError::DiskFull),
+            false => Ok(()),
+        }
+    }
+
     /// Writes the next piece.
     pub(crate) async fn write(&self, mut upload: Upload, piece: Bytes) -> Result<Upload, FileError> {
-        let bytes = upload
-            .bytes
-            .saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        let size = u64::try_from(piece.len()).unwrap_or(u64::MAX);
+        let bytes = upload.space.written.saturating_add(size);
         self.check_size(bytes)?;
+        while bytes > upload.space.reserved {
+            if upload.space.rest() == Some(0) {
+                return Err(FileError::Io(io::Error::other("more was sent than announced")));
+            }
+            self.reserve(&mut upload.space).await?;
+        }
         let written = tokio::task::spawn_blocking(move || {
             if let Some(file) = &mut upload.file {
                 file.write_all(&piece)?;
             }
-            upload.bytes = bytes;
+            upload.space.note_written(size);
             Ok::<_, io::Error>(upload)
         });
         Ok(written.await.unwrap_or_else(|error| Err(io::Error::other(error)))?)
@@ -190,31 +285,37 @@ impl BuildFiles {
     /// Keeps an archive that is complete, in place of an earlier one.
     pub(crate) async fn keep(&self, team: &TeamId, hash: &str, mut upload: Upload) -> Result<(), FileError> {
         let path = self.path(team, hash).ok_or(FileError::Off)?;
-        let bytes = upload.bytes;
-        let kept = tokio::task::spawn_blocking(move || {
+        let synced = tokio::task::spawn_blocking(move || {
             if let Some(file) = upload.file.take() {
                 file.sync_data()?;
             }
+            Ok::<_, io::Error>(upload)
+        });
+        let mut upload = synced.await.unwrap_or_else(|error| Err(io::Error::other(error)))?;
+        let row = FileRow {
+            team_id: team.clone(),
+            hash: hash.to_owned(),
+            bytes: i64::try_from(upload.space.written).unwrap_or(i64::MAX),
+        };
+        let _changes = self.changes.lock().await;
+        // The row first: one without a file is not found and is removed in time, and a file without a row would stay.
+        self.rows.template_file_put(&row, self.clock.now_us()).await?;
+        let kept = tokio::task::spawn_blocking(move || {
             fs::rename(&upload.path, &path)?;
             // It has another name now, so there is nothing to remove.
             upload.path.clear();
             Ok::<_, io::Error>(())
         });
-        kept.await.unwrap_or_else(|error| Err(io::Error::other(error)))?;
-        let row = FileRow {
-            team_id: team.clone(),
-            hash: hash.to_owned(),
-            bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
-        };
-        Ok(self.rows.template_file_put(&row, self.clock.now_us()).await?)
+        Ok(kept.await.unwrap_or_else(|error| Err(io::Error::other(error)))?)
     }
 
     /// Removes archives that were not used since a time.
     pub(crate) async fn purge(&self, unused_since_us: i64) -> Result<usize, StoreError> {
         let mut removed = 0;
+        let _changes = self.changes.lock().await;
         while let Some(row) = self.rows.template_file_take_unused(unused_since_us).await? {
             if let Some(path) = self.path(&row.team_id, &row.hash) {
-                // A file without a row is not found, and replaced by the next upload.
+                // A file without a row is not found, and replaced by the next upload with its name.
                 let _ = tokio::task::spawn_blocking(move || fs::remove_file(path)).await;
             }
             removed += 1;

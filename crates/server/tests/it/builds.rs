@@ -1,7 +1,12 @@
 //! Building templates: requests, uploads, statuses, logs and tags. What steps do is not tested here: the node is a fake.
 
+use std::time::Duration;
+
+use protocol::node::HostCapacity;
 use serde_json::{Value, json};
 use store::builds::{BuildEnd, BuildStart};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::platform::{BASE, OTHER_KEY, Reply, TestPlatform, within};
 
@@ -298,6 +303,105 @@ async fn files_are_uploaded_once() {
         .call("GET", &format!("/templates/{BASE}/files/{HASH}"), "")
         .await
         .error(403);
+}
+
+/// Waits until something holds.
+async fn until(holds: impl Fn() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(wait).await;
+}
+
+/// Begins an upload and returns the connection, on which it continues.
+async fn begin_upload(platform: &TestPlatform, target: &str, head: &str, part: usize) -> TcpStream {
+    let mut upload = TcpStream::connect(platform.addr).await.expect("connect");
+    let head = format!("PUT {target} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n");
+    upload.write_all(head.as_bytes()).await.expect("send");
+    upload.write_all(&vec![b'a'; part]).await.expect("send");
+    upload
+}
+
+#[tokio::test]
+async fn uploads_at_the_same_time_share_the_limit_of_the_team() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.builds.team_files_bytes = 2 << 20).await;
+    let (template, _) = request(&platform, r#"{"name":"a"}"#).await;
+    let address = async |number: usize| {
+        let path = format!("/templates/{template}/files/{}", format!("{number:x}").repeat(64));
+        let url = text(&platform.call("GET", &path, "").await, "url");
+        url.strip_prefix("http://localhost").expect("this platform").to_owned()
+    };
+    let put = async |number: usize, size: usize| {
+        let target = address(number).await;
+        let headers = [("host", "localhost")];
+        platform.send("PUT", &target, &headers, vec![b'b'; size]).await
+    };
+    let stored = platform.directory.path().join("builds/files");
+    let partial = || {
+        let teams = std::fs::read_dir(&stored).into_iter().flatten().flatten();
+        let files = teams.flat_map(|team| std::fs::read_dir(team.path()).into_iter().flatten().flatten());
+        files
+            .filter(|file| file.file_name().to_string_lossy().starts_with(".partial"))
+            .count()
+    };
+    // Half of it is announced, and a little of that sent.
+    let announced = begin_upload(&platform, &address(1).await, "content-length: 1048576", 10).await;
+    until(|| partial() == 1).await;
+    // So this is too much with it, and that is not.
+    assert!(put(2, (1 << 20) + 1).await.error(413).contains("of the team"));
+    assert_eq!(put(2, 1000).await.status, 200);
+    put(3, 1 << 20).await.error(413);
+
+    // What is not announced is limited while it arrives.
+    drop(announced);
+    until(|| partial() == 0).await;
+    let mut chunked = begin_upload(&platform, &address(4).await, "transfer-encoding: chunked", 0).await;
+    let chunk = [&b"100000\r\n"[..], &vec![b'c'; 1 << 20], b"\r\n"].concat();
+    chunked.write_all(&chunk).await.expect("send");
+    // The second megabyte is more than is left; the answer may come before all of it was sent.
+    let _ = chunked.write_all(&chunk).await;
+    let mut answer = [0; 12];
+    chunked.read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 413");
+    until(|| partial() == 0).await;
+    assert_eq!(put(5, (2 << 20) - 1000).await.status, 200);
+    put(6, 1).await.error(413);
+}
+
+#[tokio::test]
+async fn uploads_leave_the_reserve_of_the_host() {
+    let platform = TestPlatform::start().await;
+    let (template, _) = request(&platform, r#"{"name":"a"}"#).await;
+    let path = format!("/templates/{template}/files/{HASH}");
+    let url = text(&platform.call("GET", &path, "").await, "url");
+    let target = url.strip_prefix("http://localhost").expect("this platform").to_owned();
+    let put = async |size: usize| {
+        platform
+            .send("PUT", &target, &[("host", "localhost")], vec![0; size])
+            .await
+    };
+    let free = |bytes: u64| {
+        *platform.node.room.lock() = Some(HostCapacity {
+            memory_available_bytes: u64::MAX,
+            disk_available_bytes: (1 << 30) + bytes,
+        });
+    };
+    free(1000);
+    assert_eq!(put(1000).await.status, 200);
+    assert!(put(1001).await.error(503).contains("disk"));
+    // An upload that was admitted, of which nothing is written yet.
+    let head = "content-length: 900";
+    let held = begin_upload(&platform, &target, head, 0).await;
+    let refused = async {
+        while put(101).await.status != 503 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(refused).await;
+    assert_eq!(put(100).await.status, 200);
+    drop(held);
 }
 
 #[tokio::test]

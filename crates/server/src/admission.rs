@@ -14,7 +14,7 @@ use protocol::node::HostCapacity;
 use store::Store;
 use store::error::StoreError;
 
-use self::capacity::{Capacity, CapacityPermit};
+use self::capacity::{Capacity, CapacityPermit, NoCapacity};
 use self::quota::{OverQuota, Quotas, Reservation, ResourceUse, TeamQuota};
 use crate::clock::Clock;
 use crate::deadlines::Deadlines;
@@ -93,6 +93,11 @@ impl AdmissionControl {
                 retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
             })?,
         })
+    }
+
+    /// Reserves what a sandbox needs of the host, for one that counts against no team.
+    pub(crate) async fn admit_to_host(&self) -> Result<CapacityPermit, NoCapacity> {
+        self.capacity.admit(&*self.node, &self.clock).await
     }
 
     /// Reserves the same for a sandbox that is running already, regardless of the limits.

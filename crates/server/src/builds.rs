@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::{BuildId, LayerId, SandboxId, TeamId};
+use model::id::{BuildId, LayerId, SandboxId, TeamId, TemplateId};
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -29,7 +29,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::context::{BuildContext, Pins};
+use self::context::{BuildContext, Pins, StepSandboxes};
 use self::files::BuildFiles;
 use self::log::BuildLog;
 use self::recipe::{BuildFailure, BuildResult, Job, Recipe, Registry, Source, layers_of};
@@ -97,6 +97,20 @@ pub(crate) struct Builds {
 struct Running {
     cancel: CancellationToken,
     pins: Pins,
+    team: TeamId,
+    sandboxes: StepSandboxes,
+}
+
+/// A sandbox in which a step of a build runs.
+#[derive(Debug)]
+pub(crate) struct BuildSandbox {
+    pub(crate) id: SandboxId,
+    pub(crate) team: TeamId,
+    pub(crate) template: TemplateId,
+    pub(crate) resources: Resources,
+    pub(crate) started_us: i64,
+    /// When its build is ended at the latest.
+    pub(crate) end_us: i64,
 }
 
 /// The owner of the sealed credentials of a build.
@@ -164,6 +178,32 @@ impl Builds {
         }
     }
 
+    /// The sandboxes in which steps run now.
+    pub(crate) fn sandboxes(&self) -> Vec<BuildSandbox> {
+        let running = self.running.lock();
+        let mut found = Vec::new();
+        for build in running.values() {
+            let sandboxes = build.sandboxes.lock();
+            found.extend(sandboxes.iter().map(|(id, sandbox)| BuildSandbox {
+                id: id.clone(),
+                team: build.team.clone(),
+                template: sandbox.template.clone(),
+                resources: sandbox.resources,
+                started_us: sandbox.started_us,
+                end_us: sandbox.started_us + BUILDING_MAX_S * SECOND_US,
+            }));
+        }
+        found
+    }
+
+    /// Ends a sandbox in which a step runs, which fails the build; none if there is no such sandbox.
+    pub(crate) async fn kill_sandbox(&self, id: &SandboxId) -> Option<Result<(), protocol::node::NodeError>> {
+        if !self.sandboxes().iter().any(|sandbox| sandbox.id == *id) {
+            return None;
+        }
+        Some(self.node.kill(id).await)
+    }
+
     /// The layers that builds in progress use.
     fn pinned(&self) -> HashSet<LayerId> {
         let running = self.running.lock();
@@ -203,13 +243,16 @@ impl Builds {
                     let running = Running {
                         cancel: stop.child_token(),
                         pins: Pins::default(),
+                        team: job.team_id.clone(),
+                        sandboxes: StepSandboxes::default(),
                     };
-                    let (cancel, pins) = (running.cancel.clone(), Arc::clone(&running.pins));
+                    let cancel = running.cancel.clone();
+                    let shared = (Arc::clone(&running.pins), Arc::clone(&running.sandboxes));
                     self.running.lock().insert(job.id.clone(), running);
                     let (builds, stop) = (Arc::clone(self), stop.clone());
                     tasks.spawn(async move {
                         let id = job.id.clone();
-                        Box::pin(builds.run_to_end(job, pins, cancel, stop)).await;
+                        Box::pin(builds.run_to_end(job, shared, cancel, stop)).await;
                         builds.running.lock().remove(&id);
                         drop(turn);
                     });
@@ -253,9 +296,15 @@ impl Builds {
     }
 
     /// Runs one build to its end.
-    async fn run_to_end(&self, row: BuildJob, pins: Pins, cancel: CancellationToken, stop: CancellationToken) {
+    async fn run_to_end(
+        &self,
+        row: BuildJob,
+        shared: (Pins, StepSandboxes),
+        cancel: CancellationToken,
+        stop: CancellationToken,
+    ) {
         let id = row.id.clone();
-        let end = match self.prepare(row, pins).await {
+        let end = match self.prepare(row, shared).await {
             Ok((context, job, deadline)) => {
                 let end = self.run(&context, &job, deadline, &cancel).await;
                 self.end_sandboxes(&context.sandboxes).await;
@@ -304,7 +353,11 @@ impl Builds {
     }
 
     /// Makes what a build needs to run. The deadline is how long it may take from now.
-    async fn prepare(&self, row: BuildJob, pins: Pins) -> Result<(BuildContext, Job, Duration), BuildFailure> {
+    async fn prepare(
+        &self,
+        row: BuildJob,
+        (pins, sandboxes): (Pins, StepSandboxes),
+    ) -> Result<(BuildContext, Job, Duration), BuildFailure> {
         let internal = |error: &(dyn std::error::Error + 'static)| {
             tracing::error!(build.id = %row.id, error = %Chain(error), "cannot begin a build");
             BuildFailure::internal()
@@ -334,7 +387,8 @@ impl Builds {
             log: Arc::new(log),
             pins,
             removal: Arc::clone(&self.removal),
-            sandboxes: Arc::default(),
+            admission: Arc::clone(&self.admission),
+            sandboxes,
         };
         if row.attempts > 1 {
             context.log(
@@ -402,8 +456,8 @@ impl Builds {
     }
 
     /// Ends the sandboxes that a build left.
-    async fn end_sandboxes(&self, sandboxes: &Mutex<HashSet<SandboxId>>) {
-        let left: Vec<SandboxId> = sandboxes.lock().drain().collect();
+    async fn end_sandboxes(&self, sandboxes: &StepSandboxes) {
+        let left: Vec<SandboxId> = sandboxes.lock().drain().map(|(id, _)| id).collect();
         for id in left {
             match self.node.kill(&id).await {
                 Ok(()) | Err(protocol::node::NodeError::NotFound(_)) => {}

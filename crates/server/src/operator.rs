@@ -19,6 +19,7 @@ use axum::{Json, Router};
 use http::StatusCode;
 use model::id::{SandboxId, TeamId};
 use model::log::Level;
+use protocol::node::NodeError;
 use serde::{Deserialize, Serialize};
 use store::Store;
 use store::error::StoreError;
@@ -27,6 +28,7 @@ use store::sandboxes::SandboxRow;
 
 pub use self::socket::OperatorSocket;
 pub(crate) use self::socket::serve;
+use crate::builds::{BuildSandbox, Builds};
 use crate::chain::Chain;
 use crate::clock::rfc3339;
 use crate::outcome::EndReason;
@@ -49,7 +51,7 @@ pub struct OperatorSandbox {
     pub team: String,
     /// The template it was created from: its alias, or else its id.
     pub template: String,
-    /// `creating`, `running` or `stopping`.
+    /// `creating`, `running`, `stopping`, or `building` where a step of a build runs in it.
     pub state: String,
     /// When it started, RFC 3339.
     pub started_at: String,
@@ -132,6 +134,7 @@ impl IntoResponse for ErrorResponse {
 pub(crate) struct Operator {
     pub(crate) store: Store,
     pub(crate) sandboxes: Arc<Sandboxes>,
+    pub(crate) builds: Arc<Builds>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) records: Arc<Records>,
 }
@@ -152,6 +155,8 @@ async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<Ope
     for row in rows {
         shown.push(show(&operator, &names, row).await?);
     }
+    let building = operator.builds.sandboxes().into_iter();
+    shown.extend(building.map(|sandbox| show_building(&names, &sandbox)));
     Ok(Json(shown))
 }
 
@@ -159,14 +164,30 @@ async fn show_sandbox(
     State(operator): State<Operator>,
     Path(id): Path<String>,
 ) -> Result<Json<OperatorSandbox>, ErrorResponse> {
-    let row = operator.store.sandbox_by_id(&parse(&id)?).await?;
-    let row = row.ok_or_else(|| ErrorResponse::no_sandbox(&id))?;
+    let sandbox = parse(&id)?;
     let names = team_names(&operator).await?;
+    let mut building = operator.builds.sandboxes().into_iter();
+    if let Some(sandbox) = building.find(|building| building.id == sandbox) {
+        return Ok(Json(show_building(&names, &sandbox)));
+    }
+    let row = operator.store.sandbox_by_id(&sandbox).await?;
+    let row = row.ok_or_else(|| ErrorResponse::no_sandbox(&id))?;
     Ok(Json(show(&operator, &names, row).await?))
 }
 
 async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) -> Result<StatusCode, ErrorResponse> {
     let sandbox = parse(&id)?;
+    if let Some(killed) = operator.builds.kill_sandbox(&sandbox).await {
+        tracing::info!(sandbox.id = %sandbox, "the operator kills a sandbox of a build");
+        return match killed {
+            Ok(()) => Ok(StatusCode::NO_CONTENT),
+            Err(NodeError::NotFound(_)) => Err(ErrorResponse::no_sandbox(&id)),
+            Err(error) => Err(ErrorResponse(
+                StatusCode::SERVICE_UNAVAILABLE,
+                Chain(&error).to_string(),
+            )),
+        };
+    }
     let Some(entry) = operator.registry.get(&sandbox) else {
         return Err(absent(&operator, &sandbox).await?);
     };
@@ -244,6 +265,31 @@ async fn team_names(operator: &Operator) -> Result<HashMap<TeamId, String>, Stor
     Ok(teams.into_iter().map(|team| (team.id, team.name)).collect())
 }
 
+/// The name of a team.
+fn team_name(names: &HashMap<TeamId, String>, id: &TeamId) -> String {
+    match names.get(id) {
+        Some(name) => name.clone(),
+        // The team was created after the names were read.
+        None => id.as_str().to_owned(),
+    }
+}
+
+/// A sandbox of a build. Its usage is not measured.
+fn show_building(names: &HashMap<TeamId, String>, sandbox: &BuildSandbox) -> OperatorSandbox {
+    OperatorSandbox {
+        id: sandbox.id.as_str().to_owned(),
+        team: team_name(names, &sandbox.team),
+        template: sandbox.template.as_str().to_owned(),
+        state: "building".to_owned(),
+        started_at: rfc3339(sandbox.started_us),
+        end_at: rfc3339(sandbox.end_us),
+        cpu_count: sandbox.resources.cpu_count,
+        memory_mb: sandbox.resources.memory_mb,
+        disk_mb: sandbox.resources.disk_mb,
+        usage: None,
+    }
+}
+
 async fn show(
     operator: &Operator,
     names: &HashMap<TeamId, String>,
@@ -254,11 +300,7 @@ async fn show(
     let state = operator.registry.get(&row.id).map_or(row.state, |entry| entry.state());
     Ok(OperatorSandbox {
         id: row.id.as_str().to_owned(),
-        team: match names.get(&row.team_id) {
-            Some(name) => name.clone(),
-            // The team was created after the names were read.
-            None => row.team_id.as_str().to_owned(),
-        },
+        team: team_name(names, &row.team_id),
         template: row.alias.unwrap_or_else(|| row.template_id.as_str().to_owned()),
         state: state.as_str().to_owned(),
         started_at: rfc3339(row.started_us),

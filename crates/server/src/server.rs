@@ -221,6 +221,7 @@ impl Server {
             operator: Operator {
                 store: store.clone(),
                 sandboxes: Arc::clone(&sandboxes),
+                builds: Arc::clone(&builds),
                 registry: Arc::clone(&registry),
                 records: Arc::clone(&records),
             },

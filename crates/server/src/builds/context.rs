@@ -1,10 +1,11 @@
 //! What a running build can do: start and commit sandboxes, look up and keep layers, write its log.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use model::id::{LayerId, SandboxId, TeamId};
+use model::id::{LayerId, SandboxId, TeamId, TemplateId};
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -16,6 +17,8 @@ use tokio_util::task::TaskTracker;
 
 use super::files::BuildFiles;
 use super::log::BuildLog;
+use crate::admission::AdmissionControl;
+use crate::admission::capacity::{CapacityPermit, NoCapacity};
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::keys::TokenSeed;
@@ -28,6 +31,32 @@ pub(crate) struct CachedLayer {
     pub(crate) layer: LayerId,
     /// What was stored with it.
     pub(crate) state_json: String,
+}
+
+/// How long a step waits for capacity of the host, and how often it asks.
+const CAPACITY_WAIT: Duration = Duration::from_secs(300);
+const CAPACITY_RETRY: Duration = Duration::from_secs(1);
+
+/// A sandbox of a build, which runs or is starting.
+#[derive(Debug)]
+pub(super) struct StepSandbox {
+    pub(super) template: TemplateId,
+    pub(super) resources: Resources,
+    pub(super) started_us: i64,
+    /// Its share of the host.
+    _capacity: CapacityPermit,
+}
+
+/// The sandboxes of a build that have not ended, by their ids.
+pub(super) type StepSandboxes = Arc<Mutex<HashMap<SandboxId, StepSandbox>>>;
+
+/// Why a sandbox of a build did not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error("the host has no capacity: {0}")]
+    NoCapacity(#[from] NoCapacity),
+    #[error(transparent)]
+    Node(#[from] NodeError),
 }
 
 /// Layers that builds in progress use, so that they are not removed. Cleared when the build has ended.
@@ -55,8 +84,10 @@ pub(crate) struct BuildContext {
     pub(super) pins: Pins,
     /// Removals of layers exclude commits, because a layer may be committed again that is about to be removed.
     pub(super) removal: Arc<tokio::sync::RwLock<()>>,
+    /// Decides whether the host has capacity for another sandbox.
+    pub(super) admission: Arc<AdmissionControl>,
     /// Sandboxes that were started and have not ended.
-    pub(super) sandboxes: Arc<Mutex<HashSet<SandboxId>>>,
+    pub(super) sandboxes: StepSandboxes,
 }
 
 impl BuildContext {
@@ -70,15 +101,40 @@ impl BuildContext {
         Ok(SandboxId::from_random(&random))
     }
 
-    /// Starts a sandbox, which has no row: no client can see it, and a restart of the platform ends it.
-    pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
+    /// Starts a sandbox, which has no row: no client can see it, and a restart of the platform ends it. It counts as one
+    /// of the host, and waits while the host has no capacity for it.
+    pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, StartError> {
         let id = request.id.clone();
-        self.sandboxes.lock().insert(id.clone());
+        let sandbox = StepSandbox {
+            template: request.template.clone(),
+            resources: request.resources,
+            started_us: self.clock.now_us(),
+            _capacity: self.capacity().await?,
+        };
+        self.sandboxes.lock().insert(id.clone(), sandbox);
         let started = self.node.start(request).await;
         if started.is_err() && !matches!(started, Err(NodeError::Unreachable(_))) {
             self.sandboxes.lock().remove(&id);
         }
-        started
+        Ok(started?)
+    }
+
+    /// A share of the host for one sandbox, once it has one.
+    async fn capacity(&self) -> Result<CapacityPermit, NoCapacity> {
+        let mut waited = Duration::ZERO;
+        loop {
+            match self.admission.admit_to_host().await {
+                Ok(permit) => return Ok(permit),
+                Err(why) if waited >= CAPACITY_WAIT => return Err(why),
+                Err(why) => {
+                    if waited.is_zero() {
+                        self.log(Level::Warn, None, format!("the step waits for the host: {why}"));
+                    }
+                    tokio::time::sleep(CAPACITY_RETRY).await;
+                    waited += CAPACITY_RETRY;
+                }
+            }
+        }
     }
 
     /// Ends a sandbox and keeps what it wrote as a layer.

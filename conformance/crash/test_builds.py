@@ -1,0 +1,183 @@
+"""kill -9 at random moments of builds of templates: each started build becomes ready, with exactly what its steps write.
+
+Each cycle begins builds (a request, an upload, a start), kills the platform at a random moment, sometimes a second time
+while it begins them again, and checks after the restart:
+
+- a build whose start was answered becomes ready, and a sandbox from its template has the files of all steps;
+- a build whose start got no answer waits for it or does the same;
+- nothing half-written is left: no upload, no layer, no sandbox of a step.
+
+RINGFENCE_BUILD_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments. A failure names both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from harness.hoststate import HostState, left_over
+from harness.platform import Platform
+from harness.traffic import until
+
+CYCLES = int(os.environ.get("RINGFENCE_BUILD_CYCLES", "20"))
+SEED = int(os.environ.get("RINGFENCE_CRASH_SEED", str(time.time_ns() % 1_000_000)))
+BUILDERS = 2
+UPLOAD_BYTES = 300_000
+
+
+@dataclass
+class Build:
+    """What a client knows of its build."""
+
+    name: str
+    mark: str
+    content: bytes
+    template: str = ""
+    build: str = ""
+    started: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"/templates/{self.template}/builds/{self.build}"
+
+
+def archive(content: bytes) -> bytes:
+    """The upload of one file."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        info = tarfile.TarInfo("file")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+def begin(api: httpx.Client, build: Build) -> None:
+    """Requests, uploads and starts, until it is done or the platform dies."""
+    made = api.post("/v3/templates", json={"name": build.name}).json()
+    build.template, build.build = made["templateID"], made["buildID"]
+    hashed = hashlib.sha256(build.content).hexdigest()
+    upload = api.get(f"/templates/{build.template}/files/{hashed}").json()
+    assert httpx.put(upload["url"], content=archive(build.content), timeout=30).status_code == 200
+    steps = [
+        {"type": "RUN", "args": [f"echo {build.mark} > ~/mark; seq 1 20000 > ~/numbers"]},
+        {"type": "COPY", "args": ["file", "/home/user/copy", "", ""], "filesHash": hashed},
+        {"type": "RUN", "args": ["mkdir ~/many && cd ~/many && touch $(seq 1 300) && rm ~/numbers"]},
+        {"type": "RUN", "args": ["sha256sum < ~/copy > ~/sum; ln -s many ~/link"]},
+    ]
+    body = {"fromTemplate": "base", "steps": steps}
+    answer = api.post(f"/v2{build.path}", json=body)
+    assert answer.status_code == 202, answer.text
+    build.started = True
+
+
+def check(api: httpx.Client, build: Build) -> bool:
+    """Whether the build became ready. One that was not started may wait for that for ever."""
+    if not build.template:
+        return False
+    ended = ("ready", "error") if build.started else ("ready", "error", "waiting")
+
+    def status() -> dict[str, object]:
+        answer = api.get(f"{build.path}/status")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    until(lambda: status()["status"] in ended, f"{build} has ended", 60)
+    last = status()
+    assert last["status"] != "error", last
+    if last["status"] == "waiting":
+        return False
+    with Sandbox.create(build.name, timeout=60) as box:
+        seen = box.commands.run("cat ~/mark ~/sum; ls ~ ~/link/ | wc -l")
+    # Five names, a blank line, two headings and 300 files.
+    want = f"{build.mark}\n{hashlib.sha256(build.content).hexdigest()}  -\n307\n"
+    assert seen.stdout == want, seen
+    return True
+
+
+@pytest.fixture
+def crashing(work_dir: Path) -> Iterator[Platform]:
+    before = HostState.take()
+    server = Platform(work_dir / "builds")
+    try:
+        server.start()
+        server.use()
+        yield server
+        if server.process:
+            assert server.terminate() == 0
+        assert server.down().returncode == 0
+        assert left_over(before) == {}
+    finally:
+        server.close()
+
+
+def test_kill_9_at_random_moments_of_builds(crashing: Platform) -> None:
+    print(f"seed {SEED}")
+    chance = random.Random(SEED)
+    ready = 0
+    for cycle in range(CYCLES):
+        try:
+            ready += kill_and_check(crashing, chance, cycle)
+        except BaseException as error:
+            error.add_note(f"in cycle {cycle} of {CYCLES}; again with RINGFENCE_CRASH_SEED={SEED}")
+            raise
+    print(f"{CYCLES} cycles, {ready} builds became ready")
+    assert ready > CYCLES // 2, "most kills came before a build was started"
+
+
+def kill_and_check(server: Platform, chance: random.Random, cycle: int) -> int:
+    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+    builds = [
+        Build(f"crash-{cycle}-{number}", f"m{chance.getrandbits(48):012x}", chance.randbytes(UPLOAD_BYTES))
+        for number in range(BUILDERS)
+    ]
+    errors: list[Exception] = []
+    dying = threading.Event()
+
+    def client(build: Build) -> None:
+        try:
+            with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
+                begin(api, build)
+        except Exception as error:
+            if not dying.is_set():
+                errors.append(error)
+
+    threads = [threading.Thread(target=client, args=(build,), daemon=True) for build in builds]
+    for thread in threads:
+        thread.start()
+    # Requests, uploads and starts take some tens of milliseconds, and the steps some hundreds.
+    time.sleep(chance.uniform(0, 0.8))
+    dying.set()
+    server.kill()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a client hangs although the platform is gone"
+    if errors:
+        raise ExceptionGroup("clients failed while no kill was under way", errors)
+    server.start()
+    if chance.random() < 0.3:
+        time.sleep(chance.uniform(0, 0.4))
+        server.kill()
+        server.start()
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
+        ready = sum(check(api, build) for build in builds)
+        for build in builds:
+            if build.template:
+                assert api.delete(f"/templates/{build.template}").status_code == 204
+    # Builds have ended, so nothing is being written.
+    files, layers = server.data_dir / "builds" / "files", server.data_dir / "layers"
+    until(lambda: list(files.rglob(".partial-*")) == [], "no upload is unfinished")
+    until(lambda: [path.name for path in layers.iterdir() if len(path.name) != 64] == [], "no layer is unfinished")
+    until(lambda: server.run("sandbox", "list", "--format", "json").stdout.strip() == "[]", "no sandbox is left")
+    return ready

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from e2b import Sandbox
 
@@ -87,6 +88,28 @@ def test_a_sandbox_of_any_team_is_killed_and_its_log_says_by_whom(platform: Plat
         platform.run("sandbox", "logs", foreign.sandbox_id, "--level", "warn", "--format", "json").stdout
     )
     assert [entry["fields"]["reason"] for entry in warned] == ["operator"]
+
+
+def test_a_step_of_a_build_is_listed_and_killed(platform: Platform) -> None:
+    headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
+    with httpx.Client(base_url=platform.url, headers=headers, timeout=30) as api:
+        made = api.post("/v3/templates", json={"name": "operator-kills"}).json()
+        path = f"/templates/{made['templateID']}/builds/{made['buildID']}"
+        step = {"type": "RUN", "args": ["echo begun; exec sleep 300"]}
+        assert api.post(f"/v2{path}", json={"fromTemplate": "base", "steps": [step]}).status_code == 202
+        try:
+            until(lambda: "begun" in api.get(f"{path}/logs").text, "the step runs")
+            step_box = next(item for item in listed(platform) if item["template"] == made["templateID"])
+            assert (step_box["state"], step_box["team"]) == ("building", "default")
+            shown = platform.run("sandbox", "show", step_box["id"])
+            assert shown.returncode == 0 and "building" in shown.stdout, shown.stderr
+            # It is not one that clients know.
+            assert api.get(f"/sandboxes/{step_box['id']}").status_code == 404
+            assert platform.run("sandbox", "kill", step_box["id"]).returncode == 0
+            until(lambda: api.get(f"{path}/status").json()["status"] == "error", "the build failed")
+            assert step_box["id"] not in {item["id"] for item in listed(platform)}
+        finally:
+            assert api.delete(f"/templates/{made['templateID']}").status_code == 204
 
 
 def test_what_is_not_there_is_said_and_the_others_are_killed(platform: Platform, sandbox: Sandbox) -> None:

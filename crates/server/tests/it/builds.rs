@@ -324,6 +324,16 @@ async fn begin_upload(platform: &TestPlatform, target: &str, head: &str, part: u
     upload
 }
 
+/// The number of uploads that have begun and not ended.
+fn unfinished(platform: &TestPlatform) -> usize {
+    let stored = platform.directory.path().join("builds/files");
+    let teams = std::fs::read_dir(stored).into_iter().flatten().flatten();
+    let files = teams.flat_map(|team| std::fs::read_dir(team.path()).into_iter().flatten().flatten());
+    files
+        .filter(|file| file.file_name().to_string_lossy().starts_with(".partial"))
+        .count()
+}
+
 #[tokio::test]
 async fn uploads_at_the_same_time_share_the_limit_of_the_team() {
     let platform = TestPlatform::start_adjusted(|settings| settings.builds.team_files_bytes = 2 << 20).await;
@@ -338,17 +348,9 @@ async fn uploads_at_the_same_time_share_the_limit_of_the_team() {
         let headers = [("host", "localhost")];
         platform.send("PUT", &target, &headers, vec![b'b'; size]).await
     };
-    let stored = platform.directory.path().join("builds/files");
-    let partial = || {
-        let teams = std::fs::read_dir(&stored).into_iter().flatten().flatten();
-        let files = teams.flat_map(|team| std::fs::read_dir(team.path()).into_iter().flatten().flatten());
-        files
-            .filter(|file| file.file_name().to_string_lossy().starts_with(".partial"))
-            .count()
-    };
     // Half of it is announced, and a little of that sent.
     let announced = begin_upload(&platform, &address(1).await, "content-length: 1048576", 10).await;
-    until(|| partial() == 1).await;
+    until(|| unfinished(&platform) == 1).await;
     // So this is too much with it, and that is not.
     assert!(put(2, (1 << 20) + 1).await.error(413).contains("of the team"));
     assert_eq!(put(2, 1000).await.status, 200);
@@ -356,7 +358,7 @@ async fn uploads_at_the_same_time_share_the_limit_of_the_team() {
 
     // What is not announced is limited while it arrives.
     drop(announced);
-    until(|| partial() == 0).await;
+    until(|| unfinished(&platform) == 0).await;
     let mut chunked = begin_upload(&platform, &address(4).await, "transfer-encoding: chunked", 0).await;
     let chunk = [&b"100000\r\n"[..], &vec![b'c'; 1 << 20], b"\r\n"].concat();
     chunked.write_all(&chunk).await.expect("send");
@@ -365,7 +367,7 @@ async fn uploads_at_the_same_time_share_the_limit_of_the_team() {
     let mut answer = [0; 12];
     chunked.read_exact(&mut answer).await.expect("an answer");
     assert_eq!(&answer, b"HTTP/1.1 413");
-    until(|| partial() == 0).await;
+    until(|| unfinished(&platform) == 0).await;
     assert_eq!(put(5, (2 << 20) - 1000).await.status, 200);
     put(6, 1).await.error(413);
 }
@@ -394,12 +396,8 @@ async fn uploads_leave_the_reserve_of_the_host() {
     // An upload that was admitted, of which nothing is written yet.
     let head = "content-length: 900";
     let held = begin_upload(&platform, &target, head, 0).await;
-    let refused = async {
-        while put(101).await.status != 503 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    within(refused).await;
+    until(|| unfinished(&platform) == 1).await;
+    put(101).await.error(503);
     assert_eq!(put(100).await.status, 200);
     drop(held);
 }
@@ -544,6 +542,44 @@ async fn a_build_that_fails_says_why() {
             "{status}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_step_waits_until_the_host_has_capacity() {
+    let platform = TestPlatform::start().await;
+    let memory = |bytes: u64| {
+        *platform.node.room.lock() = Some(HostCapacity {
+            memory_available_bytes: bytes,
+            disk_available_bytes: u64::MAX,
+        });
+    };
+    memory(0);
+    let (template, build) = request(&platform, r#"{"name":"a"}"#).await;
+    let body = r#"{"fromTemplate":"base","steps":[{"type":"RUN","args":["true"]}]}"#;
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    assert_eq!(platform.call("POST", &path, body).await.status, 202);
+    let logs = format!("/templates/{template}/builds/{build}/logs");
+    let waits = async {
+        while !platform
+            .call("GET", &logs, "")
+            .await
+            .text
+            .contains("the step waits for the host")
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(waits).await;
+    assert!(platform.node.started.lock().is_empty(), "a sandbox without capacity");
+    memory(u64::MAX);
+    // The reading of the host is not taken for each attempt.
+    platform.clock.advance(1);
+    let started = async {
+        while platform.node.started.lock().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(started).await;
 }
 
 #[tokio::test]

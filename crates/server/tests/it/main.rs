@@ -37,6 +37,7 @@ mod single;
 mod templates;
 mod tls;
 mod traffic;
+mod uploads;
 
 /// Connects the server to its node in the same process. The suite `remote` connects them through encoded streams.
 fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {

@@ -41,6 +41,8 @@ mod single;
 mod tls;
 #[path = "../it/traffic.rs"]
 mod traffic;
+#[path = "../it/uploads.rs"]
+mod uploads;
 
 /// Connects the server to its node through encoded byte streams.
 fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {

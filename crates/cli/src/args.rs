@@ -95,6 +95,11 @@ pub(crate) enum Command {
     /// List, inspect and kill sandboxes of all teams; requires a running platform
     #[command(subcommand)]
     Sandbox(SandboxCommand),
+    /// Build, list, inspect and delete the templates of a team; requires a running platform
+    ///
+    /// The platform and the API key are those of E2B_API_URL and E2B_API_KEY, or of the data directory.
+    #[command(subcommand)]
+    Template(TemplateCommand),
     /// Benchmark a running platform
     ///
     /// Times are those of single requests over kept-alive connections; no sample is discarded. The exit code is 1 if a
@@ -350,6 +355,77 @@ pub(crate) enum SandboxCommand {
     },
 }
 
+/// Subcommands of `template`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateCommand {
+    /// Build a template from a Dockerfile, an image or an archive, and wait until it is ready
+    Build(Box<BuildArgs>),
+    /// List the templates of the team
+    List {
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Show one template with its builds
+    Show {
+        /// Name or ID of the template
+        name: String,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Delete templates
+    Delete {
+        /// Names or IDs of the templates
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+/// Flags of `template build`.
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// Name of the template, [namespace/]name[:tag]; without one it only has an ID
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Build from an image of a registry
+    #[arg(long, value_name = "REF", conflicts_with_all = ["file", "from_archive"])]
+    pub(crate) from_image: Option<String>,
+    /// Dockerfile to build from [default: PATH/Dockerfile]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "from_archive")]
+    pub(crate) file: Option<PathBuf>,
+    /// Build from a file: a root file system as .tar, .tar.gz or .tar.zst, or an image of `docker save` or in OCI format
+    #[arg(long, value_name = "FILE")]
+    pub(crate) from_archive: Option<PathBuf>,
+    /// Value of an ARG of the Dockerfile, or of the environment if there is only a name; not for secrets
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(crate) build_arg: Vec<String>,
+    /// Stage of the Dockerfile to build [default: the last one]
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) target: Option<String>,
+    /// Command that sandboxes run from their start on [default: CMD or ENTRYPOINT of the Dockerfile]
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) start_cmd: Option<String>,
+    /// Command that says that a sandbox is ready by ending with 0
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) ready_cmd: Option<String>,
+    /// Cores of its sandboxes: 1 or an even number [default: 2]
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu: Option<u32>,
+    /// Memory of its sandboxes in MiB, an even number [default: 1024]
+    #[arg(long, value_name = "MB")]
+    pub(crate) memory: Option<u32>,
+    /// Take nothing from earlier builds
+    #[arg(long)]
+    pub(crate) no_cache: bool,
+    /// Output format of the result; the log is written to stderr
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+    /// Directory with the files that the Dockerfile copies
+    #[arg(default_value = ".")]
+    pub(crate) path: PathBuf,
+}
+
 /// Sort orders of `sandbox list`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum SandboxOrder {
@@ -390,6 +466,7 @@ impl Cli {
             | Command::Token(_)
             | Command::MasterKey(_)
             | Command::Sandbox(_)
+            | Command::Template(_)
             | Command::Bench(_) => {}
         }
         flags

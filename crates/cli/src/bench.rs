@@ -19,10 +19,8 @@ use uuid::Uuid;
 
 use self::report::{Conditions, Report};
 use self::run::{Bench, Timed};
-use crate::config::keys;
 use crate::config::{Config, Sources};
-use crate::credentials::{self, Credentials};
-use crate::data_dir::DataDir;
+use crate::credentials;
 use crate::output::{self, Format};
 use crate::signals::Signals;
 
@@ -80,7 +78,7 @@ pub(crate) struct BenchArgs {
 /// # Errors
 /// When the address of the platform is unknown, or the report cannot be printed.
 pub(crate) fn run(args: &BenchArgs, config: &Config, sources: &Sources) -> Result<ExitCode> {
-    let (url, key) = target(args, config, sources)?;
+    let (url, key) = credentials::endpoint(args.url.as_deref(), config, sources)?;
     // One thread: on a small machine the client competes with the platform for cores.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -96,34 +94,6 @@ pub(crate) fn run(args: &BenchArgs, config: &Config, sources: &Sources) -> Resul
     } else {
         ExitCode::FAILURE
     })
-}
-
-/// The URL and the API key.
-fn target(args: &BenchArgs, config: &Config, sources: &Sources) -> Result<(String, String)> {
-    let dir_was_named = sources.flags.iter().any(|(key, _)| key.name == keys::DATA_DIR.name);
-    let env = |name: &str| {
-        if dir_was_named {
-            None
-        } else {
-            sources.env.get(name).cloned()
-        }
-    };
-    let (env_url, env_key) = (args.url.clone().or_else(|| env("E2B_API_URL")), env("E2B_API_KEY"));
-    if let (Some(url), Some(key)) = (&env_url, &env_key) {
-        return Ok((url.clone(), key.clone()));
-    }
-    let path = config.data_dir.join(credentials::FILE);
-    let found = DataDir::existing(&config.data_dir).and_then(|dir| Credentials::read(&dir));
-    let found = match found {
-        Ok(found) => found.with_context(|| format!("{} does not exist; is the platform running?", path.display())),
-        Err(error) => Err(error),
-    };
-    let found = found.context("no platform address: set E2B_API_URL and E2B_API_KEY, or pass --data-dir")?;
-    let key = env_key.or_else(|| found.api_key.map(|key| key.expose().to_owned()));
-    match (env_url.or(found.api_url), key) {
-        (Some(url), Some(key)) => Ok((url, key)),
-        _ => bail!("{} contains no API key or no address", path.display()),
-    }
 }
 
 async fn measure(args: &BenchArgs, url: String, key: &str) -> Result<Report> {

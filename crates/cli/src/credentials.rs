@@ -10,6 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use crate::config::{Config, Sources, keys};
 use crate::data_dir::DataDir;
 use crate::secret::{AccessPair, ApiKey};
 
@@ -95,6 +96,38 @@ impl Credentials {
                 .map(|(access, secret)| AccessPair { access, secret }),
             api_url: value("E2B_API_URL"),
         }
+    }
+}
+
+/// The URL and the API key of a platform: as given, from the variables that the SDKs read, or from the file of the data
+/// directory. With `--data-dir`, the file there takes precedence over the environment.
+///
+/// # Errors
+/// When there is neither.
+pub(crate) fn endpoint(url: Option<&str>, config: &Config, sources: &Sources) -> Result<(String, String)> {
+    let dir_was_named = sources.flags.iter().any(|(key, _)| key.name == keys::DATA_DIR.name);
+    let env = |name: &str| match dir_was_named {
+        true => None,
+        false => sources.env.get(name).cloned(),
+    };
+    let (env_url, env_key) = (
+        url.map(str::to_owned).or_else(|| env("E2B_API_URL")),
+        env("E2B_API_KEY"),
+    );
+    if let (Some(url), Some(key)) = (&env_url, &env_key) {
+        return Ok((url.clone(), key.clone()));
+    }
+    let path = config.data_dir.join(FILE);
+    let found = DataDir::existing(&config.data_dir).and_then(|dir| Credentials::read(&dir));
+    let found = match found {
+        Ok(found) => found.with_context(|| format!("{} does not exist; is the platform running?", path.display())),
+        Err(error) => Err(error),
+    };
+    let found = found.context("no platform address: set E2B_API_URL and E2B_API_KEY, or pass --data-dir")?;
+    let key = env_key.or_else(|| found.api_key.map(|key| key.expose().to_owned()));
+    match (env_url.or(found.api_url), key) {
+        (Some(url), Some(key)) => Ok((url, key)),
+        _ => bail!("{} contains no API key or no address", path.display()),
     }
 }
 

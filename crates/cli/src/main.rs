@@ -25,6 +25,7 @@ mod output;
 mod sandboxes;
 mod secret;
 mod signals;
+mod template;
 mod templates;
 mod tls;
 mod up;
@@ -113,6 +114,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         | Command::Token(_)
         | Command::MasterKey(_)
         | Command::Sandbox(_)
+        | Command::Template(_)
         | Command::Bench(_) => "warn",
     };
     logging::start(settings, default_level)?;
@@ -161,6 +163,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             })
         }
         Command::Sandbox(command) => sandboxes::run(settings, &command),
+        Command::Template(command) => template::run(settings, sources, &command),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }
 }

@@ -28,6 +28,18 @@ pub(crate) fn text(text: &str) -> Result<()> {
     }
 }
 
+/// A text from elsewhere as one line that does not steer the terminal.
+pub(crate) fn printable(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() {
+            true => safe.extend(c.escape_default()),
+            false => safe.push(c),
+        }
+    }
+    safe
+}
+
 /// Writes one line.
 ///
 /// # Errors

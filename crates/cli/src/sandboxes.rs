@@ -178,13 +178,7 @@ fn line(entry: OperatorLogEntry) -> String {
     for (name, value) in entry.fields {
         text.push_str(&format!(" {name}={value:?}"));
     }
-    let mut safe: String = text
-        .chars()
-        .flat_map(|c| {
-            let escaped = c.is_control().then(|| c.escape_default().collect::<String>());
-            escaped.unwrap_or_else(|| c.to_string()).chars().collect::<Vec<_>>()
-        })
-        .collect();
+    let mut safe = output::printable(&text);
     safe.push('\n');
     safe
 }

@@ -1,15 +1,19 @@
-//! COPY and ADD: the files of an uploaded archive get to their destination.
+//! COPY and ADD: the files of an uploaded archive, or of another file system, get to their destination.
 //!
-//! The archive is unpacked into a directory of its own, and its files are moved from there. So it is known whether the
-//! source is a file or a directory before anything is changed, and a broken archive changes nothing.
+//! An archive is unpacked into a directory of its own, and its files are moved from there. So it is known whether the
+//! source is a file or a directory before anything is changed, and a broken archive changes nothing. Those of another
+//! file system are duplicated (`copy/duplicate.rs`).
+
+mod duplicate;
+mod find;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use protocol::image::{CopyJob, CopyReport};
+use protocol::image::{CopyJob, CopyReport, UnpackLimits};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
@@ -33,22 +37,50 @@ pub(crate) fn run(job: &CopyJob) -> Result<CopyReport> {
         .with_context(|| format!("open directory {}", job.root.display()))?;
     let users = Users::read(&root)?;
     let owner = job.owner.as_deref().filter(|owner| !owner.is_empty());
-    let (uid, gid) = users.owner(owner.unwrap_or(&job.user))?;
+    let owner = match (owner, &job.from) {
+        (None, Some(_)) => None,
+        (owner, _) => Some(users.owner(owner.unwrap_or(&job.user))?),
+    };
+    let owner = owner.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid)));
     let mode = mode(job.mode.as_deref().unwrap_or_default())?;
     let dest = destination(job, &users)?;
-    let work = WorkDir::make(&job.work, "copy")?;
-    let entries = unpack(job, work.path())?;
-    let from = rustix::fs::openat(CWD, work.path(), flags, Mode::empty())?;
+    let mut work = None;
+    let (from, entries) = match &job.from {
+        Some(from) => (from.as_path(), None),
+        None => {
+            let work = work.insert(WorkDir::make(&job.work, "copy")?);
+            let entries = unpack(job, work.path())?;
+            (work.path(), Some(entries))
+        }
+    };
+    let from = rustix::fs::openat(CWD, from, flags, Mode::empty())
+        .with_context(|| format!("open directory {}", from.display()))?;
     let mut copy = Copy {
         root,
         from,
-        uid: Uid::from_raw(uid),
-        gid: Gid::from_raw(gid),
+        owner,
         mode,
+        limits: job.limits,
         report: CopyReport::default(),
     };
-    let source = copy.source(&job.source, entries)?;
-    copy.place(&source, &dest)?;
+    if job.patterns.is_empty() && job.from.is_none() {
+        let source = copy.source(&job.source, entries.unwrap_or_default())?;
+        copy.place(&source, &dest)?;
+        return Ok(copy.report);
+    }
+    let sources = copy.find(&job.patterns, entries)?;
+    let is_dir = dest.is_dir || files::open_dir(&copy.root, &dest.path, INSIDE).is_ok();
+    ensure!(
+        is_dir || sources.len() < 2,
+        "several sources need a directory as their destination: write {}/",
+        job.dest
+    );
+    for source in &sources {
+        match job.from {
+            None => copy.place(source, &dest)?,
+            Some(_) => copy.duplicate(source, &dest)?,
+        }
+    }
     Ok(copy.report)
 }
 
@@ -126,9 +158,10 @@ fn literal(source: &str) -> String {
 struct Copy {
     root: OwnedFd,
     from: OwnedFd,
-    uid: Uid,
-    gid: Gid,
+    /// The owner of everything; none to keep those of the source.
+    owner: Option<(Uid, Gid)>,
     mode: Option<Mode>,
+    limits: UnpackLimits,
     report: CopyReport,
 }
 
@@ -199,13 +232,15 @@ impl Copy {
         if files::stat(&parent, name)?.is_some() {
             bail!("/{} is a link to what does not exist", show(path));
         }
-        self.directory(&parent, name, Mode::from_raw_mode(0o755))
+        self.directory(&parent, name, Mode::from_raw_mode(0o755), (Uid::ROOT, Gid::ROOT))
     }
 
-    fn directory(&mut self, parent: &OwnedFd, name: &[u8], mode: Mode) -> Result<OwnedFd> {
+    /// Makes a directory. Its owner is that of the step, or else the given one.
+    fn directory(&mut self, parent: &OwnedFd, name: &[u8], mode: Mode, owner: (Uid, Gid)) -> Result<OwnedFd> {
         rustix::fs::mkdirat(parent, name, Mode::RWXU)?;
         let made = files::open_dir(parent, name, STRICT)?;
-        rustix::fs::fchown(&made, Some(self.uid), Some(self.gid))?;
+        let (uid, gid) = self.owner.unwrap_or(owner);
+        rustix::fs::fchown(&made, Some(uid), Some(gid))?;
         rustix::fs::fchmod(&made, self.mode.unwrap_or(mode))?;
         self.report.entries += 1;
         Ok(made)
@@ -250,7 +285,7 @@ impl Copy {
             return Ok(());
         }
         files::remove(to, name)?;
-        self.directory(to, name, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+        self.directory(to, name, Mode::from_raw_mode(stat.st_mode & 0o7777), owner_of(stat))?;
         Ok(())
     }
 
@@ -262,7 +297,8 @@ impl Copy {
                 "a directory is in the way of a file"
             );
         }
-        rustix::fs::chownat(from, name, Some(self.uid), Some(self.gid), AtFlags::SYMLINK_NOFOLLOW)?;
+        let (uid, gid) = self.owner.unwrap_or_else(|| owner_of(stat));
+        rustix::fs::chownat(from, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         let is_link = files::kind(stat) == FileType::Symlink;
         let mode = self.mode.unwrap_or(Mode::from_raw_mode(stat.st_mode & 0o7777));
         if !is_link {
@@ -276,9 +312,13 @@ impl Copy {
                 let target = rustix::fs::readlinkat(from, name, Vec::new())?;
                 files::remove(to, to_name)?;
                 rustix::fs::symlinkat(target, to, to_name)?;
-                rustix::fs::chownat(to, to_name, Some(self.uid), Some(self.gid), AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::chownat(to, to_name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
             }
-            Err(Errno::XDEV) => self.across(from, name, stat, mode, to, to_name)?,
+            Err(Errno::XDEV) => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let source = File::from(rustix::fs::openat(from, name, flags, Mode::empty())?);
+                self.write(source, stat, mode, to, to_name)?;
+            }
             other => other?,
         }
         // Still there if it was copied, and also if both names were hard links to the same file.
@@ -289,27 +329,22 @@ impl Copy {
     }
 
     /// Copies a file to another file system.
-    fn across(
-        &self,
-        from: impl AsFd,
-        name: &[u8],
-        stat: &Stat,
-        mode: Mode,
-        to: &OwnedFd,
-        to_name: &[u8],
-    ) -> Result<()> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut source = File::from(rustix::fs::openat(from, name, flags, Mode::empty())?);
+    fn write(&self, mut source: File, stat: &Stat, mode: Mode, to: &OwnedFd, to_name: &[u8]) -> Result<File> {
         files::remove(to, to_name)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut target = File::from(rustix::fs::openat(to, to_name, flags, Mode::RUSR | Mode::WUSR)?);
         io::copy(&mut source, &mut target)?;
-        rustix::fs::fchown(&target, Some(self.uid), Some(self.gid))?;
+        let (uid, gid) = self.owner.unwrap_or_else(|| owner_of(stat));
+        rustix::fs::fchown(&target, Some(uid), Some(gid))?;
         rustix::fs::fchmod(&target, mode)?;
         let nanoseconds = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
         let _ = rustix::fs::futimens(&target, &files::times((stat.st_mtime, nanoseconds)));
-        Ok(())
+        Ok(target)
     }
+}
+
+fn owner_of(stat: &Stat) -> (Uid, Gid) {
+    (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid))
 }
 
 #[cfg(test)]

@@ -284,14 +284,21 @@ fn rootfs(image: &Image) -> Result<Rootfs, NodeError> {
     match image {
         Image::Base => Ok(Rootfs::base()),
         Image::Import => Ok(Rootfs::import()),
-        Image::Layers { layers, .. } if layers.len() > Image::LAYERS_MAX => Err(NodeError::failed(format!(
-            "an image of {} layers: the maximum is {}",
-            layers.len(),
-            Image::LAYERS_MAX
-        ))),
+        Image::Layers { layers, .. } if layers.len() > Image::LAYERS_MAX => Err(too_deep(layers.len())),
+        Image::Copy { to, from } => match to.layers.len().max(from.layers.len()) {
+            depth if depth > Image::LAYERS_MAX => Err(too_deep(depth)),
+            _ => Ok(Rootfs::copy(to, from)),
+        },
         Image::Layers { base: true, layers } => Ok(Rootfs::above_base(layers)),
         Image::Layers { base: false, layers } => Ok(Rootfs::without_base(layers)),
     }
+}
+
+fn too_deep(layers: usize) -> NodeError {
+    NodeError::failed(format!(
+        "an image of {layers} layers: the maximum is {}",
+        Image::LAYERS_MAX
+    ))
 }
 
 /// Supervises a sandbox until nothing of it is left, or until the platform stops.

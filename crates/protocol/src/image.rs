@@ -62,10 +62,18 @@ impl Default for UnpackLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopyJob {
-    /// The uploaded archive: tar or tar.gz.
+    /// The uploaded archive: tar or tar.gz. Without `from`, required.
+    #[serde(default)]
     pub archive: PathBuf,
+    /// Root of a file system to copy from, instead of an archive. Its links are followed as if it were the root.
+    #[serde(default)]
+    pub from: Option<PathBuf>,
     /// First argument of the step, as sent; a path in the archive, from the first glob character on ignored.
+    #[serde(default)]
     pub source: String,
+    /// Sources as a Dockerfile has them, with patterns, instead of `source`.
+    #[serde(default)]
+    pub patterns: Vec<String>,
     /// Second argument of the step.
     pub dest: String,
     /// Base of a relative `dest`; without one, the home directory of `user`.
@@ -73,7 +81,8 @@ pub struct CopyJob {
     pub workdir: Option<String>,
     /// Current user of the build: name or numeric id.
     pub user: String,
-    /// Third argument of the step: `user`, `user:group` or numeric ids. Empty and absent mean `user`.
+    /// Third argument of the step: `user`, `user:group` or numeric ids. Empty and absent mean `user`; with `from`, that
+    /// owners stay as they are.
     #[serde(default)]
     pub owner: Option<String>,
     /// Fourth argument of the step: mode in octal digits. Empty and absent mean the modes in the archive.

@@ -50,6 +50,23 @@ pub enum Image {
     /// `base` with an empty directory `/mnt`, into which the sandbox unpacks an image. What [`NodeApi::commit`] stores
     /// of it is this directory alone, as the lowest layer of a file system without `base`.
     Import,
+    /// `base` with two file systems between which the sandbox copies: `to` at `/mnt` and `from` at `/media`. What
+    /// [`NodeApi::commit`] stores is what was written below `/mnt`, as the next layer of `to`.
+    Copy {
+        /// The file system that is changed.
+        to: LayerStack,
+        /// The one that is read.
+        from: LayerStack,
+    },
+}
+
+/// A file system of stored layers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerStack {
+    /// Whether they lie above `base`.
+    pub base: bool,
+    /// The layers, lowest first; [`Image::LAYERS_MAX`] at most.
+    pub layers: Vec<LayerId>,
 }
 
 impl Image {

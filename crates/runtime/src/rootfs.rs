@@ -1,6 +1,7 @@
 //! The rootfs of a sandbox: overlays, each on its own read-only layers, with their uppers on one disk.
 
 use model::id::LayerId;
+use protocol::node::LayerStack;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of overlays: as many descriptors as can be attached to one message.
@@ -132,6 +133,29 @@ impl Rootfs {
         rootfs
     }
 
+    /// `base` with two file systems: `to` at `/mnt`, which alone becomes a layer, and `from` at `/media`.
+    #[must_use]
+    pub fn copy(to: &LayerStack, from: &LayerStack) -> Self {
+        let of = |stack: &LayerStack| match stack.base {
+            true => Self::above_base(&stack.layers),
+            false => Self::without_base(&stack.layers),
+        };
+        let mut rootfs = Self::base();
+        for overlay in &mut rootfs.overlays {
+            overlay.upper.insert_str(0, "host");
+        }
+        for (stack, at, prefix) in [(to, "/mnt", ""), (from, "/media", "from")] {
+            rootfs
+                .overlays
+                .extend(of(stack).overlays.into_iter().map(|overlay| Overlay {
+                    target: format!("{at}{}", overlay.target.trim_end_matches('/')),
+                    upper: format!("{prefix}{}", overlay.upper),
+                    ..overlay
+                }));
+        }
+        rootfs
+    }
+
     /// The stored layers and their directories that it consists of.
     pub(crate) fn stored(&self) -> impl Iterator<Item = (&LayerId, Part)> {
         let layers = self.overlays.iter().flat_map(|overlay| &overlay.layers);
@@ -150,11 +174,11 @@ impl Rootfs {
     /// What of a sandbox with this file system becomes a layer; with `merge` together with its stored layers.
     pub(crate) fn sources(&self, merge: bool) -> Vec<Source> {
         let is_import = self.overlays.iter().any(|overlay| overlay.upper == IMAGE);
-        let parts = [(Part::Root, "/"), (Part::Usr, "/usr")];
+        let parts = [Part::Root, Part::Usr];
         let sources = self.overlays.iter().filter_map(|overlay| {
             let part = match is_import {
                 true => (overlay.upper == IMAGE).then_some(Part::Root)?,
-                false => parts.into_iter().find(|(_, target)| *target == overlay.target)?.0,
+                false => parts.into_iter().find(|part| part.as_str() == overlay.upper)?,
             };
             let layers = overlay.layers.iter().filter_map(|layer| match layer {
                 Layer::Stored { layer, .. } if merge => Some(layer.clone()),
@@ -276,6 +300,22 @@ mod tests {
         assert_eq!(most.check(), Ok(()));
     }
 
+    fn stack(base: bool, layers: &[u8]) -> LayerStack {
+        LayerStack {
+            base,
+            layers: layers.iter().copied().map(layer).collect(),
+        }
+    }
+
+    #[test]
+    fn a_copy_has_both_file_systems_beside_base() {
+        let rootfs = Rootfs::copy(&stack(true, &[1]), &stack(false, &[2]));
+        assert_eq!(rootfs.check(), Ok(()));
+        let targets: Vec<&str> = rootfs.overlays.iter().map(|overlay| overlay.target.as_str()).collect();
+        assert_eq!(targets, ["/", "/usr", "/mnt", "/mnt/usr", "/media"]);
+        assert_eq!(rootfs.stored().count(), 3);
+    }
+
     #[test]
     fn what_becomes_a_layer() {
         let source = |upper: &str, part, layers: &[u8], has_below| Source {
@@ -308,6 +348,19 @@ mod tests {
                 vec![source("root", Part::Root, &[], true)],
             ),
             (Rootfs::import(), false, vec![source("image", Part::Root, &[], false)]),
+            (
+                Rootfs::copy(&stack(false, &[1]), &stack(true, &[2])),
+                true,
+                vec![source("root", Part::Root, &[1], true)],
+            ),
+            (
+                Rootfs::copy(&stack(true, &[1]), &stack(true, &[])),
+                true,
+                vec![
+                    source("root", Part::Root, &[1], true),
+                    source("usr", Part::Usr, &[1], true),
+                ],
+            ),
         ] {
             assert_eq!(rootfs.sources(merge), want);
         }

@@ -109,6 +109,7 @@ fn routes() -> OpenApiRouter<ApiState> {
             templates::files::put_template_upload
         ))
         .routes(routes!(templates::start::start_build))
+        .routes(routes!(templates::start::start_build_v1))
         .routes(routes!(templates::status::get_build_status))
         .routes(routes!(templates::status::get_build_logs))
         .routes(routes!(

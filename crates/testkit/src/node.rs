@@ -209,10 +209,14 @@ impl NodeApi for FakeNode {
         Box::pin(async move {
             let behaviour = *self.start.lock();
             self.behave(behaviour).await?;
-            if let Image::Layers { layers, .. } = &request.image {
-                let stored = self.layers.lock();
-                if let Some(missing) = layers.iter().find(|layer| !stored.contains_key(*layer)) {
-                    return Err(NodeError::NoLayer(missing.clone()));
+            let stacks: &[&[LayerId]] = match &request.image {
+                Image::Base | Image::Import => &[],
+                Image::Layers { layers, .. } => &[layers],
+                Image::Copy { to, from } => &[&to.layers, &from.layers],
+            };
+            for layer in stacks.iter().copied().flatten() {
+                if !self.layers.lock().contains_key(layer) {
+                    return Err(NodeError::NoLayer(layer.clone()));
                 }
             }
             let id = request.id.clone();

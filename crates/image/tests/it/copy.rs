@@ -23,7 +23,9 @@ fn job(root: &Root, archive: &[u8], source: &str, dest: &str) -> CopyJob {
     std::fs::write(root.beside("archive"), archive).unwrap();
     CopyJob {
         archive: root.beside("archive"),
+        from: None,
         source: source.to_owned(),
+        patterns: Vec::new(),
         dest: dest.to_owned(),
         workdir: None,
         user: "user".to_owned(),
@@ -262,4 +264,110 @@ fn many_files_in_one_directory() {
     let report = copy(&job(&root, &gzip(&tar(&members)), "many", "/many")).unwrap();
     assert_eq!(report.bytes, 3000);
     assert_eq!(std::fs::read_dir(root.path().join("many")).unwrap().count(), 3000);
+}
+
+/// A job that copies from another file system.
+fn from(root: &Root, from: &Root, patterns: &[&str], dest: &str) -> CopyJob {
+    CopyJob {
+        from: Some(from.path()),
+        patterns: patterns.iter().map(|&pattern| pattern.to_owned()).collect(),
+        ..job(root, b"", "", dest)
+    }
+}
+
+#[test]
+fn patterns_choose_from_an_archive() {
+    let root = root();
+    let choose = |patterns: &[&str], dest: &str| {
+        copy(&CopyJob {
+            patterns: patterns.iter().map(|&pattern| pattern.to_owned()).collect(),
+            owner: Some("0:0".to_owned()),
+            ..job(&root, &tar(&context()), "", dest)
+        })
+    };
+    choose(&["src/*.txt", "f.txt"], "/one/").unwrap();
+    assert_eq!(root.state("one/a.txt"), "f 640 0:0");
+    assert_eq!(root.read("one/f.txt"), "f");
+    assert!(!root.path().join("one/sub").exists());
+    // The contents of a directory, also of one that a pattern matched.
+    choose(&["s*/su[a-c]"], "/two").unwrap();
+    assert_eq!(root.read("two/b.sh"), "b");
+    choose(&["."], "/three").unwrap();
+    assert_eq!(root.read("three/src/sub/b.sh"), "b");
+    for (patterns, dest, want) in [
+        (&["none"][..], "/x", "not in the uploaded files"),
+        (&["f.txt", "*.none"], "/x/", "not in the uploaded files"),
+        (&["src/*"], "/x", "write /x/"),
+        (&["../f.txt"], "/x", "leads out"),
+    ] {
+        let error = choose(patterns, dest).unwrap_err();
+        assert!(error.contains(want), "{patterns:?}: {error}");
+    }
+}
+
+#[test]
+fn another_file_system_keeps_its_files() {
+    let (root, other) = (root(), Root::new());
+    other.write("app/bin/tool", "tool");
+    other.write("app/secret", "s");
+    std::os::unix::fs::chown(other.path().join("app/secret"), Some(7), Some(8)).unwrap();
+    std::fs::set_permissions(
+        other.path().join("app/secret"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o4750),
+    )
+    .unwrap();
+    link("/app/bin", other.path().join("usr-bin")).unwrap();
+    link("secret", other.path().join("app/link")).unwrap();
+    // Out of the file system, if anybody followed it.
+    link("../../../../../../etc/passwd", other.path().join("app/out")).unwrap();
+    let report = copy(&from(&root, &other, &["/app"], "/copied")).unwrap();
+    assert_eq!(report.bytes, 5);
+    assert_eq!(root.read("copied/bin/tool"), "tool");
+    assert_eq!(root.state("copied/secret"), "f 4750 7:8");
+    assert_eq!(
+        std::fs::read_link(root.path().join("copied/link")).unwrap(),
+        std::path::Path::new("secret")
+    );
+    assert_eq!(root.state("copied"), "d 755 0:0");
+    assert_eq!(other.read("app/bin/tool"), "tool", "nothing was moved");
+    // Links to the source are followed within the file system.
+    copy(&from(&root, &other, &["usr-bin/t*", "app/link"], "/linked/")).unwrap();
+    assert_eq!(root.read("linked/tool"), "tool");
+    assert_eq!(root.read("linked/link"), "s");
+    let owned = CopyJob {
+        owner: Some("user".to_owned()),
+        mode: Some("0600".to_owned()),
+        ..from(&root, &other, &["app/secret"], "/mine")
+    };
+    copy(&owned).unwrap();
+    assert_eq!(root.state("mine"), "f 600 1000:1001");
+    for (patterns, want) in [(&["app/out"][..], "does not exist"), (&["none/*"], "does not exist")] {
+        let error = copy(&from(&root, &other, patterns, "/x/")).unwrap_err();
+        assert!(error.contains(want), "{patterns:?}: {error}");
+    }
+}
+
+#[test]
+fn a_copy_stays_within_both_file_systems() {
+    let (root, other) = (root(), Root::new());
+    other.write("dir/file", "content");
+    // Directories of the destination that are links lead to its own directories.
+    let outside = root.beside("outside");
+    std::fs::create_dir(&outside).unwrap();
+    link(&outside, root.path().join("trap")).unwrap();
+    assert!(copy(&from(&root, &other, &["dir"], "/trap/below")).is_err());
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+    // A link in the way of a file is replaced, not followed.
+    root.write("victim", "kept");
+    link("/victim", root.path().join("file")).unwrap();
+    copy(&from(&root, &other, &["dir/file"], "/")).unwrap();
+    assert_eq!(
+        (root.read("victim"), root.read("file")),
+        ("kept".to_owned(), "content".to_owned())
+    );
+    let limited = CopyJob {
+        limits: protocol::image::UnpackLimits { bytes: 3, entries: 10 },
+        ..from(&root, &other, &["dir/file"], "/large")
+    };
+    assert!(copy(&limited).unwrap_err().contains("too large"));
 }

@@ -464,6 +464,8 @@ fn uploads_are_refused_or_stay_inside() {
         std::fs::write(root.beside("archive"), &case.archive).unwrap();
         let job = CopyJob {
             archive: root.beside("archive"),
+            from: None,
+            patterns: Vec::new(),
             source: ".".to_owned(),
             dest: "/d".to_owned(),
             workdir: None,

@@ -53,7 +53,6 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Post "/sandboxes/{sandboxID}/snapshots" create_snapshot SANDBOXES "taking a snapshot of a sandbox";
     Post "/sandboxes/{sandboxID}/fork" fork_sandbox SANDBOXES "forking a sandbox";
     Get "/snapshots" list_snapshots SANDBOXES "listing snapshots";
-    Post "/templates/{templateID}/builds/{buildID}" start_build_v1 TEMPLATES "building a template";
     Get "/templates/{templateID}/tags/count" count_template_tags TEMPLATES "counting the tags of a template";
     Get "/templates/{templateID}/tags/exists" has_template_tag TEMPLATES "looking for a tag of a template";
     Get "/templates/{templateID}/tags/groups" list_template_tag_groups TEMPLATES "grouping the tags of a template";

@@ -50,6 +50,64 @@ pub(crate) enum Source {
         #[serde(skip)]
         registry: Option<Registry>,
     },
+    /// An image, or the files of a file system, in an archive that the team uploaded under this hash.
+    Archive {
+        /// The hash.
+        hash: String,
+    },
+    /// Nothing.
+    Scratch,
+    /// The stages of a Dockerfile.
+    Dockerfile(DockerfileSource),
+}
+
+/// Names of the image that SDKs take if a client names none. This platform has it built in.
+const BASE_IMAGES: [&str; 4] = [
+    "e2bdev/base",
+    "e2bdev/base:latest",
+    "docker.io/e2bdev/base",
+    "docker.io/e2bdev/base:latest",
+];
+
+impl Source {
+    /// The image with this name.
+    pub(crate) fn image(reference: &str, registry: Option<Registry>) -> Self {
+        match BASE_IMAGES.contains(&reference) {
+            true => Self::Base,
+            false => Self::Image {
+                reference: reference.to_owned(),
+                registry,
+            },
+        }
+    }
+}
+
+/// A Dockerfile with what its build needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DockerfileSource {
+    /// The Dockerfile.
+    pub(crate) text: String,
+    /// Arguments of the build.
+    #[serde(default)]
+    pub(crate) args: BTreeMap<String, String>,
+    /// The stage to build; none for the last one.
+    #[serde(default)]
+    pub(crate) target: Option<String>,
+    /// The hashes of uploaded archives with the files of COPY and ADD, by the line of the instruction.
+    #[serde(default)]
+    pub(crate) files: BTreeMap<usize, String>,
+}
+
+impl DockerfileSource {
+    /// Parses it for this host.
+    pub(crate) fn plan(&self) -> Result<dockerfile::Plan, dockerfile::Refusal> {
+        let arch = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        dockerfile::Plan::parse(&self.text, self.target.as_deref(), &self.args, &format!("linux/{arch}"))
+    }
 }
 
 /// The credentials for a registry.
@@ -197,6 +255,6 @@ impl BuildFailure {
 pub(crate) fn layers_of(image: &Image) -> &[LayerId] {
     match image {
         Image::Layers { layers, .. } => layers,
-        Image::Base | Image::Import => &[],
+        Image::Base | Image::Import | Image::Copy { .. } => &[],
     }
 }

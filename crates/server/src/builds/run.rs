@@ -7,111 +7,17 @@
 //!
 //! Archives and images are opened inside sandboxes only, by programs of this binary (`protocol::image`).
 
+mod dockerfile;
 mod expand;
 mod machine;
+mod progress;
 mod start;
 mod step;
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use model::id::LayerId;
-use model::log::Level;
-use model::secret::Secret;
-use protocol::image::{
-    CopyJob, Credentials, ImageReport, JobSecret, PackageTool, Progress, ProvisionJob, ProvisionReport, PullJob,
-    Transfer, UnpackLimits,
-};
-use protocol::node::{Committed, Image};
-use protocol::process::ProcessConfig;
-use serde::{Deserialize, Serialize};
-
-use self::expand::expand;
-use self::machine::Machine;
-use self::step::{Instruction, Key};
+use self::progress::{Progressing, State, USER};
+use self::step::Instruction;
 use super::context::BuildContext;
-use super::recipe::{BuildFailure, BuildResult, BuildSpec, Job, Recipe, Registry, Source, StartCommand, Step};
-use crate::agent::login_shell;
-
-/// Changed when the same steps would make other layers than before.
-const FORMAT: &str = "1";
-/// The user of sandboxes, who exists in every template.
-const USER: &str = "user";
-/// Name of the step that is not in the recipe.
-const BASE: &str = "base";
-/// Directories that a login shell must have in its path.
-const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Where images are unpacked.
-const IMPORTED: &str = "/mnt";
-/// Where programs may write much: on the disk of the sandbox.
-const WORK: &str = "/var/tmp";
-/// Maximum length of a path that a step writes out, in bytes.
-const PATH_MAX: usize = 4096;
-
-/// Creates a directory, where `$2` owns what is created, and writes its physical path.
-const MAKE_DIRECTORY: &str = r#"set -e
-first= next=$1
-while [ ! -e "$next" ]; do first=$next; next=$(dirname -- "$next"); done
-if [ -n "$first" ]; then
-  mkdir -p -- "$1"
-  chown -R -- "$2:" "$first"
-fi
-cd -- "$1"
-pwd -P"#;
-
-/// What a step leaves to the next one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct State {
-    /// Whether the layers lie above `base`.
-    base: bool,
-    layers: Vec<LayerId>,
-    env: BTreeMap<String, String>,
-    user: String,
-    workdir: Option<String>,
-}
-
-impl State {
-    fn image(&self) -> Image {
-        match self.base && self.layers.is_empty() {
-            true => Image::Base,
-            false => Image::Layers {
-                base: self.base,
-                layers: self.layers.clone(),
-            },
-        }
-    }
-
-    /// The environment of commands.
-    fn envs(&self) -> BTreeMap<String, String> {
-        let mut envs = self.env.clone();
-        if let Some(path) = envs.get_mut("PATH") {
-            let missing = PATHS
-                .split(':')
-                .filter(|directory| !path.split(':').any(|have| have == *directory));
-            let missing: Vec<&str> = missing.collect();
-            if !missing.is_empty() {
-                *path = format!("{path}:{}", missing.join(":"));
-            }
-        }
-        envs
-    }
-
-    /// A command of the login shell in this state.
-    fn shell(&self, command: &str) -> ProcessConfig {
-        login_shell(command, self.envs(), self.workdir.clone())
-    }
-}
-
-/// The state so far, with what decides whether the next layer is in the cache.
-struct Progressing<'a> {
-    context: &'a BuildContext,
-    job: &'a Job,
-    state: State,
-    key: Key,
-    /// Whether the cache is not asked any more.
-    force: bool,
-    /// Layers that the node has.
-    present: BTreeSet<LayerId>,
-}
+use super::recipe::{BuildFailure, BuildResult, BuildSpec, Job, Recipe, Source, StartCommand};
 
 /// Runs a build to its end. To cancel it, the future is dropped.
 pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult, BuildFailure> {
@@ -122,12 +28,21 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
         steps.push(checked.map_err(|why| BuildFailure::at((index + 1).to_string(), why))?);
     }
     let mut progressing = Progressing::begin(context, job).await?;
+    let mut from_file = None;
+    if let Source::Dockerfile(file) = &recipe.source {
+        from_file = dockerfile::run(&mut progressing, file).await?;
+    } else {
+        progressing.load(&recipe.source).await?;
+        if recipe.steps_as_root {
+            progressing.become_user("root");
+        }
+    }
     let count = steps.len();
     for (index, (step, instruction)) in recipe.steps.iter().zip(&steps).enumerate() {
         progressing.step((index + 1, count), step, instruction).await?;
     }
     let Progressing { state, .. } = progressing;
-    let start = start_command(recipe, &state);
+    let start = start_command(recipe, &state, from_file);
     if let Some(start) = &start {
         start::check(context, job, state.image(), start).await?;
     }
@@ -149,14 +64,23 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
     })
 }
 
-/// The start and ready commands: those of the recipe, and of its source if it has none.
-fn start_command(recipe: &Recipe, state: &State) -> Option<StartCommand> {
+/// How long the command of a Dockerfile is given to start, unless the recipe has a ready command.
+const DOCKERFILE_READY: &str = "sleep 20";
+
+/// The start and ready commands: those of the recipe, or the command of its Dockerfile, and of its source if it has none.
+fn start_command(recipe: &Recipe, state: &State, from_file: Option<String>) -> Option<StartCommand> {
     let given = |command: &Option<String>| command.clone().filter(|text| !text.trim().is_empty());
-    let (command, ready) = (given(&recipe.start_cmd), given(&recipe.ready_cmd));
+    let (mut command, mut ready) = (given(&recipe.start_cmd), given(&recipe.ready_cmd));
+    if let (None, Some(from_file)) = (&command, from_file) {
+        command = Some(from_file);
+        ready = ready.or_else(|| Some(DOCKERFILE_READY.to_owned()));
+    }
     if command.is_none() && ready.is_none() {
         return match &recipe.source {
             Source::Template { spec, .. } => spec.start.clone(),
-            Source::Base | Source::Image { .. } => None,
+            Source::Base | Source::Image { .. } | Source::Archive { .. } | Source::Scratch | Source::Dockerfile(_) => {
+                None
+            }
         };
     }
     Some(StartCommand {
@@ -166,352 +90,4 @@ fn start_command(recipe: &Recipe, state: &State) -> Option<StartCommand> {
         workdir: state.workdir.clone(),
         env: state.envs(),
     })
-}
-
-impl<'a> Progressing<'a> {
-    /// The source of the recipe: the first step, which clients call `base`.
-    async fn begin(context: &'a BuildContext, job: &'a Job) -> Result<Self, BuildFailure> {
-        let layers = context.node.layers().await;
-        let layers = layers.map_err(|error| BuildFailure::at(BASE, format!("the node does not answer: {error}")))?;
-        let empty = State {
-            base: true,
-            layers: Vec::new(),
-            env: BTreeMap::new(),
-            user: USER.to_owned(),
-            workdir: None,
-        };
-        let mut progressing = Self {
-            context,
-            job,
-            state: empty,
-            key: Key::first(&[FORMAT, "base"]),
-            force: job.recipe.force,
-            present: layers.into_iter().map(|layer| layer.id).collect(),
-        };
-        match &job.recipe.source {
-            Source::Base => progressing.log(BASE, "[base] FROM base".to_owned()),
-            Source::Template { spec, .. } => progressing.inherit(spec),
-            Source::Image { reference, registry } => {
-                progressing.import(reference, registry.as_ref()).await?;
-            }
-        }
-        if job.recipe.steps_as_root {
-            "root".clone_into(&mut progressing.state.user);
-            progressing.key = Key::first(&[progressing.key.as_str(), "root"]);
-        }
-        Ok(progressing)
-    }
-
-    fn log(&self, step: &str, line: String) {
-        self.context.log(Level::Info, Some(step), line);
-    }
-
-    fn inherit(&mut self, spec: &BuildSpec) {
-        (self.state.base, self.state.layers) = match &spec.image {
-            Image::Base | Image::Import => (true, Vec::new()),
-            Image::Layers { base, layers } => (*base, layers.clone()),
-        };
-        self.state.env.clone_from(&spec.env);
-        self.state.workdir.clone_from(&spec.workdir);
-        let layers: Vec<&str> = self.state.layers.iter().map(LayerId::as_str).collect();
-        let base = self.state.base.to_string();
-        // The variables and the directory are not layers, and decide what the steps make.
-        let rest = serde_json::to_string(&(&self.state.env, &self.state.workdir)).unwrap_or_default();
-        let mut parts = vec![FORMAT, "template", &base, &rest];
-        parts.extend(layers);
-        self.key = Key::first(&parts);
-        self.log(BASE, "[base] FROM template".to_owned());
-    }
-
-    /// An image of a registry, with what every template needs.
-    async fn import(&mut self, reference: &str, registry: Option<&Registry>) -> Result<(), BuildFailure> {
-        let settings = &self.context.settings;
-        let pull = |resolve| PullJob {
-            reference: reference.to_owned(),
-            resolve,
-            target: IMPORTED.into(),
-            work: WORK.into(),
-            credentials: registry.map(credentials),
-            arch: None,
-            mirrors: settings
-                .registry_mirrors
-                .iter()
-                .map(|(host, mirror)| (host.clone(), vec![mirror.clone()]))
-                .collect(),
-            insecure: settings.insecure_registries.clone(),
-            ca_pem: None,
-            limits: UnpackLimits::default(),
-            transfer: Transfer::default(),
-        };
-        let machine = self.start(BASE, Image::Import).await?;
-        let digest = match machine.program("image-pull", &pull(true)).await? {
-            Progress::Resolved { digest } => digest,
-            other => return Err(unexpected(&other)),
-        };
-        let from = format!("[base] FROM {reference} [{}]", short(&digest));
-        self.key = Key::first(&[FORMAT, "image", &digest]);
-        if self.take_cached().await {
-            self.log(BASE, format!("CACHED {from}"));
-            return Ok(());
-        }
-        self.log(BASE, from);
-        let report = match machine.program("image-pull", &pull(false)).await? {
-            Progress::Unpacked(report) => report,
-            other => return Err(unexpected(&other)),
-        };
-        let ImageReport { env, bytes, layers, .. } = &report;
-        let line = format!("unpacked {} layers, {} MB", layers.len(), bytes / 1_000_000);
-        self.log(BASE, line);
-        let job = ProvisionJob {
-            prepare: true,
-            root: IMPORTED.into(),
-            ..provision(USER, true)
-        };
-        let report = match machine.program("image-provision", &job).await? {
-            Progress::Provisioned(report) => report,
-            other => return Err(unexpected(&other)),
-        };
-        self.log(BASE, format!("[base] DEFAULT USER {USER}"));
-        self.state.base = false;
-        self.state.layers.clear();
-        let env = env.iter().map(|(name, value)| (name.clone(), value.trim().to_owned()));
-        self.state.env = env.filter(|(_, value)| !value.is_empty()).collect();
-        self.commit(machine).await?;
-        if report.missing.is_empty() {
-            return Ok(());
-        }
-        let machine = self.start(BASE, self.state.image()).await?;
-        self.install(&machine, &report).await?;
-        self.commit(machine).await
-    }
-
-    /// Installs what the image lacks, if its distribution and the network of the sandbox allow it.
-    async fn install(&self, machine: &Machine<'_>, report: &ProvisionReport) -> Result<(), BuildFailure> {
-        let missing = report.missing.join(" ");
-        let Some(tool) = report.packages else {
-            let line = format!("the image has no {missing}, and it is of no distribution whose packages are known");
-            self.context.log(Level::Warn, Some(BASE), line);
-            return Ok(());
-        };
-        let script = match tool {
-            PackageTool::AptGet => {
-                "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && \
-                 apt-get install -y -q --no-install-recommends \"$@\" && rm -rf /var/lib/apt/lists/*"
-            }
-            PackageTool::Apk => "apk add --no-cache \"$@\"",
-            PackageTool::Dnf => "$(command -v dnf || command -v microdnf || command -v yum) install -y \"$@\"",
-            PackageTool::Pacman => "pacman -Sy --noconfirm --needed \"$@\"",
-        };
-        let mut args = vec!["-c".to_owned(), script.to_owned(), "sh".to_owned()];
-        args.extend(report.missing.iter().cloned());
-        let command = ProcessConfig {
-            cmd: "/bin/sh".to_owned(),
-            args,
-            cwd: Some("/".to_owned()),
-            ..ProcessConfig::default()
-        };
-        let ended = machine.run("root", command, "[base]").await?;
-        if ended.code != 0 {
-            let line =
-                format!("{missing} could not be installed: the sandbox works without, and commands that need it fail");
-            self.context.log(Level::Warn, Some(BASE), line);
-        }
-        Ok(())
-    }
-
-    /// Runs the step with this number, from 1 on.
-    async fn step(
-        &mut self,
-        (number, count): (usize, usize),
-        step: &Step,
-        instruction: &Instruction,
-    ) -> Result<(), BuildFailure> {
-        let name = number.to_string();
-        let name = name.as_str();
-        self.key = self.key.step(step);
-        self.force |= step.force;
-        let prefix = format!("[builder {number}/{count}]");
-        let kind = step.kind.to_ascii_uppercase();
-        let line = format!("{prefix} {kind} {} [{}]", step.args.join(" "), short(self.key.as_str()));
-        if let Instruction::Env(pairs) = instruction {
-            self.log(name, line);
-            for (variable, value) in pairs {
-                let value = expand(value, &self.state.env);
-                self.state.env.insert(variable.clone(), value);
-            }
-            return Ok(());
-        }
-        if self.take_cached().await {
-            self.log(name, format!("CACHED {line}"));
-            return Ok(());
-        }
-        self.log(name, line);
-        let machine = self.start(name, self.state.image()).await?;
-        match instruction {
-            Instruction::Run { command, user } => {
-                let user = user.as_deref().unwrap_or(&self.state.user);
-                let ended = machine.run(user, self.state.shell(command), &prefix).await?;
-                if ended.code != 0 {
-                    let why = format!("the command ended with exit code {}", ended.code);
-                    return Err(BuildFailure::at(name, why));
-                }
-            }
-            Instruction::Copy { .. } => self.copy(&machine, name, instruction).await?,
-            Instruction::Workdir(path) => self.state.workdir = Some(self.workdir(&machine, name, path).await?),
-            Instruction::User { name: user, admin } => {
-                match machine.program("image-provision", &provision(user, *admin)).await? {
-                    Progress::Provisioned(_) => self.state.user.clone_from(user),
-                    other => return Err(unexpected(&other)),
-                }
-            }
-            Instruction::Env(_) => {}
-        }
-        self.commit(machine).await
-    }
-
-    async fn copy(&self, machine: &Machine<'_>, step: &str, copy: &Instruction) -> Result<(), BuildFailure> {
-        let Instruction::Copy {
-            source,
-            dest,
-            owner,
-            mode,
-            hash,
-        } = copy
-        else {
-            return Ok(());
-        };
-        let Some(file) = self.context.file(hash).await else {
-            let why = format!("the files of this step were not uploaded: there is no archive {hash}");
-            return Err(BuildFailure::at(step, why));
-        };
-        let archive = format!("{WORK}/{hash}");
-        machine.upload(&archive, &file).await?;
-        let job = CopyJob {
-            archive: archive.into(),
-            source: source.clone(),
-            dest: dest.clone(),
-            workdir: self.state.workdir.clone(),
-            user: self.state.user.clone(),
-            owner: owner.clone(),
-            mode: mode.clone(),
-            limits: UnpackLimits::default(),
-            root: "/".into(),
-            work: WORK.into(),
-            consume: true,
-        };
-        match machine.program("image-copy", &job).await? {
-            Progress::Copied(report) => {
-                self.log(step, format!("copied {} files, {} bytes", report.entries, report.bytes));
-                Ok(())
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Makes sure that a directory exists and returns its physical path.
-    async fn workdir(&self, machine: &Machine<'_>, step: &str, path: &str) -> Result<String, BuildFailure> {
-        let absolute = match path.starts_with('/') {
-            true => path.to_owned(),
-            false => format!("{}/{path}", self.state.workdir.as_deref().unwrap_or_default()),
-        };
-        let args = ["-c", MAKE_DIRECTORY, "sh", &absolute, &self.state.user];
-        let command = ProcessConfig {
-            cmd: "/bin/sh".to_owned(),
-            args: args.map(str::to_owned).to_vec(),
-            cwd: Some("/".to_owned()),
-            ..ProcessConfig::default()
-        };
-        let (ended, output) = machine.output_of("root", command, PATH_MAX + 1).await?;
-        let made = output.strip_suffix('\n').unwrap_or(&output);
-        match ended.code == 0 && made.starts_with('/') && made.len() <= PATH_MAX {
-            true => Ok(made.to_owned()),
-            false => {
-                let why = format!("cannot enter {absolute}: {}", ended.stderr.trim());
-                Err(BuildFailure::at(step, why))
-            }
-        }
-    }
-
-    async fn start(&self, step: &str, image: Image) -> Result<Machine<'a>, BuildFailure> {
-        Machine::start(self.context, self.job, step, image).await
-    }
-
-    /// Takes the state of the current key from the cache.
-    async fn take_cached(&mut self) -> bool {
-        if self.force {
-            return false;
-        }
-        let Some(cached) = self.context.cached(self.key.as_str()).await else {
-            return false;
-        };
-        let Ok(state) = serde_json::from_str::<State>(&cached.state_json) else {
-            return false;
-        };
-        if let Some(gone) = state.layers.iter().find(|layer| !self.present.contains(layer)) {
-            self.context.forget_layer(gone).await;
-            return false;
-        }
-        self.context.pin(&state.layers);
-        self.state = state;
-        true
-    }
-
-    /// Commits what a step wrote, and remembers it.
-    async fn commit(&mut self, machine: Machine<'a>) -> Result<(), BuildFailure> {
-        let merge = self.state.layers.len() >= Image::LAYERS_MAX;
-        let Committed { layer, bytes } = machine.commit(merge).await?;
-        if merge {
-            self.state.layers.clear();
-        }
-        self.state.layers.push(layer.clone());
-        self.present.insert(layer.clone());
-        let state = serde_json::to_string(&self.state).unwrap_or_default();
-        self.context.put_cached(self.key.as_str(), &layer, bytes, &state).await;
-        Ok(())
-    }
-}
-
-/// Credentials as the program takes them.
-fn credentials(registry: &Registry) -> Credentials {
-    let secret = |secret: &Secret| JobSecret::new(secret.expose());
-    match registry {
-        Registry::Basic { username, password } => Credentials::Registry {
-            username: username.clone(),
-            password: secret(password),
-        },
-        Registry::Aws {
-            access_key_id,
-            secret_access_key,
-            region,
-        } => Credentials::Aws {
-            access_key_id: access_key_id.clone(),
-            secret_access_key: secret(secret_access_key),
-            region: region.clone(),
-        },
-        Registry::Gcp { service_account } => Credentials::Gcp {
-            service_account_json: secret(service_account),
-        },
-    }
-}
-
-fn provision(user: &str, admin: bool) -> ProvisionJob {
-    ProvisionJob {
-        user: user.to_owned(),
-        admin,
-        prepare: false,
-        root: "/".into(),
-    }
-}
-
-fn unexpected(result: &Progress) -> BuildFailure {
-    BuildFailure::at(
-        BASE,
-        format!("a program of the platform gave another result: {result:?}"),
-    )
-}
-
-/// The beginning of a hash, for the log.
-fn short(hash: &str) -> &str {
-    let digits = hash.strip_prefix("sha256:").unwrap_or(hash);
-    digits.get(..12).unwrap_or(digits)
 }

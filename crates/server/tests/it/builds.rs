@@ -271,11 +271,51 @@ async fn invalid_starts_leave_the_build_waiting() {
         .await
         .json;
     assert_eq!(status["status"], "waiting");
-    // Version 1 does not start.
+    // It was requested without a Dockerfile.
     platform
         .call("POST", &format!("/templates/{template}/builds/{build}"), "")
         .await
-        .error(501);
+        .error(400);
+    for body in [
+        r#"{"fromDockerfile":{}}"#,
+        r#"{"fromDockerfile":{"dockerfile":"FROM a","files":{"x":"y"}}}"#,
+        r#"{"fromDockerfile":{"dockerfile":"FROM a"},"fromImage":"a"}"#,
+        r#"{"fromArchive":"a"}"#,
+    ] {
+        platform.call("POST", &path, body).await.error(400);
+    }
+}
+
+#[tokio::test]
+async fn a_dockerfile_is_refused_with_its_line() {
+    let platform = TestPlatform::start().await;
+    for (text, want) in [
+        ("FROM a\nRUN --mount=type=secret,id=a b", "line 2: RUN --mount"),
+        ("FROM a\n\nADD https://a/b /c", "line 3: ADD of an address"),
+        ("", "line 1: the Dockerfile has no FROM"),
+    ] {
+        let body = json!({"alias": "v1", "dockerfile": text}).to_string();
+        let reply = platform.call("POST", "/templates", &body).await;
+        let (template, build) = (self::text(&reply, "templateID"), self::text(&reply, "buildID"));
+        let path = format!("/templates/{template}/builds/{build}");
+        platform.call_as(Some(OTHER_KEY), "POST", &path, "").await.error(404);
+        let started = platform.call("POST", &path, "").await;
+        assert_eq!(
+            (started.status.as_u16(), started.text.as_str()),
+            (202, ""),
+            "{started:?}"
+        );
+        let status = until_final(&platform, &template, &build).await;
+        let message = status["reason"]["message"].as_str().expect("a reason");
+        assert!(message.starts_with(want), "{message}");
+        platform.call("POST", &path, "").await.error(400);
+        let (template, build) = request(&platform, r#"{"name":"v2"}"#).await;
+        let body = json!({"fromDockerfile": {"dockerfile": text}}).to_string();
+        let path = format!("/v2/templates/{template}/builds/{build}");
+        assert_eq!(platform.call("POST", &path, &body).await.status, 202);
+        let status = until_final(&platform, &template, &build).await;
+        assert_eq!(status["reason"]["message"], message);
+    }
 }
 
 async fn until_final(platform: &TestPlatform, template: &str, build: &str) -> Value {

@@ -47,7 +47,11 @@ async fn thing(platform: &TestPlatform, parameter: &str) -> String {
         "accessTokenID" => made("/access-tokens").await,
         "templateID" => {
             let reply = platform
-                .call("POST", "/v3/templates", &json!({"name": unique()}).to_string())
+                .call(
+                    "POST",
+                    "/templates",
+                    &json!({"alias": unique(), "dockerfile": "FROM e2bdev/base"}).to_string(),
+                )
                 .await;
             reply.json["templateID"].as_str().expect("an id").to_owned()
         }

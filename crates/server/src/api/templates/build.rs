@@ -66,7 +66,7 @@ body! {
 body! {
     /// A template to build, for the oldest clients.
     pub(crate) struct NewTemplateV1 {
-        /// A Dockerfile. It is stored and not used: this platform cannot start builds of version 1.
+        /// A Dockerfile, for `POST /templates/{templateID}/builds/{buildID}`.
         "dockerfile" dockerfile: String;
         /// Its name.
         "alias" alias: Nullable<String>;

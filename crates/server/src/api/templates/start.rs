@@ -1,7 +1,9 @@
-//! Starting a build: `POST /v2/templates/{templateID}/builds/{buildID}`.
+//! Starting a build: `POST /v2/templates/{templateID}/builds/{buildID}`, and its form of version 1.
 //!
 //! Mistakes of the request are refused with 400, and the build still waits. A template that does not exist, and steps
 //! that are wrong, fail the build instead: that is where clients look for it.
+
+use std::collections::BTreeMap;
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
@@ -9,6 +11,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use model::id::{BuildId, TemplateId};
 use model::secret::Secret;
 use protocol::node::Image;
+use serde::Deserialize;
 use store::Change;
 use store::builds::{BuildReason, BuildStart, BuildStatus};
 use store::keys::SealedSecret;
@@ -19,33 +22,31 @@ use super::status::BuildPath;
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
-use crate::api::body::values::List;
+use crate::api::body::values::{List, Texts};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::state::ApiState;
-use crate::builds::recipe::{BuildSpec, Recipe, Registry, Source, Step};
+use crate::builds::files::is_hash;
+use crate::builds::recipe::{BuildSpec, DockerfileSource, Recipe, Registry, Source, Step};
 use crate::templates::{TemplateError, TemplateName};
 
 /// Maximum number of steps.
 const STEPS_MAX: usize = 1000;
 /// Maximum number of arguments of a step.
 const ARGS_MAX: usize = 10_000;
-/// Names of the image that SDKs take if a client names none. This platform has it built in.
-const BASE_IMAGES: [&str; 4] = [
-    "e2bdev/base",
-    "e2bdev/base:latest",
-    "docker.io/e2bdev/base",
-    "docker.io/e2bdev/base:latest",
-];
 /// The version of SDKs from which on steps run as the user of sandboxes.
 const STEPS_AS_USER: (u64, u64, u64) = (2, 3, 0);
 
 body! {
-    /// A build to start: one of `fromImage` and `fromTemplate`, and what to do with it.
+    /// A build to start: one of `fromImage`, `fromTemplate`, `fromDockerfile` and `fromArchive`, and what to do with it.
     pub(crate) struct BuildToStart {
         /// An image of an OCI registry.
         "fromImage" from_image: Option<String>;
         /// A template, `[namespace/]name[:tag]`, where the tag may be the id of a build.
         "fromTemplate" from_template: Option<String>;
+        /// A Dockerfile, which the platform executes.
+        "fromDockerfile" from_dockerfile: Nullable<DockerfileToBuild>;
+        /// The hash of an uploaded archive: a root file system, or an image as `docker save` writes it or in OCI format.
+        "fromArchive" from_archive: Nullable<String>;
         /// The credentials for the registry of `fromImage`.
         "fromImageRegistry" registry: Nullable<RegistryCredentials>;
         /// Whether nothing is taken from earlier builds.
@@ -55,6 +56,20 @@ body! {
         "startCmd" start_cmd: Nullable<String>;
         /// What says that a sandbox is ready by ending with 0.
         "readyCmd" ready_cmd: Nullable<String>;
+    }
+}
+
+body! {
+    /// A Dockerfile to execute.
+    struct DockerfileToBuild {
+        /// The Dockerfile.
+        "dockerfile" dockerfile: String;
+        /// Arguments of the build, by name. They are not for secrets: the template shows them.
+        "buildArgs" args: Option<Texts>;
+        /// The stage to build; default: the last one.
+        "target" target: Nullable<String>;
+        /// The hashes of uploaded files, by the line of the `COPY` or `ADD` that copies from them.
+        "files" files: Option<Texts>;
     }
 }
 
@@ -145,34 +160,81 @@ fn text(value: Option<String>) -> Option<String> {
     value.filter(|text| !text.trim().is_empty())
 }
 
+impl DockerfileToBuild {
+    fn read(self) -> Result<DockerfileSource, ApiError> {
+        let files = self.files.unwrap_or_default().into_iter().map(|(line, hash)| {
+            let number = line.parse::<usize>().ok().filter(|_| is_hash(&hash));
+            number.map(|number| (number, hash)).ok_or_else(|| {
+                ApiError::invalid(format!(
+                    "fromDockerfile: files: {line:?} must be the number of a line, and its value 64 hexadecimal digits"
+                ))
+            })
+        });
+        Ok(DockerfileSource {
+            text: self.dockerfile,
+            args: self.args.unwrap_or_default(),
+            target: self.target.0,
+            files: files.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// What a request names to begin with.
+struct Sources {
+    image: Option<String>,
+    template: Option<String>,
+    registry: Option<Registry>,
+    dockerfile: Option<DockerfileSource>,
+    archive: Option<String>,
+}
+
 /// What a build begins with; otherwise why it fails.
-async fn source_of(
-    state: &ApiState,
-    caller: &Caller,
-    (image, template, registry): (Option<String>, Option<String>, Option<Registry>),
-) -> Result<Result<Source, String>, ApiError> {
-    let name = match (image, template) {
-        (Some(_), Some(_)) => {
-            return Err(ApiError::invalid(
-                "fromImage and fromTemplate exclude each other: send one of them",
-            ));
-        }
-        (None, None) => {
+async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Result<Result<Source, String>, ApiError> {
+    let Sources {
+        image,
+        template,
+        registry,
+        dockerfile,
+        archive,
+    } = sources;
+    let given = [
+        image.is_some(),
+        template.is_some(),
+        dockerfile.is_some(),
+        archive.is_some(),
+    ];
+    match given.into_iter().filter(|given| *given).count() {
+        0 => {
             return Err(ApiError::invalid(
                 "fromImage or fromTemplate is missing: send one of them",
             ));
         }
-        (Some(image), None) => {
-            let is_base = BASE_IMAGES.contains(&image.trim());
-            return Ok(Ok(match is_base {
-                true => Source::Base,
-                false => Source::Image {
-                    reference: image.trim().to_owned(),
-                    registry,
-                },
-            }));
+        1 => {}
+        _ => {
+            return Err(ApiError::invalid(
+                "fromImage and fromTemplate exclude each other, as do fromDockerfile and fromArchive: send one of them",
+            ));
         }
-        (None, Some(name)) => name,
+    }
+    if let Some(dockerfile) = dockerfile {
+        return Ok(match dockerfile.plan() {
+            Ok(_) => Ok(Source::Dockerfile(dockerfile)),
+            Err(refusal) => Err(refusal.to_string()),
+        });
+    }
+    if let Some(hash) = archive {
+        return match is_hash(&hash) {
+            true => Ok(Ok(Source::Archive { hash })),
+            false => Err(ApiError::invalid(
+                "fromArchive must be 64 lower-case hexadecimal digits",
+            )),
+        };
+    }
+    let name = match (image, template) {
+        (Some(image), _) => {
+            return Ok(Ok(Source::image(image.trim(), registry)));
+        }
+        (None, name) => name.unwrap_or_default(),
     };
     let parsed = match TemplateName::parse(&name) {
         Ok(parsed) => parsed,
@@ -197,7 +259,9 @@ async fn source_of(
     };
     Ok(Ok(match spec.image {
         Image::Base if spec.start.is_none() => Source::Base,
-        Image::Base | Image::Layers { .. } | Image::Import => Source::Template { build: build.id, spec },
+        Image::Base | Image::Layers { .. } | Image::Import | Image::Copy { .. } => {
+            Source::Template { build: build.id, spec }
+        }
     }))
 }
 
@@ -234,14 +298,22 @@ pub(crate) async fn start_build(
         return Err(not_waiting(&build.id));
     }
     let steps_as_root = runs_steps_as_root(&headers)?;
-    let sources = (text(body.from_image), text(body.from_template), registry);
+    let sources = Sources {
+        image: text(body.from_image),
+        template: text(body.from_template),
+        registry,
+        dockerfile: body.from_dockerfile.0.map(DockerfileToBuild::read).transpose()?,
+        archive: text(body.from_archive.0),
+    };
     let source = match source_of(&state, &caller, sources).await? {
         Ok(source) => source,
         Err(why) => return refuse(&state, &template.id, &build.id, why).await,
     };
     let registry = match &source {
         Source::Image { registry, .. } => registry.as_ref(),
-        Source::Base | Source::Template { .. } => None,
+        Source::Base | Source::Template { .. } | Source::Archive { .. } | Source::Scratch | Source::Dockerfile(_) => {
+            None
+        }
     };
     let sealed = registry.map(|registry| state.builds.seal(&build.id, registry));
     let sealed = sealed
@@ -256,18 +328,92 @@ pub(crate) async fn start_build(
         force: body.force,
         steps_as_root,
     };
+    start(&state, (&template.id, &build.id), &recipe, sealed).await
+}
+
+/// What the request of a build of version 1 left.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Requested {
+    dockerfile: String,
+    start_cmd: Option<String>,
+    ready_cmd: Option<String>,
+}
+
+/// Starts a build that was requested with a Dockerfile, which the platform executes. No files are uploaded for it, so it
+/// can copy only from its own stages and from images. Its status tells what becomes of it.
+#[utoipa::path(
+    post,
+    path = "/templates/{templateID}/builds/{buildID}",
+    tag = "templates",
+    params(
+        ("templateID" = String, Path, description = "The id of the template"),
+        ("buildID" = String, Path, description = "The id of the build"),
+    ),
+    responses(
+        (status = 202, description = "The build was started"),
+        (status = 400, description = "The build was started before, or was requested without a Dockerfile", body = ErrorBody),
+        (status = 403, description = "The template belongs to another team", body = ErrorBody),
+        (status = 404, description = "The team has no such template, or it has no such build", body = ErrorBody),
+    )
+)]
+pub(crate) async fn start_build_v1(
+    State(state): State<ApiState>,
+    caller: Caller,
+    path: BuildPath,
+) -> Result<Response, ApiError> {
+    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
+    let template = find_own(&path.template, &caller.team, &state.store).await?;
+    let build = build_of(&state.builds, &template.id, &path.build).await?;
+    if build.status != BuildStatus::Waiting {
+        return Err(not_waiting(&build.id));
+    }
+    let sent = state.store.build_request_json(&build.id).await?;
+    let Some(sent) = sent.and_then(|sent| serde_json::from_str::<Requested>(&sent).ok()) else {
+        return Err(ApiError::invalid(format!(
+            "build \"{}\" was requested without a Dockerfile: start it with POST /v2/templates/{}/builds/{}",
+            build.id, template.id, build.id
+        )));
+    };
+    let dockerfile = DockerfileSource {
+        text: sent.dockerfile,
+        args: BTreeMap::new(),
+        target: None,
+        files: BTreeMap::new(),
+    };
+    if let Err(refusal) = dockerfile.plan() {
+        return refuse(&state, &template.id, &build.id, refusal.to_string()).await;
+    }
+    let recipe = Recipe {
+        source: Source::Dockerfile(dockerfile),
+        steps: Vec::new(),
+        start_cmd: text(sent.start_cmd),
+        ready_cmd: text(sent.ready_cmd),
+        force: false,
+        steps_as_root: false,
+    };
+    start(&state, (&template.id, &build.id), &recipe, None).await
+}
+
+/// Starts a build with a recipe.
+async fn start(
+    state: &ApiState,
+    (template, build): (&TemplateId, &BuildId),
+    recipe: &Recipe,
+    sealed: Option<String>,
+) -> Result<Response, ApiError> {
     let start = BuildStart {
-        recipe_json: serde_json::to_string(&recipe).map_err(|error| ApiError::internal().caused_by(error))?,
+        recipe_json: serde_json::to_string(recipe).map_err(|error| ApiError::internal().caused_by(error))?,
         registry_sealed: sealed.map(SealedSecret::new),
         now_us: state.clock.now_us(),
     };
-    match state.builds.rows.build_start(&template.id, &build.id, &start).await? {
+    match state.builds.rows.build_start(template, build, &start).await? {
         Change::Applied(started) => {
-            tracing::info!(template.id = %template.id, build.id = %build.id, "started a build");
+            tracing::info!(template.id = %template, build.id = %build, "started a build");
             state.builds.note_started(&started.cancelled);
             Ok(accepted())
         }
-        Change::Stale | Change::Missing => Err(not_waiting(&build.id)),
+        Change::Stale | Change::Missing => Err(not_waiting(build)),
     }
 }
 

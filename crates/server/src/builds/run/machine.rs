@@ -163,19 +163,22 @@ impl<'a> Machine<'a> {
         sent.map_err(|error| self.failed("an uploaded archive could not be sent into the sandbox", &error))
     }
 
+    /// Writes a file into the sandbox, as its root.
+    pub(super) async fn write(&self, path: &str, content: Bytes) -> Result<(), BuildFailure> {
+        let length = content.len() as u64;
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        // There is room for one.
+        let _ = sender.send(Ok(content)).await;
+        drop(sender);
+        let sent = self.agent().upload("root", path, length, Pieces(receiver)).await;
+        sent.map_err(|error| self.failed("a file could not be sent into the sandbox", &error))
+    }
+
     /// Runs one of the programs with a job, and returns its result.
     pub(super) async fn program(&self, name: &str, job: &impl Serialize) -> Result<Progress, BuildFailure> {
         let job = serde_json::to_vec(job).map_err(|error| self.failed("a job cannot be encoded", &error))?;
-        let length = job.len() as u64;
-        let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        // There is room for one.
-        let _ = sender.send(Ok(Bytes::from(job))).await;
-        drop(sender);
+        self.write(JOB_FILE, Bytes::from(job)).await?;
         let agent = self.agent();
-        agent
-            .upload("root", JOB_FILE, length, Pieces(receiver))
-            .await
-            .map_err(|error| self.failed("a job could not be sent into the sandbox", &error))?;
         let command = ProcessConfig {
             cmd: PROGRAMS.to_owned(),
             args: vec![name.to_owned(), JOB_FILE.to_owned()],

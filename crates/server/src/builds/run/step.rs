@@ -1,9 +1,13 @@
 //! Steps of a build as they are executed: checked, and with their keys in the cache of layers.
 
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
 use model::id::LayerId;
+use protocol::node::LayerStack;
 use sha2::{Digest as _, Sha256};
 
-use super::super::recipe::Step;
+use crate::builds::recipe::Step;
 
 /// Maximum length of one argument of a step, in bytes: what the kernel takes as one argument of a program.
 const ARGUMENT_MAX: usize = 128 << 10;
@@ -27,6 +31,34 @@ pub(super) enum Instruction {
     Workdir(String),
     /// The user, and whether it may become root.
     User { name: String, admin: bool },
+    /// A program with its arguments, as the current user, with variables besides those of the state, which win.
+    Exec {
+        args: Vec<String>,
+        env: BTreeMap<String, String>,
+    },
+    /// Files, as a Dockerfile names them.
+    Files(Files),
+}
+
+/// Files to copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Files {
+    pub(super) archive: Archive,
+    pub(super) patterns: Vec<String>,
+    pub(super) dest: String,
+    pub(super) owner: Option<String>,
+    pub(super) mode: Option<String>,
+}
+
+/// Where files come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Archive {
+    /// An archive that the team uploaded under this hash.
+    Uploaded(String),
+    /// An archive.
+    Inline(Bytes),
+    /// Another stage or image.
+    Stage(LayerStack),
 }
 
 impl Instruction {
@@ -113,6 +145,13 @@ impl Key {
         let mut parts = vec![self.0.as_str(), kind.as_str(), files];
         parts.extend(step.args.iter().map(String::as_str));
         Self(hash(&parts))
+    }
+
+    /// The key of something else on this one.
+    pub(super) fn with(&self, parts: &[&str]) -> Self {
+        let mut all = vec![self.0.as_str()];
+        all.extend(parts);
+        Self(hash(&all))
     }
 
     pub(super) fn as_str(&self) -> &str {

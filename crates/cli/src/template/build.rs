@@ -1,0 +1,291 @@
+//! `ringfence template build`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, IsTerminal as _, Read as _, Seek as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use dockerfile::{Kind, Plan, TEXT_MAX};
+use http::Method;
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::client::Client;
+use super::context::Context;
+use super::tar::hex;
+use crate::args::BuildArgs;
+use crate::output::{self, Format};
+
+/// Delay between two questions for the status.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How many questions in a row may fail, while the platform restarts.
+const FAILURES_MAX: u32 = 240;
+
+/// What a template is built from.
+enum From {
+    Image(String),
+    Archive(fs::File, String),
+    Dockerfile {
+        text: String,
+        args: BTreeMap<String, String>,
+        files: Vec<(usize, fs::File, String)>,
+    },
+}
+
+/// Builds a template and waits until it is ready.
+pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode> {
+    let begun = Instant::now();
+    let from = from(args)?;
+    let mut request = json!({"cpuCount": args.cpu, "memoryMB": args.memory});
+    if let Some(name) = &args.name {
+        request["name"] = json!(name);
+    }
+    let made = client.json(Method::POST, "/v3/templates", Some(&request)).await?;
+    let (Some(template), Some(build)) = (made["templateID"].as_str(), made["buildID"].as_str()) else {
+        bail!("the platform answered without the id of a template");
+    };
+    let is_id = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    ensure!(
+        is_id(template) && is_id(build),
+        "the platform answered with invalid ids"
+    );
+    let mut progress = Progress::new();
+    let mut start = json!({"force": args.no_cache, "startCmd": args.start_cmd, "readyCmd": args.ready_cmd});
+    match from {
+        From::Image(reference) => start["fromImage"] = json!(reference),
+        From::Archive(file, hash) => {
+            upload(client, &mut progress, template, ("the archive", &hash), file).await?;
+            start["fromArchive"] = json!(hash);
+        }
+        From::Dockerfile {
+            text,
+            args: given,
+            files,
+        } => {
+            let mut hashes = Map::new();
+            for (line, file, hash) in files {
+                upload(
+                    client,
+                    &mut progress,
+                    template,
+                    (&format!("files of line {line}"), &hash),
+                    file,
+                )
+                .await?;
+                hashes.insert(line.to_string(), json!(hash));
+            }
+            start["fromDockerfile"] =
+                json!({"dockerfile": text, "buildArgs": given, "target": args.target, "files": hashes});
+        }
+    }
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    client.send(Method::POST, &path, Some(&start)).await?;
+    let ended = follow(client, &mut progress, template, build).await?;
+    progress.clear();
+    let took = begun.elapsed().as_secs_f64();
+    let status = ended["status"].as_str().unwrap_or_default();
+    let reason = ended["reason"]["message"].as_str().map(output::printable);
+    match args.format {
+        Format::Json => output::json(&json!({
+            "templateID": template,
+            "buildID": build,
+            "names": made["names"],
+            "status": status,
+            "reason": ended["reason"],
+            "seconds": (took * 1000.0).round() / 1000.0,
+        }))?,
+        Format::Text if status == "ready" => output::line(&format!("template {template} is ready after {took:.1} s"))?,
+        Format::Text => {}
+    }
+    if status == "ready" {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let reason = reason.unwrap_or_else(|| format!("unknown status {status:?}"));
+    bail!("the build failed after {took:.1} s: {reason}")
+}
+
+fn from(args: &BuildArgs) -> Result<From> {
+    if let Some(reference) = &args.from_image {
+        return Ok(From::Image(reference.clone()));
+    }
+    if let Some(path) = &args.from_archive {
+        let read = || format!("read {}", path.display());
+        let mut file = fs::File::open(path).with_context(read)?;
+        ensure!(file.metadata()?.is_file(), "{} is not a file", path.display());
+        let mut hash = Sha256::new();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buffer).with_context(read)? {
+                0 => break,
+                length => hash.update(&buffer[..length]),
+            }
+        }
+        file.rewind()?;
+        return Ok(From::Archive(file, hex(&hash.finalize())));
+    }
+    let path = args.file.clone().unwrap_or_else(|| args.path.join("Dockerfile"));
+    let text = read_text(&path)?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "arguments of a build that are named in a flag, and no configuration"
+    )]
+    let given = build_args(&args.build_arg, |name| std::env::var(name).ok());
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let shown = || path.display().to_string();
+    let plan = Plan::parse(&text, args.target.as_deref(), &given, &format!("linux/{arch}")).with_context(shown)?;
+    let context = Context::open(&args.path, &path)?;
+    let mut files = Vec::new();
+    let needed = plan.stages.iter().zip(plan.needed()).filter(|(_, needed)| *needed);
+    for instruction in needed.flat_map(|(stage, _)| &stage.instructions) {
+        let Kind::Copy(copy) = &instruction.kind else { continue };
+        let line = instruction.line;
+        let archive = context.archive(copy, plan.escape);
+        let archive = archive.with_context(|| format!("{}: line {line}", path.display()))?;
+        files.extend(archive.map(|(file, hash)| (line, file, hash)));
+    }
+    Ok(From::Dockerfile {
+        text,
+        args: given,
+        files,
+    })
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    let file = fs::File::open(path).with_context(|| format!("read {}", path.display()))?;
+    let mut text = String::new();
+    let most = u64::try_from(TEXT_MAX)? + 1;
+    file.take(most)
+        .read_to_string(&mut text)
+        .with_context(|| format!("read {}", path.display()))?;
+    Ok(text)
+}
+
+/// Arguments of the build. A name alone takes its value from the environment, and is left out if there is none.
+fn build_args(given: &[String], variable: impl Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
+    let pairs = given.iter().filter_map(|argument| match argument.split_once('=') {
+        Some((name, value)) => Some((name.to_owned(), value.to_owned())),
+        None => Some((argument.clone(), variable(argument)?)),
+    });
+    pairs.collect()
+}
+
+async fn upload(
+    client: &Client,
+    progress: &mut Progress,
+    template: &str,
+    (what, hash): (&str, &str),
+    file: fs::File,
+) -> Result<()> {
+    let bytes = file.metadata()?.len();
+    progress.show(&format!("uploading {what}"));
+    let sent = client.upload(template, hash, file).await?;
+    progress.line(&match sent {
+        true => format!("uploaded {what}, {bytes} bytes"),
+        false => format!("{what} were uploaded before"),
+    });
+    Ok(())
+}
+
+/// Writes the log until the build has ended, and returns its last status.
+async fn follow(client: &Client, progress: &mut Progress, template: &str, build: &str) -> Result<Value> {
+    let mut seen = 0;
+    let mut failures = 0;
+    loop {
+        let path = format!("/templates/{template}/builds/{build}/status?logsOffset={seen}");
+        let status = match client.json(Method::GET, &path, None).await {
+            Ok(status) => status,
+            Err(error) if failures >= FAILURES_MAX => return Err(error),
+            Err(_) => {
+                failures += 1;
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        failures = 0;
+        let entries = status["logEntries"].as_array().map(Vec::as_slice).unwrap_or_default();
+        seen += entries.len();
+        for entry in entries {
+            progress.line(&output::printable(entry["message"].as_str().unwrap_or_default()));
+        }
+        let has_ended = !matches!(status["status"].as_str(), Some("waiting" | "building"));
+        if has_ended && entries.is_empty() {
+            return Ok(status);
+        }
+        if !has_ended {
+            progress.show(status["status"].as_str().unwrap_or_default());
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Lines on stderr with the time since the beginning, and on a terminal a last line that changes.
+struct Progress {
+    begun: Instant,
+    is_terminal: bool,
+    last: String,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            is_terminal: io::stderr().is_terminal(),
+            last: String::new(),
+        }
+    }
+
+    fn write(text: &str) {
+        // If stderr is closed, there is nowhere to report it.
+        let mut out = io::stderr().lock();
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    }
+
+    fn stamp(&self) -> String {
+        format!("{:>7.1}s", self.begun.elapsed().as_secs_f64())
+    }
+
+    /// Removes the last line.
+    fn clear(&self) {
+        if self.is_terminal {
+            Self::write("\r\x1b[2K");
+        }
+    }
+
+    /// A line that stays. The beginning of a step is also what goes on.
+    fn line(&mut self, text: &str) {
+        self.clear();
+        Self::write(&format!("{}  {text}\n", self.stamp()));
+        if text.starts_with('[') && !text.contains("[stdout]") && !text.contains("[stderr]") {
+            text.clone_into(&mut self.last);
+        }
+    }
+
+    /// What goes on, on a terminal.
+    fn show(&self, state: &str) {
+        if self.is_terminal {
+            let shown = if self.last.is_empty() { state } else { &self.last };
+            let shown: String = shown.chars().take(60).collect();
+            Self::write(&format!("\r\x1b[2K{}  {shown} ...", self.stamp()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_may_come_from_the_environment() {
+        let variable = |name: &str| (name == "B").then(|| "two".to_owned());
+        let given = ["A=one=1", "B", "C"].map(str::to_owned);
+        let want = [("A", "one=1"), ("B", "two")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(build_args(&given, variable), BTreeMap::from(want));
+    }
+}

@@ -1,0 +1,100 @@
+//! Sources as a Dockerfile names them.
+
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+
+use super::{Copy, Source};
+use crate::files;
+
+/// Maximum number of files that patterns may match.
+const MATCHES_MAX: usize = 100_000;
+
+impl Copy {
+    /// Everything that the patterns match, each in the order of names. Each must match something. The number of entries is
+    /// that of an archive.
+    pub(super) fn find(&self, patterns: &[String], entries: Option<u64>) -> Result<Vec<Source>> {
+        // Links of an uploaded archive that lead out of it are not followed.
+        let resolve = match entries {
+            Some(_) => ResolveFlags::BENEATH,
+            None => ResolveFlags::IN_ROOT,
+        };
+        let mut sources = Vec::new();
+        for pattern in patterns {
+            ensure!(!pattern.contains('\0'), "a source contains a NUL");
+            let clean = files::clean(pattern.as_bytes()).with_context(|| format!("source {pattern:?} leads out"))?;
+            let before = sources.len();
+            for path in self.matches(&clean, resolve)? {
+                sources.extend(self.look(path, resolve, entries.is_none())?);
+            }
+            if sources.len() == before {
+                match entries {
+                    Some(entries) => bail!("source {pattern:?} is not in the uploaded files, which are {entries}"),
+                    None => bail!("source {pattern:?} does not exist"),
+                }
+            }
+        }
+        Ok(sources)
+    }
+
+    /// Paths that a pattern can mean. The last component may not exist.
+    fn matches(&self, pattern: &[u8], resolve: ResolveFlags) -> Result<Vec<Vec<u8>>> {
+        let mut paths = vec![Vec::new()];
+        for part in pattern.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+            if !dockerfile::is_pattern(part) {
+                paths = paths.iter().map(|path| files::join(path, part)).collect();
+                continue;
+            }
+            let mut found = Vec::new();
+            for path in &paths {
+                let Ok(directory) = files::open_dir(&self.from, path, resolve) else {
+                    continue;
+                };
+                let mut names = files::names(&directory, usize::MAX)?;
+                names.retain(|name| dockerfile::matches(part, name));
+                names.sort();
+                found.extend(names.iter().map(|name| files::join(path, name)));
+                ensure!(
+                    found.len() <= MATCHES_MAX,
+                    "a pattern matches more than {MATCHES_MAX} files"
+                );
+            }
+            paths = found;
+        }
+        Ok(paths)
+    }
+
+    /// The source at a path; none if there is nothing.
+    fn look(&self, path: Vec<u8>, resolve: ResolveFlags, follow: bool) -> Result<Option<Source>> {
+        if path.is_empty() {
+            let stat = rustix::fs::fstat(&self.from)?;
+            return Ok(Some(Source { path, stat }));
+        }
+        let (directory, name) = files::split(&path);
+        let Ok(directory) = files::open_dir(&self.from, directory, resolve) else {
+            return Ok(None);
+        };
+        let Some(mut stat) = files::stat(&directory, name)? else {
+            return Ok(None);
+        };
+        if follow && files::kind(&stat) == FileType::Symlink {
+            match open(&self.from, &path, OFlags::PATH) {
+                Ok(target) => stat = rustix::fs::statat(&target, "", AtFlags::EMPTY_PATH)?,
+                Err(_) => return Ok(None),
+            }
+        }
+        Ok(Some(Source { path, stat }))
+    }
+}
+
+/// Opens a file of a file system as its own programs would.
+pub(super) fn open(root: &OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    // A descriptor of a path takes no flags for reading.
+    let flags = match flags.contains(OFlags::PATH) {
+        true => flags | OFlags::CLOEXEC,
+        false => flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY,
+    };
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+}

@@ -1,0 +1,509 @@
+//! Running a Dockerfile: the stages that its target needs, in order, each on layers of its own.
+//!
+//! Words are expanded when their instruction runs, because variables of an image are known only then.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use dockerfile::{Argument, Base, Command, Copy, Instruction as Line, Kind, Origin, Plan, Source as From};
+use protocol::node::LayerStack;
+
+use super::progress::{BASE, Progressing, USER, short};
+use super::step::{Archive, Files, Instruction};
+use crate::builds::recipe::{BuildFailure, DockerfileSource, Source};
+
+/// The working directory of sandboxes, unless the Dockerfile names one.
+const HOME: &str = "/home/user";
+/// The shell of RUN, unless the Dockerfile names another one.
+const SHELL: [&str; 2] = ["/bin/sh", "-c"];
+/// Runs the script `$1` with the interpreter that it names.
+const SCRIPT: &str = r#"file=$(mktemp) && printf %s "$1" > "$file" && chmod 700 "$file" || exit
+"$file"; code=$?
+rm -f "$file"
+exit $code"#;
+/// Maximum length of an instruction in the log, in characters.
+const SHOWN_MAX: usize = 200;
+
+/// A stage in progress, or one that is finished.
+#[derive(Clone)]
+struct Stage<'a> {
+    progress: Progressing<'a>,
+    shell: Vec<String>,
+    /// The last CMD or ENTRYPOINT.
+    command: Option<Command>,
+    has_user: bool,
+    has_workdir: bool,
+    /// Arguments that were declared.
+    args: BTreeMap<String, String>,
+}
+
+/// What the instructions of all stages share.
+struct Run<'a, 'b> {
+    plan: &'b Plan,
+    source: &'b DockerfileSource,
+    /// The state before the first instruction.
+    first: Progressing<'a>,
+    /// Finished stages.
+    stages: Vec<Option<Stage<'a>>>,
+    /// Images that were copied from.
+    images: BTreeMap<String, Progressing<'a>>,
+    number: usize,
+    count: usize,
+}
+
+/// Builds the target of a Dockerfile. The result is its command.
+pub(super) async fn run(
+    progressing: &mut Progressing<'_>,
+    source: &DockerfileSource,
+) -> Result<Option<String>, BuildFailure> {
+    let plan = source
+        .plan()
+        .map_err(|refusal| BuildFailure::at(BASE, refusal.to_string()))?;
+    for note in &plan.notes {
+        progressing.log(BASE, format!("line {}: {}", note.line, note.message));
+    }
+    let needed = plan.needed();
+    let stages = plan.stages.iter().zip(&needed).filter(|(_, needed)| **needed);
+    let mut run = Run {
+        plan: &plan,
+        source,
+        first: progressing.clone(),
+        stages: Vec::new(),
+        images: BTreeMap::new(),
+        number: 0,
+        count: stages.map(|(stage, _)| stage.instructions.len()).sum(),
+    };
+    for (index, is_needed) in needed.into_iter().enumerate() {
+        let stage = match is_needed {
+            true => Some(Box::pin(run.stage(index)).await?),
+            false => None,
+        };
+        run.stages.push(stage);
+    }
+    let Some(Some(last)) = run.stages.into_iter().nth(plan.target) else {
+        return Err(BuildFailure::internal());
+    };
+    let command = last.start_command();
+    let mut state = last.progress;
+    if !last.has_user {
+        USER.clone_into(&mut state.state.user);
+    }
+    if !last.has_workdir {
+        state.state.workdir = Some(HOME.to_owned());
+    }
+    *progressing = state;
+    Ok(command)
+}
+
+/// The failure of a line.
+fn at(line: usize, failure: BuildFailure) -> BuildFailure {
+    BuildFailure {
+        message: format!("line {line}: {}", failure.message),
+        step: failure.step,
+    }
+}
+
+impl Stage<'_> {
+    /// The command as a start command. Those run in a login shell, which may set another path than that of the image.
+    fn start_command(&self) -> Option<String> {
+        let command = self.command.as_ref()?.to_shell();
+        if command.trim().is_empty() {
+            return None;
+        }
+        let path = self.progress.state.envs().remove("PATH");
+        Some(match path {
+            Some(path) => {
+                let path = Command::Exec(vec![format!("PATH={path}")]).to_shell();
+                format!("export {path}\n{command}")
+            }
+            None => command,
+        })
+    }
+
+    fn lookup(&self, name: &str) -> Option<String> {
+        let state = &self.progress.state;
+        state.env.get(name).or_else(|| self.args.get(name)).cloned()
+    }
+}
+
+impl<'a> Run<'a, '_> {
+    async fn stage(&mut self, index: usize) -> Result<Stage<'a>, BuildFailure> {
+        let plan = self.plan;
+        let stage = &plan.stages[index];
+        let mut current = match &stage.base {
+            Base::Stage(other) => {
+                let Some(Some(other)) = self.stages.get(*other) else {
+                    return Err(BuildFailure::internal());
+                };
+                let args = plan.predefined();
+                Stage { args, ..other.clone() }
+            }
+            base => {
+                let source = match base {
+                    Base::Image(reference) => Source::image(reference, None),
+                    _ => Source::Scratch,
+                };
+                let mut progress = self.first.clone();
+                progress
+                    .load(&source)
+                    .await
+                    .map_err(|failure| at(stage.line, failure))?;
+                progress.become_user("root");
+                progress.state.workdir = Some("/".to_owned());
+                Stage {
+                    progress,
+                    shell: SHELL.map(str::to_owned).to_vec(),
+                    command: None,
+                    has_user: false,
+                    has_workdir: false,
+                    args: plan.predefined(),
+                }
+            }
+        };
+        current.progress.learn(&self.first);
+        for line in &stage.instructions {
+            self.number += 1;
+            let done = Box::pin(self.line(&mut current, index, line)).await;
+            done.map_err(|failure| at(line.line, failure))?;
+        }
+        self.first.learn(&current.progress);
+        Ok(current)
+    }
+
+    async fn line(&mut self, stage: &mut Stage<'a>, index: usize, line: &Line) -> Result<(), BuildFailure> {
+        let name = self.number.to_string();
+        let name = name.as_str();
+        let prefix = format!("[builder {}/{}]", self.number, self.count);
+        let shown: String = line.text.chars().take(SHOWN_MAX).collect();
+        let expand = |stage: &Stage<'_>, word: &str| {
+            let expanded = dockerfile::expand(word, self.plan.escape, &|name| stage.lookup(name));
+            expanded.map_err(|error| BuildFailure::at(name, error.to_string()))
+        };
+        let instruction = match &line.kind {
+            Kind::From { .. } => return Err(BuildFailure::internal()),
+            Kind::Arg(arguments) => {
+                for argument in arguments {
+                    let default = argument.default.as_deref().map(|default| expand(stage, default));
+                    self.argument(stage, argument, default.transpose()?);
+                }
+                stage.progress.log(name, format!("{prefix} {shown}"));
+                return Ok(());
+            }
+            Kind::Env(pairs) => {
+                // All values see the variables from before the instruction.
+                let mut expanded = Vec::with_capacity(pairs.len());
+                for (variable, value) in pairs {
+                    expanded.push((expand(stage, variable)?, expand(stage, value)?));
+                }
+                for (variable, value) in expanded {
+                    if variable.is_empty() || variable.contains(['=', '\0']) {
+                        let why = format!("{variable:?} cannot be the name of a variable");
+                        return Err(BuildFailure::at(name, why));
+                    }
+                    stage.progress.key = stage.progress.key.with(&["ENV", &variable, &value]);
+                    stage.progress.state.env.insert(variable, value);
+                }
+                stage.progress.log(name, format!("{prefix} {shown}"));
+                return Ok(());
+            }
+            Kind::Shell(shell) => {
+                stage.shell.clone_from(shell);
+                stage.progress.log(name, format!("{prefix} {shown}"));
+                return Ok(());
+            }
+            Kind::Cmd(command) | Kind::Entrypoint(command) => {
+                stage.command = Some(command.clone());
+                stage.progress.log(name, format!("{prefix} {shown}"));
+                return Ok(());
+            }
+            Kind::User(word) => {
+                let user = user(&expand(stage, word)?).map_err(|why| BuildFailure::at(name, why))?;
+                stage.has_user = true;
+                stage.progress.key = stage.progress.key.with(&["USER", &user]);
+                if user == "root" {
+                    stage.progress.state.user = user;
+                    stage.progress.log(name, format!("{prefix} {shown}"));
+                    return Ok(());
+                }
+                Instruction::User {
+                    name: user,
+                    admin: false,
+                }
+            }
+            Kind::Workdir(word) => {
+                let path = expand(stage, word)?;
+                if path.is_empty() {
+                    return Err(BuildFailure::at(
+                        name,
+                        "WORKDIR is empty after its variables were replaced",
+                    ));
+                }
+                stage.has_workdir = true;
+                stage.progress.key = stage.progress.key.with(&["WORKDIR", &path]);
+                Instruction::Workdir(path)
+            }
+            Kind::Run(command) => run_command(stage, command),
+            Kind::Copy(copy) => {
+                let origin = self.plan.origin(index, line);
+                let origin = origin.map_err(|refusal| BuildFailure::at(name, refusal.message))?;
+                let from = match origin {
+                    Some(origin) => Some(self.origin(origin).await?),
+                    None => None,
+                };
+                self.copy(stage, (name, line.line), copy, from)?
+            }
+        };
+        let shown = format!("{prefix} {shown} [{}]", short(stage.progress.key.as_str()));
+        stage.progress.perform(name, (&prefix, shown), &instruction).await
+    }
+
+    fn argument(&self, stage: &mut Stage<'_>, argument: &Argument, default: Option<String>) {
+        if let Some(value) = self.plan.argument(argument, default) {
+            stage.progress.key = stage.progress.key.with(&["ARG", &argument.name, &value]);
+            stage.args.insert(argument.name.clone(), value);
+        }
+    }
+
+    /// The layers of another stage or of an image, and the key of what they are.
+    async fn origin(&mut self, origin: Origin) -> Result<(LayerStack, String), BuildFailure> {
+        let progress = match origin {
+            Origin::Stage(index) => match self.stages.get(index) {
+                Some(Some(stage)) => &stage.progress,
+                _ => return Err(BuildFailure::internal()),
+            },
+            Origin::Image(reference) => {
+                if !self.images.contains_key(&reference) {
+                    let mut progress = self.first.clone();
+                    progress.load(&Source::image(&reference, None)).await?;
+                    self.first.learn(&progress);
+                    self.images.insert(reference.clone(), progress);
+                }
+                &self.images[&reference]
+            }
+        };
+        Ok((progress.state.stack(), progress.key.as_str().to_owned()))
+    }
+
+    fn copy(
+        &self,
+        stage: &mut Stage<'_>,
+        (name, line): (&str, usize),
+        copy: &Copy,
+        from: Option<(LayerStack, String)>,
+    ) -> Result<Instruction, BuildFailure> {
+        let fail = |why: String| BuildFailure::at(name, why);
+        let expand = |word: &str| {
+            let expanded = dockerfile::expand(word, self.plan.escape, &|name| stage.lookup(name));
+            let expanded = expanded.map_err(|error| fail(error.to_string()))?;
+            match expanded.contains('\0') {
+                true => Err(fail("contains NUL".to_owned())),
+                false => Ok(expanded),
+            }
+        };
+        let optional = |word: &Option<String>| word.as_deref().map(expand).transpose();
+        let (mut patterns, mut inline) = (Vec::new(), Vec::new());
+        for source in &copy.sources {
+            match source {
+                From::Path(word) => patterns.push(expand(word)?),
+                From::File {
+                    name,
+                    content,
+                    is_expanded,
+                } => {
+                    let content = match is_expanded {
+                        true => expand_text(content, &expand)?,
+                        false => content.clone(),
+                    };
+                    inline.push((name.clone(), content));
+                }
+            }
+        }
+        let is_context = from.is_none() && !patterns.is_empty();
+        if is_context && !inline.is_empty() {
+            let why = "heredocs and files in one COPY are not supported: write two instructions";
+            return Err(fail(why.to_owned()));
+        }
+        let (archive, key) = match from {
+            Some((stack, key)) => (Archive::Stage(stack), key),
+            None if is_context => {
+                let hash = self.source.files.get(&line).ok_or_else(|| {
+                    fail(format!(
+                        "no files were uploaded for {}: this flow of building uploads none; use `ringfence template build` or the builder of an SDK",
+                        patterns.join(" ")
+                    ))
+                })?;
+                (Archive::Uploaded(hash.clone()), hash.clone())
+            }
+            None => {
+                let bytes = archive(&inline).ok_or_else(|| fail("a name of a file is too long".to_owned()))?;
+                patterns = inline.into_iter().map(|(name, _)| escaped(&name)).collect();
+                let key = super::step::Key::first(&[&String::from_utf8_lossy(&bytes)]);
+                (Archive::Inline(bytes), key.as_str().to_owned())
+            }
+        };
+        let dest = expand(&copy.dest)?;
+        let (owner, mode) = (optional(&copy.chown)?, optional(&copy.chmod)?);
+        // Docker's default, whoever the current user is. Other file systems keep their owners.
+        let owner = owner.or_else(|| (!matches!(archive, Archive::Stage(_))).then(|| "0:0".to_owned()));
+        let mut parts = vec!["COPY", &key, &dest];
+        parts.push(owner.as_deref().unwrap_or_default());
+        parts.push(mode.as_deref().unwrap_or_default());
+        parts.extend(patterns.iter().map(String::as_str));
+        let key = stage.progress.key.with(&parts);
+        stage.progress.key = key;
+        Ok(Instruction::Files(Files {
+            archive,
+            patterns,
+            dest,
+            owner,
+            mode,
+        }))
+    }
+}
+
+/// The variables in a text, line by line: quotes are not special there.
+fn expand_text(text: &str, expand: &impl Fn(&str) -> Result<String, BuildFailure>) -> Result<String, BuildFailure> {
+    let mut quoted = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            // In double quotes, only these are special besides `$`.
+            '"' => quoted.push_str("\\\""),
+            c => quoted.push(c),
+        }
+    }
+    expand(&format!("\"{quoted}\""))
+}
+
+/// A name that is no pattern.
+fn escaped(name: &str) -> String {
+    let mut escaped = String::new();
+    for c in name.chars() {
+        if matches!(c, '*' | '?' | '[' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+/// The user of a USER instruction.
+fn user(text: &str) -> Result<String, String> {
+    let (name, group) = match text.split_once(':') {
+        Some((name, group)) => (name, Some(group)),
+        None => (text, None),
+    };
+    let is_root = matches!(name, "root" | "0");
+    let is_root_group = matches!(group, None | Some("root" | "0"));
+    match () {
+        () if name.is_empty() => Err("USER is empty after its variables were replaced".to_owned()),
+        () if is_root && is_root_group => Ok("root".to_owned()),
+        () if group.is_some_and(|group| group != name) => Err(format!(
+            "USER {text}: a group is not supported: add the user to it with RUN, and write USER {name}"
+        )),
+        () if name.bytes().all(|byte| byte.is_ascii_digit()) => Err(format!(
+            "USER {text}: ids are not supported: create a user with RUN and write its name"
+        )),
+        () => Ok(name.to_owned()),
+    }
+}
+
+fn run_command(stage: &mut Stage<'_>, command: &Command) -> Instruction {
+    let args = match command {
+        Command::Exec(args) => args.clone(),
+        Command::Shell(text) => stage.shell.iter().cloned().chain([text.clone()]).collect(),
+        Command::Script(text) => {
+            let shell = SHELL.map(str::to_owned).into_iter();
+            shell
+                .chain([SCRIPT.to_owned(), "sh".to_owned(), text.clone()])
+                .collect()
+        }
+    };
+    let mut parts = vec!["RUN"];
+    parts.extend(args.iter().map(String::as_str));
+    let key = stage.progress.key.with(&parts);
+    stage.progress.key = key;
+    Instruction::Exec {
+        args,
+        env: stage.args.clone(),
+    }
+}
+
+/// Length of a block of an archive, in bytes.
+const BLOCK: usize = 512;
+
+/// A tar archive of small files; none if a name is too long for it.
+fn archive(files: &[(String, String)]) -> Option<Bytes> {
+    let mut archive = Vec::new();
+    for (name, content) in files {
+        let mut header = [0; BLOCK];
+        header
+            .get_mut(..100)?
+            .get_mut(..name.len())?
+            .copy_from_slice(name.as_bytes());
+        for (at, text) in [
+            (100, "0000644\0".to_owned()),
+            (108, "0000000\0".to_owned()),
+            (116, "0000000\0".to_owned()),
+            (124, format!("{:011o}\0", content.len())),
+            (136, "00000000000\0".to_owned()),
+            // Counted as blanks in the sum.
+            (148, "        ".to_owned()),
+            (156, "0".to_owned()),
+            (257, "ustar\x0000".to_owned()),
+        ] {
+            header[at..at + text.len()].copy_from_slice(text.as_bytes());
+        }
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        archive.extend_from_slice(&header);
+        archive.extend_from_slice(content.as_bytes());
+        archive.resize(archive.len().next_multiple_of(BLOCK), 0);
+    }
+    archive.resize(archive.len() + 2 * BLOCK, 0);
+    Some(archive.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_names() {
+        for (text, want) in [
+            ("root", Ok("root")),
+            ("0:0", Ok("root")),
+            ("app", Ok("app")),
+            ("app:app", Ok("app")),
+            ("app:staff", Err("write USER app")),
+            ("1000", Err("ids are not supported")),
+            ("1000:1000", Err("ids are not supported")),
+            ("", Err("empty")),
+        ] {
+            match (user(text), want) {
+                (Ok(name), Ok(want)) => assert_eq!(name, want),
+                (Err(why), Err(want)) => assert!(why.contains(want), "{why}"),
+                (got, _) => panic!("{text}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn texts_keep_their_quotes() {
+        let expand = |word: &str| {
+            let expanded = dockerfile::expand(word, Default::default(), &|_| Some("v".to_owned()));
+            expanded.map_err(|error| BuildFailure::at("1", error.to_string()))
+        };
+        let text = "a \"$b\" 'c' \\$d ${e}\n";
+        assert_eq!(expand_text(text, &expand).unwrap(), "a \"v\" 'c' $d v\n");
+        assert_eq!(escaped("a*[b"), "a\\*\\[b");
+    }
+
+    #[test]
+    fn archives_have_names_and_contents() {
+        let bytes = archive(&[("a".to_owned(), "x".repeat(513)), ("b".to_owned(), String::new())]).unwrap();
+        assert_eq!(bytes.len(), BLOCK * (1 + 2 + 1 + 2));
+        assert_eq!(&bytes[257..265], b"ustar\x0000");
+        assert_eq!(&bytes[3 * BLOCK..3 * BLOCK + 2], b"b\0");
+        assert_eq!(archive(&[("n".repeat(101), String::new())]), None);
+    }
+}

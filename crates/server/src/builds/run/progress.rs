@@ -1,0 +1,619 @@
+//! A build while it runs: the state so far, and how it changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::id::LayerId;
+use model::log::Level;
+use model::secret::Secret;
+use protocol::image::{
+    CopyJob, Credentials, ImageReport, JobSecret, PackageTool, Progress, ProvisionJob, ProvisionReport, PullJob,
+    Transfer, UnpackJob, UnpackLimits,
+};
+use protocol::node::{Committed, Image, LayerStack};
+use protocol::process::ProcessConfig;
+use serde::{Deserialize, Serialize};
+
+use super::expand::expand;
+use super::machine::Machine;
+use super::step::{Archive, Files, Instruction, Key};
+use crate::agent::login_shell;
+use crate::builds::context::BuildContext;
+use crate::builds::recipe::{BuildFailure, BuildSpec, Job, Registry, Source, Step};
+
+/// Changed when the same steps would make other layers than before.
+const FORMAT: &str = "1";
+/// The user of sandboxes, who exists in every template.
+pub(super) const USER: &str = "user";
+/// Name of the step that is not in the recipe.
+pub(super) const BASE: &str = "base";
+/// Directories that a login shell must have in its path.
+const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where images are unpacked.
+const IMPORTED: &str = "/mnt";
+/// Where the file system is that another one copies from.
+const COPIED_FROM: &str = "/media";
+/// Where programs may write much: on the disk of the sandbox.
+const WORK: &str = "/var/tmp";
+/// Where files of a Dockerfile are uploaded to.
+const FILES: &str = "/var/tmp/ringfence-files";
+/// Maximum length of a path that a step writes out, in bytes.
+const PATH_MAX: usize = 4096;
+
+/// Creates a directory, where `$2` owns what is created, and writes its physical path.
+const MAKE_DIRECTORY: &str = r#"set -e
+first= next=$1
+while [ ! -e "$next" ]; do first=$next; next=$(dirname -- "$next"); done
+if [ -n "$first" ]; then
+  mkdir -p -- "$1"
+  chown -R -- "$2:" "$first"
+fi
+cd -- "$1"
+pwd -P"#;
+
+/// What a step leaves to the next one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct State {
+    /// Whether the layers lie above `base`.
+    base: bool,
+    layers: Vec<LayerId>,
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) user: String,
+    pub(super) workdir: Option<String>,
+}
+
+impl State {
+    pub(super) fn image(&self) -> Image {
+        match self.base && self.layers.is_empty() {
+            true => Image::Base,
+            false => Image::Layers {
+                base: self.base,
+                layers: self.layers.clone(),
+            },
+        }
+    }
+
+    /// The layers, as what is copied from or to.
+    pub(super) fn stack(&self) -> LayerStack {
+        LayerStack {
+            base: self.base,
+            layers: self.layers.clone(),
+        }
+    }
+
+    /// The environment of commands.
+    pub(super) fn envs(&self) -> BTreeMap<String, String> {
+        let mut envs = self.env.clone();
+        if let Some(path) = envs.get_mut("PATH") {
+            let missing = PATHS
+                .split(':')
+                .filter(|directory| !path.split(':').any(|have| have == *directory));
+            let missing: Vec<&str> = missing.collect();
+            if !missing.is_empty() {
+                *path = format!("{path}:{}", missing.join(":"));
+            }
+        }
+        envs
+    }
+
+    /// A command of the login shell in this state.
+    fn shell(&self, command: &str) -> ProcessConfig {
+        login_shell(command, self.envs(), self.workdir.clone())
+    }
+}
+
+/// The state so far, with what decides whether the next layer is in the cache.
+#[derive(Clone)]
+pub(super) struct Progressing<'a> {
+    context: &'a BuildContext,
+    job: &'a Job,
+    pub(super) state: State,
+    pub(super) key: Key,
+    /// Whether the cache is not asked any more.
+    force: bool,
+    /// Layers that the node has.
+    present: BTreeSet<LayerId>,
+}
+
+impl<'a> Progressing<'a> {
+    /// The beginning of a build: nothing above `base`.
+    pub(super) async fn begin(context: &'a BuildContext, job: &'a Job) -> Result<Self, BuildFailure> {
+        let layers = context.node.layers().await;
+        let layers = layers.map_err(|error| BuildFailure::at(BASE, format!("the node does not answer: {error}")))?;
+        let empty = State {
+            base: true,
+            layers: Vec::new(),
+            env: BTreeMap::new(),
+            user: USER.to_owned(),
+            workdir: None,
+        };
+        Ok(Self {
+            context,
+            job,
+            state: empty,
+            key: Key::first(&[FORMAT, "base"]),
+            force: job.recipe.force,
+            present: layers.into_iter().map(|layer| layer.id).collect(),
+        })
+    }
+
+    /// The source of the recipe: the first step, which clients call `base`.
+    pub(super) async fn load(&mut self, source: &Source) -> Result<(), BuildFailure> {
+        match source {
+            Source::Base => self.log(BASE, "[base] FROM base".to_owned()),
+            Source::Template { spec, .. } => self.inherit(spec),
+            Source::Image { reference, registry } => self.import(reference, registry.as_ref()).await?,
+            Source::Archive { hash } => self.unpack(hash).await?,
+            Source::Scratch => self.scratch().await?,
+            // It has sources of its own.
+            Source::Dockerfile(_) => return Err(BuildFailure::internal()),
+        }
+        Ok(())
+    }
+
+    /// Makes another user run the steps, where layers do not tell who it is.
+    pub(super) fn become_user(&mut self, user: &str) {
+        user.clone_into(&mut self.state.user);
+        self.key = Key::first(&[self.key.as_str(), user]);
+    }
+
+    /// Takes over which layers the node has, from another stage of the same build.
+    pub(super) fn learn(&mut self, other: &Self) {
+        self.present.extend(other.present.iter().cloned());
+    }
+
+    pub(super) fn log(&self, step: &str, line: String) {
+        self.context.log(Level::Info, Some(step), line);
+    }
+
+    fn inherit(&mut self, spec: &BuildSpec) {
+        (self.state.base, self.state.layers) = match &spec.image {
+            Image::Base | Image::Import | Image::Copy { .. } => (true, Vec::new()),
+            Image::Layers { base, layers } => (*base, layers.clone()),
+        };
+        self.state.env.clone_from(&spec.env);
+        self.state.workdir.clone_from(&spec.workdir);
+        let layers: Vec<&str> = self.state.layers.iter().map(LayerId::as_str).collect();
+        let base = self.state.base.to_string();
+        // The variables and the directory are not layers, and decide what the steps make.
+        let rest = serde_json::to_string(&(&self.state.env, &self.state.workdir)).unwrap_or_default();
+        let mut parts = vec![FORMAT, "template", &base, &rest];
+        parts.extend(layers);
+        self.key = Key::first(&parts);
+        self.log(BASE, "[base] FROM template".to_owned());
+    }
+
+    /// An image of a registry, with what every template needs.
+    async fn import(&mut self, reference: &str, registry: Option<&Registry>) -> Result<(), BuildFailure> {
+        let settings = &self.context.settings;
+        let pull = |resolve| PullJob {
+            reference: reference.to_owned(),
+            resolve,
+            target: IMPORTED.into(),
+            work: WORK.into(),
+            credentials: registry.map(credentials),
+            arch: None,
+            mirrors: settings
+                .registry_mirrors
+                .iter()
+                .map(|(host, mirror)| (host.clone(), vec![mirror.clone()]))
+                .collect(),
+            insecure: settings.insecure_registries.clone(),
+            ca_pem: None,
+            limits: UnpackLimits::default(),
+            transfer: Transfer::default(),
+        };
+        let machine = self.start(BASE, Image::Import).await?;
+        let digest = match machine.program("image-pull", &pull(true)).await? {
+            Progress::Resolved { digest } => digest,
+            other => return Err(unexpected(&other)),
+        };
+        let from = format!("[base] FROM {reference} [{}]", short(&digest));
+        self.key = Key::first(&[FORMAT, "image", &digest]);
+        if self.take_cached().await {
+            self.log(BASE, format!("CACHED {from}"));
+            return Ok(());
+        }
+        self.log(BASE, from);
+        let report = match machine.program("image-pull", &pull(false)).await? {
+            Progress::Unpacked(report) => report,
+            other => return Err(unexpected(&other)),
+        };
+        self.imported(machine, &report).await
+    }
+
+    /// An image or a file system in an uploaded archive.
+    async fn unpack(&mut self, hash: &str) -> Result<(), BuildFailure> {
+        let from = format!("[base] FROM archive [{}]", short(hash));
+        self.key = Key::first(&[FORMAT, "archive", hash]);
+        if self.take_cached().await {
+            self.log(BASE, format!("CACHED {from}"));
+            return Ok(());
+        }
+        self.log(BASE, from);
+        let Some(file) = self.context.file(hash).await else {
+            return Err(BuildFailure::at(BASE, format!("there is no uploaded archive {hash}")));
+        };
+        let machine = self.start(BASE, Image::Import).await?;
+        let archive = format!("{WORK}/{hash}");
+        machine.upload(&archive, &file).await?;
+        let job = UnpackJob {
+            archive: archive.into(),
+            target: IMPORTED.into(),
+            work: WORK.into(),
+            reference: None,
+            arch: None,
+            limits: UnpackLimits::default(),
+        };
+        let report = match machine.program("image-unpack", &job).await? {
+            Progress::Unpacked(report) => report,
+            other => return Err(unexpected(&other)),
+        };
+        self.imported(machine, &report).await
+    }
+
+    /// A file system without any programs.
+    async fn scratch(&mut self) -> Result<(), BuildFailure> {
+        self.key = Key::first(&[FORMAT, "scratch"]);
+        if self.take_cached().await {
+            self.log(BASE, "CACHED [base] FROM scratch".to_owned());
+            return Ok(());
+        }
+        self.log(BASE, "[base] FROM scratch".to_owned());
+        let machine = self.start(BASE, Image::Import).await?;
+        self.prepare(&machine).await?;
+        self.replace(machine, BTreeMap::new()).await
+    }
+
+    /// Makes the image that was unpacked in a sandbox the state.
+    async fn imported(&mut self, machine: Machine<'a>, report: &ImageReport) -> Result<(), BuildFailure> {
+        let ImageReport { env, bytes, layers, .. } = report;
+        let line = format!("unpacked {} layers, {} MB", layers.len(), bytes / 1_000_000);
+        self.log(BASE, line);
+        let report = self.prepare(&machine).await?;
+        self.log(BASE, format!("[base] DEFAULT USER {USER}"));
+        let env = env.iter().map(|(name, value)| (name.clone(), value.trim().to_owned()));
+        let env = env.filter(|(_, value)| !value.is_empty()).collect();
+        self.replace(machine, env).await?;
+        if report.missing.is_empty() {
+            return Ok(());
+        }
+        let machine = self.start(BASE, self.state.image()).await?;
+        self.install(&machine, &report).await?;
+        self.commit(machine).await
+    }
+
+    /// Adds what every template needs to an image.
+    async fn prepare(&self, machine: &Machine<'_>) -> Result<ProvisionReport, BuildFailure> {
+        let job = ProvisionJob {
+            prepare: true,
+            root: IMPORTED.into(),
+            ..provision(USER, true)
+        };
+        match machine.program("image-provision", &job).await? {
+            Progress::Provisioned(report) => Ok(report),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes what an import left the lowest layer.
+    async fn replace(&mut self, machine: Machine<'a>, env: BTreeMap<String, String>) -> Result<(), BuildFailure> {
+        self.state.base = false;
+        self.state.layers.clear();
+        self.state.env = env;
+        self.commit(machine).await
+    }
+
+    /// Installs what the image lacks, if its distribution and the network of the sandbox allow it.
+    async fn install(&self, machine: &Machine<'_>, report: &ProvisionReport) -> Result<(), BuildFailure> {
+        let missing = report.missing.join(" ");
+        let Some(tool) = report.packages else {
+            let line = format!("the image has no {missing}, and it is of no distribution whose packages are known");
+            self.context.log(Level::Warn, Some(BASE), line);
+            return Ok(());
+        };
+        let script = match tool {
+            PackageTool::AptGet => {
+                "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && \
+                 apt-get install -y -q --no-install-recommends \"$@\" && rm -rf /var/lib/apt/lists/*"
+            }
+            PackageTool::Apk => "apk add --no-cache \"$@\"",
+            PackageTool::Dnf => "$(command -v dnf || command -v microdnf || command -v yum) install -y \"$@\"",
+            PackageTool::Pacman => "pacman -Sy --noconfirm --needed \"$@\"",
+        };
+        let mut args = vec!["-c".to_owned(), script.to_owned(), "sh".to_owned()];
+        args.extend(report.missing.iter().cloned());
+        let command = ProcessConfig {
+            cmd: "/bin/sh".to_owned(),
+            args,
+            cwd: Some("/".to_owned()),
+            ..ProcessConfig::default()
+        };
+        let ended = machine.run("root", command, "[base]").await?;
+        if ended.code != 0 {
+            let line =
+                format!("{missing} could not be installed: the sandbox works without, and commands that need it fail");
+            self.context.log(Level::Warn, Some(BASE), line);
+        }
+        Ok(())
+    }
+
+    /// Runs the step with this number, from 1 on.
+    pub(super) async fn step(
+        &mut self,
+        (number, count): (usize, usize),
+        step: &Step,
+        instruction: &Instruction,
+    ) -> Result<(), BuildFailure> {
+        let name = number.to_string();
+        let name = name.as_str();
+        self.key = self.key.step(step);
+        self.force |= step.force;
+        let prefix = format!("[builder {number}/{count}]");
+        let kind = step.kind.to_ascii_uppercase();
+        let line = format!("{prefix} {kind} {} [{}]", step.args.join(" "), short(self.key.as_str()));
+        if let Instruction::Env(pairs) = instruction {
+            self.log(name, line);
+            for (variable, value) in pairs {
+                let value = expand(value, &self.state.env);
+                self.state.env.insert(variable.clone(), value);
+            }
+            return Ok(());
+        }
+        self.perform(name, (&prefix, line), instruction).await
+    }
+
+    /// Takes what an instruction makes from the cache, or runs it. The key must be that of the instruction.
+    pub(super) async fn perform(
+        &mut self,
+        name: &str,
+        (prefix, line): (&str, String),
+        instruction: &Instruction,
+    ) -> Result<(), BuildFailure> {
+        if self.take_cached().await {
+            self.log(name, format!("CACHED {line}"));
+            return Ok(());
+        }
+        self.log(name, line);
+        let image = match instruction {
+            Instruction::Files(Files {
+                archive: Archive::Stage(from),
+                ..
+            }) => Image::Copy {
+                to: self.state.stack(),
+                from: from.clone(),
+            },
+            _ => self.state.image(),
+        };
+        let machine = self.start(name, image).await?;
+        match instruction {
+            Instruction::Run { command, user } => {
+                let user = user.as_deref().unwrap_or(&self.state.user);
+                let ended = machine.run(user, self.state.shell(command), prefix).await?;
+                if ended.code != 0 {
+                    let why = format!("the command ended with exit code {}", ended.code);
+                    return Err(BuildFailure::at(name, why));
+                }
+            }
+            Instruction::Exec { args, env } => {
+                let mut envs = env.clone();
+                envs.extend(self.state.envs());
+                let mut args = args.iter().cloned();
+                let command = ProcessConfig {
+                    cmd: args.next().unwrap_or_default(),
+                    args: args.collect(),
+                    envs,
+                    cwd: self.state.workdir.clone(),
+                };
+                let ended = machine.run(&self.state.user, command, prefix).await?;
+                if ended.code != 0 {
+                    let why = format!("the command ended with exit code {}", ended.code);
+                    return Err(BuildFailure::at(name, why));
+                }
+            }
+            Instruction::Files(files) => self.files(&machine, name, files).await?,
+            Instruction::Copy { .. } => self.copy(&machine, name, instruction).await?,
+            Instruction::Workdir(path) => self.state.workdir = Some(self.workdir(&machine, name, path).await?),
+            Instruction::User { name: user, admin } => {
+                match machine.program("image-provision", &provision(user, *admin)).await? {
+                    Progress::Provisioned(_) => self.state.user.clone_from(user),
+                    other => return Err(unexpected(&other)),
+                }
+            }
+            Instruction::Env(_) => {}
+        }
+        self.commit(machine).await
+    }
+
+    async fn copy(&self, machine: &Machine<'_>, step: &str, copy: &Instruction) -> Result<(), BuildFailure> {
+        let Instruction::Copy {
+            source,
+            dest,
+            owner,
+            mode,
+            hash,
+        } = copy
+        else {
+            return Ok(());
+        };
+        let Some(file) = self.context.file(hash).await else {
+            let why = format!("the files of this step were not uploaded: there is no archive {hash}");
+            return Err(BuildFailure::at(step, why));
+        };
+        let archive = format!("{WORK}/{hash}");
+        machine.upload(&archive, &file).await?;
+        let job = CopyJob {
+            archive: archive.into(),
+            source: source.clone(),
+            ..self.copy_job(dest, owner.as_ref(), mode.as_ref())
+        };
+        self.run_copy(machine, step, &job).await
+    }
+
+    /// Copies the files of an instruction of a Dockerfile.
+    async fn files(&self, machine: &Machine<'_>, step: &str, files: &Files) -> Result<(), BuildFailure> {
+        let Files {
+            archive,
+            patterns,
+            dest,
+            owner,
+            mode,
+        } = files;
+        let mut job = CopyJob {
+            patterns: patterns.clone(),
+            ..self.copy_job(dest, owner.as_ref(), mode.as_ref())
+        };
+        match archive {
+            Archive::Stage(_) => {
+                job.from = Some(COPIED_FROM.into());
+                job.root = IMPORTED.into();
+            }
+            Archive::Uploaded(hash) => {
+                let Some(file) = self.context.file(hash).await else {
+                    return Err(BuildFailure::at(step, format!("there is no uploaded archive {hash}")));
+                };
+                machine.upload(FILES, &file).await?;
+                job.archive = FILES.into();
+            }
+            Archive::Inline(bytes) => {
+                machine.write(FILES, bytes.clone()).await?;
+                job.archive = FILES.into();
+            }
+        }
+        self.run_copy(machine, step, &job).await
+    }
+
+    fn copy_job(&self, dest: &str, owner: Option<&String>, mode: Option<&String>) -> CopyJob {
+        CopyJob {
+            archive: std::path::PathBuf::new(),
+            from: None,
+            source: String::new(),
+            patterns: Vec::new(),
+            dest: dest.to_owned(),
+            workdir: self.state.workdir.clone(),
+            user: self.state.user.clone(),
+            owner: owner.cloned(),
+            mode: mode.cloned(),
+            limits: UnpackLimits::default(),
+            root: "/".into(),
+            work: WORK.into(),
+            consume: true,
+        }
+    }
+
+    async fn run_copy(&self, machine: &Machine<'_>, step: &str, job: &CopyJob) -> Result<(), BuildFailure> {
+        match machine.program("image-copy", job).await? {
+            Progress::Copied(report) => {
+                self.log(step, format!("copied {} files, {} bytes", report.entries, report.bytes));
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes sure that a directory exists and returns its physical path.
+    async fn workdir(&self, machine: &Machine<'_>, step: &str, path: &str) -> Result<String, BuildFailure> {
+        let absolute = match path.starts_with('/') {
+            true => path.to_owned(),
+            false => format!("{}/{path}", self.state.workdir.as_deref().unwrap_or_default()),
+        };
+        let args = ["-c", MAKE_DIRECTORY, "sh", &absolute, &self.state.user];
+        let command = ProcessConfig {
+            cmd: "/bin/sh".to_owned(),
+            args: args.map(str::to_owned).to_vec(),
+            cwd: Some("/".to_owned()),
+            ..ProcessConfig::default()
+        };
+        let (ended, output) = machine.output_of("root", command, PATH_MAX + 1).await?;
+        let made = output.strip_suffix('\n').unwrap_or(&output);
+        match ended.code == 0 && made.starts_with('/') && made.len() <= PATH_MAX {
+            true => Ok(made.to_owned()),
+            false => {
+                let why = format!("cannot enter {absolute}: {}", ended.stderr.trim());
+                Err(BuildFailure::at(step, why))
+            }
+        }
+    }
+
+    async fn start(&self, step: &str, image: Image) -> Result<Machine<'a>, BuildFailure> {
+        Machine::start(self.context, self.job, step, image).await
+    }
+
+    /// Takes the state of the current key from the cache.
+    async fn take_cached(&mut self) -> bool {
+        if self.force {
+            return false;
+        }
+        let Some(cached) = self.context.cached(self.key.as_str()).await else {
+            return false;
+        };
+        let Ok(state) = serde_json::from_str::<State>(&cached.state_json) else {
+            return false;
+        };
+        if let Some(gone) = state.layers.iter().find(|layer| !self.present.contains(layer)) {
+            self.context.forget_layer(gone).await;
+            return false;
+        }
+        self.context.pin(&state.layers);
+        self.state = state;
+        true
+    }
+
+    /// Commits what a step wrote, and remembers it.
+    async fn commit(&mut self, machine: Machine<'a>) -> Result<(), BuildFailure> {
+        let merge = self.state.layers.len() >= Image::LAYERS_MAX;
+        let Committed { layer, bytes } = machine.commit(merge).await?;
+        if merge {
+            self.state.layers.clear();
+        }
+        self.state.layers.push(layer.clone());
+        self.present.insert(layer.clone());
+        let state = serde_json::to_string(&self.state).unwrap_or_default();
+        self.context.put_cached(self.key.as_str(), &layer, bytes, &state).await;
+        Ok(())
+    }
+}
+
+/// Credentials as the program takes them.
+fn credentials(registry: &Registry) -> Credentials {
+    let secret = |secret: &Secret| JobSecret::new(secret.expose());
+    match registry {
+        Registry::Basic { username, password } => Credentials::Registry {
+            username: username.clone(),
+            password: secret(password),
+        },
+        Registry::Aws {
+            access_key_id,
+            secret_access_key,
+            region,
+        } => Credentials::Aws {
+            access_key_id: access_key_id.clone(),
+            secret_access_key: secret(secret_access_key),
+            region: region.clone(),
+        },
+        Registry::Gcp { service_account } => Credentials::Gcp {
+            service_account_json: secret(service_account),
+        },
+    }
+}
+
+fn provision(user: &str, admin: bool) -> ProvisionJob {
+    ProvisionJob {
+        user: user.to_owned(),
+        admin,
+        prepare: false,
+        root: "/".into(),
+    }
+}
+
+fn unexpected(result: &Progress) -> BuildFailure {
+    BuildFailure::at(
+        BASE,
+        format!("a program of the platform gave another result: {result:?}"),
+    )
+}
+
+/// The beginning of a hash, for the log.
+pub(super) fn short(hash: &str) -> &str {
+    let digits = hash.strip_prefix("sha256:").unwrap_or(hash);
+    digits.get(..12).unwrap_or(digits)
+}

@@ -20,6 +20,7 @@ CONFIG = f"""
 disk_mb = 768
 [builds]
 insecure_registries = "registry.example.org:5000,registry.example.org:5001"
+registry_mirrors = "mirrored.example.com=registry.example.org:5000"
 [egress]
 resolvers = "{RESOLVER}:53"
 """
@@ -40,7 +41,9 @@ def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
     """A running platform; afterwards nothing of it may be left."""
     before = HostState.take()
     # Servers that the gateway connects to for a sandbox have certificates of this authority.
-    server = Platform(work_dir / "data", config=f'{CONFIG}ca_file = "{internet.authority}"\n')
+    registries = f'[builds]\nregistry_ca_files = "registry.example.org:5002={internet.authority}"'
+    config = CONFIG.replace("[builds]", registries)
+    server = Platform(work_dir / "data", config=f'{config}ca_file = "{internet.authority}"\n')
     try:
         server.start()
         server.use()

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import json
-import platform as machine
-import re
-import shutil
 import subprocess
-import tarfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,139 +13,28 @@ import pytest
 from e2b import Sandbox, Template
 
 from harness.internet import Internet
-from harness.internet_names import home
 from harness.platform import Platform
+from harness.registry import PASSWORD, USER, Registry, changes, layer, programs, registry
 from harness.traffic import until
 
 HOST = "registry.example.org"
-OPEN, CLOSED = 5000, 5001
-USER, PASSWORD = "puller", "registry-canary-0123456789"
-# Of both, by `htpasswd -B`.
-HTPASSWD = "puller:$2y$05$5hB3CbvWM4RD8ITCGkfKW.FgMdqDgg8aY8CY0m9Db0nCTcfSRkODy\n"
-PROGRAMS = ("bash", "cat", "chmod", "chown", "dirname", "env", "id", "ls", "mkdir", "rm", "stat")
-ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[machine.machine()]
-
-
-def member(archive: tarfile.TarFile, name: str, data: bytes = b"", **fields: object) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    for field, value in {"mode": 0o755, **fields}.items():
-        setattr(info, field, value)
-    archive.addfile(info, io.BytesIO(data))
-
-
-def layer(fill: object) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        fill(archive)  # type: ignore[operator]
-    return gzip.compress(buffer.getvalue(), 1)
-
-
-def programs(archive: tarfile.TarFile) -> None:
-    """A root file system without a distribution: a shell, a few programs and their libraries."""
-    files = {Path(path) for name in PROGRAMS if (path := shutil.which(name))}
-    for file in list(files):
-        shown = subprocess.run(["ldd", file], capture_output=True, text=True).stdout
-        files |= {Path(path) for path in re.findall(r"(/\S+) \(0x", shown)}
-    for file in sorted(files):
-        member(archive, str(file).removeprefix("/"), file.resolve().read_bytes())
-    member(archive, "bin/sh", type=tarfile.SYMTYPE, linkname="/usr/bin/bash")
-    member(archive, "bin/bash", type=tarfile.SYMTYPE, linkname="/usr/bin/bash")
-    member(archive, "etc/passwd", b"root:x:0:0:root:/root:/bin/bash\napp:x:1500:1500::/srv:/bin/bash\n", mode=0o644)
-    member(archive, "etc/group", b"root:x:0:\napp:x:1500:\n", mode=0o644)
-    member(archive, "root", type=tarfile.DIRTYPE, mode=0o700)
-    member(archive, "srv/mine", b"mine\n", mode=0o640, uid=1500, gid=1500)
-    member(archive, "srv/hard", type=tarfile.LNKTYPE, linkname="srv/mine")
-    member(archive, "srv/gone", b"gone\n")
-    member(archive, "srv/dir/old", b"old\n")
-
-
-def changes(archive: tarfile.TarFile) -> None:
-    member(archive, "srv/.wh.gone")
-    member(archive, "srv/dir/.wh..wh..opq")
-    member(archive, "srv/dir/new", b"new\n")
-
-
-class Registry:
-    """Debian's registry, beyond the link."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        credentials = (USER, PASSWORD) if port == CLOSED else None
-        self.client = httpx.Client(base_url=f"http://{home(HOST)}:{port}", auth=credentials, timeout=60)
-
-    def blob(self, name: str, data: bytes) -> dict[str, object]:
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        begun = self.client.post(f"/v2/{name}/blobs/uploads/")
-        assert begun.status_code == 202, begun.text
-        # Its query holds the state of the upload.
-        put = self.client.put(httpx.URL(begun.headers["location"]).copy_merge_params({"digest": digest}), content=data)
-        assert put.status_code == 201, put.text
-        return {"digest": digest, "size": len(data)}
-
-    def push(self, name: str, tag: str, layers: list[bytes], arch: str = ARCH) -> None:
-        config = {
-            "architecture": arch,
-            "os": "linux",
-            "config": {"Env": ["PATH=/usr/bin:/bin", "FROM_IMAGE=yes", "EMPTY="], "User": "app", "WorkingDir": "/srv"},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(gzip.decompress(layer)).hexdigest()}" for layer in layers]},
-        }
-        kind = "application/vnd.oci.image"
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": f"{kind}.manifest.v1+json",
-            "config": {"mediaType": f"{kind}.config.v1+json", **self.blob(name, json.dumps(config).encode())},
-            "layers": [{"mediaType": f"{kind}.layer.v1.tar+gzip", **self.blob(name, layer)} for layer in layers],
-        }
-        put = self.client.put(
-            f"/v2/{name}/manifests/{tag}", content=json.dumps(manifest), headers={"content-type": str(manifest["mediaType"])}
-        )
-        assert put.status_code == 201, put.text
+# The last has a certificate, of an authority that is not the system's.
+OPEN, CLOSED, SECURE = 5000, 5001, 5002
 
 
 @pytest.fixture(scope="module")
 def registries(internet: Internet, work_dir: Path) -> Iterator[dict[int, Registry]]:
-    (work_dir / "htpasswd").write_text(HTPASSWD)
-    with internet_registry(internet, work_dir, OPEN) as one, internet_registry(internet, work_dir, CLOSED) as two:
+    directory = work_dir / "registries"
+    with (
+        registry(internet, directory, HOST, OPEN) as one,
+        registry(internet, directory, HOST, CLOSED, closed=True) as two,
+        registry(internet, directory, HOST, SECURE, tls=True, closed=True) as three,
+    ):
         image = [layer(programs), layer(changes)]
-        for registry in (one, two):
-            registry.push("tools/shell", "1", image)
+        for server in (one, two, three):
+            server.push("tools/shell", "1", image)
         one.push("tools/other", "1", image, arch="riscv64")
-        yield {OPEN: one, CLOSED: two}
-
-
-class internet_registry:  # noqa: N801, used as a function
-    """A registry on a port, for as long as the context lasts."""
-
-    def __init__(self, internet: Internet, work_dir: Path, port: int) -> None:
-        config = {
-            "version": 0.1,
-            "log": {"level": "error"},
-            "storage": {"filesystem": {"rootdirectory": str(work_dir / f"registry-{port}")}},
-            "http": {"addr": f"0.0.0.0:{port}"},
-        }
-        if port == CLOSED:
-            config["auth"] = {"htpasswd": {"realm": "images", "path": str(work_dir / "htpasswd")}}
-        path = work_dir / f"registry-{port}.json"
-        path.write_text(json.dumps(config))
-        self.registry = Registry(port)
-        self.program = internet.beyond("docker-registry", "serve", path)
-
-    def __enter__(self) -> Registry:
-        self.program.__enter__()
-
-        def answers() -> bool:
-            try:
-                return self.registry.client.get("/v2/").status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        until(answers, "the registry answers", within_s=20)
-        return self.registry
-
-    def __exit__(self, *what: object) -> None:
-        self.registry.client.close()
-        self.program.__exit__(*what)  # type: ignore[arg-type]
+        yield {OPEN: one, CLOSED: two, SECURE: three}
 
 
 @pytest.fixture
@@ -189,8 +70,9 @@ def test_an_image_becomes_a_template(registries: dict[int, Registry], name: str)
     assert sum(line.startswith("CACHED") for line in again) == 3, again
 
 
-def test_a_registry_with_users(registries: dict[int, Registry], platform: Platform, name: str) -> None:
-    reference = f"{HOST}:{CLOSED}/tools/shell:1"
+@pytest.mark.parametrize("port", [CLOSED, SECURE])
+def test_a_registry_with_users(registries: dict[int, Registry], platform: Platform, name: str, port: int) -> None:
+    reference = f"{HOST}:{port}/tools/shell:1"
     with pytest.raises(Exception, match="(?i)unauthori[sz]ed|credentials|denied|log in") as refused:
         build(Template().from_image(reference), name)
     assert reference in str(refused.value)
@@ -212,6 +94,19 @@ def test_a_registry_with_users(registries: dict[int, Registry], platform: Platfo
 def test_images_that_are_not_there_say_so(registries: dict[int, Registry], name: str, image: str, words: str) -> None:
     with pytest.raises(Exception, match=words):
         build(Template().from_image(f"{HOST}:{OPEN}/{image}"), name)
+
+
+def test_a_certificate_of_an_unknown_issuer_is_refused(registries: dict[int, Registry], name: str) -> None:
+    """That another name of the same registry has an issuer does not help."""
+    with pytest.raises(Exception, match=f"TLS with other.example.org:{SECURE}"):
+        build(Template().from_image(f"other.example.org:{SECURE}/tools/shell:1", username=USER, password=PASSWORD), name)
+
+
+def test_a_mirror_is_asked_instead(registries: dict[int, Registry], name: str) -> None:
+    lines = build(Template().from_image("mirrored.example.com/tools/shell:1"), name)
+    assert any("FROM mirrored.example.com" in line for line in lines), lines
+    with Sandbox.create(name, timeout=120) as box:
+        assert box.commands.run("cat /srv/mine", user="root").stdout == "mine\n"
 
 
 def test_private_addresses_are_closed_to_images_too(name: str) -> None:

@@ -16,10 +16,10 @@ from harness.traffic import PROGRAMS
 
 HERE = Path(__file__).parent
 SDK = "github.com/qiniu/go-sdk/v7/sandbox"
-# What the platform does not have: templates that are built, and other states. And the half of an interceptor that only
+# What the platform does not have: other states. And the half of an interceptor that only
 # servers run.
 UNSERVED = re.compile(
-    r"(Template|Build|Pause)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
+    r"(Pause)|^(Marshal|Unmarshal)JSON$|^WrapStreamingHandler$"
 )
 
 

@@ -3,25 +3,33 @@
 
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { appendFileSync } from 'node:fs'
-import { Sandbox } from 'e2b'
+import { runInThisContext } from 'node:vm'
+import { Sandbox, TemplateBase } from 'e2b'
 
 const called = new Set()
 const inside = new AsyncLocalStorage()
 const watched = new WeakSet()
+
+// The SDK looks for the line of a program that called it, and passes over files that begin with `node:`.
+const around = runInThisContext(
+  `(value, inside, heard) => function (...given) {
+    if (inside.getStore()) return value.apply(this, given)
+    return heard(inside.run(true, () => value.apply(this, given)))
+  }`,
+  { filename: 'node:account' },
+)
 
 function watch(holder, prefix) {
   if (watched.has(holder)) return
   watched.add(holder)
   for (const [name, { value, writable }] of Object.entries(Object.getOwnPropertyDescriptors(holder))) {
     if (typeof value !== 'function' || !writable || name === 'constructor') continue
-    holder[name] = function (...given) {
-      if (inside.getStore()) return value.apply(this, given)
+    holder[name] = around(value, inside, (result) => {
       called.add(`${prefix}${name}`)
-      const result = inside.run(true, () => value.apply(this, given))
       // Heard before the caller hears it; a failure is the caller's matter.
       if (result instanceof Promise) result.then(handle, () => {})
       return result
-    }
+    })
   }
 }
 
@@ -43,6 +51,8 @@ for (let holder = Sandbox; holder !== Function.prototype; holder = Object.getPro
   watch(holder, 'Sandbox.static ')
   watch(holder.prototype, 'Sandbox.')
 }
+watch(TemplateBase, 'Template.static ')
+watch(TemplateBase.prototype, 'Template.')
 process.on('exit', () => {
   if (called.size > 0) appendFileSync(process.env.RINGFENCE_CALLED, [...called, ''].join('\n'))
 })

@@ -9,8 +9,8 @@ import { account } from './account.mjs'
 const [hostname, port] = process.env.RINGFENCE_ADDRESS.split(':')
 
 /** A sandbox of its own for one test; it ends with the test, whatever happened. */
-export async function sandboxFor(t, options = {}) {
-  const sandbox = await Sandbox.create({ timeoutMs: 120_000, ...options })
+export async function sandboxFor(t, { template = 'base', ...options } = {}) {
+  const sandbox = await Sandbox.create(template, { timeoutMs: 120_000, ...options })
   t.after(() => sandbox.kill())
   return account(sandbox)
 }

@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::config::builds::registry_authorities;
 use crate::config::egress::upstream_roots;
 use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
@@ -168,6 +169,7 @@ async fn start(
     if let Some(path) = &settings.egress_ca_file {
         egress.upstream_roots = upstream_roots(path).context("egress.ca_file")?;
     }
+    let registry_authorities = registry_authorities(&settings.registry_ca_files)?;
     let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir, &settings.master_key)?;
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
@@ -228,6 +230,7 @@ async fn start(
             },
             builds: BuildSettings {
                 directory: Some(dir.path().join("builds")),
+                registry_authorities,
                 ..settings.builds.clone()
             },
             resources: settings.resources,

@@ -220,7 +220,8 @@ impl Copy {
             .with_context(|| format!("write /{}", show(&path)))
     }
 
-    /// Opens a directory of the image; makes missing ones with the owner of the step.
+    /// Opens a directory of the image; makes missing ones with the owner of the step. They are not copied, so they do not
+    /// get the mode of the step: that of a file would close them.
     fn make(&mut self, path: &[u8]) -> Result<OwnedFd> {
         match files::open_dir(&self.root, path, INSIDE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -241,7 +242,7 @@ impl Copy {
         let made = files::open_dir(parent, name, STRICT)?;
         let (uid, gid) = self.owner.unwrap_or(owner);
         rustix::fs::fchown(&made, Some(uid), Some(gid))?;
-        rustix::fs::fchmod(&made, self.mode.unwrap_or(mode))?;
+        rustix::fs::fchmod(&made, mode)?;
         self.report.entries += 1;
         Ok(made)
     }
@@ -285,7 +286,8 @@ impl Copy {
             return Ok(());
         }
         files::remove(to, name)?;
-        self.directory(to, name, Mode::from_raw_mode(stat.st_mode & 0o7777), owner_of(stat))?;
+        let mode = self.mode.unwrap_or(Mode::from_raw_mode(stat.st_mode & 0o7777));
+        self.directory(to, name, mode, owner_of(stat))?;
         Ok(())
     }
 

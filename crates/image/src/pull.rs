@@ -108,7 +108,7 @@ async fn find(
 ) -> Result<(Arc<Registry>, Digest, Image)> {
     let transfer = &job.transfer;
     let client = Client::new(
-        job.ca_pem.as_deref(),
+        &job.authorities,
         job.insecure.clone(),
         Duration::from_millis(transfer.request_timeout_ms),
         Duration::from_millis(transfer.stall_timeout_ms),

@@ -147,9 +147,9 @@ pub struct PullJob {
     /// Registries, `host` or `host:port`, with plain HTTP.
     #[serde(default)]
     pub insecure: Vec<String>,
-    /// Certificates in PEM to trust besides those of the system.
+    /// Certificates in PEM to trust besides those of the system, by registry, `host` or `host:port`.
     #[serde(default)]
-    pub ca_pem: Option<String>,
+    pub authorities: BTreeMap<String, String>,
     /// What may be unpacked.
     #[serde(default)]
     pub limits: UnpackLimits,

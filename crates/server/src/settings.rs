@@ -113,6 +113,8 @@ pub struct BuildSettings {
     pub registry_mirrors: BTreeMap<String, String>,
     /// Registries, `host` or `host:port`, that are reached without TLS.
     pub insecure_registries: Vec<String>,
+    /// Certificates in PEM that are trusted besides those of the system, by registry, `host` or `host:port`.
+    pub registry_authorities: BTreeMap<String, String>,
 }
 
 impl Default for BuildSettings {
@@ -128,6 +130,7 @@ impl Default for BuildSettings {
             collect_interval_s: 600,
             registry_mirrors: BTreeMap::new(),
             insecure_registries: Vec::new(),
+            registry_authorities: BTreeMap::new(),
         }
     }
 }

@@ -1,13 +1,17 @@
 //! Settings of builds of templates.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use anyhow::Context as _;
 use server::settings::BuildSettings;
 
+use super::egress::upstream_roots;
 use super::{ConfigError, Given, integer, keys};
 
 impl Given<'_> {
-    /// All but the directory of uploaded files, which is in the data directory.
+    /// All but the directory of uploaded files, which is in the data directory, and the authorities of registries, which
+    /// are read at the start: see `registry_authorities`.
     pub(super) fn builds(&self) -> Result<BuildSettings, ConfigError> {
         let default = BuildSettings::default();
         let number = |key, min, default: u32| -> Result<u32, ConfigError> {
@@ -29,6 +33,38 @@ impl Given<'_> {
             ..default
         })
     }
+
+    /// Files of certificates, by registry.
+    pub(super) fn registry_ca_files(&self) -> Result<BTreeMap<String, PathBuf>, ConfigError> {
+        Ok(self
+            .parse(keys::BUILDS_REGISTRY_CA_FILES, ca_files)?
+            .unwrap_or_default())
+    }
+}
+
+/// The certificates of files, by registry.
+pub(crate) fn registry_authorities(files: &BTreeMap<String, PathBuf>) -> anyhow::Result<BTreeMap<String, String>> {
+    let read = |(host, path): (&String, &PathBuf)| {
+        upstream_roots(path).with_context(|| format!("builds.registry_ca_files: {host}"))?;
+        let pem = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        Ok((host.clone(), certificates(&pem)))
+    };
+    files.iter().map(read).collect()
+}
+
+/// The certificates of a text in PEM, and nothing else of it: a private key beside them stays on the host.
+fn certificates(pem: &str) -> String {
+    let mut kept = String::new();
+    let mut is_inside = false;
+    for line in pem.lines() {
+        is_inside |= line.starts_with("-----BEGIN CERTIFICATE-----");
+        if is_inside {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+        is_inside &= !line.starts_with("-----END");
+    }
+    kept
 }
 
 /// The entries of a list; none of them is empty.
@@ -48,6 +84,15 @@ fn hosts(text: &str) -> Result<Vec<String>, String> {
         .map(|host| match is_host(host) {
             true => Ok(host.to_owned()),
             false => Err(format!("{host:?} is not a host or host:port")),
+        })
+        .collect()
+}
+
+fn ca_files(text: &str) -> Result<BTreeMap<String, PathBuf>, String> {
+    entries(text)
+        .map(|entry| match entry.split_once('=') {
+            Some((host, path)) if is_host(host.trim()) => Ok((host.trim().to_owned(), super::file(path.trim())?)),
+            Some(_) | None => Err(format!("{entry:?} is not host=file")),
         })
         .collect()
 }
@@ -77,5 +122,30 @@ mod tests {
         for bad in ["docker.io", "a=b/c", "=a"] {
             assert!(mirrors(bad).is_err(), "{bad}");
         }
+        let files = ca_files("a.b:5000 = /etc/a.pem, c=/b").unwrap();
+        assert_eq!(files.get("a.b:5000"), Some(&PathBuf::from("/etc/a.pem")));
+        assert_eq!(files.get("c"), Some(&PathBuf::from("/b")));
+        for bad in ["a", "a=", "=/etc/a.pem", "https://a=/b"] {
+            assert!(ca_files(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn files_of_authorities_must_hold_certificates() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ca.pem");
+        let files = BTreeMap::from([("a.b".to_owned(), path.clone())]);
+        assert!(registry_authorities(&files).is_err());
+        std::fs::write(&path, "nothing").unwrap();
+        let error = registry_authorities(&files).unwrap_err();
+        assert!(format!("{error:#}").contains("a.b"), "{error:#}");
+        let made = rcgen::generate_simple_self_signed(["a.b".to_owned()]).unwrap();
+        // The key is not read.
+        let text = format!("{}{}", made.signing_key.serialize_pem(), made.cert.pem());
+        std::fs::write(&path, text.replace('\n', "\r\n")).unwrap();
+        assert_eq!(
+            registry_authorities(&files).unwrap()["a.b"],
+            made.cert.pem().replace("\r\n", "\n")
+        );
     }
 }

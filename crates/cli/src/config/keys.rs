@@ -219,6 +219,11 @@ keys! {
         "builds.insecure_registries", None, Text, "none",
         "Comma-separated registries, host or host:port, that are reached without TLS.",
     },
+    BUILDS_REGISTRY_CA_FILES = {
+        "builds.registry_ca_files", None, Text, "none",
+        "Comma-separated files with certificates of issuers, in PEM, that a registry may have besides those of the \
+         system, such as `registry.example:5000=/etc/ssl/registry.pem`.",
+    },
     SIGNING_SCHEMES = {
         "signing.schemes", None, Text, "Ringfence,Qiniu,Sufy",
         "Comma-separated words of the header Authorization that announce a signed request, such as Qiniu in \

@@ -143,6 +143,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "acme.contact" => "a@b.test",
                     "acme.dns_hook" => "/hook",
                     "egress.resolvers" => "127.0.0.1:5353,::1",
+                    "builds.registry_ca_files" => "registry.test:5000=/ca.pem",
                     "builds.registry_mirrors" => "docker.io=mirror.test:5000",
                     _ => "x",
                 };

@@ -1,5 +1,6 @@
 //! Requests to registries: one connection each, with a timeout for every step.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,6 +123,8 @@ impl Url {
 #[derive(Clone)]
 pub(super) struct Client {
     tls: TlsConnector,
+    /// For hosts that have authorities of their own.
+    own: Arc<BTreeMap<String, TlsConnector>>,
     roots: usize,
     request_timeout: Duration,
     stall_timeout: Duration,
@@ -131,26 +134,28 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(
-        ca_pem: Option<&str>,
+        authorities: &BTreeMap<String, String>,
         insecure: Vec<String>,
         request_timeout: Duration,
         stall_timeout: Duration,
     ) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        for certificate in CertificateDer::pem_slice_iter(ca_pem.unwrap_or_default().as_bytes()) {
-            roots
-                .add(certificate.context("ca_pem: invalid PEM")?)
-                .context("ca_pem: invalid certificate")?;
+        let mut own = BTreeMap::new();
+        for (host, pem) in authorities {
+            let mut roots = roots.clone();
+            for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+                let certificate = certificate.with_context(|| format!("authorities of {host}: invalid PEM"))?;
+                roots
+                    .add(certificate)
+                    .with_context(|| format!("authorities of {host}: invalid certificate"))?;
+            }
+            own.insert(host.trim_end_matches(":443").to_owned(), connector(roots)?);
         }
-        let count = roots.len();
-        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         Ok(Self {
-            tls: TlsConnector::from(Arc::new(config)),
-            roots: count,
+            roots: roots.len(),
+            tls: connector(roots)?,
+            own: Arc::new(own),
             request_timeout,
             stall_timeout,
             insecure,
@@ -219,8 +224,8 @@ impl Client {
         let mut sender = if url.is_tls {
             let name = url.host.trim_start_matches('[').trim_end_matches(']').to_owned();
             let name = ServerName::try_from(name).map_err(|_| Failure::from(anyhow!("invalid host {authority}")))?;
-            let stream = self
-                .tls
+            let tls = self.own.get(&authority).unwrap_or(&self.tls);
+            let stream = tls
                 .connect(name, stream)
                 .await
                 .map_err(|error| self.handshake(&authority, error))?;
@@ -269,6 +274,14 @@ impl Client {
             after: None,
         }
     }
+}
+
+fn connector(roots: RootCertStore) -> Result<TlsConnector> {
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 async fn connect(url: &Url) -> Result<TcpStream, Failure> {

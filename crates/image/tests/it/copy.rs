@@ -155,6 +155,8 @@ fn owners_and_modes_are_applied() {
         assert_eq!(root.state("d/sub"), dir_state, "{owner:?}");
         assert_eq!(root.state("d/sub/b.sh"), file_state, "{owner:?}");
         assert!(root.state("d/link").starts_with("l 777 "));
+        // It is not copied, and has to let its files be reached.
+        assert!(root.state("d").starts_with("d 755 "), "{owner:?}");
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn job(root: &Root, reference: &str, hosts: &[&str]) -> PullJob {
         arch: Some("amd64".to_owned()),
         mirrors: Default::default(),
         insecure: hosts.iter().map(|host| (*host).to_owned()).collect(),
-        ca_pem: None,
+        authorities: Default::default(),
         limits: LIMITS,
         transfer: Transfer {
             request_timeout_ms: 2000,

@@ -208,15 +208,18 @@ fn tls_and_passwords_are_required() {
         username: "user".to_owned(),
         password: JobSecret::new(password),
     };
-    for (trusted, credentials, words) in [
-        (true, Some(login("pass:word")), ""),
-        (true, Some(login("wrong")), "unauthorised"),
-        (true, None, "requires credentials"),
-        (false, Some(login("pass:word")), "TLS with"),
+    let host = registry.host();
+    for (host, credentials, words) in [
+        (host.as_str(), Some(login("pass:word")), ""),
+        (&host, Some(login("wrong")), "unauthorised"),
+        (&host, None, "requires credentials"),
+        // The authority of another registry, even of the same host.
+        ("127.0.0.1", Some(login("pass:word")), "TLS with"),
+        ("127.0.0.1:443", Some(login("pass:word")), "TLS with"),
     ] {
         let root = Root::new();
         let job = PullJob {
-            ca_pem: trusted.then(|| made.cert.pem()),
+            authorities: [(host.to_owned(), made.cert.pem())].into(),
             credentials,
             ..job(&root, &format!("{}/a/b", registry.host()), &[])
         };

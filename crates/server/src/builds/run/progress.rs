@@ -198,7 +198,7 @@ impl<'a> Progressing<'a> {
                 .map(|(host, mirror)| (host.clone(), vec![mirror.clone()]))
                 .collect(),
             insecure: settings.insecure_registries.clone(),
-            ca_pem: None,
+            authorities: settings.registry_authorities.clone(),
             limits: UnpackLimits::default(),
             transfer: Transfer::default(),
         };

@@ -1,0 +1,129 @@
+//! Values of configuration keys, as texts. Errors say what is expected.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use server::settings::Network;
+
+use super::{DatabaseUrl, LogFormat};
+
+pub(super) fn directory(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("must not be empty".to_owned());
+    }
+    // Line breaks and quotes would break the credentials file and the command line that loads it.
+    if text.contains(|c: char| c.is_control() || c == '\'') {
+        return Err(format!("{text:?} contains a quote or a control character"));
+    }
+    std::path::absolute(text).map_err(|error| error.to_string())
+}
+
+pub(super) fn file(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("must not be empty".to_owned());
+    }
+    std::path::absolute(text).map_err(|error| error.to_string())
+}
+
+pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
+    let numeric = match text.strip_prefix("localhost:") {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None => text.to_owned(),
+    };
+    numeric
+        .parse()
+        .map_err(|_| format!("{text:?} is not an address with a port, such as 127.0.0.1:3000 or [::]:3000"))
+}
+
+pub(super) fn domain(text: &str) -> Result<String, String> {
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    // 253 is the limit of DNS; a sandbox's label and a dot (62 + 7 characters at most) come in front.
+    let labels_fit = name.len() <= 253 - 70 && name.split('.').all(|label| (1..=63).contains(&label.len()));
+    let letters_fit = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.');
+    if !labels_fit || !letters_fit {
+        return Err(format!("{text:?} is not a domain name, such as sandbox.example.com"));
+    }
+    if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
+        return Err(format!("{text:?} does not end in a valid port"));
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err(format!("{text:?} is invalid: must be text or json")),
+    }
+}
+
+/// Whether the whole disk of a sandbox is allocated at its start.
+pub(super) fn disk_reserve(text: &str) -> Result<bool, String> {
+    match text {
+        "none" => Ok(false),
+        "full" => Ok(true),
+        _ => Err(format!("{text:?} is invalid: must be none or full")),
+    }
+}
+
+pub(super) fn log_level(text: &str) -> Result<String, String> {
+    // Without an equals sign a word is a level; the filter would silently accept a misspelt one as a module name.
+    for directive in text.split(',') {
+        let level = directive
+            .rsplit('=')
+            .next()
+            .unwrap_or(directive)
+            .trim()
+            .to_ascii_lowercase();
+        if !["off", "error", "warn", "info", "debug", "trace"].contains(&level.as_str()) {
+            return Err(format!(
+                "{directive:?} is not a log level: error, warn, info, debug or trace"
+            ));
+        }
+    }
+    tracing_subscriber::EnvFilter::try_new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| error.to_string())
+}
+
+/// Never quotes the value: it may hold a password.
+pub(super) fn database(text: &str) -> Result<DatabaseUrl, &'static str> {
+    let known = ["sqlite:", "postgres://", "postgresql://"];
+    if !known.iter().any(|scheme| text.starts_with(scheme)) {
+        return Err("must begin with sqlite: or postgres://");
+    }
+    Ok(DatabaseUrl(text.to_owned()))
+}
+
+pub(super) fn integer(text: &str, min: u32, max: u32) -> Result<u32, String> {
+    let number: i64 = text.trim().parse().map_err(|_| format!("{text:?} is not an integer"))?;
+    match u32::try_from(number) {
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        _ if max == u32::MAX => Err(format!("{number} is too small: must be at least {min}")),
+        _ => Err(format!("{number} is out of range: must be between {min} and {max}")),
+    }
+}
+
+/// A limit; 0 is none.
+pub(super) fn limit(text: &str, max: u32) -> Result<Option<u32>, String> {
+    integer(text, 0, max).map(|number| (number > 0).then_some(number))
+}
+
+pub(super) fn networks(text: &str) -> Result<Vec<Network>, String> {
+    text.split(',')
+        .map(|part| part.trim().parse().map_err(|error| format!("{error}")))
+        .collect()
+}
+
+pub(super) fn boolean(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err(format!("{text:?} is invalid: must be true or false")),
+    }
+}

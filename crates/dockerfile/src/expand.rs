@@ -26,8 +26,8 @@ impl Escape {
     }
 }
 
-/// The value of a variable; none if it is not set.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+/// The value of a variable; none if it is not set. It is borrowed, so that naming a long value often costs nothing.
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<&'a str>;
 
 /// Why a word cannot be expanded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,10 +65,10 @@ pub fn expand(word: &str, escape: Escape, lookup: Lookup<'_>) -> Result<String, 
     expansion.until(None, 0)
 }
 
-struct Expansion<'a> {
+struct Expansion<'a, 'b> {
     rest: &'a str,
     escape: char,
-    lookup: Lookup<'a>,
+    lookup: Lookup<'b>,
 }
 
 fn push(out: &mut String, text: &str) -> Result<(), ExpandError> {
@@ -79,7 +79,7 @@ fn push(out: &mut String, text: &str) -> Result<(), ExpandError> {
     Ok(())
 }
 
-impl Expansion<'_> {
+impl Expansion<'_, '_> {
     fn peek(&self) -> Option<char> {
         self.rest.chars().next()
     }
@@ -180,7 +180,7 @@ impl Expansion<'_> {
             let name = self.name();
             return match name.is_empty() {
                 true => push(out, "$"),
-                false => push(out, &lookup(name).unwrap_or_default()),
+                false => push(out, lookup(name).unwrap_or_default()),
             };
         }
         self.next();
@@ -196,7 +196,7 @@ impl Expansion<'_> {
         let mut form = self.next().ok_or(ExpandError::Brace)?;
         let mut value = lookup(&name);
         if form == '}' {
-            return push(out, &value.unwrap_or_default());
+            return push(out, value.unwrap_or_default());
         }
         if form == ':' {
             value = value.filter(|value| !value.is_empty());
@@ -207,7 +207,7 @@ impl Expansion<'_> {
         }
         let word = self.until(Some('}'), depth + 1)?;
         match (form, value) {
-            ('-', Some(value)) | ('?', Some(value)) => push(out, &value),
+            ('-' | '?', Some(value)) => push(out, value),
             ('-', None) | ('+', Some(_)) => push(out, &word),
             ('?', None) => Err(ExpandError::Unset(name, word)),
             _ => Ok(()),
@@ -219,11 +219,11 @@ impl Expansion<'_> {
 mod tests {
     use super::*;
 
-    fn vars(name: &str) -> Option<String> {
+    fn vars(name: &str) -> Option<&'static str> {
         match name {
-            "A" => Some("one".to_owned()),
-            "E" => Some(String::new()),
-            "D" => Some("$A\"'".to_owned()),
+            "A" => Some("one"),
+            "E" => Some(""),
+            "D" => Some("$A\"'"),
             _ => None,
         }
     }
@@ -277,7 +277,8 @@ mod tests {
         }
         let deep = "${N:-".repeat(DEPTH_MAX + 2);
         assert_eq!(expand(&deep, Escape::Backslash, &vars), Err(ExpandError::TooDeep));
-        let long = |_: &str| Some("x".repeat(1 << 10));
+        let value = "x".repeat(1 << 10);
+        let long = |_: &str| Some(value.as_str());
         assert_eq!(
             expand(&"$A".repeat(129), Escape::Backslash, &long),
             Err(ExpandError::TooLong)

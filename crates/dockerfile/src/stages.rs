@@ -183,7 +183,7 @@ impl Plan {
     }
 
     fn global(&self, line: usize, word: &str) -> Result<String, Refusal> {
-        expand(word, self.escape, &|name| self.globals.get(name).cloned())
+        expand(word, self.escape, &|name| self.globals.get(name).map(String::as_str))
             .map_err(|error| Refusal::new(line, error.to_string()))
     }
 

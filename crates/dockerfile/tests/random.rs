@@ -52,7 +52,7 @@ proptest! {
                         _ => words.push(&instruction.text),
                     }
                     for word in words {
-                        if let Ok(expanded) = expand(word, plan.escape, &|_| Some(value.clone())) {
+                        if let Ok(expanded) = expand(word, plan.escape, &|_| Some(value.as_str())) {
                             prop_assert!(expanded.len() <= EXPANDED_MAX);
                         }
                     }

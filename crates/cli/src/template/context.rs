@@ -210,7 +210,7 @@ mod tests {
         );
         assert_eq!(chosen(&all, "*.txt"), ["a.txt", "b.txt"]);
         assert_eq!(chosen(&all, "./link"), ["link"]);
-        assert_eq!(chosen(&all, ".").len(), 8);
+        assert_eq!(chosen(&all, ".").len(), 7);
         assert!(chosen(&all, "none").is_empty());
         let (_dir, none) = context("*\n");
         assert!(chosen(&none, "a.txt").is_empty());

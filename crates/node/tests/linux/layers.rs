@@ -7,7 +7,7 @@ use std::sync::Arc;
 use model::id::{LayerId, SandboxId};
 use node::Node;
 use protocol::agent::Init;
-use protocol::node::{Image, NodeApi, NodeError, StartSandbox};
+use protocol::node::{Image, LayerStack, NodeApi, NodeError, StartSandbox};
 
 use crate::{open, request, run};
 
@@ -262,6 +262,40 @@ pub(crate) async fn images_without_base(data_dir: &Path) {
         })
         .await;
     assert_eq!(refused, Err(NodeError::NoLayer(layer.clone())));
+
+    // Between two file systems, of which only one is changed.
+    let stack = |base, layers: &[LayerId]| LayerStack {
+        base,
+        layers: layers.to_vec(),
+    };
+    let between = Image::Copy {
+        to: stack(false, std::slice::from_ref(&layer)),
+        from: stack(true, &[]),
+    };
+    let copy = start(node, "icopy", between).await;
+    let script = "[ -e /mnt/etc/motd ]; [ ! -e /media/etc/motd-of-none ]; cp /media/usr/bin/id /mnt/copied; \
+                  echo no > /media/lost; echo no > /lost; touch /usr/lost";
+    passes(node, &copy, script).await;
+    let copied = commit(node, &copy, false).await;
+    let stored: PathBuf = data_dir.join("layers").join(copied.as_str());
+    let names = fs::read_dir(stored.join("root")).unwrap();
+    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["copied"]);
+    assert!(!stored.join("usr").exists());
+    let above = Image::Copy {
+        to: stack(true, &[]),
+        from: stack(false, &[layer.clone(), copied]),
+    };
+    let copy = start(node, "iabove", above).await;
+    passes(
+        node,
+        &copy,
+        "cp /media/copied /mnt/usr/bin/copied; [ -e /mnt/usr/bin/env ]",
+    )
+    .await;
+    let copied = commit(node, &copy, false).await;
+    let stored: PathBuf = data_dir.join("layers").join(copied.as_str());
+    assert!(stored.join("usr/bin/copied").exists() && !stored.join("usr/lost").exists());
 
     let image = start(node, "iimage", without_base(std::slice::from_ref(&layer))).await;
     // The shell has no programs here, but it can test and read.

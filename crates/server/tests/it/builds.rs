@@ -281,6 +281,7 @@ async fn invalid_starts_leave_the_build_waiting() {
         r#"{"fromDockerfile":{"dockerfile":"FROM a","files":{"x":"y"}}}"#,
         r#"{"fromDockerfile":{"dockerfile":"FROM a"},"fromImage":"a"}"#,
         r#"{"fromArchive":"a"}"#,
+        r#"{"fromDockerfile":{"dockerfile":"FROM a"},"fromImageRegistry":{"type":"registry","username":"a","password":"b"}}"#,
     ] {
         platform.call("POST", &path, body).await.error(400);
     }

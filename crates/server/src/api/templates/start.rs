@@ -216,6 +216,11 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
             ));
         }
     }
+    if registry.is_some() && (dockerfile.is_some() || archive.is_some()) {
+        return Err(ApiError::invalid(
+            "fromImageRegistry is for fromImage: images of a Dockerfile are fetched without credentials",
+        ));
+    }
     if let Some(dockerfile) = dockerfile {
         return Ok(match dockerfile.plan() {
             Ok(_) => Ok(Source::Dockerfile(dockerfile)),

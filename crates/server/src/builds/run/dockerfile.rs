@@ -21,6 +21,8 @@ const SCRIPT: &str = r#"file=$(mktemp) && printf %s "$1" > "$file" && chmod 700 
 "$file"; code=$?
 rm -f "$file"
 exit $code"#;
+/// Maximum length of all words of an instruction, and of all variables, in bytes. Programs take little more.
+const WORDS_MAX: usize = 512 << 10;
 /// Maximum length of an instruction in the log, in characters.
 const SHOWN_MAX: usize = 200;
 
@@ -120,9 +122,10 @@ impl Stage<'_> {
         })
     }
 
-    fn lookup(&self, name: &str) -> Option<String> {
+    fn lookup(&self, name: &str) -> Option<&str> {
         let state = &self.progress.state;
-        state.env.get(name).or_else(|| self.args.get(name)).cloned()
+        let value = state.env.get(name).or_else(|| self.args.get(name));
+        value.map(String::as_str)
     }
 }
 
@@ -185,24 +188,32 @@ impl<'a> Run<'a, '_> {
                 for argument in arguments {
                     let default = argument.default.as_deref().map(|default| expand(stage, default));
                     self.argument(stage, argument, default.transpose()?);
+                    within(name, stage.args.iter().map(|(name, value)| name.len() + value.len()))?;
                 }
                 stage.progress.log(name, format!("{prefix} {shown}"));
                 return Ok(());
             }
             Kind::Env(pairs) => {
                 // All values see the variables from before the instruction.
-                let mut expanded = Vec::with_capacity(pairs.len());
+                let mut expanded: Vec<(String, String)> = Vec::with_capacity(pairs.len());
+                let mut bytes = 0;
                 for (variable, value) in pairs {
-                    expanded.push((expand(stage, variable)?, expand(stage, value)?));
+                    let (variable, value) = (expand(stage, variable)?, expand(stage, value)?);
+                    bytes += variable.len() + value.len();
+                    within(name, [bytes].into_iter())?;
+                    expanded.push((variable, value));
                 }
                 for (variable, value) in expanded {
                     if variable.is_empty() || variable.contains(['=', '\0']) {
-                        let why = format!("{variable:?} cannot be the name of a variable");
+                        let shown: String = variable.chars().take(SHOWN_MAX).collect();
+                        let why = format!("{shown:?} cannot be the name of a variable");
                         return Err(BuildFailure::at(name, why));
                     }
                     stage.progress.key = stage.progress.key.with(&["ENV", &variable, &value]);
                     stage.progress.state.env.insert(variable, value);
                 }
+                let env = &stage.progress.state.env;
+                within(name, env.iter().map(|(name, value)| name.len() + value.len()))?;
                 stage.progress.log(name, format!("{prefix} {shown}"));
                 return Ok(());
             }
@@ -302,9 +313,15 @@ impl<'a> Run<'a, '_> {
         };
         let optional = |word: &Option<String>| word.as_deref().map(expand).transpose();
         let (mut patterns, mut inline) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
         for source in &copy.sources {
             match source {
-                From::Path(word) => patterns.push(expand(word)?),
+                From::Path(word) => {
+                    let pattern = expand(word)?;
+                    bytes += pattern.len();
+                    within(name, [bytes].into_iter())?;
+                    patterns.push(pattern);
+                }
                 From::File {
                     name,
                     content,
@@ -329,7 +346,7 @@ impl<'a> Run<'a, '_> {
                 let hash = self.source.files.get(&line).ok_or_else(|| {
                     fail(format!(
                         "no files were uploaded for {}: this flow of building uploads none; use `ringfence template build` or the builder of an SDK",
-                        patterns.join(" ")
+                        patterns.join(" ").chars().take(SHOWN_MAX).collect::<String>()
                     ))
                 })?;
                 (Archive::Uploaded(hash.clone()), hash.clone())
@@ -361,6 +378,17 @@ impl<'a> Run<'a, '_> {
     }
 }
 
+/// Checks the size of all words of an instruction, or of all variables, together.
+fn within(step: &str, lengths: impl Iterator<Item = usize>) -> Result<(), BuildFailure> {
+    match lengths.sum::<usize>() > WORDS_MAX {
+        true => {
+            let why = format!("more than {WORDS_MAX} bytes of variables or sources");
+            Err(BuildFailure::at(step, why))
+        }
+        false => Ok(()),
+    }
+}
+
 /// The variables in a text, line by line: quotes are not special there.
 fn expand_text(text: &str, expand: &impl Fn(&str) -> Result<String, BuildFailure>) -> Result<String, BuildFailure> {
     let mut quoted = String::with_capacity(text.len());
@@ -388,6 +416,9 @@ fn escaped(name: &str) -> String {
 
 /// The user of a USER instruction.
 fn user(text: &str) -> Result<String, String> {
+    if text.len() > SHOWN_MAX {
+        return Err(format!("USER takes a name of at most {SHOWN_MAX} bytes"));
+    }
     let (name, group) = match text.split_once(':') {
         Some((name, group)) => (name, Some(group)),
         None => (text, None),
@@ -490,7 +521,7 @@ mod tests {
     #[test]
     fn texts_keep_their_quotes() {
         let expand = |word: &str| {
-            let expanded = dockerfile::expand(word, Default::default(), &|_| Some("v".to_owned()));
+            let expanded = dockerfile::expand(word, Default::default(), &|_| Some("v"));
             expanded.map_err(|error| BuildFailure::at("1", error.to_string()))
         };
         let text = "a \"$b\" 'c' \\$d ${e}\n";

@@ -12,11 +12,17 @@ const DEFAULTS: [(&str, &str); 2] = [
     ("HOME", "/root"),
 ];
 
-/// The value with its variables replaced by those of `env`.
-pub(super) fn expand(value: &str, env: &BTreeMap<String, String>) -> String {
+/// Maximum length of a value, in bytes: what the kernel takes as one variable of a program.
+const VALUE_MAX: usize = 128 << 10;
+
+/// The value with its variables replaced by those of `env`; none if it becomes too long.
+pub(super) fn expand(value: &str, env: &BTreeMap<String, String>) -> Option<String> {
     let mut expanded = String::with_capacity(value.len());
     let mut rest = value;
     while let Some(at) = rest.find(['$', '\\']) {
+        if expanded.len() > VALUE_MAX {
+            return None;
+        }
         expanded.push_str(&rest[..at]);
         rest = &rest[at..];
         if let Some(after) = rest.strip_prefix("\\$") {
@@ -31,7 +37,7 @@ pub(super) fn expand(value: &str, env: &BTreeMap<String, String>) -> String {
         }
     }
     expanded.push_str(rest);
-    expanded
+    (expanded.len() <= VALUE_MAX).then_some(expanded)
 }
 
 /// The name of the variable at the beginning of a text, and what follows it.
@@ -98,13 +104,21 @@ mod tests {
             ("é$A", "éone"),
             ("$é", "$é"),
         ] {
-            assert_eq!(expand(value, &env), want, "{value}");
+            assert_eq!(expand(value, &env).as_deref(), Some(want), "{value}");
         }
     }
 
     #[test]
     fn values_of_variables_are_not_expanded_again() {
         let env = BTreeMap::from([("A".to_owned(), "$A$A".to_owned())]);
-        assert_eq!(expand("$A", &env), "$A$A");
+        assert_eq!(expand("$A", &env).as_deref(), Some("$A$A"));
+    }
+
+    #[test]
+    fn values_do_not_grow_without_end() {
+        let env = BTreeMap::from([("A".to_owned(), "x".repeat(VALUE_MAX))]);
+        assert_eq!(expand("$A", &env).map(|value| value.len()), Some(VALUE_MAX));
+        assert_eq!(expand("$A.", &env), None);
+        assert_eq!(expand(&"$A".repeat(60_000), &env), None);
     }
 }

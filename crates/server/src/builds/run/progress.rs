@@ -36,6 +36,8 @@ const COPIED_FROM: &str = "/media";
 const WORK: &str = "/var/tmp";
 /// Where files of a Dockerfile are uploaded to.
 const FILES: &str = "/var/tmp/ringfence-files";
+/// Maximum length of all variables together, in bytes: programs take little more.
+const VARIABLES_MAX: usize = 1 << 20;
 /// Maximum length of a path that a step writes out, in bytes.
 const PATH_MAX: usize = 4096;
 
@@ -355,7 +357,14 @@ impl<'a> Progressing<'a> {
             self.log(name, line);
             for (variable, value) in pairs {
                 let value = expand(value, &self.state.env);
+                let value =
+                    value.ok_or_else(|| BuildFailure::at(name, format!("{variable}: the value is too long")))?;
                 self.state.env.insert(variable.clone(), value);
+            }
+            let bytes = self.state.env.iter().map(|(name, value)| name.len() + value.len());
+            if bytes.sum::<usize>() > VARIABLES_MAX {
+                let why = format!("more than {VARIABLES_MAX} bytes of variables");
+                return Err(BuildFailure::at(name, why));
             }
             return Ok(());
         }

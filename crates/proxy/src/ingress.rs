@@ -235,7 +235,10 @@ impl Ingress {
         let ending = &inside.ending;
         let is_repeatable = !framing.has_body && request.method().is_idempotent();
         let reuses = !framing.upgrade && !framing.expects_continue;
-        if let Some(lease) = reuses.then(|| self.pool.take(target, is_repeatable)).flatten() {
+        if let Some(lease) = reuses
+            .then(|| self.pool.take(target, inside.is_https, is_repeatable))
+            .flatten()
+        {
             let copy = is_repeatable.then(|| without_body(&request));
             match self.send(lease, request, flow, ending).await {
                 Ok(both) => return Ok(both),
@@ -299,6 +302,7 @@ impl Ingress {
             link,
             head,
             permit,
+            is_https: inside.is_https,
             thread: std::thread::current().id(),
         };
         Ok(self.pool.add(target, upstream))

@@ -49,6 +49,8 @@ pub(super) struct Upstream {
     pub(super) link: Arc<Link>,
     pub(super) head: Head,
     pub(super) permit: ConnectionPermit,
+    /// Whether it speaks TLS. That of a port can change while connections to it are kept.
+    pub(super) is_https: bool,
     /// The thread that opened it. Where each runtime has one thread, the connection is polled by this one.
     pub(super) thread: ThreadId,
 }
@@ -141,9 +143,9 @@ impl Pool {
         }))
     }
 
-    /// A kept connection to the target. `is_repeatable` is whether the request can be sent again if the server has closed
+    /// A kept connection to the target, with TLS or without. `is_repeatable` is whether the request can be sent again if the server has closed
     /// the connection.
-    pub(super) fn take(&self, target: &Target, is_repeatable: bool) -> Option<Lease> {
+    pub(super) fn take(&self, target: &Target, is_https: bool, is_repeatable: bool) -> Option<Lease> {
         let now = Instant::now();
         let here = std::thread::current().id();
         let mut useless = Vec::new();
@@ -157,7 +159,8 @@ impl Pool {
             let any = || port.idle.iter().rposition(|(since, _)| usable(*since));
             let Some(at) = near.or_else(any) else { break None };
             let (since, upstream) = port.idle.remove(at);
-            if now.saturating_duration_since(since) < IDLE && !upstream.sender.is_closed() {
+            let is_fresh = now.saturating_duration_since(since) < IDLE;
+            if is_fresh && upstream.is_https == is_https && !upstream.sender.is_closed() {
                 break Some(upstream);
             }
             useless.push(upstream);

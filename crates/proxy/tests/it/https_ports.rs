@@ -95,6 +95,40 @@ async fn listed_ports_get_tls_on_kept_connections_and_others_none() {
 }
 
 #[tokio::test]
+async fn a_kept_connection_is_not_used_when_tls_of_its_port_has_changed() {
+    let secure = tls_origin(|mut stream| async move {
+        while read_head(&mut stream).await {
+            let _ = stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecure")
+                .await;
+        }
+    })
+    .await;
+    let plain = origin(|mut wire| async move {
+        while wire.next_head().await.is_some() {
+            wire.write("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nplain").await;
+        }
+    })
+    .await;
+    let front = front_with([(8443, plain)], Access::default()).await;
+    for _ in 0..2 {
+        let text = exchange(front.addr, &get(8443)).await;
+        assert!(text.ends_with("plain"), "{text}");
+    }
+    assert_eq!(front.node.dials.load(Ordering::SeqCst), 1);
+    *front.access.lock() = Arc::new(Access {
+        https_ports: Arc::new([8443]),
+        ..Access::default()
+    });
+    front.node.ports.lock().insert(8443, secure);
+    for _ in 0..2 {
+        let text = exchange(front.addr, &get(8443)).await;
+        assert!(text.ends_with("secure"), "{text}");
+    }
+    assert_eq!(front.node.dials.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
 async fn a_server_without_tls_is_reported_as_such() {
     let plain = origin(|mut wire| async move {
         wire.write("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")

@@ -10,6 +10,7 @@ mod cut;
 mod forward;
 mod grpc;
 mod hostile;
+mod hostile_grpc;
 mod https_ports;
 mod reuse;
 mod routing;

@@ -19,6 +19,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use model::id::SandboxId;
+use parking_lot::Mutex;
 use protocol::agent;
 use protocol::node::NodeApi;
 use proxy::ingress::client::ClientConnection;
@@ -41,6 +42,8 @@ pub(crate) struct Front {
     /// What the platform is told once the sandbox begins to end.
     pub(crate) ending: CancellationToken,
     pub(crate) stop: CancellationToken,
+    /// What new connections are told about the sandbox.
+    pub(crate) access: Arc<Mutex<Arc<Access>>>,
 }
 
 /// Starts a front; `ports` are the servers in the sandbox.
@@ -73,8 +76,9 @@ async fn front_of<const N: usize>(
     let node = FakeNode::new();
     node.running.lock().insert(ID.parse().expect("an id"));
     *node.ports.lock() = ports;
-    let access = Arc::new(access);
     let ending = access.ending.clone();
+    let access = Arc::new(Mutex::new(Arc::new(access)));
+    let current = Arc::clone(&access);
     let stop = CancellationToken::new();
     let ingress = Ingress::new(Arc::clone(&node) as Arc<dyn NodeApi>, TaskTracker::new(), stop.clone());
     let ingress = adjust(ingress);
@@ -82,7 +86,8 @@ async fn front_of<const N: usize>(
     let addr = listener.local_addr().expect("address");
     tokio::spawn(async move {
         while let Ok((tcp, _)) = listener.accept().await {
-            tokio::spawn(serve(tcp, ingress.clone(), Arc::clone(&access)));
+            let access = Arc::clone(&*current.lock());
+            tokio::spawn(serve(tcp, ingress.clone(), access));
         }
     });
     Front {
@@ -90,6 +95,7 @@ async fn front_of<const N: usize>(
         node,
         ending,
         stop,
+        access,
     }
 }
 

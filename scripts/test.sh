@@ -83,7 +83,7 @@ step_escape() {
 
 step_fence() {
   need_npm
-  suite 2.63.0 600 fence
+  suite 2.63.0 900 fence
 }
 
 step_crash() {

@@ -6,20 +6,55 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import inspect
 import subprocess
 import sys
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from e2b import Sandbox, Template
 
+from escape import test_agent_survives, test_files_of_the_host, test_kernel, test_limits, test_network, test_proc_and_sys
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.registry import Registry, layer, member, registry
+
+# Attempts of the suite of escapes: at the kernel, at what shows the host, at its files, at the agent and at neighbours.
+ESCAPES = (
+    test_kernel.test_calls_that_reach_for_the_kernel_or_the_host,
+    test_kernel.test_i386_calls,
+    test_kernel.test_no_new_namespace_and_no_way_into_another,
+    test_kernel.test_socket_families,
+    test_kernel.test_capabilities_and_filter_of_everything_that_runs,
+    test_kernel.test_the_agent_cannot_be_entered,
+    test_kernel.test_no_device_of_the_host,
+    test_proc_and_sys.test_only_its_own_processes,
+    test_proc_and_sys.test_a_signal_to_everybody_stays_inside,
+    test_proc_and_sys.test_masked_files_of_proc,
+    test_proc_and_sys.test_nothing_of_proc_and_sys_is_writable,
+    test_proc_and_sys.test_sys_shows_no_hardware_and_no_neighbour,
+    test_proc_and_sys.test_no_mount_names_a_sandbox_or_a_cgroup,
+    test_proc_and_sys.test_no_neighbour_is_named_anywhere,
+    test_proc_and_sys.test_of_cgroups_only_its_own_is_visible_and_nothing_writable,
+    test_proc_and_sys.test_the_workload_is_limited_and_the_agent_is_not_in_its_group,
+    test_proc_and_sys.test_ids_of_two_sandboxes_and_of_the_host_are_apart,
+    test_files_of_the_host.test_writes_to_usr_stay_inside,
+    test_files_of_the_host.test_a_setuid_program_made_inside_is_nothing_on_the_host,
+    test_files_of_the_host.test_setuid_inside_leads_to_root_inside_only,
+    test_files_of_the_host.test_the_agent_binary_cannot_be_changed,
+    test_files_of_the_host.test_links_that_point_out_lead_nowhere,
+    test_network.test_unix_sockets_of_the_host_are_not_there,
+    test_network.test_the_control_channel_refuses_peers_inside,
+    test_network.test_its_own_agent_wants_the_token_from_inside_too,
+    test_network.test_two_sandboxes_cannot_reach_each_other,
+    test_limits.test_a_disk_filler_meets_its_own_limit,
+    test_limits.test_memory_in_files_counts_too,
+)
+ESCAPES_OF_USERS = (test_agent_survives.test_nothing_that_acts_on_another_process_reaches_the_agent,)
 
 HOST, PORT, SITE = "registry.example.org", 5000, "www.example.com"
 # What an image of a distribution lacks, with what it needs.
@@ -111,6 +146,32 @@ def test_what_cannot_be_installed_is_named(debian: Registry, name: str) -> None:
     assert ["sudo" in line and "ca-certificates" in line for line in warned] == [True], lines
     with Sandbox.create(name, timeout=120) as box:
         assert box.commands.run("id -un; pwd").stdout == "user\n/home/user\n"
+
+
+@pytest.fixture(scope="module")
+def imported(debian: Registry, platform: Platform) -> Iterator[str]:
+    """A template from Debian, with Python alone."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    build(Template().from_image(f"{HOST}:{PORT}/debian:12"), name)
+    yield name
+    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]})
+
+
+@pytest.fixture(params=[*ESCAPES, *ESCAPES_OF_USERS])
+def escape(request: pytest.FixtureRequest) -> Callable[..., None]:
+    return request.param
+
+
+def test_nothing_escapes_from_a_sandbox_of_an_image(imported: str, platform: Platform, escape: Callable[..., None]) -> None:
+    """What is tried in sandboxes of `base`, as far as it needs no program that this image lacks."""
+    with Sandbox.create(imported, timeout=120) as sandbox, Sandbox.create(imported, timeout=120) as neighbour:
+        given = {"sandbox": sandbox, "neighbour": neighbour, "platform": platform}
+        wanted = {name: given[name] for name in inspect.signature(escape).parameters if name in given}
+        for user in ("root", "user"):
+            if escape in ESCAPES_OF_USERS:
+                escape(**wanted, user=user)
+            elif user == "root":
+                escape(**wanted)
 
 
 def test_a_server_with_numpy_answers_when_create_returns(

@@ -109,6 +109,24 @@ def test_a_mirror_is_asked_instead(registries: dict[int, Registry], name: str) -
         assert box.commands.run("cat /srv/mine", user="root").stdout == "mine\n"
 
 
+def test_a_dockerfile_takes_files_of_images(
+    registries: dict[int, Registry], platform: Platform, name: str, tmp_path: Path
+) -> None:
+    image = f"{HOST}:{OPEN}/tools/shell:1"
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {image} AS first\nRUN echo $FROM_IMAGE > /env\nFROM {image}\n"
+        f"COPY --from=first /env /env\nCOPY --from={image} /srv/mine /taken\nCOPY --from=e2bdev/base /usr/bin/env /tools/\n"
+    )
+    done = platform.run("template", "build", "--name", name, str(tmp_path), timeout_s=180)
+    assert done.returncode == 0, done.stderr
+    with Sandbox.create(name, timeout=120) as box:
+        seen = box.commands.run("cat /env; stat -c %u:%g:%a /taken /tools/env; ls /srv", user="root")
+        assert seen.stdout == "yes\n1500:1500:640\n0:0:755\ndir\nhard\nmine\n"
+    (tmp_path / "Dockerfile").write_text(f"FROM {HOST}:{CLOSED}/tools/shell:1\n")
+    done = platform.run("template", "build", "--name", name, str(tmp_path), timeout_s=180)
+    assert done.returncode == 1 and "line 1: " in done.stderr, done.stderr
+
+
 def test_private_addresses_are_closed_to_images_too(name: str) -> None:
     with pytest.raises(Exception, match="10.9.0.1"):
         build(Template().from_image(f"10.9.0.1:{OPEN}/tools/shell:1"), name)

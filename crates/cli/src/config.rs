@@ -12,6 +12,7 @@ mod https;
 mod injection;
 pub(crate) mod keys;
 mod mcp;
+mod pool;
 mod repositories;
 mod values;
 
@@ -27,8 +28,7 @@ use model::injection::provider::Providers;
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
 use server::settings::{
-    BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, RecordSettings,
-    RepositorySettings, SigningSettings, TeamLimits,
+    BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PoolSettings, RecordSettings, RepositorySettings, SigningSettings, TeamLimits,
 };
 
 use self::keys::{Key, Kind};
@@ -195,6 +195,8 @@ pub(crate) struct Config {
     pub(crate) builds: BuildSettings,
     /// Issuers of certificates that registries of images may have, by registry.
     pub(crate) registry_ca_files: BTreeMap<String, PathBuf>,
+    /// Sandboxes that are started in advance.
+    pub(crate) pool: PoolSettings,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
@@ -298,24 +300,8 @@ impl Sources {
             repositories: given.repositories()?,
             builds: given.builds()?,
             registry_ca_files: given.registry_ca_files()?,
-            capacity: CapacitySettings {
-                memory_floor_mb: number(
-                    keys::CAPACITY_MEMORY_FLOOR_MB,
-                    0,
-                    u32::MAX,
-                    CapacitySettings::MEMORY_FLOOR_MB,
-                )?,
-                disk_floor_mb: number(
-                    keys::CAPACITY_DISK_FLOOR_MB,
-                    0,
-                    u32::MAX,
-                    CapacitySettings::DISK_FLOOR_MB,
-                )?,
-                disk_per_sandbox_mb: if reserve_disks { resources.disk_mb } else { 0 },
-                max_sandboxes: given
-                    .parse(keys::CAPACITY_MAX_SANDBOXES, |text| limit(text, u32::MAX))?
-                    .flatten(),
-            },
+            pool: given.pool()?,
+            capacity: given.capacity(reserve_disks.then_some(resources.disk_mb))?,
             records: RecordSettings {
                 log_retention_s: number(keys::LOGS_RETENTION_S, 0, u32::MAX, records.log_retention_s)?,
                 log_entries: number(keys::LOGS_MAX_ENTRIES, 1, u32::MAX, records.log_entries)?,

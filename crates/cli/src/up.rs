@@ -233,6 +233,7 @@ async fn start(
                 registry_authorities,
                 ..settings.builds.clone()
             },
+            pool: settings.pool.clone(),
             resources: settings.resources,
             egress,
             providers: settings.providers.clone(),

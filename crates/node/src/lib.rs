@@ -10,6 +10,7 @@
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
+mod claim;
 mod commit;
 mod control;
 mod egress;
@@ -31,8 +32,9 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, LiveSandbox, NodeApi, NodeError,
-    NodeEvents, NodeFuture, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
+    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, LiveSandbox,
+    NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox,
+    Wanted, WantedState,
 };
 use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};
@@ -398,6 +400,21 @@ impl NodeApi for Node {
             let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
             handle.kill().await;
             Ok(())
+        })
+    }
+
+    fn freeze<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<FrozenSandbox, NodeError>> {
+        Box::pin(async move {
+            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+            claim::freeze(&self.shared, handle).await
+        })
+    }
+
+    fn claim(&self, request: ClaimSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
+        Box::pin(async move {
+            let handle = self.handle_of(&request.id).filter(|handle| !handle.is_ending());
+            let handle = handle.ok_or_else(|| NodeError::NotFound(request.id.clone()))?;
+            claim::claim(&self.shared, &handle, request).await
         })
     }
 

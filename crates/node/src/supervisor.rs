@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use model::id::{DiskId, SandboxId};
 use model::log::Level;
 use model::network::EgressPolicy;
+use model::secret::Secret;
 use parking_lot::Mutex;
 use protocol::agent::Init;
 use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartSandbox, StartedSandbox};
@@ -64,6 +65,12 @@ pub(crate) struct SandboxHandle {
     is_adopted: bool,
     /// Whether its disk is kept after its end, for a commit.
     keeps_disk: AtomicBool,
+    /// Whether the events of its agent are followed.
+    following: watch::Sender<bool>,
+    /// Whether it is frozen, so that its agent does not respond.
+    frozen: watch::Sender<bool>,
+    /// The seed of the authority whose certificate its agent got at the start.
+    authority: Option<Secret>,
 }
 
 impl SandboxHandle {
@@ -72,11 +79,12 @@ impl SandboxHandle {
         id: SandboxId,
         disk: DiskId,
         sandbox: Arc<dyn Sandbox>,
-        egress: Option<Attachment>,
+        (egress, authority): (Option<Attachment>, Option<Secret>),
         log: LogWriter,
     ) -> Self {
         Self {
             memory_kills: Mutex::new(Some(0)),
+            authority,
             ..Self::new(id, disk, sandbox, egress, log)
         }
     }
@@ -108,6 +116,9 @@ impl SandboxHandle {
             egress: Mutex::new(egress),
             is_adopted: false,
             keeps_disk: AtomicBool::new(false),
+            following: watch::Sender::new(false),
+            frozen: watch::Sender::new(false),
+            authority: None,
         }
     }
 
@@ -177,6 +188,21 @@ impl SandboxHandle {
         Some(&self.disk)
     }
 
+    /// Whether its agent got the certificate of the authority of this policy at the start.
+    pub(crate) fn trusts(&self, policy: &EgressPolicy) -> bool {
+        authority_of(policy) == self.authority.as_ref()
+    }
+
+    /// Whether the events of its agent are followed.
+    pub(crate) fn following(&self) -> watch::Receiver<bool> {
+        self.following.subscribe()
+    }
+
+    /// Notes whether it is frozen. Returns whether it was.
+    pub(crate) fn set_frozen(&self, frozen: bool) -> bool {
+        self.frozen.send_replace(frozen)
+    }
+
     /// Requests the end and waits until no process is left. May be called any number of times.
     pub(crate) async fn kill(&self) {
         let mut ended = self.ended.subscribe();
@@ -217,7 +243,7 @@ pub(crate) async fn start(
     let before_init = Instant::now();
     let init = async {
         let mut control = Control::open(started.boot).await?;
-        let identity = init_of(request)?;
+        let identity = init_of(&request.init, &request.egress)?;
         let version = control.init(&identity).await?;
         started.sandbox.settle()?;
         io::Result::Ok((control, version))
@@ -247,7 +273,8 @@ pub(crate) async fn start(
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
             log.host(Level::Info, "sandbox started", fields);
-            let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, egress, log));
+            let network = (egress, authority_of(&request.egress).cloned());
+            let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, network, log));
             Ok((handle, control, StartedSandbox { agent_version, stages }))
         }
         Err(error) => {
@@ -260,16 +287,20 @@ pub(crate) async fn start(
 
 /// What the agent is told, with the certificate of the sandbox's authority, which programs trust from the start: rules
 /// may come at any time.
-fn init_of(request: &StartSandbox) -> io::Result<Cow<'_, Init>> {
-    let Some(interception) = &request.egress.interception else {
-        return Ok(Cow::Borrowed(&request.init));
+pub(crate) fn init_of<'a>(init: &'a Init, egress: &EgressPolicy) -> io::Result<Cow<'a, Init>> {
+    let Some(seed) = authority_of(egress) else {
+        return Ok(Cow::Borrowed(init));
     };
-    let certificate = authority_certificate(&interception.ca_seed).map_err(io::Error::other)?;
+    let certificate = authority_certificate(seed).map_err(io::Error::other)?;
     Ok(Cow::Owned(Init {
         ca_bundle: Some(certificate),
-        ca_bundle_deferred: true,
-        ..request.init.clone()
+        ..init.clone()
     }))
+}
+
+/// The seed of the authority of a sandbox with this policy.
+fn authority_of(policy: &EgressPolicy) -> Option<&Secret> {
+    policy.interception.as_ref().map(|interception| &interception.ca_seed)
 }
 
 /// A random id for a new disk.
@@ -420,16 +451,22 @@ async fn until_dead(sandbox: &Arc<dyn Sandbox>) {
 async fn follow_events(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, mut control: Option<Control>) {
     let mut budget = events::Budget::new(tokio::time::Instant::now());
     let mut failures = 0u32;
+    let mut frozen = handle.frozen.subscribe();
     loop {
+        // A frozen agent accepts no connection, and each attempt would stay in its queue.
+        let _ = frozen.wait_for(|frozen| !*frozen).await;
         let followed = async {
             let mut control = match control.take() {
                 Some(control) => control,
                 None => connect_control(handle).await?,
             };
             let body = control.events().await?;
+            handle.following.send_replace(true);
             events::follow(body, &handle.log, &mut budget, || handle.note_memory_kills()).await
         };
-        match followed.await {
+        let followed = followed.await;
+        handle.following.send_replace(false);
+        match followed {
             Ok(()) if replace_spawner(shared, handle).await => failures = failures.saturating_sub(1),
             Ok(()) => failures = (failures + 1).min(RETRY_DOUBLINGS),
             Err(error) => tracing::debug!(sandbox.id = %handle.id, "follow the agent's events: {error}"),
@@ -461,7 +498,7 @@ async fn replace_spawner(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>) -> b
 }
 
 /// Opens a control connection to the agent of a running sandbox.
-async fn connect_control(handle: &Arc<SandboxHandle>) -> io::Result<Control> {
+pub(crate) async fn connect_control(handle: &Arc<SandboxHandle>) -> io::Result<Control> {
     let socket = handle.sandbox.control()?;
     tokio::time::timeout(AGENT_TIMEOUT, Control::open(socket)).await?
 }

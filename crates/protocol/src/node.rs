@@ -118,6 +118,24 @@ pub struct StartedSandbox {
     pub stages: Vec<Stage>,
 }
 
+/// The identity that a sandbox gets which was started in advance ([`NodeApi::freeze`]).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClaimSandbox {
+    /// Id of the sandbox: the one that it was started with.
+    pub id: SandboxId,
+    /// The identity that its agent gets.
+    pub init: Init,
+    /// What it may reach from now on.
+    pub egress: EgressPolicy,
+}
+
+/// A sandbox that was frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenSandbox {
+    /// Memory that its processes take, in bytes; 0 where it cannot be measured.
+    pub memory_bytes: u64,
+}
+
 /// One stage of a start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
@@ -254,6 +272,16 @@ pub trait NodeApi: Send + Sync + 'static {
     /// open streams before, because a stream whose other end was killed looks as if it had been closed. What is left on
     /// disk is removed soon after. [`NodeError::NotFound`] when there is no such sandbox.
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>>;
+
+    /// Stops all processes of a sandbox where they are, until it is claimed or ended. For sandboxes that are started in
+    /// advance: a frozen one needs no processor time, and nothing in it responds. Where the host cannot freeze, it goes on
+    /// running.
+    fn freeze<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<FrozenSandbox, NodeError>>;
+
+    /// Gives a frozen sandbox its identity: its processes continue, its agent gets `init`, and then its network follows
+    /// `egress`. Returns once the agent has accepted. After an error the sandbox is in no certain state, and the caller
+    /// ends it. [`NodeError::NotFound`] when there is no such sandbox.
+    fn claim(&self, request: ClaimSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>>;
 
     /// Ends a sandbox and stores what it wrote to its file system as a layer. Its processes are killed like by
     /// [`Self::kill`], so the caller has made programs in it write out what they have, and aborted the open streams. The

@@ -18,6 +18,7 @@
 //! `<id>.<slot>`, and still earlier ones created two separate groups, `<id>.<slot>.agent` without limits and
 //! `<id>.<slot>.work`; their sandboxes are still found.
 
+mod freezer;
 mod limits;
 pub(crate) mod meters;
 pub(crate) mod open;
@@ -30,6 +31,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
+use self::freezer::Freezer;
 use self::limits::{Weight, pids_of_all_sandboxes};
 use crate::cgroup_view::{self, Scope, Shown, UnlimitedMounts};
 use crate::identity::{self, AgentRecord};
@@ -174,6 +176,24 @@ impl Tree {
     #[must_use]
     pub(crate) fn is_limited(&self) -> bool {
         !matches!(self.backend, Backend::None(_))
+    }
+
+    /// Whether sandboxes can be frozen. Version 2 is mounted in both layouts, and needs no controller for it.
+    #[must_use]
+    pub(crate) fn can_freeze(&self) -> bool {
+        !matches!(self.backend, Backend::None(_)) && Freezer::is_supported(&self.naming_root())
+    }
+
+    /// The freezer of a sandbox.
+    ///
+    /// # Errors
+    /// With [`io::ErrorKind::Unsupported`] where there are no groups.
+    pub(crate) fn freezer(&self, name: &Name) -> io::Result<Freezer> {
+        match self.backend {
+            Backend::None(_) => Err(io::ErrorKind::Unsupported.into()),
+            // All processes of the sandbox are in this group of version 2, or below it.
+            Backend::V2(_) | Backend::Hybrid(..) => Ok(Freezer::new(self.naming_root().join(name.to_string()))),
+        }
     }
 
     /// The directories of the tree itself, starting with the one that has the names.

@@ -160,6 +160,7 @@ impl ContainerDriver {
             disk_limits: true,
             uncharged_memory: tree.sum().is_some(),
             pause: false,
+            freeze: tree.can_freeze(),
             layers: true,
             egress: egress_support(),
         };
@@ -537,7 +538,18 @@ impl Sandbox for Running {
         driver.tree.settle(&self.name)
     }
 
+    fn freeze(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        driver.tree.freezer(&self.name)?.freeze()
+    }
+
+    fn thaw(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        driver.tree.freezer(&self.name)?.thaw()
+    }
+
     fn kill(&self) {
+        // A process frozen by version 2 can be killed.
         // Ends all processes of the sandbox: the agent is the first of their pid namespace.
         let _ = rustix::process::pidfd_send_signal(&self.agent, Signal::KILL);
     }

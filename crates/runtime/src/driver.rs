@@ -110,6 +110,8 @@ pub struct Capabilities {
     pub uncharged_memory: bool,
     /// A sandbox can be paused and resumed.
     pub pause: bool,
+    /// The processes of a sandbox can be stopped where they are ([`Sandbox::freeze`]).
+    pub freeze: bool,
     /// Layers can be stored, and sandboxes started from them.
     pub layers: bool,
     /// A gateway can be given what sandboxes send to the outside ([`Sandbox::egress`]).
@@ -268,7 +270,20 @@ pub trait Sandbox: Debug + Send + Sync {
     /// When the sandbox has ended, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::egress`].
     fn egress(&self) -> io::Result<EgressSockets>;
 
-    /// Kills every process of the sandbox and does not wait: [`Sandbox::ended`] signals the end. That takes
+    /// Stops every process of the sandbox where it is, its agent included, until [`Sandbox::thaw`] or its end. Waits
+    /// until they are stopped, for a second at most: a process that the kernel blocks uses no processor time either.
+    ///
+    /// # Errors
+    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::freeze`].
+    fn freeze(&self) -> io::Result<()>;
+
+    /// Lets the processes of a frozen sandbox continue. Takes some microseconds.
+    ///
+    /// # Errors
+    /// As [`Sandbox::freeze`].
+    fn thaw(&self) -> io::Result<()>;
+
+    /// Kills every process of the sandbox, frozen or not, and does not wait: [`Sandbox::ended`] signals the end. That takes
     /// milliseconds, or never happens where the kernel blocks one of the processes.
     fn kill(&self);
 }

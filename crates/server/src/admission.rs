@@ -21,15 +21,15 @@ use crate::deadlines::Deadlines;
 use crate::node::NodeHandle;
 use crate::settings::{CapacitySettings, Limits};
 
-/// What a sandbox takes of its team's quota and of its host, released when this is dropped.
-#[derive(Debug)]
+/// What a sandbox takes of its team's quota and of its host, released when this and its clones are dropped.
+#[derive(Debug, Clone)]
 pub(crate) struct Admission {
     /// The share of the team's quota.
     #[expect(dead_code, reason = "released when dropped")]
-    reservation: Reservation,
+    reservation: Arc<Reservation>,
     /// The share of the host.
     #[expect(dead_code, reason = "released when dropped")]
-    capacity: CapacityPermit,
+    capacity: Arc<CapacityPermit>,
 }
 
 /// Why a create request was not admitted.
@@ -86,18 +86,48 @@ impl AdmissionControl {
     pub(crate) async fn admit(&self, quota: &Arc<TeamQuota>, share: ResourceUse) -> Result<Admission, AdmissionError> {
         let reservation = quota.reserve(share)?;
         let permit = self.capacity.admit(&*self.node, &self.clock).await;
+        let permit = permit.map_err(|why| AdmissionError::NoCapacity {
+            why: why.to_string(),
+            retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
+        })?;
         Ok(Admission {
-            reservation,
-            capacity: permit.map_err(|why| AdmissionError::NoCapacity {
-                why: why.to_string(),
-                retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
-            })?,
+            reservation: Arc::new(reservation),
+            capacity: Arc::new(permit),
         })
     }
 
     /// Reserves what a sandbox needs of the host, for one that counts against no team.
     pub(crate) async fn admit_to_host(&self) -> Result<CapacityPermit, NoCapacity> {
         self.capacity.admit(&*self.node, &self.clock).await
+    }
+
+    /// Reserves what a sandbox of this size needs of its team's quota. Its share of the host is that of a sandbox that was
+    /// started in advance.
+    pub(crate) fn admit_started(
+        &self,
+        quota: &Arc<TeamQuota>,
+        share: ResourceUse,
+        capacity: Arc<CapacityPermit>,
+    ) -> Result<Admission, AdmissionError> {
+        Ok(Admission {
+            reservation: Arc::new(quota.reserve(share)?),
+            capacity,
+        })
+    }
+
+    /// A share of the host for a sandbox that takes this much memory and that nobody waits for; none unless much is left.
+    pub(crate) async fn admit_spare(&self, memory_bytes: u64) -> Option<CapacityPermit> {
+        self.capacity.admit_spare(&*self.node, &self.clock, memory_bytes).await
+    }
+
+    /// Whether the host is so short of memory that requests may be refused soon.
+    pub(crate) async fn is_short_of_memory(&self) -> bool {
+        self.capacity.is_short_of_memory(&*self.node, &self.clock).await
+    }
+
+    /// Makes the next request read what the host has left, because something has ended.
+    pub(crate) fn forget_reading(&self) {
+        self.capacity.forget_reading();
     }
 
     /// Reserves the same for a sandbox that is running already, regardless of the limits.
@@ -107,8 +137,8 @@ impl AdmissionControl {
     pub(crate) async fn occupy(&self, team: &TeamId, share: ResourceUse) -> Result<Admission, StoreError> {
         let quota = self.quota_of(team).await?;
         Ok(Admission {
-            reservation: quota.occupy(share),
-            capacity: self.capacity.occupy(),
+            reservation: Arc::new(quota.occupy(share)),
+            capacity: Arc::new(self.capacity.occupy()),
         })
     }
 

@@ -38,6 +38,7 @@ use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
+use crate::pool::Pool;
 use crate::seal::{SealError, Sealer};
 use crate::settings::BuildSettings;
 
@@ -64,6 +65,7 @@ pub(crate) struct BuildServices {
     pub(crate) tokens: TokenSeed,
     pub(crate) sealer: Sealer,
     pub(crate) admission: Arc<AdmissionControl>,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) resources: Resources,
     pub(crate) clock: Clock,
     /// Connections to agents.
@@ -78,6 +80,7 @@ pub(crate) struct Builds {
     tokens: TokenSeed,
     sealer: Sealer,
     admission: Arc<AdmissionControl>,
+    pool: Arc<Pool>,
     resources: Resources,
     pub(crate) clock: Clock,
     work: TaskTracker,
@@ -135,6 +138,7 @@ impl Builds {
             tokens,
             sealer,
             admission,
+            pool,
             resources,
             clock,
             work,
@@ -149,6 +153,7 @@ impl Builds {
             tokens,
             sealer,
             admission,
+            pool,
             resources,
             clock,
             work,
@@ -204,10 +209,11 @@ impl Builds {
         Some(self.node.kill(id).await)
     }
 
-    /// The layers that builds in progress use.
+    /// The layers that builds in progress and pooled sandboxes use.
     fn pinned(&self) -> HashSet<LayerId> {
         let running = self.running.lock();
-        running.values().flat_map(|build| build.pins.lock().clone()).collect()
+        let pinned = running.values().flat_map(|build| build.pins.lock().clone());
+        pinned.chain(self.pool.layers()).collect()
     }
 
     /// Runs builds in their turn until `stop` is cancelled; those in progress then are begun again by the next start.

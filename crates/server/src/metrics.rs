@@ -5,6 +5,7 @@
 //! served on an address of their own and never on that of the API.
 
 mod egress;
+mod pool;
 mod repositories;
 
 use std::sync::Arc;
@@ -21,8 +22,9 @@ use prometheus_client::registry::{Registry, Unit};
 use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage};
 
 use self::egress::EgressSeries;
+use self::pool::PoolSeries;
 use self::repositories::RepositorySeries;
-use crate::outcome::{CreateOutcome, EndReason};
+use crate::outcome::{CreateOutcome, EndReason, PoolEnd, PoolUse};
 use crate::repositories::RepositoryError;
 use crate::settings::CapacitySettings;
 use crate::tls::Validity;
@@ -74,6 +76,7 @@ struct Series {
     disk_stops: Counter,
     disk_ends: Counter,
     repositories: RepositorySeries,
+    pool: PoolSeries,
     egress: EgressSeries,
     certificate_expiry: FloatGauge,
 }
@@ -83,6 +86,8 @@ struct Series {
 pub(crate) struct MetricsSnapshot {
     /// Sandboxes, by their state.
     pub(crate) sandboxes: Vec<(&'static str, usize)>,
+    /// Sandboxes of the warm pool, by their state.
+    pub(crate) pooled: [(&'static str, usize); 2],
     /// Open connections to sandboxes.
     pub(crate) connections: usize,
     /// Client connections.
@@ -180,6 +185,21 @@ impl Metrics {
         self.series.repositories.count(count, prepared);
     }
 
+    /// Counts what the warm pool had for a create request.
+    pub(crate) fn pool_use(&self, value: PoolUse) {
+        self.series.pool.count_use(value);
+    }
+
+    /// Counts a start of a sandbox for the warm pool.
+    pub(crate) fn pool_start(&self, is_ready: bool) {
+        self.series.pool.count_start(is_ready);
+    }
+
+    /// Counts the end of a pooled sandbox that no request got.
+    pub(crate) fn pool_end(&self, why: PoolEnd) {
+        self.series.pool.count_end(why);
+    }
+
     /// Counts a database error.
     pub(crate) fn store_error(&self) {
         self.series.store_errors.inc();
@@ -195,6 +215,7 @@ impl Metrics {
             let gauge = series.sandboxes.get_or_create(&[("state", *state)]);
             gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
         }
+        series.pool.set(snapshot.pooled);
         series
             .connections
             .set(i64::try_from(snapshot.connections).unwrap_or(i64::MAX));
@@ -377,6 +398,7 @@ impl Series {
             disk_stops,
             disk_ends,
             repositories: RepositorySeries::register(registry),
+            pool: PoolSeries::register(registry),
             egress: EgressSeries::register(registry),
             certificate_expiry,
         }

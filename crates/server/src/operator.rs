@@ -32,6 +32,7 @@ use crate::builds::{BuildSandbox, Builds};
 use crate::chain::Chain;
 use crate::clock::rfc3339;
 use crate::outcome::EndReason;
+use crate::pool::{AGE_MAX_US, PooledSandbox};
 use crate::records::{Records, Sample};
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::elsewhere::AbsentError;
@@ -47,11 +48,12 @@ const LOG_LIMIT_MAX: u32 = 10_000;
 pub struct OperatorSandbox {
     /// Its id.
     pub id: String,
-    /// Name of the owning team.
+    /// Name of the owning team; empty in the warm pool.
     pub team: String,
     /// The template it was created from: its alias, or else its id.
     pub template: String,
-    /// `creating`, `running`, `stopping`, or `building` where a step of a build runs in it.
+    /// `creating`, `running`, `stopping`, or `building` where a step of a build runs in it; `starting` or `pooled` in the
+    /// warm pool.
     pub state: String,
     /// When it started, RFC 3339.
     pub started_at: String,
@@ -157,6 +159,7 @@ async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<Ope
     }
     let building = operator.builds.sandboxes().into_iter();
     shown.extend(building.map(|sandbox| show_building(&names, &sandbox)));
+    shown.extend(operator.sandboxes.pool.list().into_iter().map(pooled));
     Ok(Json(shown))
 }
 
@@ -189,6 +192,9 @@ async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) 
         };
     }
     let Some(entry) = operator.registry.get(&sandbox) else {
+        if operator.sandboxes.pool.end(&sandbox) {
+            return Ok(StatusCode::NO_CONTENT);
+        }
         return Err(absent(&operator, &sandbox).await?);
     };
     tracing::info!(sandbox.id = %entry.id, team.id = %entry.team, "the operator kills a sandbox");
@@ -310,6 +316,26 @@ async fn show(
         disk_mb: row.disk_mb,
         usage: latest.as_ref().map(usage),
     })
+}
+
+/// A sandbox of the warm pool.
+fn pooled(pooled: PooledSandbox) -> OperatorSandbox {
+    OperatorSandbox {
+        id: pooled.id.as_str().to_owned(),
+        team: String::new(),
+        template: pooled.template.as_str().to_owned(),
+        state: match pooled.is_ready {
+            true => "pooled",
+            false => "starting",
+        }
+        .to_owned(),
+        started_at: rfc3339(pooled.since_us),
+        end_at: rfc3339(pooled.since_us.saturating_add(AGE_MAX_US)),
+        cpu_count: pooled.cpu_count,
+        memory_mb: pooled.memory_mb,
+        disk_mb: pooled.disk_mb,
+        usage: None,
+    }
 }
 
 fn usage(sample: &Sample) -> OperatorUsage {

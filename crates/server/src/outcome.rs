@@ -1,4 +1,4 @@
-//! Outcomes of create requests and reasons for the end of sandboxes, with their names in metrics and logs.
+//! Outcomes of create requests and reasons for the end of sandboxes, those of the warm pool too, with their names in metrics and logs.
 
 /// The outcome of a create request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +68,76 @@ impl EndReason {
             Self::Expired => "expired",
             Self::Exited => "exited",
             Self::Lost => "lost",
+        }
+    }
+}
+
+/// What the warm pool had for a create request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PoolUse {
+    /// A sandbox, which the request got.
+    Hit,
+    /// None that was ready.
+    Miss,
+    /// A sandbox that could not be claimed: the request got another one.
+    Failed,
+}
+
+impl PoolUse {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Failed];
+
+    /// The label value in metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Hit => "hit",
+            Self::Miss => "miss",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Why a pooled sandbox ended that no request got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PoolEnd {
+    /// A request needed its capacity, or the host was short of memory.
+    Evicted,
+    /// Its template has another build now, or was deleted.
+    Stale,
+    /// Its template was not used for long.
+    Unused,
+    /// It was too old.
+    Age,
+    /// It took more memory than the pool may.
+    Memory,
+    /// It ended by itself.
+    Died,
+    /// The operator ended it.
+    Operator,
+}
+
+impl PoolEnd {
+    /// All of them.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Evicted,
+        Self::Stale,
+        Self::Unused,
+        Self::Age,
+        Self::Memory,
+        Self::Died,
+        Self::Operator,
+    ];
+
+    /// The name in metrics and logs.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Stale => "stale",
+            Self::Unused => "unused",
+            Self::Age => "age",
+            Self::Memory => "memory",
+            Self::Died => "died",
+            Self::Operator => "operator",
         }
     }
 }

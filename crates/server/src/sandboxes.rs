@@ -16,6 +16,7 @@ pub(crate) mod injections;
 pub(crate) mod network;
 pub(crate) mod node_events;
 pub(crate) mod policy;
+mod pooled;
 pub(crate) mod registry;
 pub(crate) mod repositories;
 mod start_command;
@@ -43,6 +44,7 @@ use crate::injections::Injections;
 use crate::keys::TokenSeed;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
+use crate::pool::Pool;
 use crate::records::Records;
 use crate::repositories::Repositories;
 
@@ -67,6 +69,8 @@ pub(crate) struct Sandboxes {
     pub(crate) policies: Policies,
     /// What is injected into their requests.
     pub(crate) injections: Arc<Injections>,
+    /// Sandboxes that are started in advance.
+    pub(crate) pool: Arc<Pool>,
     /// Prepares their repositories.
     pub(crate) repositories: Repositories,
     pub(crate) clock: Clock,

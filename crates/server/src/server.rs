@@ -30,6 +30,7 @@ use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
+use crate::pool::{Pool, PoolServices};
 use crate::readers::Readers;
 use crate::records::Records;
 use crate::repositories::Repositories;
@@ -121,6 +122,7 @@ impl Server {
             egress,
             repositories,
             builds,
+            pool,
         } = settings;
         let handle = NodeHandle::new(Arc::clone(&node));
         let longest_s = limits.longest_lifetime_s();
@@ -140,6 +142,19 @@ impl Server {
         let injections = Arc::new(Injections::new(store.clone(), sealer.clone(), providers));
         let signatures = Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing);
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
+        let pool = Arc::new(Pool::new(
+            pool,
+            PoolServices {
+                rows: rows.clone(),
+                node: handle.clone(),
+                tokens: tokens.clone(),
+                admission: Arc::clone(&admission),
+                metrics: Arc::clone(&metrics),
+                resources,
+                clock: clock.clone(),
+                work: work.clone(),
+            },
+        ));
         let builds = Arc::new(Builds::new(
             builds,
             BuildServices {
@@ -148,6 +163,7 @@ impl Server {
                 tokens: tokens.clone(),
                 sealer: sealer.clone(),
                 admission: Arc::clone(&admission),
+                pool: Arc::clone(&pool),
                 resources,
                 clock: clock.clone(),
                 work: work.clone(),
@@ -177,6 +193,7 @@ impl Server {
                 secrets: Arc::clone(&secrets),
             },
             injections: Arc::clone(&injections),
+            pool: Arc::clone(&pool),
             clock: clock.clone(),
             work: work.clone(),
         });
@@ -229,6 +246,7 @@ impl Server {
                 tls,
                 metrics,
                 registry,
+                pool: Arc::clone(&pool),
                 records: Arc::clone(&records),
                 admission: Arc::clone(&admission),
                 node: handle,
@@ -297,6 +315,9 @@ impl Server {
         server
             .background
             .spawn(builds.serve(server.background.clone(), stop.clone()));
+        server
+            .background
+            .spawn(pool.serve(server.background.clone(), stop.clone()));
         let signals = StopSignals {
             draining: stop.clone(),
             stopped: server.records_stop.clone(),

@@ -61,6 +61,8 @@ pub struct ServerSettings {
     pub repositories: RepositorySettings,
     /// Builds of templates.
     pub builds: BuildSettings,
+    /// Sandboxes that are started in advance.
+    pub pool: PoolSettings,
 }
 
 impl ServerSettings {
@@ -86,6 +88,34 @@ impl ServerSettings {
             egress: EgressSettings::default(),
             repositories: RepositorySettings::default(),
             builds: BuildSettings::default(),
+            pool: PoolSettings::default(),
+        }
+    }
+}
+
+/// Settings of the warm pool: sandboxes that are started in advance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolSettings {
+    /// How many sandboxes of `base` are kept ready.
+    pub base: u32,
+    /// How many sandboxes of each template with a start command are kept ready while it is used.
+    pub per_template: u32,
+    /// Maximum number of sandboxes in the pool.
+    pub total: u32,
+    /// Maximum memory of all sandboxes in the pool, as measured, in MiB.
+    pub memory_mb: u32,
+    /// Interval between checks for what is too old or not needed any more.
+    pub check_interval: Duration,
+}
+
+impl Default for PoolSettings {
+    fn default() -> Self {
+        Self {
+            base: 0,
+            per_template: 1,
+            total: 16,
+            memory_mb: 2048,
+            check_interval: Duration::from_secs(2),
         }
     }
 }

@@ -201,6 +201,32 @@ impl Store {
         Ok(changed > 0)
     }
 
+    /// Changes the sandbox for which a claim is in progress. `false` when there is no such claim.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn idempotency_move(
+        &self,
+        team: &TeamId,
+        key: &str,
+        sandbox: &SandboxId,
+        to: &SandboxId,
+    ) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "UPDATE idempotency_keys SET sandbox_id = $4 \
+             WHERE team_id = $1 AND key = $2 AND sandbox_id = $3 AND state = 'in_progress'",
+        )
+        .bind(team.as_str())
+        .bind(key)
+        .bind(sandbox.as_str())
+        .bind(to.as_str());
+        let changed = self
+            .db
+            .write("idempotency key", "change the sandbox of an idempotency key", query)
+            .await?;
+        Ok(changed > 0)
+    }
+
     /// Abandons the claim of a key for `sandbox`, which created nothing. `false` when that claim is not in progress.
     ///
     /// # Errors

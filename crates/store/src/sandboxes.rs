@@ -104,11 +104,45 @@ impl NodeRows {
     /// # Errors
     /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such team or user.
     pub async fn sandbox_insert(&self, new: NewSandbox) -> Result<SandboxRow, StoreError> {
-        if let Some(alias) = &new.alias {
+        let injections = new.injections_sealed.clone();
+        self.insert(self.sandbox_unstored(new), injections).await
+    }
+
+    /// The row that a new sandbox of this node would have, without storing it.
+    #[must_use]
+    pub fn sandbox_unstored(&self, new: NewSandbox) -> SandboxRow {
+        creating(new, self.node.clone())
+    }
+
+    /// Stores a new sandbox of this node that runs already, with version 1 and the times that the client is sent, and
+    /// returns its row: [`Self::sandbox_insert`] and [`Self::sandbox_started`] in one. After a crash before it, there is
+    /// no row and the node ends the sandbox.
+    ///
+    /// # Errors
+    /// As [`Self::sandbox_insert`].
+    pub async fn sandbox_insert_running(
+        &self,
+        new: NewSandbox,
+        started_us: i64,
+        end_us: i64,
+        agent_version: &str,
+    ) -> Result<SandboxRow, StoreError> {
+        storable("agent version", agent_version)?;
+        let injections = new.injections_sealed.clone();
+        let row = SandboxRow {
+            state: State::Running,
+            started_us,
+            end_us,
+            agent_version: agent_version.to_owned(),
+            ..self.sandbox_unstored(new)
+        };
+        self.insert(row, injections).await
+    }
+
+    async fn insert(&self, row: SandboxRow, injections: Option<SealedSecret>) -> Result<SandboxRow, StoreError> {
+        if let Some(alias) = &row.alias {
             storable("sandbox alias", alias)?;
         }
-        let injections = new.injections_sealed.clone();
-        let row = creating(new, self.node.clone());
         let metadata = serde_json::to_string(&row.metadata).expect("a map of texts is always JSON");
         let query = sqlx::query(concat!(
             "INSERT INTO sandboxes (",

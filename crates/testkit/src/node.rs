@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Committed, DialError, DiskStops, EgressCounters, HostCapacity, Image, LayerInfo, LiveSandbox, NodeApi, NodeError,
-    NodeEvent, NodeEvents, NodeFuture, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox,
-    StartedSandbox, Wanted, WantedState,
+    ClaimSandbox, Committed, DialError, DiskStops, EgressCounters, FrozenSandbox, HostCapacity, Image, LayerInfo,
+    LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog, SandboxSample, SandboxStream,
+    Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
@@ -46,6 +46,16 @@ pub struct FakeNode {
     pub start: Mutex<Behaviour>,
     /// Behaviour of an end.
     pub kill: Mutex<Behaviour>,
+    /// Behaviour of a freeze.
+    pub freeze: Mutex<Behaviour>,
+    /// Behaviour of a claim.
+    pub claim: Mutex<Behaviour>,
+    /// The frozen sandboxes.
+    pub frozen: Mutex<HashSet<SandboxId>>,
+    /// The requests of all claims that succeeded so far.
+    pub claimed: Mutex<Vec<ClaimSandbox>>,
+    /// The memory of a frozen sandbox, in bytes.
+    pub frozen_bytes: AtomicU64,
     /// Behaviour of a commit. On a failure the sandbox ends, too.
     pub commit: Mutex<Behaviour>,
     /// Behaviour of the removal of a layer.
@@ -106,6 +116,11 @@ impl FakeNode {
         Arc::new(Self {
             start: Mutex::new(Behaviour::Works),
             kill: Mutex::new(Behaviour::Works),
+            freeze: Mutex::new(Behaviour::Works),
+            claim: Mutex::new(Behaviour::Works),
+            frozen: Mutex::default(),
+            claimed: Mutex::default(),
+            frozen_bytes: AtomicU64::new(1 << 20),
             commit: Mutex::new(Behaviour::Works),
             remove_layer: Mutex::new(Behaviour::Works),
             layers: Mutex::default(),
@@ -157,6 +172,7 @@ impl FakeNode {
     /// When there is no subscriber.
     pub async fn exit(&self, id: &SandboxId) {
         self.running.lock().remove(id);
+        self.frozen.lock().remove(id);
         self.report(NodeEvent::Ending(id.clone())).await;
         self.report(NodeEvent::Exited(id.clone())).await;
     }
@@ -246,8 +262,48 @@ impl NodeApi for FakeNode {
             if !self.running.lock().remove(id) {
                 return Err(NodeError::NotFound(id.clone()));
             }
+            self.frozen.lock().remove(id);
             self.killed_at.lock().insert(id.clone(), SystemTime::now());
             Ok(())
+        })
+    }
+
+    fn freeze<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<FrozenSandbox, NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.freeze.lock();
+            self.behave(behaviour).await?;
+            if !self.running.lock().contains(id) {
+                return Err(NodeError::NotFound(id.clone()));
+            }
+            self.frozen.lock().insert(id.clone());
+            Ok(FrozenSandbox {
+                memory_bytes: self.frozen_bytes.load(Ordering::SeqCst),
+            })
+        })
+    }
+
+    fn claim(&self, request: ClaimSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.claim.lock();
+            self.behave(behaviour).await?;
+            let id = request.id.clone();
+            if !self.running.lock().contains(&id) {
+                return Err(NodeError::NotFound(id));
+            }
+            if !self.frozen.lock().remove(&id) {
+                return Err(NodeError::failed("the sandbox is not frozen"));
+            }
+            self.egress.lock().insert(id.clone(), request.egress.clone());
+            self.claimed.lock().push(request);
+            match behaviour {
+                Behaviour::ExitsEarly => self.exit(&id).await,
+                Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
+                _ => {}
+            }
+            Ok(StartedSandbox {
+                agent_version: self.agent_version.lock().clone(),
+                stages: vec![Stage::new("claim", Duration::from_micros(500))],
+            })
         })
     }
 
@@ -299,7 +355,7 @@ impl NodeApi for FakeNode {
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
         Box::pin(async move {
             self.dials.fetch_add(1, Ordering::SeqCst);
-            if !self.running.lock().contains(id) {
+            if !self.running.lock().contains(id) || self.frozen.lock().contains(id) {
                 return Err(DialError::Gone);
             }
             let closed = self

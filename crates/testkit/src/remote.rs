@@ -11,8 +11,8 @@ use std::sync::Arc;
 use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    Committed, DialError, EgressCounters, Failure, HostCapacity, LayerInfo, NodeApi, NodeError, NodeEvent, NodeEvents,
-    NodeFuture, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, NodeApi,
+    NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,8 @@ const NEXT: u8 = 1;
 enum Call {
     Start(Box<StartSandbox>),
     Kill(SandboxId),
+    Freeze(SandboxId),
+    Claim(Box<ClaimSandbox>),
     Commit(SandboxId, bool),
     Layers,
     RemoveLayer(LayerId),
@@ -98,6 +100,14 @@ impl NodeApi for RemoteNode {
 
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(self.call(Call::Kill(id.clone())))
+    }
+
+    fn freeze<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<FrozenSandbox, NodeError>> {
+        Box::pin(self.call(Call::Freeze(id.clone())))
+    }
+
+    fn claim(&self, request: ClaimSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
+        Box::pin(self.call(Call::Claim(Box::new(request))))
     }
 
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
@@ -189,6 +199,8 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
     match read_frame(connection).await? {
         Call::Start(request) => write_frame(connection, &node.start(*request).await).await,
         Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
+        Call::Freeze(id) => write_frame(connection, &node.freeze(&id).await).await,
+        Call::Claim(request) => write_frame(connection, &node.claim(*request).await).await,
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
         Call::Layers => write_frame(connection, &node.layers().await).await,
         Call::RemoveLayer(id) => write_frame(connection, &node.remove_layer(&id).await).await,

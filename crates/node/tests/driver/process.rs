@@ -77,6 +77,7 @@ impl Driver for Processes {
             disk_limits: false,
             uncharged_memory: false,
             pause: false,
+            freeze: false,
             layers: false,
             egress: false,
         }
@@ -247,6 +248,14 @@ impl Sandbox for Process {
     }
 
     fn egress(&self) -> io::Result<EgressSockets> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn freeze(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn thaw(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

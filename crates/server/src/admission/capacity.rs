@@ -98,6 +98,42 @@ impl Capacity {
         Ok(permit)
     }
 
+    /// A permit for a sandbox that takes this much memory and that nobody waits for. It is not given unless twice the
+    /// floors are left.
+    pub(crate) async fn admit_spare(
+        &self,
+        node: &dyn NodeApi,
+        clock: &Clock,
+        memory_bytes: u64,
+    ) -> Option<CapacityPermit> {
+        let permit = self.permit().ok()?;
+        let capacity = self.host(node, clock).await?;
+        let floor_bytes = |floor_mb: u32| u64::from(floor_mb) * 2 * MIB;
+        let admitted = u64::from(self.admitted.load(Ordering::Relaxed)) + 1;
+        let disk_bytes = u64::from(self.settings.disk_per_sandbox_mb) * MIB * admitted;
+        let has_memory =
+            capacity.memory_available_bytes >= floor_bytes(self.settings.memory_floor_mb).saturating_add(memory_bytes);
+        let has_disk =
+            capacity.disk_available_bytes >= floor_bytes(self.settings.disk_floor_mb).saturating_add(disk_bytes);
+        if !has_memory || !has_disk {
+            return None;
+        }
+        self.admitted.fetch_add(1, Ordering::Relaxed);
+        Some(permit)
+    }
+
+    /// Whether less memory is left than one and a half times the floor.
+    pub(crate) async fn is_short_of_memory(&self, node: &dyn NodeApi, clock: &Clock) -> bool {
+        let floor_bytes = u64::from(self.settings.memory_floor_mb) * 3 * MIB / 2;
+        let capacity = self.host(node, clock).await;
+        capacity.is_some_and(|capacity| capacity.memory_available_bytes < floor_bytes)
+    }
+
+    /// Makes the next request read again what the host has left.
+    pub(crate) fn forget_reading(&self) {
+        *self.reading.lock() = None;
+    }
+
     fn permit(&self) -> Result<CapacityPermit, NoCapacity> {
         let mut sandboxes = self.sandboxes.lock();
         match self.settings.max_sandboxes {

@@ -4,6 +4,7 @@
 //! form works with all of them.
 
 pub(super) mod create;
+mod idempotency;
 pub(super) mod injections;
 pub(super) mod lifetime;
 pub(super) mod list;

@@ -20,6 +20,7 @@ use crate::admission::AdmissionControl;
 use crate::listen::connections::Connections;
 use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::node::NodeHandle;
+use crate::pool::Pool;
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
 use crate::tls::Tls;
@@ -35,6 +36,7 @@ const IDLE: Duration = Duration::from_secs(120);
 pub(crate) struct MetricSources {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) records: Arc<Records>,
     pub(crate) admission: Arc<AdmissionControl>,
     pub(crate) node: NodeHandle,
@@ -59,6 +61,7 @@ pub(crate) async fn serve(listener: TcpListener, sources: MetricSources, tasks: 
 async fn read_metrics(State(sources): State<MetricSources>) -> Response {
     let snapshot = MetricsSnapshot {
         sandboxes: sources.registry.count_by_state(),
+        pooled: sources.pool.counts(),
         connections: sources.streams.len(),
         clients: sources.connections.counts(),
         log_entries_lost: sources.records.entries_lost(),

@@ -20,6 +20,7 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
 use super::idempotency::KeyClaim;
+use super::registry::SandboxEntry;
 use super::repositories::preparation_policy;
 use crate::admission::Admission;
 use crate::agent::AgentError;
@@ -27,6 +28,7 @@ use crate::builds::recipe::BuildSpec;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
+use crate::pool::{Creating, Taken};
 use crate::records::LifecycleEvent;
 use crate::repositories::{Repository, RepositoryError, Target};
 use crate::seal::SealError;
@@ -42,7 +44,7 @@ const START_BOUND: Duration = Duration::from_secs(15);
 /// An admitted create request.
 #[derive(Debug)]
 pub(crate) struct CreateRequest {
-    /// The id of the new sandbox.
+    /// The id of the new sandbox, unless it is taken from the pool.
     pub(crate) id: SandboxId,
     /// The owning team.
     pub(crate) team: TeamId,
@@ -60,6 +62,10 @@ pub(crate) struct CreateRequest {
     pub(crate) admission: Admission,
     /// The claim of the request's idempotency key, if it had one.
     pub(crate) claim: Option<Box<KeyClaim>>,
+    /// A sandbox of the pool that fits, whose share of the host the admission has.
+    pub(crate) pooled: Option<Taken>,
+    /// Nothing is started for the pool meanwhile.
+    pub(crate) creating: Creating,
 }
 
 /// A sandbox that was created.
@@ -104,7 +110,8 @@ impl Sandboxes {
     /// Creates a sandbox and returns once its agent has answered. A sandbox that starts after the time limit is ended,
     /// because its client was told that there is none.
     pub(crate) async fn create(self: &Arc<Self>, create: CreateRequest) -> Result<Created, CreateError> {
-        let id = create.id.clone();
+        let pooled = create.pooled.as_ref().map(Taken::id);
+        let ids: Vec<SandboxId> = [Some(&create.id), pooled].into_iter().flatten().cloned().collect();
         let bound = match create.repositories.is_empty() {
             true => CREATE_BOUND,
             false => self.repositories.limit() + START_BOUND,
@@ -123,7 +130,7 @@ impl Sandboxes {
                 let sandboxes = Arc::clone(self);
                 self.work.spawn(async move {
                     if task.await.is_err() {
-                        sandboxes.discard(&id).await;
+                        sandboxes.discard_all(&ids).await;
                     }
                 });
                 return Err(CreateError::TimedOut);
@@ -135,7 +142,7 @@ impl Sandboxes {
                 self.metrics.create(CreateOutcome::Failed);
                 // The task panicked at an unknown point; what it left is removed like a failed start.
                 let sandboxes = Arc::clone(self);
-                self.work.spawn(async move { sandboxes.discard(&id).await });
+                self.work.spawn(async move { sandboxes.discard_all(&ids).await });
                 Err(CreateError::TaskFailed)
             }
         }
@@ -147,8 +154,8 @@ impl Sandboxes {
         mut create: CreateRequest,
         decided: &AtomicBool,
     ) -> Result<Created, CreateError> {
-        let claim = create.claim.take();
-        let mut result = self.create_on_task(create).await;
+        let mut claim = create.claim.take();
+        let mut result = self.create_on_task(create, claim.as_deref_mut()).await;
         if let Ok(created) = &result
             && decided.swap(true, Ordering::AcqRel)
         {
@@ -171,7 +178,20 @@ impl Sandboxes {
         result
     }
 
-    async fn create_on_task(self: &Arc<Self>, create: CreateRequest) -> Result<Created, CreateError> {
+    async fn create_on_task(
+        self: &Arc<Self>,
+        mut create: CreateRequest,
+        mut claim: Option<&mut KeyClaim>,
+    ) -> Result<Created, CreateError> {
+        if let Some(taken) = create.pooled.take() {
+            let from_pool = Box::pin(self.create_from_pool(&create, taken, claim.as_deref_mut()));
+            if let Some(created) = from_pool.await? {
+                return Ok(created);
+            }
+            if let Some(claim) = claim {
+                claim.move_to(&create.id).await?;
+            }
+        }
         let CreateRequest {
             id,
             team,
@@ -182,6 +202,8 @@ impl Sandboxes {
             repositories,
             admission,
             claim: _,
+            pooled: _,
+            creating: _creating,
         } = create;
         let (timeout_s, env_vars) = (spec.timeout_s, std::mem::take(&mut spec.env_vars));
         let changes = self.injections.changes();
@@ -205,7 +227,15 @@ impl Sandboxes {
             true => egress.clone(),
             false => preparation_policy(&egress),
         };
-        let started = match self.node.start(self.start_request(&row, &build, env_vars, first)).await {
+        let request = self.start_request(&row, &build, env_vars, first);
+        let started = loop {
+            match self.node.start(request.clone()).await {
+                // What is pooled may have what this one needs.
+                Err(NodeError::Capacity(_)) if self.pool.evict().await => {}
+                started => break started,
+            }
+        };
+        let started = match started {
             Ok(started) => started,
             Err(error) => {
                 if matches!(error, NodeError::Unreachable(_)) {
@@ -259,18 +289,7 @@ impl Sandboxes {
                 return Err(error.into());
             }
         };
-        entry.update(row.version, row.end_us);
-        if !entry.apply(Transition::Started) {
-            self.discard(&row.id).await;
-            return Err(CreateError::Died);
-        }
-        if self.injections.changes() != changes {
-            // A rule or a secret was changed while the sandbox was starting, when nobody could find it among those that run.
-            self.apply_again(&entry).await;
-        }
-        self.deadlines.set(&row.id, row.end_us);
-        self.records.start_sampling(&row);
-        self.records.log_event(&row.id, &LifecycleEvent::Created(&row));
+        self.announce(&row, &entry, changes).await?;
         let mut stages = vec![Stage::new("store", store_time)];
         stages.extend(started.stages);
         stages.extend(prepared);
@@ -278,9 +297,37 @@ impl Sandboxes {
         Ok(Created { row, stages })
     }
 
+    /// Announces a sandbox whose row says that it runs. `changes` are the rules and secrets from which its policy was made.
+    pub(super) async fn announce(
+        self: &Arc<Self>,
+        row: &SandboxRow,
+        entry: &Arc<SandboxEntry>,
+        changes: u64,
+    ) -> Result<(), CreateError> {
+        entry.update(row.version, row.end_us);
+        if !entry.apply(Transition::Started) {
+            self.discard(&row.id).await;
+            return Err(CreateError::Died);
+        }
+        if self.injections.changes() != changes {
+            // A rule or a secret was changed while the sandbox was starting, when nobody could find it among those that run.
+            self.apply_again(entry).await;
+        }
+        self.deadlines.set(&row.id, row.end_us);
+        self.records.start_sampling(row);
+        self.records.log_event(&row.id, &LifecycleEvent::Created(row));
+        Ok(())
+    }
+
+    async fn discard_all(self: &Arc<Self>, ids: &[SandboxId]) {
+        for id in ids {
+            self.discard(id).await;
+        }
+    }
+
     /// Gets the repositories of a sandbox that has just started, and applies its policy. If that fails, the sandbox is
     /// ended.
-    async fn prepare(
+    pub(super) async fn prepare(
         self: &Arc<Self>,
         row: &SandboxRow,
         build: &BuildSpec,
@@ -310,7 +357,7 @@ impl Sandboxes {
         }
     }
 
-    fn row_of(&self, id: SandboxId, team: TeamId, user: UserId, spec: SandboxSpec) -> NewSandbox {
+    pub(super) fn row_of(&self, id: SandboxId, team: TeamId, user: UserId, spec: SandboxSpec) -> NewSandbox {
         let now_us = self.clock.now_us();
         let network = spec.network.as_ref();
         let network_json = network.map(|network| self.policies.to_json(&id, network));
@@ -346,7 +393,6 @@ impl Sandboxes {
         env_vars: EnvVars,
         egress: EgressPolicy,
     ) -> StartSandbox {
-        let token = self.tokens.access_token(&row.id);
         let mut resources = self.defaults.resources;
         resources.cpu_count = row.cpu_count;
         resources.memory_mb = row.memory_mb;
@@ -356,28 +402,33 @@ impl Sandboxes {
             template: row.template_id.clone(),
             image: build.image.clone(),
             resources,
-            init: Init {
-                env_vars: Some(env_vars.into_map()),
-                access_token: Some(token.expose_secret().to_owned()),
-                timestamp: Some(rfc3339(self.clock.now_us())),
-                default_user: Some(build.user.clone().unwrap_or_else(|| DEFAULT_USER.to_owned())),
-                default_workdir: build.workdir.clone(),
-                sandbox_id: Some(row.id.as_str().to_owned()),
-                template_id: Some(row.template_id.as_str().to_owned()),
-                ca_bundle: None,
-                ca_bundle_deferred: false,
-                open_to_anonymous: !row.secure,
-                cpu_count: Some(row.cpu_count),
-                memory_mb: Some(row.memory_mb),
-            },
+            init: self.init_of(row, build, env_vars),
             egress,
+        }
+    }
+
+    /// The identity of a sandbox.
+    pub(super) fn init_of(&self, row: &SandboxRow, build: &BuildSpec, env_vars: EnvVars) -> Init {
+        Init {
+            env_vars: Some(env_vars.into_map()),
+            access_token: Some(self.tokens.access_token(&row.id).expose_secret().to_owned()),
+            timestamp: Some(rfc3339(self.clock.now_us())),
+            default_user: Some(build.user.clone().unwrap_or_else(|| DEFAULT_USER.to_owned())),
+            default_workdir: build.workdir.clone(),
+            sandbox_id: Some(row.id.as_str().to_owned()),
+            template_id: Some(row.template_id.as_str().to_owned()),
+            ca_bundle: None,
+            ca_bundle_deferred: true,
+            open_to_anonymous: !row.secure,
+            cpu_count: Some(row.cpu_count),
+            memory_mb: Some(row.memory_mb),
         }
     }
 }
 
 /// The version to report for an agent. A version reported from inside a sandbox is used only if it is valid, because
 /// SDKs parse it and fail on anything else.
-fn known_version(reported: &str) -> &str {
+pub(super) fn known_version(reported: &str) -> &str {
     match agent::is_version(reported) {
         true => reported,
         false => agent::VERSION,

@@ -160,6 +160,18 @@ impl KeyClaim {
         }
     }
 
+    /// Changes the sandbox that will be created for the request.
+    pub(crate) async fn move_to(&mut self, id: &SandboxId) -> Result<(), StoreError> {
+        let KeyedRequest { team, key, sandbox, .. } = &self.request;
+        self.claims
+            .rows
+            .store()
+            .idempotency_move(team, &key.0, sandbox, id)
+            .await?;
+        self.request.sandbox = id.clone();
+        Ok(())
+    }
+
     /// Frees the key: no sandbox was created.
     pub(crate) async fn abandon(mut self) {
         self.has_row = false;

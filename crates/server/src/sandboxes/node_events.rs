@@ -71,7 +71,11 @@ impl Sandboxes {
 
     fn handle_event(self: &Arc<Self>, event: NodeEvent, running: &[SandboxId], draining: &CancellationToken) {
         match event {
-            NodeEvent::Log(entry) => self.records.log_from_node(entry),
+            NodeEvent::Log(entry) => {
+                if let Some(entry) = self.pool.keep_log(entry) {
+                    self.records.log_from_node(entry);
+                }
+            }
             NodeEvent::DiskStops(disk_stops) => self.metrics.disk_stops(disk_stops),
             NodeEvent::Ending(id) => self.cut_streams(&id),
             NodeEvent::Exited(id) if !draining.is_cancelled() => self.handle_exit(&id),
@@ -93,6 +97,7 @@ impl Sandboxes {
             .iter()
             .map(|live| (&live.id, live.is_ending))
             .collect();
+        self.pool.running(|id| live.contains_key(id));
         for id in running {
             match live.get(id) {
                 Some(false) => {}
@@ -110,6 +115,8 @@ impl Sandboxes {
 
     /// Removes a sandbox that exited.
     fn handle_exit(self: &Arc<Self>, id: &SandboxId) {
+        // First, because a claim adds it to the registry before it takes it out of the pool.
+        self.pool.exited(id);
         let Some(entry) = self.registry.get(id) else { return };
         entry.ending.cancel();
         match entry.state() {

@@ -29,6 +29,7 @@ mod not_built;
 mod openapi;
 mod operations;
 mod platform;
+mod pool;
 mod repositories;
 mod sandbox_metrics;
 mod secrets;

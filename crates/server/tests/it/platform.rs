@@ -20,7 +20,7 @@ use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
 use server::seal::Sealer;
 use server::server::Server;
-use server::settings::{Limits, ServerSettings, TeamLimits};
+use server::settings::{Limits, PoolSettings, ServerSettings, TeamLimits};
 use server::tls::Tls;
 use store::Store;
 use store::builds::{BuildRow, BuildStatus};
@@ -215,6 +215,11 @@ fn settings(clock: &TestClock) -> ServerSettings {
             teams: BTreeMap::new(),
         },
         clock: Clock::new(move || clock.now_us()),
+        // Tests of the pool switch it on.
+        pool: PoolSettings {
+            per_template: 0,
+            ..PoolSettings::default()
+        },
         ..ServerSettings::new(
             "sandbox.test:3000".to_owned(),
             SecretBox::new(Box::new([7; 32])),

@@ -33,6 +33,8 @@ mod network;
 mod nodes;
 #[path = "../it/platform.rs"]
 mod platform;
+#[path = "../it/pool.rs"]
+mod pool;
 #[path = "../it/sandbox_metrics.rs"]
 mod sandbox_metrics;
 #[path = "../it/single.rs"]

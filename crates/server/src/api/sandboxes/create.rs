@@ -6,9 +6,9 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use axum::extract::{FromRequestParts, State};
+use axum::extract::State;
 use axum::response::Response;
-use http::{HeaderName, HeaderValue, StatusCode, request};
+use http::{HeaderName, HeaderValue, StatusCode};
 use model::id::SandboxId;
 use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S, HTTPS_PORTS_MAX};
 use model::sandbox::{EnvVars, HostMask, NetworkSpec, SandboxSpec};
@@ -17,6 +17,7 @@ use protocol::node::Stage;
 use store::builds::BuildRow;
 use store::templates::TemplateRow;
 
+use super::idempotency::IdempotencyHeader;
 use super::network::{EgressRules, ports};
 use super::{ConnectionInfo, injections};
 use crate::admission::quota::ResourceUse;
@@ -34,14 +35,14 @@ use crate::api::state::ApiState;
 use crate::builds::recipe::BuildSpec;
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
+use crate::pool::PoolKey;
 use crate::repositories::{Repository, RepositoryRequest};
 use crate::sandboxes::create::CreateRequest;
-use crate::sandboxes::idempotency::{Claimed, IdempotencyKey, KeyedRequest, StoredSandbox};
+use crate::sandboxes::idempotency::{Claimed, KeyedRequest, StoredSandbox};
 use crate::sandboxes::repositories::code_hosts;
 use crate::templates::TemplateName;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The path of a create request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -369,6 +370,8 @@ async fn prepare(
     name: &TemplateName,
     id: SandboxId,
 ) -> Result<Box<CreateRequest>, ApiError> {
+    let pool = &state.sandboxes.pool;
+    let creating = pool.creating();
     let (template, build) = name.find_build(&state.store, &caller.team).await?;
     let mut parameters = parameters;
     let resources = parameters.common.resources()?;
@@ -377,6 +380,7 @@ async fn prepare(
         items: injections::items(parameters.common.injections.take().unwrap_or(List(Vec::new())))?,
     };
     let built = spec_of(state, &build, &name.name)?;
+    let key = PoolKey::of(&build);
     let mut spec = parameters.spec(caller, (template, build), &name.name)?;
     let repositories = match resources {
         None => Vec::new(),
@@ -406,7 +410,11 @@ async fn prepare(
     checked.map_err(injections::refused)?;
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
-    let admission = state.admission.admit(&caller.quota, share).await?;
+    let pooled = pool.take(&spec.template, &key, &built);
+    let admission = match &pooled {
+        Some(pooled) => state.admission.admit_started(&caller.quota, share, pooled.permit())?,
+        None => pool.admit(&caller.quota, share).await?,
+    };
     Ok(Box::new(CreateRequest {
         id,
         team: caller.team.clone(),
@@ -417,6 +425,8 @@ async fn prepare(
         repositories,
         admission,
         claim: None,
+        pooled,
+        creating,
     }))
 }
 
@@ -436,27 +446,6 @@ fn spec_of(state: &ApiState, build: &BuildRow, name: &str) -> Result<BuildSpec, 
             "the build of template \"{name}\" cannot be read: build it again"
         ))
     })
-}
-
-/// The `Idempotency-Key` of a request, if it has one.
-pub(crate) struct IdempotencyHeader(Option<IdempotencyKey>);
-
-impl<S: Send + Sync> FromRequestParts<S> for IdempotencyHeader {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut request::Parts, _: &S) -> Result<Self, ApiError> {
-        let mut sent = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
-        let Some(value) = sent.next() else {
-            return Ok(Self(None));
-        };
-        match IdempotencyKey::parse(value.as_bytes()) {
-            Some(key) if sent.next().is_none() => Ok(Self(Some(key))),
-            _ => Err(ApiError::schema(format_args!(
-                "header Idempotency-Key must be sent once and be 1 to {} visible ASCII characters",
-                IdempotencyKey::MAX_LENGTH
-            ))),
-        }
-    }
 }
 
 fn random_id() -> Result<SandboxId, ApiError> {

@@ -1,0 +1,36 @@
+//! Settings of what the host keeps free, and of the warm pool.
+
+use server::settings::{CapacitySettings, PoolSettings};
+
+use super::{ConfigError, Given, integer, keys, limit};
+
+impl Given<'_> {
+    /// `disk_mb` is the disk space that each sandbox preallocates, if any.
+    pub(super) fn capacity(&self, disk_mb: Option<u32>) -> Result<CapacitySettings, ConfigError> {
+        let number = |key, default: u32| -> Result<u32, ConfigError> {
+            Ok(self.parse(key, |text| integer(text, 0, u32::MAX))?.unwrap_or(default))
+        };
+        Ok(CapacitySettings {
+            memory_floor_mb: number(keys::CAPACITY_MEMORY_FLOOR_MB, CapacitySettings::MEMORY_FLOOR_MB)?,
+            disk_floor_mb: number(keys::CAPACITY_DISK_FLOOR_MB, CapacitySettings::DISK_FLOOR_MB)?,
+            disk_per_sandbox_mb: disk_mb.unwrap_or(0),
+            max_sandboxes: self
+                .parse(keys::CAPACITY_MAX_SANDBOXES, |text| limit(text, u32::MAX))?
+                .flatten(),
+        })
+    }
+
+    pub(super) fn pool(&self) -> Result<PoolSettings, ConfigError> {
+        let default = PoolSettings::default();
+        let number = |key, default: u32| -> Result<u32, ConfigError> {
+            Ok(self.parse(key, |text| integer(text, 0, u32::MAX))?.unwrap_or(default))
+        };
+        Ok(PoolSettings {
+            base: number(keys::POOL_BASE, default.base)?,
+            per_template: number(keys::POOL_PER_TEMPLATE, default.per_template)?,
+            total: number(keys::POOL_TOTAL, default.total)?,
+            memory_mb: number(keys::POOL_MEMORY_MB, default.memory_mb)?,
+            ..default
+        })
+    }
+}

@@ -1,0 +1,78 @@
+//! Sandboxes that are started in advance: frozen until a client gets them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use protocol::node::{ClaimSandbox, Failure, FrozenSandbox, NodeError, Stage, StartedSandbox};
+
+use crate::supervisor::{SandboxHandle, connect_control, init_of};
+use crate::{AGENT_TIMEOUT, Shared, blocking, failed};
+
+/// Freezes a sandbox, once the events of its agent are followed: a frozen agent could not be asked for them.
+pub(crate) async fn freeze(shared: &Shared, handle: Arc<SandboxHandle>) -> Result<FrozenSandbox, NodeError> {
+    let mut following = handle.following();
+    let (mut ending, id) = (handle.ending(), handle.id().clone());
+    tokio::select! {
+        biased;
+        _ = ending.wait_for(|ending| *ending) => return Err(NodeError::NotFound(id)),
+        followed = tokio::time::timeout(AGENT_TIMEOUT, following.wait_for(|following| *following)) => {
+            followed.map_err(|_| NodeError::failed("the agent does not report events"))?.map_err(failed)?;
+        }
+    }
+    let freezes = shared.driver.capabilities().freeze;
+    handle.set_frozen(freezes);
+    let frozen = blocking(move || {
+        if freezes && let Err(error) = handle.sandbox().freeze() {
+            handle.set_frozen(false);
+            return Err(error);
+        }
+        match handle.sandbox().usage() {
+            Ok(usage) => Ok(FrozenSandbox {
+                memory_bytes: usage.memory_used_bytes,
+            }),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(FrozenSandbox { memory_bytes: 0 }),
+            Err(error) => Err(error),
+        }
+    });
+    frozen.await.map_err(failed)?.map_err(failed)
+}
+
+/// Gives a frozen sandbox its identity, and then its network.
+pub(crate) async fn claim(
+    shared: &Shared,
+    handle: &Arc<SandboxHandle>,
+    request: ClaimSandbox,
+) -> Result<StartedSandbox, NodeError> {
+    let begun = Instant::now();
+    let ClaimSandbox { id, init, egress } = request;
+    let claimed = async {
+        if shared.driver.capabilities().freeze {
+            // One write to a file of the kernel.
+            handle.sandbox().thaw()?;
+            if !handle.set_frozen(false) {
+                return Err(io::Error::other("the sandbox is not frozen"));
+            }
+        }
+        let mut control = connect_control(handle).await?;
+        let version = match handle.trusts(&egress) {
+            true => control.init(&init).await?,
+            false => control.init(&*init_of(&init, &egress)?).await?,
+        };
+        io::Result::Ok(version)
+    };
+    let mut ending = handle.ending();
+    let claimed = tokio::select! {
+        biased;
+        _ = ending.wait_for(|ending| *ending) => return Err(NodeError::NotFound(id)),
+        claimed = claimed => claimed,
+    };
+    let agent_version =
+        claimed.map_err(|error| NodeError::Failed(Failure::during("the agent did not respond", &error)))?;
+    // Last: nothing is open for a sandbox that has not got its identity.
+    handle.set_egress(egress);
+    Ok(StartedSandbox {
+        agent_version,
+        stages: vec![Stage::new("claim", begun.elapsed())],
+    })
+}

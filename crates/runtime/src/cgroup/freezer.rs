@@ -1,0 +1,64 @@
+//! Freezing: the processes of a group of version 2 are stopped where they are.
+//!
+//! A frozen process can be killed, unlike with the freezer of version 1, and is stopped in user mode or in an
+//! interruptible wait, so it holds no lock of the kernel.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::{named, write};
+
+/// How long processes may take to be stopped. It takes less than a millisecond unless the kernel blocks one.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The freezer of one group and those below it.
+#[derive(Debug)]
+pub(crate) struct Freezer(PathBuf);
+
+impl Freezer {
+    pub(super) fn new(group: PathBuf) -> Self {
+        Self(group)
+    }
+
+    /// Whether groups below this one can be frozen.
+    pub(super) fn is_supported(tree: &Path) -> bool {
+        tree.join("cgroup.freeze").exists()
+    }
+
+    /// Stops all processes, and waits until they are stopped, for [`FREEZE_TIMEOUT`] at most.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub(crate) fn freeze(&self) -> io::Result<()> {
+        write(&self.0.join("cgroup.freeze"), "1")?;
+        let path = self.0.join("cgroup.events");
+        let deadline = Instant::now() + FREEZE_TIMEOUT;
+        let mut events = File::open(&path).map_err(|error| named(&path, &error))?;
+        loop {
+            let mut text = String::new();
+            events.read_to_string(&mut text).map_err(|error| named(&path, &error))?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if text.lines().any(|line| line == "frozen 1") || left.is_zero() {
+                return Ok(());
+            }
+            // The kernel signals a change of the file since it was read.
+            let mut poll = [PollFd::from_borrowed_fd(events.as_fd(), PollFlags::PRI)];
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            rustix::event::poll(&mut poll, Some(&timeout))?;
+            events.rewind()?;
+        }
+    }
+
+    /// Lets all processes continue.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub(crate) fn thaw(&self) -> io::Result<()> {
+        write(&self.0.join("cgroup.freeze"), "0")
+    }
+}

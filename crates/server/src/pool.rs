@@ -1,0 +1,519 @@
+//! The warm pool: sandboxes that are started before a client asks for them, with their start command ready, and frozen.
+//!
+//! A pooled sandbox has nothing of a client: no row, no owner, no place in a quota, no environment, a network that allows
+//! nothing, and no entry in the registry, so that nobody reaches it. Its id is random and its own, and becomes the id of
+//! the sandbox that a create request gets: a claim takes it out of the pool, gives its agent the identity of the request,
+//! and stores its row. A restart of the platform ends pooled sandboxes like everything without a row.
+//!
+//! [`refill`] decides which there should be, starts them, and ends those that are not needed any more. This module has
+//! what requests do: taking one, and ending one where capacity is short. A pooled sandbox must never be the reason for
+//! the refusal of a request.
+
+mod refill;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use model::id::{BuildId, LayerId, SandboxId, TemplateId};
+use model::resources::Resources;
+use parking_lot::Mutex;
+use protocol::node::{NodeError, SandboxLog};
+use store::builds::BuildRow;
+use store::nodes::NodeRows;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::admission::capacity::CapacityPermit;
+use crate::admission::quota::{ResourceUse, TeamQuota};
+use crate::admission::{Admission, AdmissionControl, AdmissionError};
+use crate::builds::recipe::{BuildSpec, layers_of};
+use crate::chain::Chain;
+use crate::clock::{Clock, SECOND_US};
+use crate::keys::TokenSeed;
+use crate::metrics::Metrics;
+use crate::node::NodeHandle;
+use crate::outcome::{PoolEnd, PoolUse};
+use crate::settings::PoolSettings;
+
+/// How long nothing is started after a request has needed the capacity of a pooled sandbox, in microseconds.
+const YIELD_US: i64 = 30 * SECOND_US;
+/// How long a request waits for the end of a pooled sandbox.
+const EVICT_BOUND: Duration = Duration::from_secs(10);
+/// Pause between two attempts to end a sandbox.
+const END_RETRY: Duration = Duration::from_secs(1);
+/// First and longest time without another start after one of the same kind has failed, in microseconds.
+const BACKOFF_US: i64 = 5 * SECOND_US;
+const BACKOFF_MAX_US: i64 = 600 * SECOND_US;
+/// How old a pooled sandbox may be, in microseconds.
+pub(crate) const AGE_MAX_US: i64 = 3600 * SECOND_US;
+/// Maximum number of log entries of a pooled sandbox that are kept for its owner.
+const LOG_MAX: usize = 64;
+
+/// What pooled sandboxes have to have in common with a request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct PoolKey {
+    build: BuildId,
+    cpu_count: u32,
+    memory_mb: u32,
+    disk_mb: u32,
+}
+
+impl PoolKey {
+    /// That of sandboxes of a build.
+    pub(crate) fn of(build: &BuildRow) -> Self {
+        Self {
+            build: build.id.clone(),
+            cpu_count: build.cpu_count,
+            memory_mb: build.memory_mb,
+            disk_mb: build.disk_mb,
+        }
+    }
+}
+
+/// The services of the pool.
+#[derive(Debug)]
+pub(crate) struct PoolServices {
+    pub(crate) rows: NodeRows,
+    pub(crate) node: NodeHandle,
+    pub(crate) tokens: TokenSeed,
+    pub(crate) admission: Arc<AdmissionControl>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Limits that a build does not set.
+    pub(crate) resources: Resources,
+    pub(crate) clock: Clock,
+    /// Ends of sandboxes, which go on when the server stops.
+    pub(crate) work: TaskTracker,
+}
+
+/// The warm pool of the node of this server.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    settings: PoolSettings,
+    services: PoolServices,
+    state: Mutex<State>,
+    /// Something changed that may need a start.
+    changed: Notify,
+    /// A sandbox has left the pool.
+    left: Notify,
+    /// Create requests in progress, and how many there were.
+    creating: AtomicUsize,
+    created: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    demands: HashMap<PoolKey, Demand>,
+    members: HashMap<SandboxId, Member>,
+    /// Nothing is started before this time.
+    paused_until_us: i64,
+}
+
+/// Sandboxes that are asked for.
+#[derive(Debug, Clone)]
+struct Demand {
+    template: TemplateId,
+    spec: Arc<BuildSpec>,
+    /// How many of them the pool should have.
+    size: u32,
+    /// Whether they are wanted without being used.
+    is_permanent: bool,
+    /// When one was last asked for.
+    used_us: i64,
+    /// How many failed since one was used.
+    failures: u32,
+    /// Nothing is started for it before this time.
+    retry_us: i64,
+    /// The memory that the last one took.
+    memory_bytes: u64,
+}
+
+impl Demand {
+    /// Notes that one failed, so that the next is not started immediately.
+    fn fail(&mut self, now_us: i64) {
+        let wait_us = BACKOFF_US << self.failures.min(10);
+        self.retry_us = now_us + wait_us.min(BACKOFF_MAX_US);
+        self.failures = self.failures.saturating_add(1);
+    }
+}
+
+/// What becomes of a pooled sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// It is started, and its start command.
+    Starting,
+    /// It can be claimed.
+    Ready,
+    /// A request has it.
+    Taken,
+    /// It is being ended.
+    Ending,
+}
+
+/// A sandbox of the pool.
+#[derive(Debug)]
+struct Member {
+    key: PoolKey,
+    phase: Phase,
+    since_us: i64,
+    memory_bytes: u64,
+    permit: Arc<CapacityPermit>,
+    /// Ends its start.
+    cancel: CancellationToken,
+    /// Whether it ended by itself.
+    is_dead: bool,
+    log: Vec<SandboxLog>,
+}
+
+/// A pooled sandbox, for the operator.
+#[derive(Debug)]
+pub(crate) struct PooledSandbox {
+    pub(crate) id: SandboxId,
+    pub(crate) template: TemplateId,
+    pub(crate) is_ready: bool,
+    pub(crate) since_us: i64,
+    pub(crate) cpu_count: u32,
+    pub(crate) memory_mb: u32,
+    pub(crate) disk_mb: u32,
+}
+
+/// A create request in progress.
+#[derive(Debug)]
+pub(crate) struct Creating(Arc<Pool>);
+
+impl Drop for Creating {
+    fn drop(&mut self) {
+        self.0.created.fetch_add(1, Ordering::Relaxed);
+        self.0.creating.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A pooled sandbox that a request has. Dropping it unused returns it to the pool.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pool: Arc<Pool>,
+    id: SandboxId,
+    key: PoolKey,
+    permit: Arc<CapacityPermit>,
+    is_used: bool,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if !self.is_used {
+            self.pool.put_back(&self.id);
+        }
+    }
+}
+
+impl Taken {
+    /// Its id.
+    pub(crate) fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// Its share of the host, which the request takes over.
+    pub(crate) fn permit(&self) -> Arc<CapacityPermit> {
+        Arc::clone(&self.permit)
+    }
+
+    /// Takes it out of the pool for good, and returns what was logged of it; none if it has ended. Its entry is in the
+    /// registry already, so that its end does not stay unnoticed. From here on the caller ends it when something fails.
+    pub(crate) fn begin(&mut self) -> Option<Vec<SandboxLog>> {
+        self.is_used = true;
+        let member = self.pool.state.lock().members.remove(&self.id);
+        self.pool.left.notify_waiters();
+        self.pool.changed.notify_one();
+        let member = member.filter(|member| !member.is_dead)?;
+        Some(member.log)
+    }
+
+    /// Notes what became of the claim.
+    pub(crate) fn finish(self, is_claimed: bool) {
+        self.pool.services.metrics.pool_use(match is_claimed {
+            true => PoolUse::Hit,
+            false => PoolUse::Failed,
+        });
+        if let Some(demand) = self.pool.state.lock().demands.get_mut(&self.key) {
+            match is_claimed {
+                true => demand.failures = 0,
+                false => demand.fail(self.pool.services.clock.now_us()),
+            }
+        }
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(settings: PoolSettings, services: PoolServices) -> Self {
+        Self {
+            settings,
+            services,
+            state: Mutex::default(),
+            changed: Notify::new(),
+            left: Notify::new(),
+            creating: AtomicUsize::new(0),
+            created: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes that a create request is in progress, until the result is dropped: nothing is started meanwhile.
+    pub(crate) fn creating(self: &Arc<Self>) -> Creating {
+        self.creating.fetch_add(1, Ordering::Relaxed);
+        Creating(Arc::clone(self))
+    }
+
+    /// How many sandboxes of a build the pool should have while they are used.
+    fn size_of(&self, spec: &BuildSpec) -> u32 {
+        match spec.start {
+            Some(_) => self.settings.per_template,
+            None => 0,
+        }
+    }
+
+    /// Takes a sandbox for a request, if there is one that is ready, and notes what was asked for. No other request gets
+    /// it meanwhile.
+    pub(crate) fn take(self: &Arc<Self>, template: &TemplateId, key: &PoolKey, spec: &BuildSpec) -> Option<Taken> {
+        let now_us = self.services.clock.now_us();
+        let size = self.size_of(spec);
+        let mut state = self.state.lock();
+        if let Some(demand) = state.demands.get_mut(key) {
+            demand.used_us = now_us;
+        } else if size > 0 {
+            state.demands.insert(
+                key.clone(),
+                Demand {
+                    template: template.clone(),
+                    spec: Arc::new(spec.clone()),
+                    size,
+                    is_permanent: false,
+                    used_us: now_us,
+                    failures: 0,
+                    retry_us: 0,
+                    memory_bytes: 0,
+                },
+            );
+        } else {
+            return None;
+        }
+        let oldest = state
+            .members
+            .iter_mut()
+            .filter(|(_, member)| member.phase == Phase::Ready && member.key == *key)
+            .min_by_key(|(_, member)| member.since_us);
+        let taken = oldest.map(|(id, member)| {
+            member.phase = Phase::Taken;
+            (id.clone(), Arc::clone(&member.permit))
+        });
+        drop(state);
+        let Some((id, permit)) = taken else {
+            self.services.metrics.pool_use(PoolUse::Miss);
+            self.changed.notify_one();
+            return None;
+        };
+        Some(Taken {
+            pool: Arc::clone(self),
+            id,
+            key: key.clone(),
+            permit,
+            is_used: false,
+        })
+    }
+
+    fn put_back(self: &Arc<Self>, id: &SandboxId) {
+        let mut state = self.state.lock();
+        let Some(member) = state.members.get_mut(id) else {
+            return;
+        };
+        match member.is_dead {
+            false => member.phase = Phase::Ready,
+            true => self.begin_end(&mut state, id, PoolEnd::Died),
+        }
+    }
+
+    /// Ends the pooled sandbox that is needed least, for a request that lacks capacity, and returns whether one has ended.
+    /// For some time no other is started.
+    pub(crate) async fn evict(self: &Arc<Self>) -> bool {
+        let left = self.left.notified();
+        tokio::pin!(left);
+        left.as_mut().enable();
+        {
+            let mut state = self.state.lock();
+            if !state.members.values().any(|member| member.phase != Phase::Taken) {
+                return false;
+            }
+            state.paused_until_us = self.services.clock.now_us() + YIELD_US;
+            if let Some(id) = state.least_needed() {
+                self.begin_end(&mut state, &id, PoolEnd::Evicted);
+            }
+        }
+        tokio::time::timeout(EVICT_BOUND, left).await.is_ok()
+    }
+
+    /// Reserves what a sandbox of this size needs. Where the host has no capacity, pooled sandboxes are ended for it first.
+    pub(crate) async fn admit(
+        self: &Arc<Self>,
+        quota: &Arc<TeamQuota>,
+        share: ResourceUse,
+    ) -> Result<Admission, AdmissionError> {
+        let admission = &self.services.admission;
+        let mut is_last = false;
+        loop {
+            match admission.admit(quota, share).await {
+                Err(AdmissionError::NoCapacity { .. }) if !is_last => {
+                    if self.evict().await {
+                        admission.forget_reading();
+                    } else {
+                        // Once more: the last one may have just ended.
+                        is_last = true;
+                    }
+                }
+                admitted => return admitted,
+            }
+        }
+    }
+
+    /// Ends a pooled sandbox for the operator. Returns whether there was one.
+    pub(crate) fn end(self: &Arc<Self>, id: &SandboxId) -> bool {
+        let mut state = self.state.lock();
+        let is_pooled = state.members.get(id).is_some_and(|member| member.phase != Phase::Taken);
+        if is_pooled {
+            self.begin_end(&mut state, id, PoolEnd::Operator);
+        }
+        is_pooled
+    }
+
+    /// Notes that a sandbox has ended by itself.
+    pub(crate) fn exited(self: &Arc<Self>, id: &SandboxId) {
+        let mut state = self.state.lock();
+        let Some(member) = state.members.get_mut(id) else {
+            return;
+        };
+        member.is_dead = true;
+        if member.phase == Phase::Ready {
+            let key = member.key.clone();
+            self.begin_end(&mut state, id, PoolEnd::Died);
+            let now_us = self.services.clock.now_us();
+            if let Some(demand) = state.demands.get_mut(&key) {
+                demand.fail(now_us);
+            }
+        }
+    }
+
+    /// Notes that only these sandboxes run.
+    pub(crate) fn running(self: &Arc<Self>, is_running: impl Fn(&SandboxId) -> bool) {
+        let ids: Vec<SandboxId> = {
+            let state = self.state.lock();
+            let held = state
+                .members
+                .iter()
+                .filter(|(_, member)| member.phase != Phase::Starting);
+            held.map(|(id, _)| id.clone()).collect()
+        };
+        for id in ids.iter().filter(|id| !is_running(id)) {
+            self.exited(id);
+        }
+    }
+
+    /// Keeps a log entry of a pooled sandbox for its owner. Returns the entry if it is of another sandbox.
+    pub(crate) fn keep_log(&self, entry: SandboxLog) -> Option<SandboxLog> {
+        let mut state = self.state.lock();
+        let Some(member) = state.members.get_mut(&entry.id) else {
+            return Some(entry);
+        };
+        if member.log.len() < LOG_MAX {
+            member.log.push(entry);
+        }
+        None
+    }
+
+    /// The layers that pooled sandboxes use.
+    pub(crate) fn layers(&self) -> Vec<LayerId> {
+        let state = self.state.lock();
+        let used = state
+            .members
+            .values()
+            .filter_map(|member| state.demands.get(&member.key));
+        used.flat_map(|demand| layers_of(&demand.spec.image).to_vec()).collect()
+    }
+
+    /// How many are being started, and how many are ready.
+    pub(crate) fn counts(&self) -> [(&'static str, usize); 2] {
+        let state = self.state.lock();
+        let count = |phase| state.members.values().filter(|member| member.phase == phase).count();
+        [("starting", count(Phase::Starting)), ("ready", count(Phase::Ready))]
+    }
+
+    /// The sandboxes of the pool that no request has.
+    pub(crate) fn list(&self) -> Vec<PooledSandbox> {
+        let state = self.state.lock();
+        let pooled = state.members.iter().filter(|(_, member)| member.phase != Phase::Taken);
+        pooled
+            .filter_map(|(id, member)| {
+                Some(PooledSandbox {
+                    id: id.clone(),
+                    template: state.demands.get(&member.key)?.template.clone(),
+                    is_ready: member.phase == Phase::Ready,
+                    since_us: member.since_us,
+                    cpu_count: member.key.cpu_count,
+                    memory_mb: member.key.memory_mb,
+                    disk_mb: member.key.disk_mb,
+                })
+            })
+            .collect()
+    }
+
+    /// Begins to end a pooled sandbox. One that is being started is ended by its start.
+    fn begin_end(self: &Arc<Self>, state: &mut State, id: &SandboxId, why: PoolEnd) {
+        let Some(member) = state.members.get_mut(id) else {
+            return;
+        };
+        match member.phase {
+            Phase::Ending => return,
+            Phase::Starting if !member.cancel.is_cancelled() => {
+                self.services.metrics.pool_end(why);
+                return member.cancel.cancel();
+            }
+            Phase::Starting => return,
+            Phase::Ready | Phase::Taken => {}
+        }
+        member.phase = Phase::Ending;
+        self.services.metrics.pool_end(why);
+        tracing::debug!(sandbox.id = %id, reason = why.as_str(), "a pooled sandbox is ended");
+        let (pool, id) = (Arc::clone(self), id.clone());
+        self.services.work.spawn(async move { pool.finish(&id).await });
+    }
+
+    /// Ends what runs of a sandbox, and removes it from the pool. While the node fails, it keeps its share of the host.
+    async fn finish(&self, id: &SandboxId) {
+        loop {
+            match self.services.node.kill(id).await {
+                Ok(()) | Err(NodeError::NotFound(_)) => break,
+                Err(error) => {
+                    tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a pooled sandbox");
+                    tokio::time::sleep(END_RETRY).await;
+                }
+            }
+        }
+        self.state.lock().members.remove(id);
+        self.left.notify_waiters();
+        self.changed.notify_one();
+    }
+}
+
+impl State {
+    /// Of the sandboxes that no request has and that are not ending, the one whose kind was not asked for the longest;
+    /// of several, one that is not ready, or else the oldest.
+    fn least_needed(&self) -> Option<SandboxId> {
+        let used_us = |member: &Member| self.demands.get(&member.key).map_or(0, |demand| demand.used_us);
+        let ended = |member: &Member| match member.phase {
+            Phase::Starting => member.cancel.is_cancelled(),
+            Phase::Ready => false,
+            Phase::Taken | Phase::Ending => true,
+        };
+        let pooled = self.members.iter().filter(|(_, member)| !ended(member));
+        let least = pooled.min_by_key(|(_, member)| (used_us(member), member.phase == Phase::Ready, member.since_us));
+        least.map(|(id, _)| id.clone())
+    }
+}

@@ -1,0 +1,96 @@
+//! Creating a sandbox from one of the pool: it gets its identity first, and then its row, which says that it runs. After
+//! a crash in between the next start ends it, because there is no row.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use protocol::node::{ClaimSandbox, Stage};
+
+use super::Sandboxes;
+use super::create::{CreateError, CreateRequest, Created, known_version};
+use super::idempotency::KeyClaim;
+use super::repositories::preparation_policy;
+use crate::chain::Chain;
+use crate::clock::SECOND_US;
+use crate::pool::Taken;
+
+impl Sandboxes {
+    /// Gives a sandbox of the pool the identity of the request. None if it could not be claimed, because it had ended or
+    /// does not respond: nothing of it is left, and the request can be tried with another sandbox.
+    pub(super) async fn create_from_pool(
+        self: &Arc<Self>,
+        create: &CreateRequest,
+        mut taken: Taken,
+        claim: Option<&mut KeyClaim>,
+    ) -> Result<Option<Created>, CreateError> {
+        let CreateRequest {
+            team,
+            user,
+            spec,
+            build,
+            injections,
+            repositories,
+            admission,
+            ..
+        } = create;
+        let changes = self.injections.changes();
+        let context = self.policies.context_of(team, Some(injections)).await?;
+        let mut new = self.row_of(taken.id().clone(), team.clone(), user.clone(), spec.clone());
+        new.injections_sealed = self.injections.seal_sandbox(&new.id, injections)?;
+        let row = self.rows.sandbox_unstored(new.clone());
+        let egress = self.policies.of(&row, context).await?;
+        if let Some(claim) = claim {
+            claim.move_to(&row.id).await?;
+        }
+        // Before it leaves the pool, so that its end is noticed in any case.
+        let entry = self.register(&row, admission.clone());
+        entry.set_saved_rules(injections.saved_rules());
+        let Some(log) = taken.begin() else {
+            self.discard(&row.id).await;
+            taken.finish(false);
+            return Ok(None);
+        };
+        log.into_iter().for_each(|entry| self.records.log_from_node(entry));
+        let request = ClaimSandbox {
+            id: row.id.clone(),
+            init: self.init_of(&row, build, spec.env_vars.clone()),
+            egress: match repositories.is_empty() {
+                true => egress.clone(),
+                false => preparation_policy(&egress),
+            },
+        };
+        let claimed = match self.node.claim(request).await {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                tracing::warn!(sandbox.id = %row.id, error = %Chain(&error), "a pooled sandbox cannot be claimed");
+                self.discard(&row.id).await;
+                taken.finish(false);
+                return Ok(None);
+            }
+        };
+        taken.finish(true);
+
+        let prepared = match repositories.is_empty() {
+            true => None,
+            false => Some(self.prepare(&row, build, repositories, egress).await?),
+        };
+
+        let now_us = self.clock.now_us();
+        let end_us = (now_us + i64::from(spec.timeout_s) * SECOND_US).min(row.max_end_us);
+        let version = known_version(&claimed.agent_version);
+        let clock = Instant::now();
+        let row = match self.rows.sandbox_insert_running(new, now_us, end_us, version).await {
+            Ok(row) => row,
+            Err(error) => {
+                self.discard(&row.id).await;
+                return Err(error.into());
+            }
+        };
+        let stored = Stage::new("store", clock.elapsed());
+        self.announce(&row, &entry, changes).await?;
+        let mut stages = claimed.stages;
+        stages.extend(prepared);
+        stages.push(stored);
+        Ok(Some(Created { row, stages }))
+    }
+}

@@ -1,0 +1,80 @@
+//! Runs the start command of a template in a sandbox that no client knows yet, and waits until it is ready.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::agent::{Agent, AgentError, Output};
+use crate::builds::recipe::StartCommand;
+
+/// Delay between two attempts of the ready command: the first, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long a start command without a ready command may run before its sandbox counts as ready: as long as the build
+/// has watched it.
+const WATCHED: Duration = Duration::from_secs(20);
+
+/// Whether anybody waits for the sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// A client does: times of the template that are only waited for are left out, because they were for the build.
+    Client,
+    /// Nobody does: they are waited for, so that what the start command has begun is as far as in the build.
+    Nobody,
+}
+
+/// Output that nobody reads.
+struct Ignored;
+
+impl Output for Ignored {
+    async fn take(&mut self, _: Bytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a ready command only waits for a time.
+fn only_waits(ready: &str) -> bool {
+    let mut words = ready.split_whitespace();
+    words.next() == Some("sleep") && words.next().is_some() && words.next().is_none()
+}
+
+/// Begins the start command, and returns once the sandbox is ready. The caller bounds the time.
+///
+/// # Errors
+/// When the agent fails, or refuses a command.
+pub(crate) async fn become_ready(agent: &Agent<'_>, start: &StartCommand, waiting: Waiting) -> Result<(), AgentError> {
+    if let Some(command) = &start.command {
+        agent.begin(&start.user, start.process(command)).await?;
+    }
+    let ready = match (start.ready.as_deref(), waiting) {
+        (None, Waiting::Client) => return Ok(()),
+        (None, Waiting::Nobody) => {
+            tokio::time::sleep(WATCHED).await;
+            return Ok(());
+        }
+        (Some(ready), Waiting::Client) if only_waits(ready) => return Ok(()),
+        (Some(ready), _) => ready,
+    };
+    let mut pause = FIRST_PAUSE;
+    while agent.run(&start.user, start.process(ready), &mut Ignored).await?.code != 0 {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_commands_that_only_wait_are_recognized() {
+        for ready in ["sleep 20", " sleep  1 "] {
+            assert!(only_waits(ready), "{ready}");
+        }
+        for ready in ["", "sleep", "sleep 1; true", "curl localhost", "true"] {
+            assert!(!only_waits(ready), "{ready}");
+        }
+    }
+}

@@ -393,7 +393,7 @@ impl Builds {
             log: Arc::new(log),
             pins,
             removal: Arc::clone(&self.removal),
-            admission: Arc::clone(&self.admission),
+            pool: Arc::clone(&self.pool),
             sandboxes,
         };
         if row.attempts > 1 {

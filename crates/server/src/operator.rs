@@ -159,7 +159,7 @@ async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<Ope
     }
     let building = operator.builds.sandboxes().into_iter();
     shown.extend(building.map(|sandbox| show_building(&names, &sandbox)));
-    shown.extend(operator.sandboxes.pool.list().into_iter().map(pooled));
+    shown.extend(operator.sandboxes.pool.list().iter().map(pooled));
     Ok(Json(shown))
 }
 
@@ -319,7 +319,7 @@ async fn show(
 }
 
 /// A sandbox of the warm pool.
-fn pooled(pooled: PooledSandbox) -> OperatorSandbox {
+fn pooled(pooled: &PooledSandbox) -> OperatorSandbox {
     OperatorSandbox {
         id: pooled.id.as_str().to_owned(),
         team: String::new(),

@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admission::capacity::CapacityPermit;
+use crate::admission::capacity::{CapacityPermit, NoCapacity};
 use crate::admission::quota::{ResourceUse, TeamQuota};
 use crate::admission::{Admission, AdmissionControl, AdmissionError};
 use crate::builds::recipe::{BuildSpec, layers_of};
@@ -371,6 +371,18 @@ impl Pool {
                 }
                 admitted => return admitted,
             }
+        }
+    }
+
+    /// Reserves what a sandbox needs of the host, for one that counts against no team and waits for capacity.
+    pub(crate) async fn admit_to_host(self: &Arc<Self>) -> Result<CapacityPermit, NoCapacity> {
+        let admission = &self.services.admission;
+        match admission.admit_to_host().await {
+            Err(_) if self.evict().await => {
+                admission.forget_reading();
+                admission.admit_to_host().await
+            }
+            admitted => admitted,
         }
     }
 

@@ -17,12 +17,12 @@ use tokio_util::task::TaskTracker;
 
 use super::files::BuildFiles;
 use super::log::BuildLog;
-use crate::admission::AdmissionControl;
 use crate::admission::capacity::{CapacityPermit, NoCapacity};
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
+use crate::pool::Pool;
 use crate::settings::BuildSettings;
 
 /// A layer that an earlier build wrote.
@@ -85,7 +85,7 @@ pub(crate) struct BuildContext {
     /// Removals of layers exclude commits, because a layer may be committed again that is about to be removed.
     pub(super) removal: Arc<tokio::sync::RwLock<()>>,
     /// Decides whether the host has capacity for another sandbox.
-    pub(super) admission: Arc<AdmissionControl>,
+    pub(super) pool: Arc<Pool>,
     /// Sandboxes that were started and have not ended.
     pub(super) sandboxes: StepSandboxes,
 }
@@ -123,7 +123,7 @@ impl BuildContext {
     async fn capacity(&self) -> Result<CapacityPermit, NoCapacity> {
         let mut waited = Duration::ZERO;
         loop {
-            match self.admission.admit_to_host().await {
+            match self.pool.admit_to_host().await {
                 Ok(permit) => return Ok(permit),
                 Err(why) if waited >= CAPACITY_WAIT => return Err(why),
                 Err(why) => {

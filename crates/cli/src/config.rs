@@ -28,7 +28,8 @@ use model::injection::provider::Providers;
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
 use server::settings::{
-    BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PoolSettings, RecordSettings, RepositorySettings, SigningSettings, TeamLimits,
+    BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PoolSettings, RecordSettings,
+    RepositorySettings, SigningSettings, TeamLimits,
 };
 
 use self::keys::{Key, Kind};

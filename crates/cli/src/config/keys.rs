@@ -185,23 +185,6 @@ keys! {
         "repositories.total_mb", None, Integer, "8192",
         "Maximum size of the copies of all repositories, in MiB; 0 keeps none.",
     },
-    POOL_BASE = {
-        "pool.base", None, Integer, "0",
-        "How many sandboxes of `base` are started in advance and kept ready.",
-    },
-    POOL_PER_TEMPLATE = {
-        "pool.per_template", None, Integer, "1",
-        "How many sandboxes of each template with a start command are started in advance and kept ready, as long as the \
-         template was used in the last 10 minutes.",
-    },
-    POOL_TOTAL = {
-        "pool.total", None, Integer, "16",
-        "Maximum number of sandboxes that are kept ready; 0 switches the pool off.",
-    },
-    POOL_MEMORY_MB = {
-        "pool.memory_mb", None, Integer, "2048",
-        "Maximum memory that all sandboxes that are kept ready take together, in MiB.",
-    },
     BUILDS_CONCURRENT = {
         "builds.concurrent", None, Integer, "2",
         "How many builds of templates run at the same time, at least 1. Others wait for their turn.",
@@ -300,6 +283,23 @@ keys! {
     SANDBOX_PIDS = {
         "sandbox.pids", None, Integer, "512",
         "Maximum number of processes and threads of a sandbox, at least 32.",
+    },
+    POOL_BASE = {
+        "pool.base", None, Integer, "0",
+        "How many sandboxes of `base` are started in advance and kept ready.",
+    },
+    POOL_PER_TEMPLATE = {
+        "pool.per_template", None, Integer, "1",
+        "How many sandboxes of each template with a start command are started in advance and kept ready, as long as the \
+         template was used in the last 10 minutes.",
+    },
+    POOL_TOTAL = {
+        "pool.total", None, Integer, "16",
+        "Maximum number of sandboxes that are kept ready; 0 switches the pool off.",
+    },
+    POOL_MEMORY_MB = {
+        "pool.memory_mb", None, Integer, "2048",
+        "Maximum memory that all sandboxes that are kept ready take together, in MiB.",
     },
     SANDBOX_MAX_LIFETIME_S = {
         "sandbox.max_lifetime_s", None, Integer, "86400",

@@ -7,7 +7,8 @@
 //!
 //! The tree is hostile, but no longer changes: the image is mounted read-only, and no sandbox has it.
 
-mod tree;
+pub(crate) mod copy;
+pub(crate) mod tree;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountPropagationFlags;
 
-use self::tree::TreeCopy;
+use self::copy::Copy;
+use self::tree::Walk;
 use crate::disk::{self, Loops};
 use crate::files::{open_dir, open_dir_at};
 use crate::layers::{BYTES, Layers};
@@ -31,11 +33,11 @@ const INODES_KEPT: u64 = 50;
 /// Maximum length of a message about a file, in characters.
 const MESSAGE_MAX: usize = 1000;
 /// Open files that the process may have: some for each level of directories and each layer.
-const OPEN_FILES: u64 = 65_536;
+pub(crate) const OPEN_FILES: u64 = 65_536;
 
-/// Why the files did not become a layer.
+/// Why files did not become a layer, or a layer not files.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+pub(crate) enum Failure {
     /// A file cannot be part of a layer.
     #[error("{0}")]
     Refused(String),
@@ -83,32 +85,41 @@ pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
         keep_free_bytes,
     };
     let committed = commit(data.as_fd(), &disk, &sources, &unfinished, &budget);
-    let short = |text: String| match text.char_indices().nth(MESSAGE_MAX) {
-        Some((end, _)) => text[..end].to_owned(),
-        None => text,
-    };
     let reply = match committed {
         Ok((layer, bytes)) => Reply::Committed { layer, bytes },
-        Err(Failure::Refused(why)) => Reply::Refused(short(why)),
-        Err(Failure::Full(why)) => Reply::Full(why),
-        Err(Failure::Failed(error)) => Reply::Failed(short(error.to_string())),
+        Err(failure) => failure.reply(),
     };
     wire::send_message(socket, &reply, &[])
 }
 
+impl Failure {
+    /// The reply to a request that failed.
+    pub(crate) fn reply(self) -> Reply {
+        let short = |text: String| match text.char_indices().nth(MESSAGE_MAX) {
+            Some((end, _)) => text[..end].to_owned(),
+            None => text,
+        };
+        match self {
+            Self::Refused(why) => Reply::Refused(short(why)),
+            Self::Full(why) => Reply::Full(why),
+            Self::Failed(error) => Reply::Failed(short(error.to_string())),
+        }
+    }
+}
+
 /// What a copy may use.
 #[derive(Debug)]
-struct Budget<'a> {
+pub(crate) struct Budget<'a> {
     /// The socket of the request. Its other end closes with the platform.
-    platform: BorrowedFd<'a>,
-    /// The directory of the layers.
-    layers: BorrowedFd<'a>,
-    keep_free_bytes: u64,
+    pub(crate) platform: BorrowedFd<'a>,
+    /// The directory of the layers, or another one on its file system.
+    pub(crate) layers: BorrowedFd<'a>,
+    pub(crate) keep_free_bytes: u64,
 }
 
 impl Budget<'_> {
     /// Whether the copy may continue.
-    fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
         let mut platform = [PollFd::from_borrowed_fd(self.platform, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         if !matches!(rustix::event::poll(&mut platform, Some(&now)), Ok(0)) {
@@ -157,25 +168,31 @@ fn store(
     let mode = Mode::from_raw_mode(0o700);
     rustix::fs::mkdirat(budget.layers, unfinished, mode)?;
     let layer = open_dir_at(budget.layers, unfinished)?;
-    let mut copy = TreeCopy::begin(layer.as_fd(), budget)?;
+    let mut walk = Walk::begin(Copy::begin(layer.as_fd())?, budget, false);
     for source in sources {
         let part = source.part.as_str();
         let mut trees = vec![open_dir_at(mount, &format!("{}/upper", source.upper))?];
         for below in &source.layers {
             trees.push(open_dir_at(budget.layers, &format!("{below}/{part}"))?);
         }
-        copy.tree(source.part, trees, source.has_below)?;
+        walk.tree(source.part, trees, source.has_below)?;
     }
-    let (id, bytes) = copy.finish()?;
+    let (id, bytes, copy) = walk.finish();
+    copy.finish()?;
+    write_out(&layer, bytes)?;
+    budget.check()?;
+    Ok((id, bytes))
+}
+
+/// Writes the size of a layer into it, and all of it to the disk.
+pub(crate) fn write_out(layer: &OwnedFd, bytes: u64) -> Result<(), Failure> {
     let size = rustix::fs::openat(
-        &layer,
+        layer,
         BYTES,
         OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC,
         Mode::from_raw_mode(0o600),
     )?;
     io::Write::write_all(&mut std::fs::File::from(size), format!("{bytes}\n").as_bytes())?;
     // One call for all files: writing out each of them would take a multiple of the time.
-    rustix::fs::syncfs(&layer)?;
-    budget.check()?;
-    Ok((id, bytes))
+    Ok(rustix::fs::syncfs(layer)?)
 }

@@ -23,7 +23,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::cgroup::{Backend, Tree};
 use crate::driver::{
-    Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started,
+    ArchiveError, Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError,
+    StartRequest, Started, UnpackRequest,
 };
 use crate::egress::EgressSockets;
 use crate::growth::{Disk, LoopDevices};
@@ -43,6 +44,8 @@ const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"
 
 /// How long a disk may take to be written out after its sandbox has ended, and to be copied.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// How long an archive of a layer may take to be read or written, its transfer included.
+const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Pause between two looks at whether a disk is in use. The kernel has usually released it before the first.
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
@@ -339,7 +342,7 @@ impl Driver for ContainerDriver {
         };
         match self
             .launchers
-            .request_once(Work::Commit, &order, deadline, is_cancelled)?
+            .request_once(Work::Commit, (&order, &[]), deadline, is_cancelled)?
         {
             Reply::Committed { layer, bytes } => {
                 let bytes = unfinished.finish(&layer, bytes)?;
@@ -358,6 +361,41 @@ impl Driver for ContainerDriver {
 
     fn remove_layer(&self, layer: &LayerId) -> io::Result<()> {
         self.layers.remove(layer)
+    }
+
+    fn pack_layer(&self, layer: &LayerId, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ArchiveError> {
+        if !self.layers.has(layer) {
+            return Err(ArchiveError::NoLayer(layer.clone()));
+        }
+        let order = Request::Pack { layer: layer.clone() };
+        match self.archive(&order, to, is_cancelled)? {
+            Reply::Done => Ok(()),
+            Reply::Refused(why) => Err(ArchiveError::Refused(why)),
+            Reply::Failed(why) => Err(io::Error::other(why).into()),
+            _ => Err(io::Error::other("unexpected reply").into()),
+        }
+    }
+
+    fn unpack_layer(
+        &self,
+        request: &UnpackRequest,
+        from: OwnedFd,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, ArchiveError> {
+        let unfinished = self.layers.begin()?;
+        let order = Request::Unpack {
+            layer: request.layer.clone(),
+            unfinished: unfinished.name().to_owned(),
+            bytes: request.bytes,
+            keep_free_bytes: request.keep_free_bytes,
+        };
+        match self.archive(&order, from, is_cancelled)? {
+            Reply::Committed { layer, bytes } if layer == request.layer => Ok(unfinished.finish(&layer, bytes)?),
+            Reply::Refused(why) => Err(ArchiveError::Refused(why)),
+            Reply::Full(why) => Err(ArchiveError::Full(why)),
+            Reply::Failed(why) => Err(io::Error::other(why).into()),
+            _ => Err(io::Error::other("unexpected reply").into()),
+        }
     }
 
     fn capacity(&self) -> io::Result<Capacity> {
@@ -383,6 +421,18 @@ impl Driver for ContainerDriver {
 }
 
 impl ContainerDriver {
+    /// Runs a process that reads or writes an archive.
+    fn archive(&self, order: &Request, stream: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> io::Result<Reply> {
+        let deadline = Instant::now() + ARCHIVE_TIMEOUT;
+        let request = (order, &[stream.as_fd()][..]);
+        // The only ends of a pipe are then that of the process and that of the caller.
+        let replied = self
+            .launchers
+            .request_once(Work::Archive, request, deadline, is_cancelled);
+        drop(stream);
+        replied
+    }
+
     /// Waits until the disk of a sandbox that has ended is written out, and no longer mounted.
     fn wait_for_disk(&self, disk: &DiskId, deadline: Instant, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
         let image = self.image(disk);

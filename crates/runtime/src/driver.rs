@@ -74,6 +74,24 @@ pub trait Driver: Debug + Send + Sync {
     /// When the data directory cannot be written.
     fn remove_layer(&self, layer: &LayerId) -> io::Result<()>;
 
+    /// Writes a layer as an archive to a pipe or file. Blocks until all is written, or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// [`ArchiveError`] says why. What was written then is incomplete.
+    fn pack_layer(&self, layer: &LayerId, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ArchiveError>;
+
+    /// Makes a layer of an archive, which is untrusted: nothing but the files of that layer can come of it. Returns the
+    /// size of the layer. One that exists is kept. Blocks for as long as it takes to read, or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// [`ArchiveError`] says why. Nothing is left of the attempt.
+    fn unpack_layer(
+        &self,
+        request: &UnpackRequest,
+        from: OwnedFd,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, ArchiveError>;
+
     /// Free capacity of the host.
     ///
     /// # Errors
@@ -146,6 +164,34 @@ pub struct CommitRequest {
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     /// A file cannot be stored. The text is for the user; names in it are escaped.
+    #[error("{0}")]
+    Refused(String),
+    /// The host has no space for the layer.
+    #[error("{0}")]
+    Full(String),
+    /// A step failed.
+    #[error(transparent)]
+    Failed(#[from] io::Error),
+}
+
+/// A layer to make of an archive.
+#[derive(Debug, Clone)]
+pub struct UnpackRequest {
+    /// Its id, which its files must have as their hash.
+    pub layer: LayerId,
+    /// Maximum size of the layer, in bytes, where each file counts 4 KiB more than its data.
+    pub bytes: u64,
+    /// Space on the file system of the data directory that has to stay free, in bytes.
+    pub keep_free_bytes: u64,
+}
+
+/// Why a layer did not become an archive, or an archive not a layer.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// The layer is not stored.
+    #[error("layer {0} is not stored")]
+    NoLayer(LayerId),
+    /// The archive is not one of the layer, or the layer cannot be one. Names of files in the text are escaped.
     #[error("{0}")]
     Refused(String),
     /// The host has no space for the layer.

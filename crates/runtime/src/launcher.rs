@@ -59,7 +59,7 @@ use crate::setup::{self, Clocks, Parameters, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Hello, Reply, Request, Work};
-use crate::{base, commit, netlink, schedule, seccomp, skeleton};
+use crate::{archive, base, commit, netlink, schedule, seccomp, skeleton};
 
 /// Maximum wait for each step of a start that another process performs. It takes milliseconds; the bound is for an
 /// overloaded host, and below the platform's own timeout, so that the error reaches it.
@@ -118,6 +118,11 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         Work::Sandboxes => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
         Work::Spawners => spawner::serve(socket, &tree),
         Work::Commit => commit::serve(socket, &hello.data_dir),
+        Work::Archive => {
+            // The process keeps no directory of the host.
+            drop(tree);
+            archive::serve(socket, &hello.data_dir)
+        }
     }
 }
 

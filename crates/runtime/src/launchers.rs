@@ -157,7 +157,7 @@ impl LauncherPool {
         }
     }
 
-    /// Starts a process for one request, and returns its reply. The process is killed at the deadline, and when
+    /// Starts a process for one request with descriptors, and returns its reply. The process is killed at the deadline, and when
     /// `is_cancelled`.
     ///
     /// # Errors
@@ -165,12 +165,12 @@ impl LauncherPool {
     pub(crate) fn request_once(
         &self,
         work: Work,
-        request: &Request,
+        request: (&Request, &[BorrowedFd<'_>]),
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<Reply> {
         let mut launcher = self.start_one(work)?;
-        wire::send_message(&launcher.socket, request, &[])?;
+        wire::send_message(&launcher.socket, request.0, request.1)?;
         // Until it replies, it does not notice that its socket closes, or only after a while.
         launcher.stuck = true;
         let pause = Timespec {

@@ -82,6 +82,11 @@ impl Layers {
             .map(|(layer, _)| layer)
     }
 
+    /// Whether a layer is stored.
+    pub(crate) fn has(&self, layer: &LayerId) -> bool {
+        self.dir.join(layer.as_str()).is_dir()
+    }
+
     /// All layers, in the order of their ids.
     ///
     /// # Errors

@@ -15,6 +15,7 @@
     expect(clippy::disallowed_methods, reason = "tests start programs of their own")
 )]
 
+mod archive;
 mod base;
 mod cgroup;
 mod cgroup_view;

@@ -36,6 +36,8 @@ pub(crate) enum Work {
     Spawners,
     /// One [`Request::Commit`].
     Commit,
+    /// One [`Request::Pack`] or [`Request::Unpack`].
+    Archive,
 }
 
 /// Request to a launcher.
@@ -57,6 +59,20 @@ pub(crate) enum Request {
         sources: Vec<Source>,
         /// Name of the directory, among the layers.
         unfinished: String,
+        /// Space on the file system of the data directory that has to stay free, in bytes.
+        keep_free_bytes: u64,
+    },
+    /// Writes a stored layer as an archive to the attached descriptor. Answered with [`Reply::Done`] or
+    /// [`Reply::Refused`].
+    Pack { layer: LayerId },
+    /// Makes a layer of an archive, read from the attached descriptor, in a directory that does not exist yet. Answered
+    /// like [`Request::Commit`].
+    Unpack {
+        layer: LayerId,
+        /// Name of the directory, among the layers.
+        unfinished: String,
+        /// Maximum size of the layer, in bytes.
+        bytes: u64,
         /// Space on the file system of the data directory that has to stay free, in bytes.
         keep_free_bytes: u64,
     },

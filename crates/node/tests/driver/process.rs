@@ -23,7 +23,8 @@ use std::time::Instant;
 use model::id::{DiskId, LayerId, SandboxId};
 use protocol::node::{Committed, LayerInfo, SandboxStream};
 use runtime::driver::{
-    Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError, StartRequest, Started,
+    ArchiveError, Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError,
+    StartRequest, Started, UnpackRequest,
 };
 use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
@@ -162,6 +163,14 @@ impl Driver for Processes {
 
     fn remove_layer(&self, _: &LayerId) -> io::Result<()> {
         Ok(())
+    }
+
+    fn pack_layer(&self, layer: &LayerId, _: OwnedFd, _: &dyn Fn() -> bool) -> Result<(), ArchiveError> {
+        Err(ArchiveError::NoLayer(layer.clone()))
+    }
+
+    fn unpack_layer(&self, _: &UnpackRequest, _: OwnedFd, _: &dyn Fn() -> bool) -> Result<u64, ArchiveError> {
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
     fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()> {

@@ -1,8 +1,8 @@
-//! Copies directory trees as overlayfs wrote them into one tree that overlayfs can have as a lower layer.
+//! Reads directory trees as overlayfs wrote them, hashes them, and gives what they contain to a [`Sink`].
 //!
 //! A tree is read without following links: each name is opened in its open directory. The trees of several layers
 //! become one: what is in an upper one replaces what is in a lower one, except that directories are merged, as
-//! overlayfs shows them. What overlayfs itself wrote is interpreted here and written anew:
+//! overlayfs shows them. What overlayfs itself wrote is interpreted here, and sinks write it anew:
 //!
 //! - A device 0:0 is a *whiteout*: the name is deleted in what lies below. It stays one while something may lie below.
 //! - A directory with the attribute `trusted.overlay.opaque` hides what lies below it.
@@ -11,19 +11,23 @@
 //!
 //! Programs in a sandbox can write neither whiteouts nor `trusted` attributes, so all of them are the kernel's.
 //!
-//! While it is copied, the tree is hashed: names, types, modes, owners, attributes, targets of links, and content; not
-//! times, so that the same step has the same layer. Blocks of zeros are neither hashed nor written, so sparse files stay
-//! sparse, and where a file has holes does not matter.
+//! The hash is over names, types, modes, owners, attributes, targets of links, and content; not times, so that the same
+//! step has the same layer. Blocks of zeros are neither hashed nor copied, so sparse files stay sparse, and where a file
+//! has holes does not matter. A stored layer that is read again has the same hash.
+//!
+//! The process that reads changes its current directory, because attributes of files that cannot be opened are read by
+//! path, and its root may have no `/proc`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use model::id::LayerId;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
@@ -32,7 +36,7 @@ use crate::rootfs::Part;
 use crate::slot::IDS_PER_SLOT;
 
 /// Maximum depth of directories. Each level holds descriptors.
-const DEPTH_MAX: usize = 512;
+pub(crate) const DEPTH_MAX: usize = 512;
 /// Maximum size of all names that are held at a time, in bytes.
 const NAMES_MAX: usize = 256 << 20;
 /// Size in which files are read, in bytes.
@@ -44,33 +48,94 @@ const INODE: u64 = 256;
 /// The limits are checked after as much work: bytes, where a file counts as [`FILE_COST`].
 const CHECK_AFTER: u64 = 16 << 20;
 const FILE_COST: u64 = 32 << 10;
-/// Directory for the files with several names, until all of them are known.
-const LINKS: &str = "links";
 
-const OPAQUE: &CStr = c"trusted.overlay.opaque";
+/// Attribute of a directory that hides what lies below it.
+pub(crate) const OPAQUE: &CStr = c"trusted.overlay.opaque";
 /// Attributes without which a file is not what it was. Sandboxes are mounted without what writes them.
 const UNSUPPORTED: [&CStr; 2] = [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"];
 
-/// A copy of trees into one layer.
-pub(super) struct TreeCopy<'a> {
-    layer: BorrowedFd<'a>,
+/// What the contents of trees are given to, in the order of the hash: each directory before its entries, which are
+/// sorted by name.
+pub(crate) trait Sink {
+    /// A directory in the one that was entered last.
+    fn enter(&mut self, name: &CStr, metadata: &Metadata) -> Result<(), Failure>;
+    /// The directory that was entered last is complete.
+    fn leave(&mut self, metadata: &Metadata) -> Result<(), Failure>;
+    /// A name that is deleted in what lies below.
+    fn whiteout(&mut self, name: &CStr) -> Result<(), Failure>;
+    /// A file that is not a directory, and what it is if it is not a regular file. A regular one is followed by its
+    /// data. `number` counts, from 0, the files with several names.
+    fn file(
+        &mut self,
+        name: &CStr,
+        file: &Content<'_>,
+        metadata: &Metadata,
+        number: Option<u64>,
+    ) -> Result<(), Failure>;
+    /// Data of the file, without zeros.
+    fn data(&mut self, data: &[u8], offset: u64) -> Result<(), Failure>;
+    /// The file is complete.
+    fn file_end(&mut self, name: &CStr, metadata: &Metadata, number: Option<u64>) -> Result<(), Failure>;
+    /// Another name of the file with that number.
+    fn link(&mut self, name: &CStr, number: u64) -> Result<(), Failure>;
+}
+
+/// What a file is.
+#[derive(Debug)]
+pub(crate) enum Content<'a> {
+    Regular { file: &'a File, size: u64 },
+    Symlink(CString),
+    Fifo,
+}
+
+/// Nothing is done with what is read but hashing it.
+pub(crate) struct Nothing;
+
+impl Sink for Nothing {
+    fn enter(&mut self, _: &CStr, _: &Metadata) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn leave(&mut self, _: &Metadata) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn whiteout(&mut self, _: &CStr) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn file(&mut self, _: &CStr, _: &Content<'_>, _: &Metadata, _: Option<u64>) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn data(&mut self, _: &[u8], _: u64) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn file_end(&mut self, _: &CStr, _: &Metadata, _: Option<u64>) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn link(&mut self, _: &CStr, _: u64) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// Reads trees.
+pub(crate) struct Walk<'a, S> {
+    pub(crate) sink: S,
     budget: &'a Budget<'a>,
+    /// Whether the tree is a stored layer, which has nothing that would be left out of the hash.
+    is_stored: bool,
     hash: Sha256,
     buffer: Vec<u8>,
-    links_dir: OwnedFd,
-    /// Number, among the links, of each file with several names: by device and inode.
-    links: HashMap<(u64, u64), u64>,
+    /// Each file with several names, by device and inode: its number among them, and among all files.
+    links: HashMap<(u64, u64), (u64, u64)>,
+    files: u64,
     bytes: u64,
     names: usize,
     unchecked: u64,
 }
 
-/// A directory whose entries are being copied.
+/// A directory whose entries are being read.
 struct Directory {
     name: CString,
     /// The directories that are merged, topmost first.
     from: Vec<OwnedFd>,
-    to: OwnedFd,
     /// Whether something may lie below it.
     has_below: bool,
     /// Its entries in reverse order.
@@ -79,42 +144,64 @@ struct Directory {
     metadata: Metadata,
 }
 
-/// What is set once a file is complete.
-struct Metadata {
-    stat: Stat,
-    attributes: Vec<(CString, Vec<u8>)>,
+/// Owner, mode, times and attributes of a file.
+#[derive(Debug)]
+pub(crate) struct Metadata {
+    pub(crate) is_link: bool,
+    /// Permissions, with set-user-id, set-group-id and sticky bit.
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Seconds and nanoseconds.
+    pub(crate) modified: (i64, u32),
+    /// Sorted by name.
+    pub(crate) attributes: Vec<(CString, Vec<u8>)>,
 }
 
-impl<'a> TreeCopy<'a> {
-    pub(super) fn begin(layer: BorrowedFd<'a>, budget: &'a Budget<'a>) -> Result<Self, Failure> {
-        rustix::fs::mkdirat(layer, LINKS, Mode::from_raw_mode(0o700))?;
-        Ok(Self {
-            layer,
+impl Metadata {
+    fn new(stat: &Stat, attributes: Vec<(CString, Vec<u8>)>) -> Self {
+        Self {
+            is_link: FileType::from_raw_mode(stat.st_mode) == FileType::Symlink,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            modified: (stat.st_mtime, stat.st_mtime_nsec.try_into().unwrap_or(0)),
+            attributes,
+        }
+    }
+}
+
+impl<'a, S: Sink> Walk<'a, S> {
+    pub(crate) fn begin(sink: S, budget: &'a Budget<'a>, is_stored: bool) -> Self {
+        Self {
+            sink,
             budget,
-            hash: Sha256::new_with_prefix("ringfence layer 1\n"),
+            is_stored,
+            hash: Sha256::new_with_prefix("ringfence layer 2\n"),
             buffer: vec![0; BUFFER],
-            links_dir: crate::files::open_dir_at(layer, LINKS)?,
             links: HashMap::new(),
+            files: 0,
             bytes: 0,
             names: 0,
             unchecked: 0,
-        })
+        }
     }
 
-    /// Copies trees, topmost first, to one directory of the layer.
-    pub(super) fn tree(&mut self, part: Part, trees: Vec<OwnedFd>, has_below: bool) -> Result<(), Failure> {
+    /// Reads trees, topmost first, as one directory of the layer.
+    pub(crate) fn tree(&mut self, part: Part, trees: Vec<OwnedFd>, has_below: bool) -> Result<(), Failure> {
         let name = CString::new(part.as_str()).map_err(io::Error::from)?;
         let mut path = Vec::new();
         let Some(top) = trees.first() else {
             return Ok(());
         };
         let stat = rustix::fs::fstat(top)?;
-        let metadata = Metadata {
-            stat,
-            attributes: attributes(&of_descriptor(top.as_fd()))?.kept,
-        };
-        let layer = self.layer;
-        self.enter(&mut path, layer, name, trees, has_below, false, metadata)?;
+        rustix::process::fchdir(top)?;
+        let read = attributes(c".")?;
+        if self.is_stored && read.is_opaque {
+            return Err(Failure::Refused("its root hides what lies below".to_owned()));
+        }
+        let metadata = Metadata::new(&stat, read.kept);
+        self.enter(&mut path, name, trees, has_below, false, metadata)?;
         if let (Part::Root, Some(root)) = (part, path.last_mut()) {
             // In messages, paths are those of the sandbox.
             root.name = CString::default();
@@ -122,12 +209,16 @@ impl<'a> TreeCopy<'a> {
         while let Some(directory) = path.last_mut() {
             match directory.left.pop() {
                 Some(entry) => {
-                    let copied = self.entry(&mut path, &entry);
-                    copied.map_err(|failure| at(&path, &entry, failure))?;
+                    let read = self.entry(&mut path, &entry);
+                    read.map_err(|failure| at(&path, &entry, failure))?;
                 }
                 None => {
                     if let Some(directory) = path.pop() {
-                        self.leave(&directory)?;
+                        self.names -= directory.names;
+                        self.note(b'e', &[]);
+                        // The name of a root is not in its own directory.
+                        let left = self.sink.leave(&directory.metadata);
+                        left.map_err(|failure| at(&path, &directory.name, failure))?;
                     }
                 }
             }
@@ -136,13 +227,9 @@ impl<'a> TreeCopy<'a> {
     }
 
     /// The layer's id and size.
-    pub(super) fn finish(self) -> Result<(LayerId, u64), Failure> {
-        for number in 0..self.links.len() {
-            rustix::fs::unlinkat(&self.links_dir, number.to_string(), AtFlags::empty())?;
-        }
-        rustix::fs::unlinkat(self.layer, LINKS, AtFlags::REMOVEDIR)?;
+    pub(crate) fn finish(self) -> (LayerId, u64, S) {
         let hash: [u8; 32] = self.hash.finalize().into();
-        Ok((LayerId::from_hash(&hash), self.bytes))
+        (LayerId::from_hash(&hash), self.bytes, self.sink)
     }
 
     /// Adds a record to the hash. Every part has its length before it, so no two trees have the same records.
@@ -155,16 +242,8 @@ impl<'a> TreeCopy<'a> {
     }
 
     fn note_metadata(&mut self, metadata: &Metadata) {
-        let stat = &metadata.stat;
-        let mode = stat.st_mode & 0o7777;
-        self.note(
-            b'm',
-            &[
-                &mode.to_le_bytes(),
-                &stat.st_uid.to_le_bytes(),
-                &stat.st_gid.to_le_bytes(),
-            ],
-        );
+        let Metadata { mode, uid, gid, .. } = metadata;
+        self.note(b'm', &[&mode.to_le_bytes(), &uid.to_le_bytes(), &gid.to_le_bytes()]);
         for (name, value) in &metadata.attributes {
             self.note(b'x', &[name.to_bytes(), value]);
         }
@@ -181,11 +260,9 @@ impl<'a> TreeCopy<'a> {
     }
 
     /// Begins a directory.
-    #[expect(clippy::too_many_arguments, reason = "one call site for entries, and one for roots")]
     fn enter(
         &mut self,
         path: &mut Vec<Directory>,
-        parent: BorrowedFd<'_>,
         name: CString,
         from: Vec<OwnedFd>,
         has_below: bool,
@@ -195,36 +272,24 @@ impl<'a> TreeCopy<'a> {
         if path.len() >= DEPTH_MAX {
             return Err(Failure::Refused(format!("more than {DEPTH_MAX} directories deep")));
         }
-        rustix::fs::mkdirat(parent, &*name, Mode::from_raw_mode(0o700))?;
-        let to = open_directory(parent, &name)?;
         self.note(b'd', &[name.to_bytes()]);
         if has_below && hides_below {
             metadata.attributes.push((OPAQUE.to_owned(), b"y".to_vec()));
         }
         self.note_metadata(&metadata);
+        self.sink.enter(&name, &metadata)?;
         self.bytes += BLOCK as u64;
         let before = self.names;
         let left = self.entries(&from)?;
         path.push(Directory {
             name,
             from,
-            to,
             has_below: has_below && !hides_below,
             left,
             names: self.names - before,
             metadata,
         });
         Ok(())
-    }
-
-    /// Ends a directory: its attributes must not be inherited by what is in it, and its time is that of the original.
-    fn leave(&mut self, directory: &Directory) -> Result<(), Failure> {
-        self.names -= directory.names;
-        self.note(b'e', &[]);
-        // The name of a root is not in its own directory.
-        set_metadata(&of_descriptor(directory.to.as_fd()), &directory.metadata)
-            .map_err(|failure| at(&[], &directory.name, failure))?;
-        Ok(rustix::fs::futimens(&directory.to, &times(&directory.metadata.stat))?)
     }
 
     /// The names in all of the directories, in reverse order.
@@ -266,12 +331,12 @@ impl<'a> TreeCopy<'a> {
             return Ok(());
         };
         let from = directory.from[index].as_fd();
-        let to = directory.to.as_fd();
         let kind = FileType::from_raw_mode(stat.st_mode);
         match kind {
-            FileType::CharacterDevice if is_whiteout(&stat) => return self.whiteout(to, name, directory.has_below),
+            FileType::CharacterDevice if is_whiteout(&stat) => return self.whiteout(name, directory.has_below),
             // It does not outlive its server.
-            FileType::Socket => return self.whiteout(to, name, directory.has_below),
+            FileType::Socket if !self.is_stored => return self.whiteout(name, directory.has_below),
+            FileType::Socket => return Err(Failure::Refused("a socket".to_owned())),
             FileType::CharacterDevice | FileType::BlockDevice => {
                 return Err(Failure::Refused("a device".to_owned()));
             }
@@ -281,12 +346,13 @@ impl<'a> TreeCopy<'a> {
         if stat.st_uid >= IDS_PER_SLOT || stat.st_gid >= IDS_PER_SLOT {
             return Err(Failure::Refused("its owner is not a user of the sandbox".to_owned()));
         }
-        let read = attributes(&of_entry(from, name))?;
-        let metadata = Metadata {
-            stat,
-            attributes: read.kept,
-        };
+        rustix::process::fchdir(from)?;
+        let read = attributes(name)?;
+        let metadata = Metadata::new(&stat, read.kept);
         if kind == FileType::Directory {
+            if self.is_stored && read.is_opaque && !directory.has_below {
+                return Err(Failure::Refused("nothing is below that it could hide".to_owned()));
+            }
             let mut merged = vec![open_directory(from, name)?];
             let mut hides_below = read.is_opaque;
             for lower in &directory.from[index + 1..] {
@@ -296,7 +362,8 @@ impl<'a> TreeCopy<'a> {
                 match stat_at(lower.as_fd(), name)? {
                     None => {}
                     Some(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                        hides_below = attributes(&of_entry(lower.as_fd(), name))?.is_opaque;
+                        rustix::process::fchdir(lower)?;
+                        hides_below = attributes(name)?.is_opaque;
                         merged.push(open_directory(lower.as_fd(), name)?);
                     }
                     // What is not a directory ends what is merged.
@@ -304,102 +371,77 @@ impl<'a> TreeCopy<'a> {
                 }
             }
             let has_below = directory.has_below;
-            let to = to.try_clone_to_owned()?;
-            return self.enter(
-                path,
-                to.as_fd(),
-                name.to_owned(),
-                merged,
-                has_below,
-                hides_below,
-                metadata,
-            );
+            return self.enter(path, name.to_owned(), merged, has_below, hides_below, metadata);
         }
-        if metadata.stat.st_nlink > 1 {
-            let key = (metadata.stat.st_dev, metadata.stat.st_ino);
-            if let Some(number) = self.links.get(&key).copied() {
-                self.note(b'h', &[name.to_bytes(), &number.to_le_bytes()]);
-                return Ok(rustix::fs::linkat(
-                    &self.links_dir,
-                    number.to_string(),
-                    to,
-                    name,
-                    AtFlags::empty(),
-                )?);
+        let mut number = None;
+        if stat.st_nlink > 1 {
+            let key = (stat.st_dev, stat.st_ino);
+            if let Some((number, file)) = self.links.get(&key).copied() {
+                // The other names of a file may be outside of the tree, so the hash counts all files.
+                self.note(b'h', &[name.to_bytes(), &file.to_le_bytes()]);
+                self.files += 1;
+                return self.sink.link(name, number);
             }
-            let number = self.links.len() as u64;
-            self.links.insert(key, number);
-            self.file(kind, from, to, name, &metadata)?;
-            return Ok(rustix::fs::linkat(
-                to,
-                name,
-                &self.links_dir,
-                number.to_string(),
-                AtFlags::empty(),
-            )?);
+            let new = self.links.len() as u64;
+            self.links.insert(key, (new, self.files));
+            number = Some(new);
         }
-        self.file(kind, from, to, name, &metadata)
+        self.files += 1;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        self.file((kind, size), from, name, &metadata, number)
     }
 
     /// Says that a name is deleted in what lies below, if anything does.
-    fn whiteout(&mut self, to: BorrowedFd<'_>, name: &CStr, has_below: bool) -> Result<(), Failure> {
+    fn whiteout(&mut self, name: &CStr, has_below: bool) -> Result<(), Failure> {
         if !has_below {
-            return Ok(());
+            return match self.is_stored {
+                true => Err(Failure::Refused("nothing is below that it could delete".to_owned())),
+                false => Ok(()),
+            };
         }
         self.note(b'w', &[name.to_bytes()]);
         self.bytes += INODE;
-        let nothing = rustix::fs::makedev(0, 0);
-        Ok(rustix::fs::mknodat(
-            to,
-            name,
-            FileType::CharacterDevice,
-            Mode::empty(),
-            nothing,
-        )?)
+        self.sink.whiteout(name)
     }
 
-    /// Copies a file that is not a directory.
+    /// Reads a file that is not a directory.
     fn file(
         &mut self,
-        kind: FileType,
+        (kind, size): (FileType, u64),
         from: BorrowedFd<'_>,
-        to: BorrowedFd<'_>,
         name: &CStr,
         metadata: &Metadata,
+        number: Option<u64>,
     ) -> Result<(), Failure> {
         self.bytes += INODE;
         match kind {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(from, name, Vec::new())?;
                 self.note(b'l', &[name.to_bytes(), target.to_bytes()]);
-                rustix::fs::symlinkat(&*target, to, name)?;
+                self.sink.file(name, &Content::Symlink(target), metadata, number)?;
             }
             FileType::Fifo => {
                 self.note(b'p', &[name.to_bytes()]);
-                rustix::fs::mknodat(to, name, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+                self.sink.file(name, &Content::Fifo, metadata, number)?;
             }
             _ => {
-                let size = u64::try_from(metadata.stat.st_size).unwrap_or(0);
                 self.note(b'f', &[name.to_bytes(), &size.to_le_bytes()]);
-                self.content(from, to, name, size)?;
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                let file = File::from(rustix::fs::openat(from, name, flags, Mode::empty())?);
+                let content = Content::Regular { file: &file, size };
+                self.sink.file(name, &content, metadata, number)?;
+                self.content(&file, size)?;
             }
         }
         self.note_metadata(metadata);
-        set_metadata(&of_entry(to, name), metadata)?;
-        let times = times(&metadata.stat);
-        Ok(rustix::fs::utimensat(to, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+        self.sink.file_end(name, metadata, number)
     }
 
-    /// Copies the blocks of a file that are not zero.
-    fn content(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, size: u64) -> Result<(), Failure> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let from = std::fs::File::from(rustix::fs::openat(from, name, flags, Mode::empty())?);
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let to = std::fs::File::from(rustix::fs::openat(to, name, flags, Mode::from_raw_mode(0o600))?);
-        rustix::fs::ftruncate(&to, size)?;
+    /// Reads the blocks of a file that are not zero.
+    fn content(&mut self, from: &File, size: u64) -> Result<(), Failure> {
         let mut offset = 0;
         while offset < size {
-            offset = match rustix::fs::seek(&from, SeekFrom::Data(offset)) {
+            offset = match rustix::fs::seek(from, SeekFrom::Data(offset)) {
                 // Blocks are those of the file, wherever its data begins.
                 Ok(data) => data - data % BLOCK as u64,
                 Err(Errno::NXIO) => break,
@@ -410,7 +452,7 @@ impl<'a> TreeCopy<'a> {
             let copied = from
                 .read_exact_at(&mut buffer[..wanted], offset)
                 .map_err(Failure::from)
-                .and_then(|()| self.blocks(&to, &buffer[..wanted], offset));
+                .and_then(|()| self.blocks(&buffer[..wanted], offset));
             self.buffer = buffer;
             copied?;
             offset += wanted as u64;
@@ -418,16 +460,16 @@ impl<'a> TreeCopy<'a> {
         Ok(())
     }
 
-    fn blocks(&mut self, to: &std::fs::File, data: &[u8], offset: u64) -> Result<(), Failure> {
+    fn blocks(&mut self, data: &[u8], offset: u64) -> Result<(), Failure> {
         let mut at = offset;
-        // Adjacent blocks are written together.
+        // Adjacent blocks are given together.
         let (mut start, mut end) = (0, 0);
         for block in data.chunks(BLOCK) {
             let index = usize::try_from(at - offset).unwrap_or(0);
             if block.iter().any(|byte| *byte != 0) {
                 self.note(b'b', &[&at.to_le_bytes(), block]);
                 if end != index {
-                    write_at(to, &data[start..end], offset + start as u64)?;
+                    self.sink.data(&data[start..end], offset + start as u64)?;
                     start = index;
                 }
                 end = index + block.len();
@@ -435,20 +477,12 @@ impl<'a> TreeCopy<'a> {
             }
             at += block.len() as u64;
         }
-        write_at(to, &data[start..end], offset + start as u64)?;
+        self.sink.data(&data[start..end], offset + start as u64)?;
         self.spend(data.len() as u64)
     }
 }
 
-fn write_at(to: &std::fs::File, data: &[u8], offset: u64) -> Result<(), Failure> {
-    to.write_all_at(data, offset)
-        .map_err(|error| match error.raw_os_error() {
-            Some(code) => Errno::from_raw_os_error(code).into(),
-            None => error.into(),
-        })
-}
-
-fn open_directory(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Failure> {
+pub(super) fn open_directory(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
 }
@@ -465,22 +499,6 @@ fn is_whiteout(stat: &Stat) -> bool {
     stat.st_rdev == 0
 }
 
-/// A path for calls that take no descriptor, for the file that is open.
-fn of_descriptor(file: BorrowedFd<'_>) -> CString {
-    path_of(&format!("/proc/self/fd/{}/.", file.as_raw_fd()), c"")
-}
-
-/// The same for a name in an open directory. The calls do not follow a link of that name.
-fn of_entry(directory: BorrowedFd<'_>, name: &CStr) -> CString {
-    path_of(&format!("/proc/self/fd/{}/", directory.as_raw_fd()), name)
-}
-
-fn path_of(directory: &str, name: &CStr) -> CString {
-    let mut path = directory.as_bytes().to_vec();
-    path.extend_from_slice(name.to_bytes());
-    CString::new(path).expect("neither a number nor a name has a NUL")
-}
-
 /// Extended attributes of a file.
 struct Attributes {
     /// Those that a layer has, sorted.
@@ -488,7 +506,7 @@ struct Attributes {
     is_opaque: bool,
 }
 
-/// Reads the extended attributes of a file.
+/// Reads the extended attributes of a file in the current directory, without following a link.
 fn attributes(path: &CStr) -> Result<Attributes, Failure> {
     let mut names = vec![0; 64 << 10];
     let length = match rustix::fs::llistxattr(path, &mut names) {
@@ -525,49 +543,12 @@ fn attributes(path: &CStr) -> Result<Attributes, Failure> {
 
 /// Attributes of users, file capabilities and access control lists. Others are the host's: labels of its security
 /// modules, and what overlayfs wrote.
-fn is_kept(name: &[u8]) -> bool {
+pub(crate) fn is_kept(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || matches!(
             name,
             b"security.capability" | b"system.posix_acl_access" | b"system.posix_acl_default"
         )
-}
-
-/// Sets owner, mode and attributes, in this order: changing the owner takes bits of the mode and capabilities away.
-fn set_metadata(path: &CStr, metadata: &Metadata) -> Result<(), Failure> {
-    let stat = &metadata.stat;
-    let (user, group) = (
-        rustix::fs::Uid::from_raw(stat.st_uid),
-        rustix::fs::Gid::from_raw(stat.st_gid),
-    );
-    let cwd = rustix::fs::CWD;
-    rustix::fs::chownat(cwd, path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-        let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
-        rustix::fs::chmodat(cwd, path, mode, AtFlags::empty())?;
-    }
-    for (name, value) in &metadata.attributes {
-        let set = rustix::fs::lsetxattr(path, &**name, value, XattrFlags::empty());
-        set.map_err(|error| match error {
-            Errno::OPNOTSUPP | Errno::RANGE | Errno::TOOBIG => Failure::Refused(format!(
-                "the host's file system cannot store the attribute {}",
-                name.to_bytes().escape_ascii()
-            )),
-            error => error.into(),
-        })?;
-    }
-    Ok(())
-}
-
-fn times(stat: &Stat) -> Timestamps {
-    let modified = Timespec {
-        tv_sec: stat.st_mtime,
-        tv_nsec: stat.st_mtime_nsec.try_into().unwrap_or(0),
-    };
-    Timestamps {
-        last_access: modified,
-        last_modification: modified,
-    }
 }
 
 /// Adds the path of a file to a failure. Programs in the sandbox chose the names.

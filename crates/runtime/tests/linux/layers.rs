@@ -51,11 +51,19 @@ fn debugfs(image: &str, directory: &str, command: &str) {
     assert_eq!(errors.lines().count(), 1, "{command}: {errors}");
 }
 
-fn stored(container: &ContainerDriver) -> Vec<String> {
+pub(crate) fn stored(container: &ContainerDriver) -> Vec<String> {
     let entries = fs::read_dir(data_dir_of(container).join("layers")).unwrap();
     entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect()
+}
+
+/// A layer of what is written to the file system of a sandbox. The owners are those that root of the sandbox would be.
+pub(crate) fn write_layer(container: &ContainerDriver, write: impl FnOnce(&Path)) -> LayerId {
+    ended(container, write);
+    let committed = container.commit(&order(false), &|| false).unwrap();
+    clean(container, &id("ione"));
+    committed.layer
 }
 
 pub(crate) fn what_is_on_the_disk_is_checked(container: &ContainerDriver) {

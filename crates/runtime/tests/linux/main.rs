@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test program of its own")]
 
+mod archives;
 mod layers;
 
 use std::fs;
@@ -89,7 +90,11 @@ fn run_all() -> Vec<bool> {
     // In parallel with the others, because it waits for half a minute.
     let stuck = "a launcher that does not answer fails the start and is replaced";
     let stuck = std::thread::spawn(move || run(stuck, launcher_that_stopped_is_replaced));
-    let mut outcomes: Vec<bool> = tests.into_iter().map(|(name, test)| run(name, test)).collect();
+    let mut outcomes: Vec<bool> = tests
+        .into_iter()
+        .chain(archives::TESTS)
+        .map(|(name, test)| run(name, test))
+        .collect();
     outcomes.push(stuck.join().unwrap());
     outcomes
 }

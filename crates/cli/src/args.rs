@@ -95,11 +95,23 @@ pub(crate) enum Command {
     /// List, inspect and kill sandboxes of all teams; requires a running platform
     #[command(subcommand)]
     Sandbox(SandboxCommand),
-    /// Build, list, inspect and delete the templates of a team; requires a running platform
+    /// Build, list, inspect, delete, push and pull the templates of a team; requires a running platform
     ///
-    /// The platform and the API key are those of E2B_API_URL and E2B_API_KEY, or of the data directory.
+    /// The platform and the API key are those of E2B_API_URL and E2B_API_KEY, or of the data directory; for `push` and
+    /// `pull` the platform is that of the data directory.
     #[command(subcommand)]
     Template(TemplateCommand),
+    /// Remove layers of templates that nothing uses, and show the space that builds take; requires a running platform
+    ///
+    /// The platform does the same at intervals. Layers that a template, a sandbox, a build or the build cache uses stay.
+    Gc {
+        /// Only show what would be removed
+        #[arg(long)]
+        dry_run: bool,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
     /// Benchmark a running platform
     ///
     /// Times are those of single requests over kept-alive connections; no sample is discarded. The exit code is 1 if a
@@ -374,6 +386,9 @@ pub(crate) enum TemplateCommand {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
+    /// Files of templates.
+    #[command(flatten)]
+    Transfer(TransferCommand),
     /// Delete templates
     Delete {
         /// Names or IDs of the templates
@@ -426,6 +441,34 @@ pub(crate) struct BuildArgs {
     pub(crate) path: PathBuf,
 }
 
+/// Subcommands of `template` for files of templates.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TransferCommand {
+    /// Write a finished template to a file, with all its layers
+    Push {
+        /// Name or ID of the template, NAME[:TAG]
+        name: String,
+        /// The file, which must not exist
+        file: PathBuf,
+        /// The team that has the template
+        #[arg(long, value_name = "TEAM", default_value = "default")]
+        team: String,
+    },
+    /// Make a template of a file; if the team has one with this name, it gets another build
+    Pull {
+        /// Name of the template, NAME[:TAG]
+        name: String,
+        /// The file
+        file: PathBuf,
+        /// The team that gets the template
+        #[arg(long, value_name = "TEAM", default_value = "default")]
+        team: String,
+        /// Accept a template that lies above `base` of another distribution or version than this host has
+        #[arg(long)]
+        any_base: bool,
+    },
+}
+
 /// Sort orders of `sandbox list`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum SandboxOrder {
@@ -467,6 +510,7 @@ impl Cli {
             | Command::MasterKey(_)
             | Command::Sandbox(_)
             | Command::Template(_)
+            | Command::Gc { .. }
             | Command::Bench(_) => {}
         }
         flags

@@ -21,6 +21,7 @@ mod harden;
 mod logging;
 mod master_key;
 mod node_identity;
+mod operator;
 mod output;
 mod sandboxes;
 mod secret;
@@ -28,6 +29,7 @@ mod signals;
 mod template;
 mod templates;
 mod tls;
+mod transfer;
 mod up;
 mod version;
 
@@ -115,6 +117,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         | Command::MasterKey(_)
         | Command::Sandbox(_)
         | Command::Template(_)
+        | Command::Gc { .. }
         | Command::Bench(_) => "warn",
     };
     logging::start(settings, default_level)?;
@@ -164,6 +167,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         }
         Command::Sandbox(command) => sandboxes::run(settings, &command),
         Command::Template(command) => template::run(settings, sources, &command),
+        Command::Gc { dry_run, format } => transfer::collect(settings, dry_run, format),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }
 }

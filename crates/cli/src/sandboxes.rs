@@ -5,22 +5,16 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow, bail};
-use bytes::Bytes;
-use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use serde::de::DeserializeOwned;
-use server::operator::{OperatorError, OperatorLogEntry, OperatorSandbox, OperatorSocket, OperatorUsage};
+use anyhow::{Context, Result, bail};
+use http::Method;
+use server::operator::{OperatorLogEntry, OperatorSandbox, OperatorUsage};
 
 use crate::args::{SandboxCommand, SandboxOrder};
 use crate::config::Config;
 use crate::data_dir::DataDir;
+use crate::operator::{answer, ask};
 use crate::output::{self, Format};
 
-/// Largest answer that is read, in bytes: some 10,000 log entries or sandboxes.
-const ANSWER_MAX: usize = 256 << 20;
 const MIB: u64 = 1 << 20;
 
 /// Runs the command.
@@ -108,7 +102,7 @@ fn row(sandbox: &OperatorSandbox) -> Vec<String> {
     ]
 }
 
-fn mib(bytes: u64) -> String {
+pub(crate) fn mib(bytes: u64) -> String {
     let tenths = bytes.saturating_mul(10) / MIB;
     match tenths {
         0..100 => format!("{}.{} MiB", tenths / 10, tenths % 10),
@@ -188,50 +182,6 @@ fn path(id: &str, rest: &str) -> Result<String> {
         bail!("{id:?} is not a sandbox ID; see `ringfence sandbox list`");
     }
     Ok(format!("/sandboxes/{id}{rest}"))
-}
-
-async fn ask<T: DeserializeOwned>(dir: &DataDir, method: Method, path: &str) -> Result<T> {
-    let body = answer(dir, method, path).await?;
-    serde_json::from_slice(&body).context("decode the response of the platform; does it run another version?")
-}
-
-/// Sends a request to the platform of a data directory and returns the body of a success.
-async fn answer(dir: &DataDir, method: Method, path: &str) -> Result<Bytes> {
-    let stream = OperatorSocket::connect(dir.path()).await.map_err(|error| {
-        let shown = dir.path().display();
-        match error.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
-                anyhow!("no platform runs on {shown}; start it with `ringfence up` (running sandboxes are adopted)")
-            }
-            _ => anyhow!(error).context(format!("connect to the platform on {shown}")),
-        }
-    })?;
-    let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(http::header::HOST, "operator")
-        .body(Empty::<Bytes>::new())?;
-    // The future owns the sender, so the connection is closed with it instead of staying open until its idle timeout.
-    let exchange = async move {
-        let response = requests.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
-        let body = body.map_err(|error| anyhow!("{error}"))?.to_bytes();
-        Ok::<_, anyhow::Error>((status, body))
-    };
-    let (exchanged, _) = tokio::join!(exchange, connection);
-    let (status, body) = exchanged.context("send the request to the platform")?;
-    if status.is_success() {
-        return Ok(body);
-    }
-    match serde_json::from_slice::<OperatorError>(&body) {
-        Ok(error) => bail!(error.message),
-        Err(_) if status == StatusCode::NOT_FOUND => {
-            bail!("the platform does not support {path}; is it an older version?")
-        }
-        Err(_) => bail!("the platform answered {status}"),
-    }
 }
 
 #[cfg(test)]

@@ -19,12 +19,16 @@ use crate::args::TemplateCommand;
 use crate::config::{Config, Sources};
 use crate::credentials;
 use crate::output::{self, Format};
+use crate::transfer;
 
 /// Runs the command.
 ///
 /// # Errors
 /// When no platform answers, or the request fails.
 pub(crate) fn run(config: &Config, sources: &Sources, command: &TemplateCommand) -> Result<ExitCode> {
+    if let TemplateCommand::Transfer(command) = command {
+        return transfer::run(config, command);
+    }
     let (url, key) = credentials::endpoint(None, config, sources)?;
     let client = Client::new(&url, &key)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -37,6 +41,7 @@ pub(crate) fn run(config: &Config, sources: &Sources, command: &TemplateCommand)
             TemplateCommand::List { format } => list(&client, *format).await,
             TemplateCommand::Show { name, format } => show(&client, name, *format).await,
             TemplateCommand::Delete { names } => return delete(&client, names).await,
+            TemplateCommand::Transfer(_) => Ok(()),
         }?;
         Ok(ExitCode::SUCCESS)
     })

@@ -10,6 +10,7 @@
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
+mod archive;
 mod claim;
 mod commit;
 mod control;
@@ -32,10 +33,11 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, LiveSandbox,
-    NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox,
-    Wanted, WantedState,
+    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, LayerStream,
+    LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample, SandboxStream, Snapshot, StartSandbox,
+    StartedSandbox, Wanted, WantedState,
 };
+use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};
 use runtime::driver::{Driver, Found};
@@ -104,6 +106,8 @@ pub(crate) struct Shared {
     pub(crate) starts: Semaphore,
     pub(crate) respawns: Semaphore,
     pub(crate) commits: Semaphore,
+    /// Each is held while an archive is written or read.
+    pub(crate) archives: Arc<Semaphore>,
     /// Space that layers leave free, in bytes.
     pub(crate) disk_floor_bytes: u64,
     pub(crate) stop: CancellationToken,
@@ -153,6 +157,7 @@ impl Node {
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
             respawns: Semaphore::new(supervisor::RESPAWNS),
             commits: Semaphore::new(commit::COMMITS),
+            archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
             stop: stop.clone(),
             disk: guard::GuardCounters::default(),
@@ -440,6 +445,26 @@ impl NodeApi for Node {
             let (driver, layer) = (Arc::clone(&self.shared.driver), id.clone());
             let removed = blocking(move || driver.remove_layer(&layer)).await.map_err(failed)?;
             removed.map_err(failed)
+        })
+    }
+
+    fn export_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<LayerStream, NodeError>> {
+        Box::pin(archive::export(Arc::clone(&self.shared), id.clone()))
+    }
+
+    fn import_layer<'a>(
+        &'a self,
+        id: &'a LayerId,
+        bytes: u64,
+        archive: LayerStream,
+    ) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(archive::import(&self.shared, id, bytes, archive))
+    }
+
+    fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {
+        Box::pin(async move {
+            let version = blocking(runtime::environment::base_version).await.map_err(failed)?;
+            version.map_err(failed)
         })
     }
 

@@ -13,3 +13,4 @@ pub mod node;
 pub mod process;
 pub mod signature;
 pub mod sockets;
+pub mod template_file;

@@ -27,8 +27,9 @@ use serde::{Deserialize, Serialize};
 pub use self::counters::{DnsCounters, EgressConnections, EgressCounters};
 pub use self::error::{DialError, Failure, NodeError};
 pub use self::events::{LiveSandbox, NodeEvent, NodeEvents, Snapshot};
-pub use self::stream::{ByteStream, SandboxStream};
+pub use self::stream::{ByteSource, ByteStream, LayerStream, SandboxStream};
 use crate::agent::Init;
+use crate::template_file::BaseVersion;
 
 /// A boxed future that borrows from its call.
 pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -300,6 +301,22 @@ pub trait NodeApi: Send + Sync + 'static {
     /// Removes a layer. The caller knows that no image refers to it; sandboxes that were started from it keep it until
     /// they end. Succeeds when there is no such layer.
     fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>>;
+
+    /// A layer as an archive. [`NodeError::NoLayer`] when the node does not have it.
+    fn export_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<LayerStream, NodeError>>;
+
+    /// Makes a layer of an archive of at most `bytes` unpacked. The archive is untrusted: nothing but the layer with that
+    /// id can come of it. [`NodeError::Refused`] when it is another one; [`NodeError::Capacity`] when the host has no
+    /// space for it. A layer that the node has is kept.
+    fn import_layer<'a>(
+        &'a self,
+        id: &'a LayerId,
+        bytes: u64,
+        archive: LayerStream,
+    ) -> NodeFuture<'a, Result<Committed, NodeError>>;
+
+    /// What `base` is on the host.
+    fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>>;
 
     /// Opens a stream to a TCP port inside a sandbox.
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>>;

@@ -11,6 +11,7 @@ pub(crate) mod files;
 mod log;
 pub(crate) mod recipe;
 pub(crate) mod run;
+pub(crate) mod transfer;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -88,6 +89,8 @@ pub(crate) struct Builds {
     pub(crate) files: Arc<BuildFiles>,
     /// The builds in progress.
     running: Mutex<HashMap<BuildId, Running>>,
+    /// The layers of templates that are being read from files.
+    imports: Mutex<Vec<Pins>>,
     /// Excludes commits while layers are removed.
     removal: Arc<tokio::sync::RwLock<()>>,
     /// A build was started.
@@ -158,6 +161,7 @@ impl Builds {
             clock,
             work,
             running: Mutex::default(),
+            imports: Mutex::default(),
             removal: Arc::default(),
             started: Notify::new(),
         }
@@ -209,11 +213,16 @@ impl Builds {
         Some(self.node.kill(id).await)
     }
 
-    /// The layers that builds in progress and pooled sandboxes use.
+    /// The layers that builds in progress and pooled sandboxes use, and those that are being read from files.
     fn pinned(&self) -> HashSet<LayerId> {
-        let running = self.running.lock();
-        let pinned = running.values().flat_map(|build| build.pins.lock().clone());
-        pinned.chain(self.pool.layers()).collect()
+        let mut pinned: HashSet<LayerId> = {
+            let running = self.running.lock();
+            running.values().flat_map(|build| build.pins.lock().clone()).collect()
+        };
+        let imports = self.imports.lock();
+        pinned.extend(imports.iter().flat_map(|pins| pins.lock().clone()));
+        pinned.extend(self.pool.layers());
+        pinned
     }
 
     /// Runs builds in their turn until `stop` is cancelled; those in progress then are begun again by the next start.

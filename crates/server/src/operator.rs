@@ -6,37 +6,39 @@
 //! a sandbox (no token, no metadata, no environment), so they may be pasted into a ticket.
 
 mod accept;
+mod context;
 pub(crate) mod metrics;
 mod socket;
+mod templates;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use axum::extract::{Path, Query, State};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
 use model::id::{SandboxId, TeamId};
 use model::log::Level;
 use protocol::node::NodeError;
 use serde::{Deserialize, Serialize};
-use store::Store;
 use store::error::StoreError;
 use store::records::{LogOrder, LogQuery, LogRow};
 use store::sandboxes::SandboxRow;
 
+pub(crate) use self::context::Operator;
+pub use self::context::OperatorError;
+use self::context::{ErrorResponse, team_names};
 pub use self::socket::OperatorSocket;
 pub(crate) use self::socket::serve;
-use crate::builds::{BuildSandbox, Builds};
+pub use self::templates::{OperatorCollection, OperatorLayer, OperatorSpace, OperatorTemplate};
+use crate::builds::BuildSandbox;
 use crate::chain::Chain;
 use crate::clock::rfc3339;
 use crate::outcome::EndReason;
 use crate::pool::{AGE_MAX_US, PooledSandbox};
-use crate::records::{Records, Sample};
-use crate::sandboxes::Sandboxes;
+use crate::records::Sample;
 use crate::sandboxes::elsewhere::AbsentError;
-use crate::sandboxes::registry::{Registry, StopOutcome};
+use crate::sandboxes::registry::StopOutcome;
 
 /// Default maximum number of log entries in a response.
 const LOG_LIMIT_DEFAULT: u32 = 1000;
@@ -102,51 +104,15 @@ pub struct OperatorLogEntry {
     pub fields: BTreeMap<String, String>,
 }
 
-/// The body of an error response.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OperatorError {
-    /// What went wrong.
-    pub message: String,
-}
-
-/// An error response.
-struct ErrorResponse(StatusCode, String);
-
-impl ErrorResponse {
-    fn no_sandbox(id: &str) -> Self {
-        Self(StatusCode::NOT_FOUND, format!("there is no sandbox {id}"))
-    }
-}
-
-impl From<StoreError> for ErrorResponse {
-    fn from(error: StoreError) -> Self {
-        // Only the operator can fix it, so the response has the complete error chain.
-        Self(StatusCode::SERVICE_UNAVAILABLE, Chain(&error).to_string())
-    }
-}
-
-impl IntoResponse for ErrorResponse {
-    fn into_response(self) -> Response {
-        (self.0, Json(OperatorError { message: self.1 })).into_response()
-    }
-}
-
-/// The services of the operator API.
-#[derive(Debug, Clone)]
-pub(crate) struct Operator {
-    pub(crate) store: Store,
-    pub(crate) sandboxes: Arc<Sandboxes>,
-    pub(crate) builds: Arc<Builds>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) records: Arc<Records>,
-}
-
 /// The routes of the socket.
 pub(crate) fn router(operator: Operator) -> Router {
     Router::new()
         .route("/sandboxes", get(list_sandboxes))
         .route("/sandboxes/{id}", get(show_sandbox).delete(kill_sandbox))
         .route("/sandboxes/{id}/logs", get(read_logs))
+        .route("/template", get(templates::read_manifest).post(templates::import))
+        .route("/layers/{id}", get(templates::read_layer))
+        .route("/collections", post(templates::collect))
         .with_state(operator)
 }
 
@@ -264,11 +230,6 @@ async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorResponse, St
 
 fn parse(id: &str) -> Result<SandboxId, ErrorResponse> {
     SandboxId::from_path(id).map_err(|_| ErrorResponse::no_sandbox(id))
-}
-
-async fn team_names(operator: &Operator) -> Result<HashMap<TeamId, String>, StoreError> {
-    let teams = operator.store.team_list().await?;
-    Ok(teams.into_iter().map(|team| (team.id, team.name)).collect())
 }
 
 /// The name of a team.

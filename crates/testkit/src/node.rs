@@ -1,6 +1,7 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,9 +12,11 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     ClaimSandbox, Committed, DialError, DiskStops, EgressCounters, FrozenSandbox, HostCapacity, Image, LayerInfo,
-    LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog, SandboxSample, SandboxStream,
-    Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+    LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog, SandboxSample,
+    SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
+use protocol::template_file::BaseVersion;
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 
@@ -60,6 +63,8 @@ pub struct FakeNode {
     pub commit: Mutex<Behaviour>,
     /// Behaviour of the removal of a layer.
     pub remove_layer: Mutex<Behaviour>,
+    /// What `base` is.
+    pub base: Mutex<BaseVersion>,
     /// The layers and their sizes in bytes.
     pub layers: Mutex<BTreeMap<LayerId, u64>>,
     /// The commits so far, the failed ones included: the sandbox, and whether layers were merged.
@@ -123,6 +128,10 @@ impl FakeNode {
             frozen_bytes: AtomicU64::new(1 << 20),
             commit: Mutex::new(Behaviour::Works),
             remove_layer: Mutex::new(Behaviour::Works),
+            base: Mutex::new(BaseVersion {
+                system: "debian-12-x86_64".to_owned(),
+                packages: "1".to_owned(),
+            }),
             layers: Mutex::default(),
             commits: Mutex::default(),
             set_egress: Mutex::new(Behaviour::Works),
@@ -159,6 +168,12 @@ impl FakeNode {
         let mut hash = [0; 32];
         hash[24..].copy_from_slice(&number.to_be_bytes());
         LayerId::from_hash(&hash)
+    }
+
+    /// The archive of a layer.
+    #[must_use]
+    pub fn archive(layer: &LayerId) -> Vec<u8> {
+        format!("the archive of {layer}").into_bytes()
     }
 
     /// The ids of the running sandboxes, in no order.
@@ -350,6 +365,40 @@ impl NodeApi for FakeNode {
             self.layers.lock().remove(id);
             Ok(())
         })
+    }
+
+    fn export_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<LayerStream, NodeError>> {
+        Box::pin(async move {
+            match self.layers.lock().contains_key(id) {
+                true => Ok(LayerStream::new(io::Cursor::new(Self::archive(id)))),
+                false => Err(NodeError::NoLayer(id.clone())),
+            }
+        })
+    }
+
+    fn import_layer<'a>(
+        &'a self,
+        id: &'a LayerId,
+        bytes: u64,
+        mut archive: LayerStream,
+    ) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(async move {
+            let mut read = Vec::new();
+            let copied = archive.read_to_end(&mut read).await;
+            copied.map_err(|error| NodeError::failed(error.to_string()))?;
+            if read != Self::archive(id) || bytes < 4096 {
+                return Err(NodeError::Refused("its content is that of another layer".to_owned()));
+            }
+            self.layers.lock().insert(id.clone(), 4096);
+            Ok(Committed {
+                layer: id.clone(),
+                bytes: 4096,
+            })
+        })
+    }
+
+    fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {
+        Box::pin(async move { Ok(self.base.lock().clone()) })
     }
 
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {

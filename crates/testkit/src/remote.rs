@@ -11,9 +11,11 @@ use std::sync::Arc;
 use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, NodeApi,
-    NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, LayerStream,
+    NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample, SandboxStream, StartSandbox, StartedSandbox,
+    Wanted,
 };
+use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
@@ -40,6 +42,9 @@ enum Call {
     Commit(SandboxId, bool),
     Layers,
     RemoveLayer(LayerId),
+    ExportLayer(LayerId),
+    ImportLayer(LayerId, u64),
+    BaseVersion,
     Dial(SandboxId, u16),
     SetEgress(SandboxId, EgressPolicy),
     Reconcile(Vec<Wanted>),
@@ -120,6 +125,38 @@ impl NodeApi for RemoteNode {
 
     fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(self.call(Call::RemoveLayer(id.clone())))
+    }
+
+    fn export_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<LayerStream, NodeError>> {
+        Box::pin(async move {
+            let answered: io::Result<(Result<(), NodeError>, _)> = self.exchange(&Call::ExportLayer(id.clone())).await;
+            let (answer, connection) = answered.map_err(|error| unreachable(&error))?;
+            answer?;
+            Ok(LayerStream::new(Chunked::new(connection)))
+        })
+    }
+
+    fn import_layer<'a>(
+        &'a self,
+        id: &'a LayerId,
+        bytes: u64,
+        mut archive: LayerStream,
+    ) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(async move {
+            let sent = async {
+                let mut connection = self.connect(&Call::ImportLayer(id.clone(), bytes)).await?;
+                let mut chunked = Chunked::new(&mut connection);
+                tokio::io::copy(&mut archive, &mut chunked).await?;
+                chunked.shutdown().await?;
+                read_frame(&mut connection).await
+            };
+            let answer: io::Result<Result<Committed, NodeError>> = sent.await;
+            answer.map_err(|error| unreachable(&error))?
+        })
+    }
+
+    fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {
+        Box::pin(self.call(Call::BaseVersion))
     }
 
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
@@ -204,6 +241,27 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
         Call::Layers => write_frame(connection, &node.layers().await).await,
         Call::RemoveLayer(id) => write_frame(connection, &node.remove_layer(&id).await).await,
+        Call::BaseVersion => write_frame(connection, &node.base_version().await).await,
+        Call::ExportLayer(id) => match node.export_layer(&id).await {
+            Ok(mut archive) => {
+                write_frame(connection, &Ok::<(), NodeError>(())).await?;
+                let mut chunked = Chunked::new(connection);
+                tokio::io::copy(&mut archive, &mut chunked).await?;
+                chunked.shutdown().await
+            }
+            Err(error) => write_frame(connection, &Err::<(), _>(error)).await,
+        },
+        Call::ImportLayer(id, bytes) => {
+            let (near, far) = tokio::io::duplex(CONNECTION_BYTES);
+            let relay = async {
+                let mut near = Chunked::new(near);
+                tokio::io::copy(&mut Chunked::new(&mut *connection), &mut near).await?;
+                near.shutdown().await
+            };
+            let archive = LayerStream::new(Chunked::new(far));
+            let (_, imported) = tokio::join!(relay, node.import_layer(&id, bytes, archive));
+            write_frame(connection, &imported).await
+        }
         Call::SetEgress(id, policy) => write_frame(connection, &node.set_egress(&id, policy).await).await,
         Call::Reconcile(wanted) => write_frame(connection, &node.reconcile(wanted).await).await,
         Call::Samples => write_frame(connection, &node.samples().await).await,

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use model::id::{LayerId, SandboxId};
 use node::Node;
 use protocol::agent::Init;
-use protocol::node::{Image, LayerStack, NodeApi, NodeError, StartSandbox};
+use protocol::node::{Image, LayerStack, LayerStream, NodeApi, NodeError, StartSandbox};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{open, request, run};
 
@@ -131,6 +132,44 @@ pub(crate) async fn sandboxes_become_layers(data_dir: &Path) {
     assert_eq!(crate::disks(data_dir), 0);
     let listed = node.layers().await.unwrap();
     assert_eq!(listed.iter().map(|info| &info.id).collect::<Vec<_>>(), [&layer]);
+
+    // It goes to another node and back as an archive.
+    let mut archive = Vec::new();
+    let mut exported = node.export_layer(&layer).await.unwrap();
+    exported.read_to_end(&mut archive).await.unwrap();
+    assert!(archive.len() < 20 << 20, "{}", archive.len());
+    node.remove_layer(&layer).await.unwrap();
+    assert_eq!(
+        node.export_layer(&layer).await.unwrap_err(),
+        NodeError::NoLayer(layer.clone())
+    );
+    let import = async |id: &LayerId, archive: &[u8]| {
+        let archive = LayerStream::new(std::io::Cursor::new(archive.to_vec()));
+        node.import_layer(id, 1 << 30, archive).await
+    };
+    let other = LayerId::from_hash(&[1; 32]);
+    for (id, archive) in [
+        (&other, &archive[..]),
+        (&layer, &archive[..archive.len() / 2]),
+        (&layer, b""),
+    ] {
+        let refused = import(id, archive).await;
+        assert!(matches!(refused, Err(NodeError::Refused(_))), "{refused:?}");
+        assert_eq!(fs::read_dir(data_dir.join("layers")).unwrap().count(), 0);
+    }
+    // A reader that goes away, and one that fails.
+    drop(import(&layer, &archive));
+    let (mut to, from) = tokio::io::duplex(1 << 10);
+    let cut = async {
+        to.write_all(&archive[..5000]).await.unwrap();
+        drop(to);
+    };
+    let (refused, ()) = tokio::join!(node.import_layer(&layer, 1 << 30, LayerStream::new(from)), cut);
+    assert!(matches!(refused, Err(NodeError::Refused(_))), "{refused:?}");
+    let imported = import(&layer, &archive).await.unwrap();
+    assert_eq!(imported.layer, layer);
+    assert_eq!(node.layers().await.unwrap(), listed);
+    drop(node.export_layer(&layer).await.unwrap());
 
     // Two sandboxes share it. Neither changes it, and each has the same owners in a range of its own.
     let stored = data_dir.join("layers").join(layer.as_str()).join("root/home/user");

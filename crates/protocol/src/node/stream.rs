@@ -86,3 +86,25 @@ impl AsyncWrite for SandboxStream {
         }
     }
 }
+
+/// Bytes that are only read.
+pub trait ByteSource: AsyncRead + Debug + Send + Unpin {}
+
+impl<T: AsyncRead + Debug + Send + Unpin> ByteSource for T {}
+
+/// An archive of a layer. Reading it ends with an error if the archive is incomplete.
+#[derive(Debug)]
+pub struct LayerStream(Box<dyn ByteSource>);
+
+impl LayerStream {
+    /// A stream over any transport.
+    pub fn new(source: impl ByteSource + 'static) -> Self {
+        Self(Box::new(source))
+    }
+}
+
+impl AsyncRead for LayerStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.get_mut().0).poll_read(cx, buf)
+    }
+}

@@ -5,7 +5,7 @@
 //! says its hash, which is computed from the files afterwards.
 
 use std::ffi::CString;
-use std::io::{self, Read};
+use std::io::Read;
 
 use super::tar::{BLOCK, Entry, Kind, decimal, invalid, padding};
 use crate::commit::copy::Copy;
@@ -212,9 +212,6 @@ impl<'a, R: Read> Unpack<'a, R> {
     }
 
     fn skip(&mut self, padding: usize) -> Result<(), Failure> {
-        Ok(self
-            .from
-            .read_exact(&mut [0; BLOCK][..padding])
-            .map_err(io::Error::from)?)
+        Ok(self.from.read_exact(&mut [0; BLOCK][..padding])?)
     }
 }

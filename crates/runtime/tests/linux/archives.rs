@@ -78,13 +78,13 @@ fn inside(root: &Path, script: &str) {
 
 /// All that a layer has, as `find` and `getfattr` show it.
 fn listing(layer: &Path) -> String {
-    let find = "find . -mindepth 1 -printf '%P %y %m %U:%G %T@ %n %s %l\\n' | sort";
+    let find = "find root usr ! -type c -printf '%p %y %m %U:%G %T@ %n %s %l\\n' -o -printf '%p %y %m %n\\n' | sort";
     let attributes = "python3 -c \"import os
-for d, ds, fs in sorted(os.walk('.')):
+for d, ds, fs in sorted(list(os.walk('root')) + list(os.walk('usr'))):
     for n in sorted(ds + fs):
         p = os.path.join(d, n)
         print(p, [(a, os.getxattr(p, a, follow_symlinks=False)) for a in sorted(os.listxattr(p, follow_symlinks=False))])\"";
-    let sums = "find . -type f -size -10M -exec sha256sum {} + | sort";
+    let sums = "find root usr -type f -size -10M -exec sha256sum {} + | sort";
     format!(
         "{}{}{}",
         shell(layer, find),
@@ -137,7 +137,7 @@ assert by_name['root/etc/sparse'].size == 5 << 30, by_name['root/etc/sparse'].si
 assert by_name['root/etc/deep/er/file'].mode == 0o4755 and by_name['root/etc/skel'].isdir()
 END",
     );
-    assert_eq!(names.trim(), shell(&path, "find root usr | wc -l").trim());
+    assert_eq!(names.trim(), shell(&path, "find root usr -printf x | wc -c").trim());
 
     fs::remove_dir_all(&path).unwrap();
     assert!(matches!(

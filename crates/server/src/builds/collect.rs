@@ -6,7 +6,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use model::id::LayerId;
+use model::id::{LayerId, TeamId};
+use protocol::node::{LayerInfo, NodeError};
 use serde_json::Value;
 use store::error::StoreError;
 use tokio_util::sync::CancellationToken;
@@ -78,16 +79,38 @@ impl Builds {
             .layer_cache_purge(ago(settings.cache_age_s.into()), most)
             .await?;
 
+        let mut collected = Collected {
+            files,
+            ..Collected::default()
+        };
         let removal = self.removal.write().await;
+        let unused = match self.unused().await? {
+            Ok(unused) => unused,
+            Err(why) => {
+                tracing::error!("no layer is removed: {why}");
+                return Ok(collected);
+            }
+        };
+        for layer in unused.iter().filter(|layer| before.contains(&layer.id)) {
+            match self.node.remove_layer(&layer.id).await {
+                Ok(()) => {
+                    collected.layers += 1;
+                    collected.bytes = collected.bytes.saturating_add(layer.bytes);
+                }
+                Err(error) => tracing::warn!(error = %Chain(&error), "cannot remove a layer"),
+            }
+        }
+        drop(removal);
+        *before = unused.into_iter().map(|layer| layer.id).collect();
+        Ok(collected)
+    }
+
+    /// The layers that nothing uses, or why that is not known. Nothing may be committed meanwhile.
+    async fn unused(&self) -> Result<Result<Vec<LayerInfo>, String>, StoreError> {
+        let ago = |seconds: i64| self.clock.now_us().saturating_sub(seconds.saturating_mul(SECOND_US));
         let stored = match self.node.layers().await {
             Ok(stored) => stored,
-            Err(error) => {
-                tracing::warn!(error = %Chain(&error), "cannot list the layers of the node");
-                return Ok(Collected {
-                    files,
-                    ..Collected::default()
-                });
-            }
+            Err(error) => return Ok(Err(format!("cannot list the layers of the node: {}", Chain(&error)))),
         };
         let known: HashSet<&LayerId> = stored.iter().map(|layer| &layer.id).collect();
         let mut used = self.pinned();
@@ -102,32 +125,49 @@ impl Builds {
         for json in self.rows.layer_references(ago(DELETED_FOR_S)).await? {
             if let Err(error) = layers_in(&json, &mut used) {
                 // What it refers to is not known, so nothing may be removed.
-                tracing::error!("invalid spec or recipe of a build, so no layer is removed: {error}");
-                return Ok(Collected {
-                    files,
-                    ..Collected::default()
-                });
+                return Ok(Err(format!("invalid spec or recipe of a build: {error}")));
             }
         }
-        let unused: HashSet<LayerId> = known.into_iter().filter(|id| !used.contains(*id)).cloned().collect();
-        let mut collected = Collected {
-            files,
-            ..Collected::default()
+        Ok(Ok(stored
+            .into_iter()
+            .filter(|layer| !used.contains(&layer.id))
+            .collect()))
+    }
+
+    /// For the operator: removes the layers that nothing uses now, or only returns them.
+    pub(crate) async fn collect_now(&self, is_dry: bool) -> Result<Result<Vec<LayerInfo>, String>, StoreError> {
+        let _removal = self.removal.write().await;
+        let unused = match self.unused().await? {
+            Ok(unused) => unused,
+            Err(why) => return Ok(Err(why)),
         };
-        for layer in stored {
-            if !unused.contains(&layer.id) || !before.contains(&layer.id) {
-                continue;
-            }
+        if is_dry {
+            return Ok(Ok(unused));
+        }
+        let mut removed = Vec::new();
+        for layer in unused {
             match self.node.remove_layer(&layer.id).await {
-                Ok(()) => {
-                    collected.layers += 1;
-                    collected.bytes = collected.bytes.saturating_add(layer.bytes);
-                }
-                Err(error) => tracing::warn!(error = %Chain(&error), "cannot remove a layer"),
+                Ok(()) => removed.push(layer),
+                Err(error) => return Ok(Err(format!("cannot remove layer {}: {}", layer.id, Chain(&error)))),
             }
         }
-        drop(removal);
-        *before = unused;
-        Ok(collected)
+        Ok(Ok(removed))
+    }
+
+    /// The layers of the node.
+    pub(crate) async fn layers(&self) -> Result<Vec<LayerInfo>, NodeError> {
+        self.node.layers().await
+    }
+
+    /// The layers of the finished builds of each team.
+    pub(crate) async fn template_layers(&self) -> Result<Vec<(TeamId, HashSet<LayerId>)>, StoreError> {
+        let specs = self.rows.layer_references_by_team().await?;
+        let layers = specs.into_iter().map(|(team, json)| {
+            let mut layers = HashSet::new();
+            // What cannot be read has no size; a collection reports it.
+            let _ = layers_in(&json, &mut layers);
+            (team, layers)
+        });
+        Ok(layers.collect())
     }
 }

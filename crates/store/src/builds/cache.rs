@@ -41,6 +41,17 @@ impl FromColumns for Text {
     }
 }
 
+/// One text of a row of a team.
+struct OfTeam(TeamId, String);
+
+impl FromColumns for OfTeam {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self(columns.id("team_id")?, columns.text("value")?))
+    }
+}
+
 impl NodeRows {
     /// Finds an entry, and notes that it was used.
     ///
@@ -157,5 +168,30 @@ impl NodeRows {
         .bind(deleted_us);
         let found: Vec<Text> = self.store.db.read_all("list references to layers", query).await?;
         Ok(found.into_iter().map(|Text(text)| text).collect())
+    }
+
+    /// The specs of the finished builds of the node with the teams that own them, deleted templates excluded.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn layer_references_by_team(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
+        let query = sqlx::query(
+            "SELECT t.team_id, b.spec_json AS value FROM builds b JOIN templates t ON t.id = b.template_id \
+             WHERE b.spec_json IS NOT NULL AND b.node_id = $1 AND t.deleted_us IS NULL AND t.team_id IS NOT NULL",
+        )
+        .bind(self.node.as_str());
+        let found: Vec<OfTeam> = self.store.db.read_all("list layers of teams", query).await?;
+        Ok(found.into_iter().map(|OfTeam(team, value)| (team, value)).collect())
+    }
+
+    /// The layers of all entries of the node with the teams that own them.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn layer_cache_by_team(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
+        let query = sqlx::query("SELECT DISTINCT team_id, layer_id AS value FROM layer_cache WHERE node_id = $1")
+            .bind(self.node.as_str());
+        let found: Vec<OfTeam> = self.store.db.read_all("list cached layers of teams", query).await?;
+        Ok(found.into_iter().map(|OfTeam(team, value)| (team, value)).collect())
     }
 }

@@ -39,6 +39,16 @@ impl FromColumns for Total {
     }
 }
 
+struct TeamTotal(TeamId, i64);
+
+impl FromColumns for TeamTotal {
+    const TABLE: &'static str = "template_files";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self(columns.id("team_id")?, columns.int("total")?))
+    }
+}
+
 impl NodeRows {
     /// Notes an archive that was stored, or stored again.
     ///
@@ -97,6 +107,19 @@ impl NodeRows {
         .bind(team.as_str());
         let total: Option<Total> = self.store.db.read_optional("measure uploaded files", query).await?;
         Ok(total.map_or(0, |Total(total)| total))
+    }
+
+    /// The size of all archives of each team on this node, in bytes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_file_totals(&self) -> Result<Vec<(TeamId, i64)>, StoreError> {
+        let query = sqlx::query(
+            "SELECT team_id, CAST(SUM(bytes) AS BIGINT) AS total FROM template_files WHERE node_id = $1 GROUP BY team_id",
+        )
+        .bind(self.node.as_str());
+        let found: Vec<TeamTotal> = self.store.db.read_all("measure uploaded files", query).await?;
+        Ok(found.into_iter().map(|TeamTotal(team, total)| (team, total)).collect())
     }
 
     /// Removes the row of an archive that was not used since a time, and returns it; none if there is no other.

@@ -312,6 +312,32 @@ impl NodeRows {
         Ok(changed > 0)
     }
 
+    /// Makes a requested build ready that was not started: what it would have built came from elsewhere. `false` when it
+    /// was started or has ended.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_import(
+        &self,
+        id: &BuildId,
+        spec_json: &str,
+        agent_version: &str,
+        now_us: i64,
+    ) -> Result<bool, StoreError> {
+        storable("spec of a build", spec_json)?;
+        let query = sqlx::query(
+            "UPDATE builds SET status = 'ready', node_id = $2, spec_json = $3, agent_version = $4, started_us = $5, \
+             finished_us = $5 WHERE id = $1 AND status = 'waiting' AND requested_us IS NULL",
+        )
+        .bind(id.as_str())
+        .bind(self.node.as_str())
+        .bind(spec_json.to_owned())
+        .bind(agent_version.to_owned())
+        .bind(now_us);
+        let changed = self.store.db.write_durably("build", "import a build", query).await?;
+        Ok(changed > 0)
+    }
+
     /// After a restart: the builds of this node that were in progress wait for their turn again, and those that were
     /// begun more than `most` times fail. Returns how many wait.
     ///

@@ -1,0 +1,231 @@
+//! `ringfence template push` and `pull`, and `ringfence gc`: through the operator socket, because layers belong to the
+//! node.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::{Bytes, BytesMut};
+use http::Method;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use hyper::body::Incoming;
+use protocol::template_file::{BLOCK, MANIFEST, Manifest, header, layer_name, padding};
+use serde_json::Value;
+use server::operator::{OperatorCollection, OperatorTemplate};
+use tokio::io::AsyncReadExt as _;
+
+use crate::args::TransferCommand;
+use crate::config::Config;
+use crate::data_dir::DataDir;
+use crate::operator::{ask, decode, exchange, read};
+use crate::output::{self, Format};
+use crate::sandboxes::mib;
+
+/// Size of a piece of a file on its way to the platform, in bytes.
+const PIECE: usize = 128 << 10;
+
+fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    runtime.block_on(work)
+}
+
+/// Runs `template push` and `pull`.
+///
+/// # Errors
+/// When no platform runs on the data directory, or the request fails.
+pub(crate) fn run(config: &Config, command: &TransferCommand) -> Result<ExitCode> {
+    let dir = DataDir::existing(&config.data_dir)?;
+    match command {
+        TransferCommand::Push { name, file, team } => block_on(push(&dir, team, name, file))?,
+        TransferCommand::Pull {
+            name,
+            file,
+            team,
+            any_base,
+        } => block_on(pull(&dir, (team, name), file, *any_base))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `gc`.
+///
+/// # Errors
+/// When no platform runs on the data directory, or the request fails.
+pub(crate) fn collect(config: &Config, dry_run: bool, format: Format) -> Result<ExitCode> {
+    let dir = DataDir::existing(&config.data_dir)?;
+    let path = format!("/collections?dry_run={dry_run}");
+    let collected: OperatorCollection = block_on(ask(&dir, Method::POST, &path))?;
+    if format == Format::Json {
+        output::json(&collected)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let verb = if dry_run { "would remove" } else { "removed" };
+    let total = collected.layers.iter().map(|layer| layer.bytes).sum();
+    for layer in &collected.layers {
+        output::line(&format!("{verb} {} {}", layer.id, mib(layer.bytes)))?;
+    }
+    output::line(&format!("{verb} {} layers, {}", collected.layers.len(), mib(total)))?;
+    if !collected.teams.is_empty() {
+        let rows = collected.teams.into_iter().map(|space| {
+            vec![
+                space.team,
+                mib(space.template_bytes),
+                mib(space.cache_bytes),
+                mib(space.file_bytes),
+            ]
+        });
+        output::table(&["TEAM", "TEMPLATES", "CACHE", "FILES"], rows)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A text in a query.
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let encode = |byte| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
+/// A file that is removed unless it is complete.
+struct Unfinished {
+    file: File,
+    path: PathBuf,
+    is_complete: bool,
+}
+
+impl Unfinished {
+    fn create(path: &Path) -> Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(path);
+        let file = file.with_context(|| format!("create {}", path.display()))?;
+        let is_complete = false;
+        let path = path.to_owned();
+        Ok(Self {
+            file,
+            path,
+            is_complete,
+        })
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.file.write_all(&[0; 2 * BLOCK])?;
+        self.file.sync_all()?;
+        self.is_complete = true;
+        Ok(())
+    }
+
+    /// Writes a body as a file of the archive. Its size is known, and its header written, when it is complete.
+    async fn add(&mut self, name: &str, mut body: Incoming) -> Result<()> {
+        let start = self.file.stream_position()?;
+        self.file.write_all(&[0; BLOCK])?;
+        let mut size = 0;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.context("the platform cut the layer: its log has the reason")?;
+            if let Ok(data) = frame.into_data() {
+                self.file.write_all(&data)?;
+                size += data.len() as u64;
+            }
+        }
+        self.file.write_all(&[0; BLOCK][..padding(size)])?;
+        let end = self.file.stream_position()?;
+        self.file.seek(SeekFrom::Start(start))?;
+        self.file.write_all(&header(name, size))?;
+        self.file.seek(SeekFrom::Start(end))?;
+        Ok(())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+async fn push(dir: &DataDir, team: &str, name: &str, path: &Path) -> Result<()> {
+    let query = format!("/template?team={}&name={}", encoded(team), encoded(name));
+    let manifest: Manifest<Value> = ask(dir, Method::GET, &query).await?;
+    if manifest.layers.is_empty() {
+        bail!("template {name} has no layers of its own: there is nothing to push");
+    }
+    let mut file = Unfinished::create(path)?;
+    let text = serde_json::to_vec_pretty(&manifest)?;
+    file.file.write_all(&header(MANIFEST, text.len() as u64))?;
+    file.file.write_all(&text)?;
+    file.file.write_all(&[0; BLOCK][..padding(text.len() as u64)])?;
+    for layer in &manifest.layers {
+        let query = format!("/layers/{}", layer.id);
+        let name = layer_name(&layer.id);
+        let added = exchange(dir, Method::GET, &query, Empty::<Bytes>::new(), async |body| {
+            file.add(&name, body).await
+        });
+        added.await.with_context(|| format!("layer {}", layer.id))?;
+    }
+    file.finish().with_context(|| format!("write {}", path.display()))?;
+    let size = fs::metadata(path)?.len();
+    output::line(&format!(
+        "wrote {} with {} layers, {}",
+        path.display(),
+        manifest.layers.len(),
+        mib(size)
+    ))
+}
+
+async fn pull(dir: &DataDir, (team, name): (&str, &str), path: &Path, any_base: bool) -> Result<()> {
+    let mut file = tokio::fs::File::open(path)
+        .await
+        .with_context(|| format!("open {}", path.display()))?;
+    let (sender, mut receiver) = tokio::sync::mpsc::channel::<std::io::Result<Frame<Bytes>>>(2);
+    let stream = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+    let send = async move {
+        loop {
+            let mut piece = BytesMut::with_capacity(PIECE);
+            let read = match file.read_buf(&mut piece).await {
+                Ok(0) => return,
+                Ok(_) => Ok(Frame::data(piece.freeze())),
+                Err(error) => Err(error),
+            };
+            // The platform has answered before the end of the file.
+            if sender.send(read).await.is_err() {
+                return;
+            }
+        }
+    };
+    let query = format!(
+        "/template?team={}&name={}&any_base={any_base}",
+        encoded(team),
+        encoded(name)
+    );
+    let exchanged = exchange(dir, Method::POST, &query, StreamBody::new(stream), read);
+    let (body, ()) = tokio::join!(exchanged, send);
+    let template: OperatorTemplate = decode(&body?)?;
+    if let Some(warning) = template.warning {
+        output::error(&anyhow!("warning: {warning}"));
+    }
+    output::line(&format!(
+        "template {} has build {}",
+        template.template_id, template.build_id
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_a_query_are_encoded() {
+        assert_eq!(encoded("my-template_1:v1.0"), "my-template_1%3Av1.0");
+        assert_eq!(encoded("a&team=b é"), "a%26team%3Db%20%C3%A9");
+    }
+}

@@ -1,0 +1,63 @@
+//! What all routes of the operator API use: the services, and errors.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use model::id::TeamId;
+use serde::{Deserialize, Serialize};
+use store::Store;
+use store::error::StoreError;
+
+use crate::builds::Builds;
+use crate::chain::Chain;
+use crate::records::Records;
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::registry::Registry;
+
+/// The body of an error response.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorError {
+    /// What went wrong.
+    pub message: String,
+}
+
+/// An error response.
+pub(super) struct ErrorResponse(pub(super) StatusCode, pub(super) String);
+
+impl ErrorResponse {
+    pub(super) fn no_sandbox(id: &str) -> Self {
+        Self(StatusCode::NOT_FOUND, format!("there is no sandbox {id}"))
+    }
+}
+
+impl From<StoreError> for ErrorResponse {
+    fn from(error: StoreError) -> Self {
+        // Only the operator can fix it, so the response has the complete error chain.
+        Self(StatusCode::SERVICE_UNAVAILABLE, Chain(&error).to_string())
+    }
+}
+
+impl IntoResponse for ErrorResponse {
+    fn into_response(self) -> Response {
+        (self.0, Json(OperatorError { message: self.1 })).into_response()
+    }
+}
+
+/// The services of the operator API.
+#[derive(Debug, Clone)]
+pub(crate) struct Operator {
+    pub(crate) store: Store,
+    pub(crate) sandboxes: Arc<Sandboxes>,
+    pub(crate) builds: Arc<Builds>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) records: Arc<Records>,
+}
+
+/// The names of all teams.
+pub(super) async fn team_names(operator: &Operator) -> Result<HashMap<TeamId, String>, StoreError> {
+    let teams = operator.store.team_list().await?;
+    Ok(teams.into_iter().map(|team| (team.id, team.name)).collect())
+}

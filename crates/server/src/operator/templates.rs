@@ -12,6 +12,7 @@ use http_body_util::{BodyDataStream, BodyExt as _};
 use model::id::{LayerId, TeamId};
 use protocol::node::NodeError;
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncRead;
 use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::context::{ErrorResponse, Operator, team_names};
@@ -134,27 +135,40 @@ pub(super) async fn read_layer(
     Ok(Body::from_stream(ReaderStream::with_capacity(archive, 64 << 10)).into_response())
 }
 
-/// Makes a template of a file, which is the body.
+/// Makes a template of a file, which is the body. It is read to its end also when it is refused: clients read the
+/// response once they have sent everything.
 pub(super) async fn import(
     State(operator): State<Operator>,
     Query(wanted): Query<TemplateParameters>,
     body: Body,
 ) -> Result<Json<OperatorTemplate>, ErrorResponse> {
+    let mut file = StreamReader::new(BodyDataStream::new(body.map_err(io::Error::other)));
+    let imported = import_from(&operator, wanted, &mut file).await;
+    if imported.is_err() {
+        let _ = tokio::io::copy(&mut file, &mut tokio::io::sink()).await;
+    }
+    imported.map(Json)
+}
+
+async fn import_from(
+    operator: &Operator,
+    wanted: TemplateParameters,
+    file: impl AsyncRead + Send + Unpin,
+) -> Result<OperatorTemplate, ErrorResponse> {
     let to = Destination {
-        team: team_of(&operator, &wanted.team).await?,
+        team: team_of(operator, &wanted.team).await?,
         name: match wanted.name {
             Some(text) => Some(TemplateName::parse(&text).map_err(|error| bad(error.to_string()))?),
             None => None,
         },
         any_base: wanted.any_base,
     };
-    let file = StreamReader::new(BodyDataStream::new(body.map_err(io::Error::other)));
     let imported = operator.builds.import(to, file).await?;
-    Ok(Json(OperatorTemplate {
+    Ok(OperatorTemplate {
         template_id: imported.template.as_str().to_owned(),
         build_id: imported.build.as_str().to_owned(),
         warning: imported.warning,
-    }))
+    })
 }
 
 /// Query parameters of a collection.

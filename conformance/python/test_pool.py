@@ -1,0 +1,164 @@
+"""Sandboxes that are kept ready: each request gets one of its own, with its own settings, and nobody reaches one before."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from e2b import Sandbox, Template
+
+from harness.hoststate import HostState, left_over
+from harness.platform import Platform
+from harness.traffic import get, until
+
+CONFIG = "[sandbox]\ndisk_mb = 768\n\n[pool]\nbase = 3\n"
+
+
+@pytest.fixture
+def pooling(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A second platform, which keeps sandboxes of `base` ready."""
+    before = HostState.take()
+    server = Platform(tmp_path_factory.mktemp("pool") / "data", config=CONFIG)
+    try:
+        server.start()
+        server.use()
+        yield server
+        if server.process:
+            assert server.terminate() == 0, server.log_tail()
+        down = server.down()
+        assert down.returncode == 0, down.stderr
+        assert left_over(before) == {}
+    finally:
+        server.close()
+        platform.use()
+
+
+def pooled(server: Platform) -> list[dict[str, Any]]:
+    """What the operator sees of the pool."""
+    done = server.run("sandbox", "list", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    return [item for item in json.loads(done.stdout) if item["state"] == "pooled"]
+
+
+def create(server: Platform, template: str = "base", **more: Any) -> tuple[dict[str, Any], str]:
+    """A new sandbox as the API returns it, and the stages of its start."""
+    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+    answer = httpx.post(f"{server.url}/sandboxes", headers=headers, json={"templateID": template, **more}, timeout=60)
+    assert answer.status_code == 201, answer.text
+    return answer.json(), answer.headers["Server-Timing"]
+
+
+def test_a_request_gets_a_sandbox_with_its_own_settings(pooling: Platform) -> None:
+    until(lambda: len(pooled(pooling)) == 3, "the pool is full")
+    waiting = {item["id"] for item in pooled(pooling)}
+    settings = {"envVars": {"GREETING": "hello"}, "metadata": {"for": "me"}, "timeout": 60, "allow_internet_access": False}
+    made, stages = create(pooling, **settings)
+    assert "claim;" in stages and made["sandboxID"] in waiting, stages
+    box = Sandbox.connect(made["sandboxID"])
+    # A connection sets the timeout, which is asked for before.
+    info = box.get_info()
+    assert info.metadata == {"for": "me"} and info.state == "running"
+    seen = box.commands.run('echo "$GREETING $E2B_SANDBOX_ID"; id -un; pwd; date +%s').stdout.split()
+    assert seen[:4] == ["hello", made["sandboxID"], "user", "/home/user"]
+    assert abs(int(seen[4]) - time.time()) < 5
+    refused = box.commands.run("curl -sS -m 5 http://93.184.216.34/ 2>&1 || echo failed")
+    assert refused.stdout.rstrip().endswith("failed")
+    # What another request gets has nothing of this one.
+    until(lambda: len(pooled(pooling)) > 0, "another is ready")
+    other, stages = create(pooling)
+    assert "claim;" in stages and other["sandboxID"] != made["sandboxID"]
+    clean = Sandbox.connect(other["sandboxID"])
+    assert clean.commands.run('echo "[$GREETING]"').stdout == "[]\n"
+    assert clean.get_info().metadata == {}
+    for each in (box, clean):
+        assert each.kill()
+
+
+def test_requests_at_the_same_time_get_one_each(pooling: Platform) -> None:
+    until(lambda: len(pooled(pooling)) == 3, "the pool is full")
+
+    def own(number: int) -> tuple[str, str]:
+        made, _ = create(pooling, envVars={"NUMBER": str(number)})
+        box = Sandbox.connect(made["sandboxID"])
+        seen = box.commands.run("echo $NUMBER").stdout.strip()
+        assert box.kill()
+        return made["sandboxID"], seen
+
+    with ThreadPoolExecutor(12) as threads:
+        results = list(threads.map(own, range(12)))
+    assert len({sandbox_id for sandbox_id, _ in results}) == 12
+    assert [seen for _, seen in results] == [str(number) for number in range(12)]
+
+
+def test_nobody_reaches_a_sandbox_that_is_kept_ready(pooling: Platform) -> None:
+    until(lambda: len(pooled(pooling)) == 3, "the pool is full")
+    hidden = pooled(pooling)[0]["id"]
+    headers = {"X-API-Key": pooling.credentials()["E2B_API_KEY"]}
+    with httpx.Client(base_url=pooling.url, headers=headers, timeout=30) as api:
+        assert api.get("/sandboxes").json() == []
+        for method, path, body in (
+            ("GET", f"/sandboxes/{hidden}", None),
+            ("DELETE", f"/sandboxes/{hidden}", None),
+            ("POST", f"/sandboxes/{hidden}/connect", {"timeout": 60}),
+            ("POST", f"/sandboxes/{hidden}/timeout", {"timeout": 60}),
+            ("PUT", f"/sandboxes/{hidden}/network", {}),
+            ("GET", f"/sandboxes/{hidden}/logs", None),
+            ("GET", f"/sandboxes/{hidden}/metrics", None),
+        ):
+            answer = api.request(method, path, json=body)
+            assert answer.status_code == 404, (method, path, answer.text)
+        for port in (49983, 80):
+            assert get(pooling.url, f"{port}-{hidden}.{pooling.credentials()['E2B_DOMAIN']}").status_code in (404, 502)
+    assert hidden in {item["id"] for item in pooled(pooling)}
+    # The operator can end it, and another one takes its place.
+    assert pooling.run("sandbox", "kill", hidden).returncode == 0
+    until(lambda: hidden not in {item["id"] for item in pooled(pooling)}, "it has ended")
+    until(lambda: len(pooled(pooling)) == 3, "the pool is full again")
+
+
+def test_a_server_of_a_template_answers_when_create_returns(pooling: Platform) -> None:
+    name = f"t{uuid.uuid4().hex[:12]}"
+    template = (
+        Template()
+        .from_template("base")
+        .set_workdir("/home/user/www")
+        .run_cmd("echo served > page")
+        .set_start_cmd("exec python3 -m http.server 8000", "curl -sf -o /dev/null localhost:8000/page")
+    )
+    Template.build(template, name)
+    first, stages = create(pooling, name)
+    assert "claim;" not in stages
+    for _ in range(2):
+        until(lambda: any(item["template"] != "base" for item in pooled(pooling)), "one of the template is ready")
+        made, stages = create(pooling, name, envVars={"LATE": "yes"})
+        assert "claim;" in stages, stages
+        answer = get(pooling.url, f"8000-{made['sandboxID']}.{pooling.credentials()['E2B_DOMAIN']}", "/page")
+        assert (answer.status_code, answer.text) == (200, "served\n")
+        box = Sandbox.connect(made["sandboxID"])
+        # Commands have the environment of the request; the server was started before it.
+        assert box.commands.run("echo $LATE").stdout == "yes\n"
+        inside = box.commands.run("tr '\\0' '\\n' < /proc/$(pgrep -f http.server | head -n 1)/environ")
+        assert "LATE=" not in inside.stdout
+        assert box.kill()
+    assert Sandbox.connect(first["sandboxID"]).kill()
+    headers = {"X-API-Key": pooling.credentials()["E2B_API_KEY"]}
+    assert httpx.delete(f"{pooling.url}/templates/{name}", headers=headers).status_code == 204
+    until(lambda: all(item["template"] == "base" for item in pooled(pooling)), "none of a deleted template is kept", 90)
+
+
+def test_a_restart_keeps_claimed_sandboxes_alone(pooling: Platform) -> None:
+    until(lambda: len(pooled(pooling)) == 3, "the pool is full")
+    made, stages = create(pooling, timeout=600)
+    assert "claim;" in stages
+    before = {item["id"] for item in pooled(pooling)}
+    pooling.kill()
+    pooling.start()
+    assert Sandbox.connect(made["sandboxID"]).commands.run("echo alive").stdout == "alive\n"
+    until(lambda: len(pooled(pooling)) == 3, "the pool is full again")
+    assert before.isdisjoint({item["id"] for item in pooled(pooling)})

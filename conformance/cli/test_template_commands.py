@@ -130,7 +130,8 @@ def test_files_that_the_client_writes_build_a_template(
             [sys.executable, program.name], cwd=program.parent, env=environment, capture_output=True, text=True, timeout=120
         )
         # The first begins with the client's own image, which is the template `base` here.
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        # Not its exit code: the interpreter may abort at its end, after the asynchronous client has done its work.
+        assert "the build is finished" in ran.stdout and ran.stderr == "", (ran.returncode, ran.stdout, ran.stderr)
     with Sandbox.create(f"{name}-dev", timeout=120) as box:
         assert box.commands.run("cat /migrated; nproc").stdout == "migrated\n1\n"
 

@@ -117,6 +117,10 @@ fn routes() -> OpenApiRouter<ApiState> {
             templates::tags::delete_template_tags
         ))
         .routes(routes!(templates::tags::list_template_tags))
+        .routes(routes!(templates::history::count_template_tags))
+        .routes(routes!(templates::history::has_template_tag))
+        .routes(routes!(templates::history::list_template_tag_groups))
+        .routes(routes!(templates::history::list_template_tag_assignments))
         .routes(routes!(templates::get_template_alias))
         .routes(routes!(secrets::list_secrets, secrets::create_secret))
         .routes(routes!(

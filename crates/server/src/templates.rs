@@ -10,7 +10,7 @@ use store::templates::TemplateRow;
 const MCP_GATEWAY: &str = "mcp-gateway";
 
 /// Maximum length of a tag.
-const TAG_MAX: usize = 128;
+pub(crate) const TAG_MAX: usize = 128;
 
 /// The text is not a valid template name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -30,6 +30,58 @@ impl FromColumns for TagRow {
     }
 }
 
+/// An assignment of a tag to a build that is ready, as part of the history of the tag.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TagAssignmentRow {
+    /// The tag.
+    pub tag: String,
+    /// Its number: later assignments to builds of the template have larger ones, unless tags were removed.
+    pub seq: i64,
+    /// The build that it was assigned to.
+    pub build_id: BuildId,
+    /// When it was, in microseconds since the Unix epoch.
+    pub created_us: i64,
+    /// When the build was accepted, in microseconds since the Unix epoch.
+    pub build_created_us: i64,
+    /// When the build ended, in microseconds since the Unix epoch.
+    pub build_finished_us: Option<i64>,
+}
+
+impl FromColumns for TagAssignmentRow {
+    const TABLE: &'static str = "template_tags";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            tag: columns.text("tag")?,
+            seq: columns.int("seq")?,
+            build_id: columns.id("build_id")?,
+            created_us: columns.int("created_us")?,
+            build_created_us: columns.int("build_created_us")?,
+            build_finished_us: columns.int_opt("build_finished_us")?,
+        })
+    }
+}
+
+/// A tag that has a build that is ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TagSummary {
+    /// The tag.
+    pub tag: String,
+    /// When it was last assigned to such a build, in microseconds since the Unix epoch.
+    pub latest_us: i64,
+}
+
+impl FromColumns for TagSummary {
+    const TABLE: &'static str = "template_tags";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            tag: columns.text("tag")?,
+            latest_us: columns.int("latest_us")?,
+        })
+    }
+}
+
 /// Assigns a tag within a transaction. Assignments to one template are made one after another.
 pub(crate) async fn assign(
     tx: &mut Transaction,
@@ -107,5 +159,74 @@ impl Store {
         tags.sort_by(|a, b| a.tag.cmp(&b.tag));
         tags.dedup_by(|later, first| later.tag == first.tag);
         Ok(tags)
+    }
+
+    /// The tags of a template that have a build that is ready, in no particular order.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn tag_summaries(&self, template: &TemplateId) -> Result<Vec<TagSummary>, StoreError> {
+        let query = sqlx::query(
+            "SELECT g.tag, MAX(g.created_us) AS latest_us FROM template_tags g JOIN builds b ON b.id = g.build_id \
+             WHERE g.template_id = $1 AND b.status = 'ready' GROUP BY g.tag",
+        )
+        .bind(template.as_str());
+        self.db.read_all("list tags", query).await
+    }
+
+    /// The history of a tag of a template, newest first: at most `limit` assignments to builds that are ready, those
+    /// after the assignment with this time and number.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn tag_history(
+        &self,
+        template: &TemplateId,
+        tag: &str,
+        after: Option<(i64, i64)>,
+        limit: u32,
+    ) -> Result<Vec<TagAssignmentRow>, StoreError> {
+        storable("tag", tag)?;
+        let (after_us, after_seq) = after.unwrap_or((i64::MAX, i64::MAX));
+        let query = sqlx::query(
+            "SELECT g.tag, g.seq, g.build_id, g.created_us, b.created_us AS build_created_us, \
+             b.finished_us AS build_finished_us FROM template_tags g JOIN builds b ON b.id = g.build_id \
+             WHERE g.template_id = $1 AND g.tag = $2 AND b.status = 'ready' \
+             AND (g.created_us < $3 OR (g.created_us = $3 AND g.seq < $4)) \
+             ORDER BY g.created_us DESC, g.seq DESC LIMIT $5",
+        )
+        .bind(template.as_str())
+        .bind(tag)
+        .bind(after_us)
+        .bind(after_seq)
+        .bind(i64::from(limit));
+        self.db.read_all("read the history of a tag", query).await
+    }
+
+    /// The newest assignments of each of these tags to builds that are ready, at most `limit` of each, newest first.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn tag_histories(
+        &self,
+        template: &TemplateId,
+        tags: &[&str],
+        limit: u32,
+    ) -> Result<Vec<TagAssignmentRow>, StoreError> {
+        // A list of any length as one value: no tag has a line feed.
+        let wanted: String = tags.iter().map(|tag| format!("\n{tag}\n")).collect();
+        storable("tag", &wanted)?;
+        let query = sqlx::query(
+            "SELECT * FROM (SELECT g.tag, g.seq, g.build_id, g.created_us, b.created_us AS build_created_us, \
+             b.finished_us AS build_finished_us, \
+             ROW_NUMBER() OVER (PARTITION BY g.tag ORDER BY g.created_us DESC, g.seq DESC) AS place \
+             FROM template_tags g JOIN builds b ON b.id = g.build_id \
+             WHERE g.template_id = $1 AND b.status = 'ready' \
+             AND REPLACE($2, '\n' || g.tag || '\n', '') <> $2) h WHERE place <= $3 ORDER BY created_us DESC, seq DESC",
+        )
+        .bind(template.as_str())
+        .bind(wanted)
+        .bind(i64::from(limit));
+        self.db.read_all("read the history of tags", query).await
     }
 }

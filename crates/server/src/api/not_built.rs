@@ -2,7 +2,7 @@
 //!
 //! Without a route they would be answered 404, which clients take for a missing sandbox. So each has a route that
 //! answers 501 and names what is missing, after the checks of any other route: 401 without valid credentials, and 404
-//! for a sandbox or a template that the team does not have. The API document marks them as not built. To build one,
+//! for a sandbox that the team does not have. The API document marks them as not built. To build one,
 //! delete its entry here and in the list in `tests/it/not_built.rs`.
 
 use axum::extract::RawPathParams;
@@ -17,8 +17,8 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::auth::{Caller, SANDBOX_ID_PATTERN};
 use super::error::ApiError;
+use super::openapi;
 use super::state::ApiState;
-use super::{openapi, templates};
 
 /// An operation that is not built yet.
 struct NotBuilt {
@@ -31,7 +31,6 @@ struct NotBuilt {
 }
 
 const SANDBOXES: &str = "sandboxes";
-const TEMPLATES: &str = "templates";
 const VOLUMES: &str = "volumes";
 const TEAMS: &str = "teams";
 
@@ -53,11 +52,6 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Post "/sandboxes/{sandboxID}/snapshots" create_snapshot SANDBOXES "taking a snapshot of a sandbox";
     Post "/sandboxes/{sandboxID}/fork" fork_sandbox SANDBOXES "forking a sandbox";
     Get "/snapshots" list_snapshots SANDBOXES "listing snapshots";
-    Get "/templates/{templateID}/tags/count" count_template_tags TEMPLATES "counting the tags of a template";
-    Get "/templates/{templateID}/tags/exists" has_template_tag TEMPLATES "looking for a tag of a template";
-    Get "/templates/{templateID}/tags/groups" list_template_tag_groups TEMPLATES "grouping the tags of a template";
-    Get "/templates/{templateID}/tags/{tag}/assignments" list_template_tag_assignments TEMPLATES
-        "reading the history of a tag";
     Get "/volumes" list_volumes VOLUMES "listing volumes";
     Post "/volumes" create_volume VOLUMES "creating a volume";
     Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";
@@ -110,9 +104,6 @@ impl Check for Parameters {
                         return Err(ApiError::no_sandbox(id));
                     }
                 }
-                "templateID" => {
-                    templates::find(text, &caller.team, &state.store).await?;
-                }
                 "teamID" if text != caller.team.as_str() => return Err(ApiError::no_team(text)),
                 _ => {}
             }
@@ -143,16 +134,12 @@ fn operation(missing: &NotBuilt, method: &str) -> Operation {
             openapi::error("The team has no such sandbox, or it is not running"),
         );
     }
-    if missing.path.contains("{templateID}") {
-        operation = operation.response("404", openapi::error("The team has no such template"));
-    }
     operation.build()
 }
 
 fn parameter(name: &str) -> Parameter {
     let pattern = match name {
         "sandboxID" => SANDBOX_ID_PATTERN,
-        "templateID" => "^[A-Za-z0-9_-]+$",
         _ => "^[A-Za-z0-9_.:-]+$",
     };
     let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern));

@@ -58,6 +58,26 @@ fn read<I: FromStr>(token: &str, order: Order) -> Option<(i64, I)> {
     Some((parse_rfc3339(time)?, id.parse().ok()?))
 }
 
+/// A cursor of the parts that say where a page begins. No part has a `:`.
+pub(super) fn cursor<const N: usize>(parts: [&dyn Display; N]) -> String {
+    URL_SAFE.encode(parts.map(ToString::to_string).join(":"))
+}
+
+/// The parts of a cursor.
+pub(super) fn parse_cursor<const N: usize>(cursor: &str) -> Result<[String; N], ApiError> {
+    let parts = || {
+        let text = String::from_utf8(URL_SAFE.decode(cursor).ok()?).ok()?;
+        let parts: Vec<String> = text.split(':').map(str::to_owned).collect();
+        parts.try_into().ok()
+    };
+    parts().ok_or_else(invalid_cursor)
+}
+
+/// 400: the cursor is none of a previous page.
+pub(super) fn invalid_cursor() -> ApiError {
+    ApiError::invalid("invalid cursor")
+}
+
 #[cfg(test)]
 mod tests {
     use model::id::SandboxId;
@@ -79,6 +99,18 @@ mod tests {
         }
         for bad in ["", "?", "YQ==", "YV9fYg==", "////"] {
             assert!(read::<SandboxId>(bad, Order::Desc).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cursors_have_the_parts_that_they_were_made_of() {
+        let made = cursor([&"name_asc", &-5_i64, &"v1._-"]);
+        assert_eq!(
+            parse_cursor::<3>(&made).expect("a cursor"),
+            ["name_asc", "-5", "v1._-"].map(str::to_owned)
+        );
+        for bad in [made.as_str(), "", "?", "YQ==", "////"] {
+            assert!(parse_cursor::<2>(bad).is_err(), "{bad}");
         }
     }
 }

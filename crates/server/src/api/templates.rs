@@ -5,6 +5,7 @@
 
 pub(crate) mod build;
 pub(crate) mod files;
+pub(crate) mod history;
 pub(crate) mod manage;
 pub(crate) mod start;
 pub(crate) mod status;

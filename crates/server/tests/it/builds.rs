@@ -20,7 +20,7 @@ pub(crate) async fn request(platform: &TestPlatform, body: &str) -> (String, Str
 }
 
 /// Ends a build as if it had been run.
-async fn finish(platform: &TestPlatform, template: &str, build: &str, spec: &str) {
+pub(crate) async fn finish(platform: &TestPlatform, template: &str, build: &str, spec: &str) {
     let rows = platform.rows();
     let (template, build) = (template.parse().expect("an id"), build.parse().expect("an id"));
     let now_us = platform.clock.now_us();
@@ -50,7 +50,7 @@ async fn finish(platform: &TestPlatform, template: &str, build: &str, spec: &str
     assert!(rows.build_end(&build, &end, now_us).await.expect("a database"));
 }
 
-const BASE_SPEC: &str = r#"{"image":"base"}"#;
+pub(crate) const BASE_SPEC: &str = r#"{"image":"base"}"#;
 
 #[tokio::test]
 async fn a_requested_build_waits() {

@@ -35,6 +35,7 @@ mod sandbox_metrics;
 mod secrets;
 mod signed;
 mod single;
+mod tags;
 mod templates;
 mod tls;
 mod traffic;

@@ -63,8 +63,9 @@ async fn thing(platform: &TestPlatform, parameter: &str) -> String {
             let reply = platform.call("POST", "/secrets", &body).await;
             reply.json["secretID"].as_str().expect("an id").to_owned()
         }
-        // None of these exist yet.
-        "tag" | "volumeID" => nothing(parameter),
+        "tag" => "default".to_owned(),
+        // None exist yet.
+        "volumeID" => nothing(parameter),
         // Of the template, and of the address to which files are uploaded: see `good`.
         "buildID" | "expires" | "token" => String::new(),
         _ => panic!("say here what the parameter {parameter} can be"),

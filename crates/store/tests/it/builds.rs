@@ -8,6 +8,7 @@ use store::builds::{
 };
 use store::keys::SealedSecret;
 use store::nodes::NodeRows;
+use store::tags::TagAssignmentRow;
 use store::templates::Deleted;
 use store::{Change, Store};
 
@@ -263,6 +264,74 @@ pub(crate) async fn tags_can_be_set_back(db: Database) {
     assert_eq!(listed, [("default", &build_id(1)), ("stable", &build_id(2))]);
     store.tag_remove(&id, "stable").await.unwrap();
     assert_eq!(by_tag("stable").await, None);
+    store.close().await;
+}
+
+pub(crate) async fn tags_have_a_history(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let team = team_id(1);
+    let id = template_id(1);
+    for n in [1, 2] {
+        store.template_insert(&template(n, Some(&team), &[])).await.unwrap();
+    }
+    for (n, of, status) in [
+        (1, 1, BuildStatus::Ready),
+        (2, 1, BuildStatus::Ready),
+        (3, 1, BuildStatus::Building),
+        (4, 2, BuildStatus::Ready),
+    ] {
+        store.build_insert(&build(n, of, status, i64::from(n))).await.unwrap();
+    }
+    let tags = |text: &[&str]| text.iter().map(|tag| (*tag).to_owned()).collect::<Vec<_>>();
+    // Two at the same time, and one that is part of the name of another.
+    store
+        .tags_assign(&id, &build_id(1), &tags(&["v", "v1"]), 10)
+        .await
+        .unwrap();
+    store.tags_assign(&id, &build_id(2), &tags(&["v"]), 10).await.unwrap();
+    store.tags_assign(&id, &build_id(1), &tags(&["v"]), 9).await.unwrap();
+    store
+        .tags_assign(&id, &build_id(3), &tags(&["new", "v"]), 20)
+        .await
+        .unwrap();
+    store
+        .tags_assign(&template_id(2), &build_id(4), &tags(&["v", "other"]), 30)
+        .await
+        .unwrap();
+
+    let mut summaries = store.tag_summaries(&id).await.unwrap();
+    summaries.sort_by(|a, b| a.tag.cmp(&b.tag));
+    let summaries: Vec<_> = summaries.iter().map(|tag| (tag.tag.as_str(), tag.latest_us)).collect();
+    assert_eq!(summaries, [("default", 2), ("v", 10), ("v1", 10)]);
+
+    let short = |rows: &[TagAssignmentRow]| {
+        let short = rows
+            .iter()
+            .map(|row| (row.tag.clone(), row.build_id.clone(), row.created_us));
+        short.collect::<Vec<_>>()
+    };
+    let of = |tag: &str, n, at_us| (tag.to_owned(), build_id(n), at_us);
+    let history = async |after, limit| store.tag_history(&id, "v", after, limit).await.unwrap();
+    let all = history(None, 10).await;
+    assert_eq!(short(&all), [of("v", 2, 10), of("v", 1, 10), of("v", 1, 9)]);
+    assert_eq!((all[0].build_created_us, all[0].build_finished_us), (2, None));
+    for n in 0..all.len() {
+        let rest = history(Some((all[n].created_us, all[n].seq)), 1).await;
+        assert_eq!(rest.first(), all.get(n + 1));
+    }
+    assert_eq!(store.tag_history(&id, "new", None, 10).await.unwrap(), []);
+    assert_eq!(
+        store.tag_history(&id, build_id(1).as_str(), None, 10).await.unwrap(),
+        []
+    );
+
+    let some = store.tag_histories(&id, &["v", "new", "default"], 1).await.unwrap();
+    assert_eq!(short(&some), [of("v", 2, 10), of("default", 2, 2)]);
+    let most = store.tag_histories(&id, &["v", "v1"], 3).await.unwrap();
+    assert_eq!(short(&most).len(), 4);
+    assert_eq!(store.tag_histories(&id, &[], 3).await.unwrap(), []);
+    assert!(store.tag_history(&id, "v\0", None, 1).await.is_err());
     store.close().await;
 }
 

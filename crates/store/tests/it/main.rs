@@ -62,6 +62,7 @@ const CASES: &[(&str, Case)] = cases![
     builds::requests_name_tag_and_supersede,
     builds::builds_are_begun_once_and_ended_once,
     builds::tags_can_be_set_back,
+    builds::tags_have_a_history,
     builds::deleted_templates_keep_their_id,
     builds::logs_are_read_by_offset_and_time,
     builds::layers_are_referred_to_until_nothing_needs_them,

@@ -15,6 +15,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
 use protocol::agent::SPAWNER_FD;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 
 use crate::sys::{self, ChildStack, CloneError, Stage};
@@ -54,13 +56,16 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Vec<OwnedFd>>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(request::DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        match rustix::net::recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut byte)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        ) {
-            Err(rustix::io::Errno::INTR) => {}
+        // Not by waiting in recvmsg: a signal that kills us there still takes a request that arrived after it out of the
+        // queue. What is in the queue at our end, the agent knows to be undone.
+        let mut readable = [PollFd::new(socket, PollFlags::IN)];
+        match rustix::event::poll(&mut readable, None) {
+            Err(Errno::INTR) => continue,
+            polled => polled?,
+        };
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
+            Err(Errno::INTR | Errno::AGAIN) => {}
             other => break other?,
         }
     };
@@ -81,11 +86,11 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Vec<OwnedFd>>> {
 }
 
 fn spawn(descriptors: Vec<OwnedFd>, stack: &mut ChildStack) -> io::Result<Outcome> {
-    let [text, stdin, stdout, stderr] = <[OwnedFd; request::DESCRIPTORS]>::try_from(descriptors)
-        .map_err(|_| io::Error::from(rustix::io::Errno::MFILE))?;
+    let [text, stdin, stdout, stderr] =
+        <[OwnedFd; request::DESCRIPTORS]>::try_from(descriptors).map_err(|_| io::Error::from(Errno::MFILE))?;
     let mut bytes = Vec::new();
     std::fs::File::from(text).read_to_end(&mut bytes)?;
-    let request = Request::from_bytes(&bytes).ok_or_else(|| io::Error::from(rustix::io::Errno::INVAL))?;
+    let request = Request::from_bytes(&bytes).ok_or_else(|| io::Error::from(Errno::INVAL))?;
     drop(bytes);
     let child = request.into_child([above_stdio(stdin)?, above_stdio(stdout)?, above_stdio(stderr)?])?;
     Ok(match child.clone_into_parent(stack) {

@@ -2,6 +2,7 @@
 //!
 //! The kernel may kill the spawner when the workload has no memory left, and the host then makes another. A request
 //! that comes in between waits for that one; a request that a spawner may have carried out already is never repeated.
+//! Which of the two it is, the kernel tells: the end of a socket whose queue is not empty is ECONNRESET at the other end.
 //!
 //! One task reads the socket for as long as the agent lives ([`SpawnerClient::run`]); a request waits for what that
 //! task hands it. Nothing the spawner sends is trusted: a packet that no request waits for, or that is not an answer,
@@ -28,8 +29,9 @@ use crate::sys;
 /// A spawner that takes longer than this was stopped by another process; it is given up, so that the host makes a new
 /// one.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a request waits for a spawner when there is none. The host makes a new one in 20 to 600 ms.
-const REPLACEMENT: Duration = Duration::from_secs(2);
+/// How long a request waits for a spawner when there is none. The host makes a new one in 20 to 600 ms, and takes longer
+/// when all its cores are busy.
+const REPLACEMENT: Duration = Duration::from_secs(5);
 
 /// Why a process was not started.
 #[derive(Debug, thiserror::Error)]
@@ -50,11 +52,12 @@ pub(crate) fn describe(errno: i32) -> String {
 }
 
 /// What became of one request.
+#[derive(Debug)]
 enum Reply {
     Outcome(Outcome),
-    /// The spawner never got it.
+    /// The spawner never read it.
     NotSent,
-    /// The spawner got it, and whether it did it is not known.
+    /// The spawner read it, and whether it did it is not known.
     Lost,
 }
 
@@ -64,7 +67,7 @@ pub(crate) struct SpawnerClient {
     socket: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
     /// Held by the request that waits for an answer.
     turn: tokio::sync::Mutex<()>,
-    waiting: RefCell<Option<oneshot::Sender<Outcome>>>,
+    waiting: RefCell<Option<oneshot::Sender<Reply>>>,
     in_flight: Cell<bool>,
     alive: watch::Sender<bool>,
     /// Wakes [`SpawnerClient::run`] when a request gave the spawner up.
@@ -170,7 +173,7 @@ impl SpawnerClient {
         self.in_flight.set(true);
         let reply = match spawner::send(socket.get_ref(), request, stdio) {
             Ok(()) => match tokio::time::timeout(PATIENCE, answered).await {
-                Ok(Ok(outcome)) => Reply::Outcome(outcome),
+                Ok(Ok(reply)) => reply,
                 _ => Reply::Lost,
             },
             // Our own lack of descriptors or memory says nothing about the spawner.
@@ -232,10 +235,19 @@ impl SpawnerClient {
             else {
                 continue;
             };
-            let Ok((length, _)) = received else { return };
             let waiting = self.waiting.borrow_mut().take();
+            let length = match received {
+                Ok((length, _)) => length,
+                Err(error) => {
+                    // It ended before it read the request: there is one at a time, so what was left is that one.
+                    if let Some(waiting) = waiting.filter(|_| Errno::from_io_error(&error) == Some(Errno::CONNRESET)) {
+                        let _ = waiting.send(Reply::NotSent);
+                    }
+                    return;
+                }
+            };
             match (waiting, Outcome::from_bytes(&answer[..length])) {
-                (Some(waiting), Some(outcome)) => drop(waiting.send(outcome)),
+                (Some(waiting), Some(outcome)) => drop(waiting.send(Reply::Outcome(outcome))),
                 _ => return,
             }
         }
@@ -248,4 +260,41 @@ fn listen() -> io::Result<AsyncFd<OwnedFd>> {
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(SPAWNER_SOCKET.as_bytes())?)?;
     rustix::net::listen(&socket, 1)?;
     sys::watch(socket, Interest::READABLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of a request whose spawner ends, after it has read the request or before.
+    async fn reply_of_an_end(is_read: bool) -> Reply {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let client = SpawnerClient::new(Some(ours)).unwrap();
+        let socket = client.current().unwrap();
+        let request = Request {
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+            terminal: false,
+            cwd: b"/".to_vec(),
+            argv: vec![b"true".to_vec()],
+            env: Vec::new(),
+        };
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let end = async {
+            if is_read {
+                rustix::net::recv(&theirs, &mut [0; 1], RecvFlags::empty()).unwrap();
+            }
+            drop(theirs);
+        };
+        let asked = client.ask(&socket, &request, [&null; 3]);
+        tokio::join!(biased; asked, end, client.deliver(&socket)).0
+    }
+
+    #[tokio::test]
+    async fn only_what_a_spawner_has_read_may_have_been_done() {
+        assert!(matches!(reply_of_an_end(false).await, Reply::NotSent));
+        assert!(matches!(reply_of_an_end(true).await, Reply::Lost));
+    }
 }

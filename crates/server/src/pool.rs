@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use model::id::{BuildId, LayerId, SandboxId, TemplateId};
+use model::id::{BuildId, LayerId, SandboxId, TeamId, TemplateId};
 use model::resources::Resources;
 use parking_lot::Mutex;
 use protocol::node::{NodeError, SandboxLog};
@@ -115,6 +115,8 @@ struct State {
 #[derive(Debug, Clone)]
 struct Demand {
     template: TemplateId,
+    /// The team that the template belongs to; none if it is the platform's.
+    owner: Option<TeamId>,
     spec: Arc<BuildSpec>,
     /// How many of them the pool should have.
     size: u32,
@@ -274,7 +276,12 @@ impl Pool {
 
     /// Takes a sandbox for a request, if there is one that is ready, and notes what was asked for. No other request gets
     /// it meanwhile.
-    pub(crate) fn take(self: &Arc<Self>, template: &TemplateId, key: &PoolKey, spec: &BuildSpec) -> Option<Taken> {
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        (template, owner): (&TemplateId, Option<&TeamId>),
+        key: &PoolKey,
+        spec: &BuildSpec,
+    ) -> Option<Taken> {
         let now_us = self.services.clock.now_us();
         let size = self.size_of(spec);
         let mut state = self.state.lock();
@@ -285,6 +292,7 @@ impl Pool {
                 key.clone(),
                 Demand {
                     template: template.clone(),
+                    owner: owner.cloned(),
                     spec: Arc::new(spec.clone()),
                     size,
                     is_permanent: false,
@@ -326,9 +334,13 @@ impl Pool {
         let Some(member) = state.members.get_mut(id) else {
             return;
         };
-        match member.is_dead {
-            false => member.phase = Phase::Ready,
-            true => self.begin_end(&mut state, id, PoolEnd::Died),
+        member.phase = Phase::Ready;
+        let (is_dead, key) = (member.is_dead, member.key.clone());
+        if is_dead {
+            self.begin_end(&mut state, id, PoolEnd::Died);
+        } else if !state.demands.contains_key(&key) {
+            // Forgotten while the request had it.
+            self.begin_end(&mut state, id, PoolEnd::Stale);
         }
     }
 

@@ -104,13 +104,21 @@ impl Pool {
         };
         let taken: u64 = held().map(|member| member.memory_bytes).sum();
         let free = (u64::from(self.settings.memory_mb) << 20).saturating_sub(taken);
-        if held().count() >= usize::try_from(self.settings.total).unwrap_or(usize::MAX) {
+        let total = usize::try_from(self.settings.total).unwrap_or(usize::MAX);
+        if held().count() >= total {
             return None;
         }
+        let owner = |member: &Member| state.demands.get(&member.key)?.owner.as_ref();
+        // Start commands run in nobody's quota: a team has half of the pool, and one of them that is not frozen yet.
+        let may_have = |team: &TeamId| {
+            let own = || held().filter(|member| owner(member) == Some(team));
+            own().count() < (total / 2).max(1) && own().all(|member| member.phase == Phase::Ready)
+        };
         let is_missing = |key: &PoolKey, demand: &Demand| {
             let have = held().filter(|member| member.key == *key).count();
             have < usize::try_from(demand.size).unwrap_or(usize::MAX)
                 && now_us >= demand.retry_us
+                && demand.owner.as_ref().is_none_or(may_have)
                 && demand.memory_bytes.max(OVERHEAD_BYTES) <= free
         };
         let missing = state.demands.iter().filter(|(key, demand)| is_missing(key, demand));
@@ -225,6 +233,8 @@ impl Pool {
         let total = total.saturating_sub(member.memory_bytes).saturating_add(memory_bytes);
         member.memory_bytes = memory_bytes;
         member.phase = Phase::Ready;
+        // Its team may have another one started.
+        self.changed.notify_one();
         self.services.metrics.pool_start(true);
         if member.is_dead {
             self.begin_end(&mut state, id, PoolEnd::Died);
@@ -388,6 +398,7 @@ impl Pool {
         let spec = BuildSpec::of(&build).filter(|spec| spec.image == Image::Base && spec.start.is_none());
         let demand = spec.map(|spec| Demand {
             template: template.id,
+            owner: None,
             spec: Arc::new(spec),
             size: self.settings.base,
             is_permanent: true,

@@ -13,6 +13,7 @@ use store::builds::{BuildRow, BuildStatus};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
+use super::builds::request;
 use super::metrics::scrape;
 use super::platform::{BASE, Behaviour, KEY, Reply, TestPlatform, send, within};
 
@@ -479,6 +480,26 @@ async fn a_template_with_a_start_command_is_pooled_while_it_is_used() {
     assert!(reply.status.is_success(), "{reply:?}");
     until_counted(&platform, "ringfence_pool_ends_total{reason=\"stale\"}", 1).await;
     until_frozen(&platform, 0).await;
+}
+
+#[tokio::test]
+async fn the_templates_of_a_team_have_half_of_the_pool() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.pool = PoolSettings { total: 4, ..quick() }).await;
+    *platform.node.origin.lock() = Some(agent(0).await);
+    for name in ["first", "second", "third"] {
+        let (template, _) = request(&platform, &format!(r#"{{"name":"{name}"}}"#)).await;
+        start_command(&platform, &template).await;
+        id_of(&create(&platform, name).await);
+    }
+    until_frozen(&platform, 2).await;
+    // Some checks later there is no other, and none is being started.
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    let held = metrics(&platform).await;
+    assert!(held.contains("ringfence_pool_sandboxes{state=\"ready\"} 2\n"), "{held}");
+    assert!(
+        held.contains("ringfence_pool_sandboxes{state=\"starting\"} 0\n"),
+        "{held}"
+    );
 }
 
 #[tokio::test]

@@ -380,7 +380,7 @@ async fn prepare(
         items: injections::items(parameters.common.injections.take().unwrap_or(List(Vec::new())))?,
     };
     let built = spec_of(state, &build, &name.name)?;
-    let key = PoolKey::of(&build);
+    let (key, owner) = (PoolKey::of(&build), template.team_id.clone());
     let mut spec = parameters.spec(caller, (template, build), &name.name)?;
     let repositories = match resources {
         None => Vec::new(),
@@ -410,7 +410,7 @@ async fn prepare(
     checked.map_err(injections::refused)?;
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
-    let pooled = pool.take(&spec.template, &key, &built);
+    let pooled = pool.take((&spec.template, owner.as_ref()), &key, &built);
     let admission = match &pooled {
         Some(pooled) => state.admission.admit_started(&caller.quota, share, pooled.permit())?,
         None => pool.admit(&caller.quota, share).await?,

@@ -120,6 +120,16 @@ impl AdmissionControl {
         self.capacity.admit_spare(&*self.node, &self.clock, memory_bytes).await
     }
 
+    /// Disk space of the host above what is reserved, in bytes; nothing if it cannot be read.
+    pub(crate) async fn spare_disk_bytes(&self) -> Option<u64> {
+        let capacity = self.node.capacity().await.ok()?;
+        Some(
+            capacity
+                .disk_available_bytes
+                .saturating_sub(self.capacity.disk_floor_bytes()),
+        )
+    }
+
     /// Whether the host is so short of memory that requests may be refused soon.
     pub(crate) async fn is_short_of_memory(&self) -> bool {
         self.capacity.is_short_of_memory(&*self.node, &self.clock).await

@@ -146,7 +146,7 @@ impl Builds {
             clock,
             work,
         } = services;
-        let files = BuildFiles::open(&settings, (rows.clone(), node.clone(), clock.clone()));
+        let files = BuildFiles::open(&settings, (rows.clone(), Arc::clone(&admission), clock.clone()));
         Self {
             turns: Arc::new(Semaphore::new(usize::try_from(settings.concurrent.max(1)).unwrap_or(1))),
             settings: Arc::new(settings),

@@ -33,12 +33,13 @@ use tokio_util::task::TaskTracker;
 
 use self::cache::{MirrorCache, MirrorKey};
 pub(crate) use self::error::RepositoryError;
+use crate::admission::AdmissionControl;
 use crate::agent::{self, Agent, AgentError, Output};
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
-use crate::settings::{CapacitySettings, RepositorySettings};
+use crate::settings::RepositorySettings;
 
 /// How much of the references of a repository is read for its default branch, which is on the first line.
 const REFERENCES_KEPT: usize = 64 << 10;
@@ -77,10 +78,22 @@ impl From<AgentError> for RepositoryError {
     }
 }
 
+/// The services of repositories.
+#[derive(Debug)]
+pub(crate) struct RepositoryServices {
+    pub(crate) node: NodeHandle,
+    pub(crate) admission: Arc<AdmissionControl>,
+    pub(crate) tokens: TokenSeed,
+    pub(crate) clock: Clock,
+    /// Connections to agents.
+    pub(crate) work: TaskTracker,
+}
+
 /// Prepares repositories.
 #[derive(Debug)]
 pub(crate) struct Repositories {
     node: NodeHandle,
+    admission: Arc<AdmissionControl>,
     tokens: TokenSeed,
     clock: Clock,
     settings: RepositorySettings,
@@ -101,10 +114,14 @@ struct NewCopy<'a> {
 }
 
 impl Repositories {
-    pub(crate) fn new(
-        settings: RepositorySettings,
-        (node, tokens, clock, work): (NodeHandle, TokenSeed, Clock, TaskTracker),
-    ) -> Self {
+    pub(crate) fn new(settings: RepositorySettings, services: RepositoryServices) -> Self {
+        let RepositoryServices {
+            node,
+            admission,
+            tokens,
+            clock,
+            work,
+        } = services;
         let directory = settings.directory.as_deref();
         let cache = directory.and_then(|directory| match MirrorCache::open(directory, &settings) {
             Ok(cache) => Some(cache),
@@ -115,6 +132,7 @@ impl Repositories {
         });
         Self {
             node,
+            admission,
             tokens,
             clock,
             settings,
@@ -244,9 +262,8 @@ impl Repositories {
     async fn keep(&self, agent: &Agent<'_>, target: Target<'_>, new: NewCopy<'_>) -> Result<(), RepositoryError> {
         let Some(cache) = &self.cache else { return Ok(()) };
         let io = |error: io::Error| RepositoryError::Sandbox(Box::new(error));
-        let floor = u64::from(CapacitySettings::DISK_FLOOR_MB) << 20;
-        let free = self.node.capacity().await.map_or(0, |host| host.disk_available_bytes);
-        if free < floor.saturating_add(self.settings.bundle_bytes) {
+        let spare = self.admission.spare_disk_bytes().await.unwrap_or(0);
+        if spare < self.settings.bundle_bytes {
             tracing::warn!("no copies of repositories are kept, because the disk of the host is almost full");
             return Ok(());
         }

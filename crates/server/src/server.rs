@@ -33,7 +33,7 @@ use crate::operator::{self, Operator, OperatorSocket};
 use crate::pool::{Pool, PoolServices};
 use crate::readers::Readers;
 use crate::records::Records;
-use crate::repositories::Repositories;
+use crate::repositories::{Repositories, RepositoryServices};
 pub use crate::sandboxes::adopt::AdoptError;
 use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::node_events::StopSignals;
@@ -169,7 +169,13 @@ impl Server {
                 work: work.clone(),
             },
         ));
-        let means = (handle.clone(), tokens.clone(), clock.clone(), work.clone());
+        let means = RepositoryServices {
+            node: handle.clone(),
+            admission: Arc::clone(&admission),
+            tokens: tokens.clone(),
+            clock: clock.clone(),
+            work: work.clone(),
+        };
         let sandboxes = Arc::new(Sandboxes {
             repositories: Repositories::new(repositories, means),
             store: store.clone(),

@@ -131,6 +131,8 @@ pub struct BuildSettings {
     pub file_bytes: u64,
     /// Maximum size of all uploaded archives of a team, in bytes.
     pub team_files_bytes: u64,
+    /// How long an upload may send nothing. It holds a connection, and space of its team.
+    pub upload_stall: Duration,
     /// How long an uploaded archive is kept after its last use, in seconds.
     pub file_age_s: u32,
     /// How long a layer that no build needs any more is kept for later builds, after its last use, in seconds.
@@ -154,6 +156,7 @@ impl Default for BuildSettings {
             concurrent: 2,
             file_bytes: 2 << 30,
             team_files_bytes: 20 << 30,
+            upload_stall: Duration::from_secs(60),
             file_age_s: 7 * 24 * 3600,
             cache_age_s: 7 * 24 * 3600,
             cache_bytes: 20 << 30,

@@ -75,6 +75,11 @@ impl Capacity {
         }
     }
 
+    /// Disk space that is reserved, in bytes.
+    pub(super) fn disk_floor_bytes(&self) -> u64 {
+        u64::from(self.settings.disk_floor_mb) * MIB
+    }
+
     /// A permit for a new sandbox, if the host has capacity for it. If the capacity cannot be read, the sandbox is
     /// admitted, and the start may fail.
     pub(crate) async fn admit(&self, node: &dyn NodeApi, clock: &Clock) -> Result<CapacityPermit, NoCapacity> {

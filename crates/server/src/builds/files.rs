@@ -21,17 +21,16 @@ use store::builds::FileRow;
 use store::error::StoreError;
 use store::nodes::NodeRows;
 
+use crate::admission::AdmissionControl;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::keys::random_hex;
-use crate::node::NodeHandle;
-use crate::settings::{BuildSettings, CapacitySettings};
+use crate::settings::BuildSettings;
 
 /// The beginning of the name of a file that is being written.
 const PARTIAL: &str = ".partial-";
-/// Maximum space that an upload reserves at a time, in bytes; the second if it does not announce its size.
-const STEP: u64 = 16 << 20;
-const UNANNOUNCED_STEP: u64 = 1 << 20;
+/// Maximum space that an upload reserves at a time, in bytes.
+const STEP: u64 = 1 << 20;
 
 /// Why an archive was not stored.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +54,7 @@ pub(crate) enum FileError {
 pub(crate) struct BuildFiles {
     directory: Option<PathBuf>,
     rows: NodeRows,
-    node: NodeHandle,
+    admission: Arc<AdmissionControl>,
     clock: Clock,
     file_bytes: u64,
     team_bytes: u64,
@@ -92,7 +91,7 @@ impl Space {
 
     /// Reserves another step; returns what the team and what all teams have reserved then.
     fn grow(&mut self) -> (u64, u64) {
-        let step = self.rest().map_or(UNANNOUNCED_STEP, |rest| rest.min(STEP));
+        let step = self.rest().map_or(STEP, |rest| rest.min(STEP));
         let mut uploads = self.uploads.lock();
         self.reserved = self.reserved.saturating_add(step);
         uploads.unwritten = uploads.unwritten.saturating_add(step);
@@ -154,7 +153,10 @@ fn make_directory(path: &Path) -> io::Result<()> {
 
 impl BuildFiles {
     /// Opens the archives, and removes uploads that were cut by a restart.
-    pub(crate) fn open(settings: &BuildSettings, (rows, node, clock): (NodeRows, NodeHandle, Clock)) -> Self {
+    pub(crate) fn open(
+        settings: &BuildSettings,
+        (rows, admission, clock): (NodeRows, Arc<AdmissionControl>, Clock),
+    ) -> Self {
         let directory = settings.directory.as_ref().map(|directory| directory.join("files"));
         let directory = directory.and_then(|directory| match make_directory(&directory) {
             Ok(()) => Some(directory),
@@ -169,7 +171,7 @@ impl BuildFiles {
         Self {
             directory,
             rows,
-            node,
+            admission,
             clock,
             file_bytes: settings.file_bytes,
             team_bytes: settings.team_files_bytes,
@@ -249,13 +251,8 @@ impl BuildFiles {
         if kept.saturating_add(of_team).saturating_add(rest) > limit {
             return Err(FileError::TeamFull { limit });
         }
-        let floor = u64::from(CapacitySettings::DISK_FLOOR_MB) << 20;
-        let free = self
-            .node
-            .capacity()
-            .await
-            .map_or(u64::MAX, |host| host.disk_available_bytes);
-        match free < floor.saturating_add(unwritten).saturating_add(rest) {
+        let spare = self.admission.spare_disk_bytes().await.unwrap_or(u64::MAX);
+        match spare < unwritten.saturating_add(rest) {
             true => Err(FileError::DiskFull),
             false => Ok(()),
         }

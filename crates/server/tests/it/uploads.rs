@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use protocol::node::HostCapacity;
 use serde_json::json;
+use server::settings::ServerSettings;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -157,7 +158,7 @@ async fn uploads_at_the_same_time_share_the_limit_of_the_team() {
 
 #[tokio::test]
 async fn uploads_leave_the_reserve_of_the_host() {
-    let platform = TestPlatform::start().await;
+    let platform = TestPlatform::start_adjusted(|settings| settings.capacity.disk_floor_mb = 2000).await;
     let (template, _) = request(&platform, r#"{"name":"a"}"#).await;
     let path = format!("/templates/{template}/files/{HASH}");
     let url = text(&platform.call("GET", &path, "").await, "url");
@@ -170,7 +171,7 @@ async fn uploads_leave_the_reserve_of_the_host() {
     let free = |bytes: u64| {
         *platform.node.room.lock() = Some(HostCapacity {
             memory_available_bytes: u64::MAX,
-            disk_available_bytes: (1 << 30) + bytes,
+            disk_available_bytes: (2000 << 20) + bytes,
         });
     };
     free(1000);
@@ -183,4 +184,20 @@ async fn uploads_leave_the_reserve_of_the_host() {
     put(101).await.error(503);
     assert_eq!(put(100).await.status, 200);
     drop(held);
+}
+
+#[tokio::test]
+async fn an_upload_that_stops_ends() {
+    let adjust = |settings: &mut ServerSettings| settings.builds.upload_stall = Duration::from_millis(200);
+    let platform = TestPlatform::start_adjusted(adjust).await;
+    let (template, _) = request(&platform, r#"{"name":"a"}"#).await;
+    let path = format!("/templates/{template}/files/{HASH}");
+    let url = text(&platform.call("GET", &path, "").await, "url");
+    let target = url.strip_prefix("http://localhost").expect("this platform").to_owned();
+    let mut held = begin_upload(&platform, &target, "content-length: 900", 100).await;
+    let mut answer = [0; 1024];
+    let length = within(held.read(&mut answer)).await.expect("an answer");
+    let answer = String::from_utf8_lossy(&answer[..length]);
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    until(|| unfinished(&platform) == 0).await;
 }

@@ -160,8 +160,12 @@ pub(crate) async fn put_template_upload(State(state): State<ApiState>, request: 
     let announced = parts.headers.get(header::CONTENT_LENGTH);
     let announced = announced.and_then(|value| value.to_str().ok()?.parse().ok());
     let files = Arc::clone(&state.builds.files);
+    let stall = state.builds.settings.upload_stall;
     let mut upload = files.begin(&team, &hash, announced).await.map_err(ApiError::upload)?;
-    while let Some(frame) = body.frame().await {
+    loop {
+        let frame = tokio::time::timeout(stall, body.frame()).await;
+        let frame = frame.map_err(|_| ApiError::invalid(format!("nothing of the upload arrived for {stall:?}")))?;
+        let Some(frame) = frame else { break };
         let frame = frame.map_err(|_| ApiError::invalid("the upload was cut"))?;
         if let Ok(piece) = frame.into_data() {
             upload = files.write(upload, piece).await.map_err(ApiError::upload)?;

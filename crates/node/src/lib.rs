@@ -463,7 +463,7 @@ impl NodeApi for Node {
 
     fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {
         Box::pin(async move {
-            let version = blocking(runtime::environment::base_version).await.map_err(failed)?;
+            let version = blocking(runtime::base::version_of_host).await.map_err(failed)?;
             version.map_err(failed)
         })
     }

@@ -16,6 +16,7 @@ mod etc;
 mod packages;
 mod root;
 mod sources;
+mod system;
 mod usr;
 mod versions;
 
@@ -26,6 +27,7 @@ use std::fs;
 use std::path::Path;
 
 pub(crate) use etc::{hosts, resolver};
+pub use system::version_of_host;
 pub(crate) use versions::{CURRENT, Versions};
 
 /// Uid and gid of `user`, as in the images of the existing platform.

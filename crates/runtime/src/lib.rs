@@ -16,7 +16,7 @@
 )]
 
 mod archive;
-mod base;
+pub mod base;
 mod cgroup;
 mod cgroup_view;
 mod commit;

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from e2b import CommandExitException, NotEnoughSpaceException, NotFoundException, Sandbox, SandboxException, Template
 
-from harness.hoststate import HostState, left_over
+from harness.beside import beside
 from harness.platform import Platform
 
 SMALL_DISK_MB = 64
@@ -60,19 +60,9 @@ def test_a_killed_process_is_not_listed(sandbox: Sandbox) -> None:
 @pytest.fixture(scope="module")
 def small(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform of its own, whose sandboxes have little disk and memory."""
-    before = HostState.take()
     config = f"[sandbox]\ndisk_mb = {SMALL_DISK_MB}\nmemory_mb = {SMALL_MEMORY_MB}\n"
-    server = Platform(tmp_path_factory.mktemp("small") / "data", config=config)
-    try:
-        server.start()
-        server.use()
+    with beside(platform, tmp_path_factory.mktemp("small"), config) as server:
         yield server
-        assert server.terminate() == 0, server.log_tail()
-        assert server.down().returncode == 0
-        assert left_over(before) == {}
-    finally:
-        server.close()
-        platform.use()
 
 
 def test_a_full_disk_says_so_whichever_way_it_is_met(small: Platform) -> None:

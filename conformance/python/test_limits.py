@@ -10,7 +10,7 @@ import httpx
 import pytest
 from e2b import RateLimitException, Sandbox, SandboxException
 
-from harness.hoststate import HostState, left_over
+from harness.beside import beside
 from harness.platform import Platform
 
 CONFIG = """
@@ -33,19 +33,8 @@ RETRIES = hasattr(e2b, "ServiceBusyException")
 @pytest.fixture(scope="module")
 def limited(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform of its own beside the session's, whose credentials return afterwards."""
-    before = HostState.take()
-    server = Platform(tmp_path_factory.mktemp("limited") / "data", config=CONFIG)
-    try:
-        server.start()
-        server.use()
+    with beside(platform, tmp_path_factory.mktemp("limited"), CONFIG) as server:
         yield server
-        assert server.terminate() == 0, server.log_tail()
-        down = server.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        server.close()
-        platform.use()
 
 
 def team(server: Platform, name: str) -> str:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from harness.hoststate import HostState, left_over
+from harness.beside import beside
 from harness.platform import Platform, free_port
 from harness.traffic import until
 
@@ -25,20 +25,8 @@ from harness.traffic import until
 @pytest.fixture
 def own(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A second platform beside the session's, on its own data directory; the session's keys return afterwards."""
-    before = HostState.take()
-    server = Platform(tmp_path_factory.mktemp("own") / "data")
-    try:
-        server.start()
-        server.use()
+    with beside(platform, tmp_path_factory.mktemp("own")) as server:
         yield server
-        if server.process:
-            assert server.terminate() == 0, server.log_tail()
-        down = server.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        server.close()
-        platform.use()
 
 
 def test_the_first_start_writes_the_credentials(own: Platform) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from e2b import Sandbox, Template
 
-from harness.hoststate import HostState, left_over
+from harness.beside import beside
 from harness.platform import Platform
 from harness.traffic import get, until
 
@@ -23,20 +23,8 @@ CONFIG = "[sandbox]\ndisk_mb = 768\n\n[pool]\nbase = 3\n"
 @pytest.fixture
 def pooling(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A second platform, which keeps sandboxes of `base` ready."""
-    before = HostState.take()
-    server = Platform(tmp_path_factory.mktemp("pool") / "data", config=CONFIG)
-    try:
-        server.start()
-        server.use()
+    with beside(platform, tmp_path_factory.mktemp("pool"), CONFIG) as server:
         yield server
-        if server.process:
-            assert server.terminate() == 0, server.log_tail()
-        down = server.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        server.close()
-        platform.use()
 
 
 def pooled(server: Platform) -> list[dict[str, Any]]:

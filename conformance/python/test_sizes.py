@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from e2b import Sandbox
 
-from harness.hoststate import HostState, left_over
+from harness.beside import beside
 from harness.inside import root
 from harness.platform import Platform
 from harness.traffic import until
@@ -25,19 +25,8 @@ CPU = "/sys/devices/system/cpu"
 @pytest.fixture(scope="module")
 def small(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform whose sandboxes have one core, beside the session's, whose credentials return afterwards."""
-    before = HostState.take()
-    server = Platform(tmp_path_factory.mktemp("small") / "data", config=CONFIG)
-    try:
-        server.start()
-        server.use()
+    with beside(platform, tmp_path_factory.mktemp("small"), CONFIG) as server:
         yield server
-        assert server.terminate() == 0, server.log_tail()
-        down = server.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        server.close()
-        platform.use()
 
 
 @pytest.fixture

@@ -1,0 +1,31 @@
+"""A second platform beside the session's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.hoststate import HostState, left_over
+from harness.platform import Platform
+
+
+@contextmanager
+def beside(session: Platform, directory: Path, config: str | None = None) -> Iterator[Platform]:
+    """A platform on a data directory of its own, whose credentials are in the environment meanwhile. Nothing of it may be
+    left afterwards, whether or not it still runs then.
+    """
+    before = HostState.take()
+    server = Platform(directory / "data", config=config)
+    try:
+        server.start()
+        server.use()
+        yield server
+        if server.process:
+            assert server.terminate() == 0, server.log_tail()
+        down = server.down()
+        assert down.returncode == 0, down.stderr
+        assert left_over(before) == {}
+    finally:
+        server.close()
+        session.use()

@@ -125,12 +125,46 @@ def test_stages_are_built_and_copied_between(api: httpx.Client, name: str) -> No
     assert lines and all("CACHED" in line for line in lines), lines
 
 
+NUMBERS = """FROM e2bdev/base
+RUN groupadd --gid 4000 crew && useradd --uid 1234 --gid 4000 --create-home known && usermod --append --groups crew user
+USER user:crew
+RUN id -u > /tmp/named && id -g >> /tmp/named && id -G >> /tmp/named && echo "$HOME" >> /tmp/named
+USER 1234
+RUN id -un > /tmp/number && id -gn >> /tmp/number && echo "$HOME" >> /tmp/number
+USER 0:0
+COPY --chown=2000:3000 <<END /tmp/copied
+END
+COPY --chown=known:crew <<END /tmp/of-known
+END
+USER 4242:5555
+WORKDIR /made/by/id
+RUN id -u > who && id -g >> who && id -G >> who && echo "$HOME" >> who
+"""
+
+
+def test_users_and_groups_are_given_by_number(api: httpx.Client, name: str) -> None:
+    status = v1(api, name, NUMBERS)
+    assert status["status"] == "ready", status.get("reason")
+    assert output(name, "cat /tmp/named") == "1000\n4000\n4000\n/home/user\n"
+    assert output(name, "cat /tmp/number") == "known\ncrew\n/home/known\n"
+    assert output(name, "cat who") == "4242\n5555\n5555\n/\n"
+    assert output(name, "stat -c %u:%g /tmp/copied /tmp/of-known /made /made/by/id") == "2000:3000\n1234:4000\n" + "4242:5555\n" * 2
+    # The sandbox has this user as its own, for commands and for files.
+    assert output(name, "id -u; id -g; id -G; pwd; echo $HOME") == "4242\n5555\n5555\n/made/by/id\n/\n"
+    with Sandbox.create(name) as sandbox:
+        sandbox.files.write("/tmp/file", "x")
+        assert sandbox.commands.run("stat -c %u:%g /tmp/file").stdout == "4242:5555\n"
+        assert sandbox.commands.run("id -u", user="1234").stdout == "1234\n"
+
+
 def test_version_1_refuses_with_the_line(api: httpx.Client, name: str) -> None:
     for text, want in (
         ("FROM e2bdev/base\n\nRUN --mount=type=secret,id=x true\n", "line 3: RUN --mount"),
         ("FROM e2bdev/base\nRUN true\nCOPY app /app\n", "line 3: no files were uploaded for app"),
         ("FROM e2bdev/base\nRUN true\n# why\nRUN exit 7\n", "line 4: the command ended with exit code 7"),
         ("FROM --platform=linux/riscv64 e2bdev/base\n", "line 1: platform"),
+        ("FROM e2bdev/base\nUSER 70000\n", "line 2: USER 70000: a sandbox has the ids 0 to 65535"),
+        ("FROM e2bdev/base\nUSER user:nothing\n", "line 2: "),
     ):
         status = v1(api, name, text)
         assert status["status"] == "error", status

@@ -45,6 +45,7 @@ mod tests {
             uid: metadata.uid(),
             gid: metadata.gid(),
             home: root.path().to_owned(),
+            has_one_group: false,
         };
         ensure(&root.path().join("a/b/c"), &user).unwrap();
         ensure(&root.path().join("a/b/c"), &user).unwrap();

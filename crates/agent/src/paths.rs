@@ -69,6 +69,7 @@ mod tests {
             uid: 1000,
             gid: 1000,
             home: PathBuf::from("/home/user"),
+            has_one_group: false,
         };
         let check = |path: &str, workdir: Option<&str>, expect: &str| {
             assert_eq!(resolve(path, &user, workdir).unwrap(), Path::new(expect), "{path}");

@@ -124,7 +124,11 @@ fn basic_user(headers: &HeaderMap) -> Option<String> {
         return None;
     }
     let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
-    decoded.split_once(':').map(|(name, _)| name.to_owned())
+    // Clients send no password. Without one a name may have a group, as in `1000:1000`.
+    let name = decoded
+        .strip_suffix(':')
+        .or_else(|| decoded.split_once(':').map(|(name, _)| name));
+    name.map(str::to_owned)
 }
 
 fn not_found() -> Response<Body> {

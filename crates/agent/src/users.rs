@@ -13,6 +13,8 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 /// The most that is read of either file. Large installations have thousands of users, of about 60 bytes each.
 const LIMIT: u64 = 1024 * 1024;
+/// The largest id that a sandbox has.
+const ID_MAX: u32 = 65_535;
 /// The most supplementary groups that a process gets; the kernel's own limit is 65,536.
 const GROUP_LIMIT: usize = 1024;
 
@@ -23,6 +25,8 @@ pub(crate) struct User {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) home: PathBuf,
+    /// Whether the group was named, so that it is the only one.
+    pub(crate) has_one_group: bool,
 }
 
 /// Where the two files are; elsewhere only in tests.
@@ -42,14 +46,28 @@ impl Default for Users {
 }
 
 impl Users {
-    /// The user of that name.
+    /// The user of that name, or of `USER` of a Dockerfile: `user[:group]`, each a name or a number. An id that has no
+    /// line has the group 0 unless another is named, and its home is `/`. A name wins over the number that it looks like.
     pub(crate) fn find(&self, name: &str) -> Option<User> {
-        let text = read_bounded(&self.passwd).ok()?;
-        find_user(&text, name)
+        let passwd = read_bounded(&self.passwd).unwrap_or_default();
+        let (account, group) = match name.split_once(':') {
+            Some((account, group)) => (account, Some(group)),
+            None => (name, None),
+        };
+        let mut user = find_user(&passwd, account).or_else(|| Some(user_of_id(&passwd, id(account)?)))?;
+        if let Some(group) = group {
+            let groups = read_bounded(&self.group).unwrap_or_default();
+            user.gid = find_group(&groups, group).or_else(|| id(group))?;
+            user.has_one_group = true;
+        }
+        Some(user)
     }
 
     /// Primary and supplementary groups of a user. An unreadable file means the primary one alone.
     pub(crate) fn groups(&self, user: &User) -> Vec<u32> {
+        if user.has_one_group {
+            return vec![user.gid];
+        }
         let text = read_bounded(&self.group).unwrap_or_default();
         groups_of(&text, user)
     }
@@ -128,7 +146,45 @@ fn find_user(passwd: &[u8], name: &str) -> Option<User> {
             uid: uid.parse().ok()?,
             gid: gid.parse().ok()?,
             home: PathBuf::from(home),
+            has_one_group: false,
         }),
+        _ => None,
+    })
+}
+
+/// A text as an id of the sandbox. The kernel takes the largest number of the type as "unchanged", which must not get
+/// there.
+fn id(text: &str) -> Option<u32> {
+    let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let id = is_digits.then(|| text.parse().ok()).flatten();
+    id.filter(|id| *id <= ID_MAX)
+}
+
+/// The first user with an id, or one that has no name.
+fn user_of_id(passwd: &[u8], id: u32) -> User {
+    let name = lines(passwd).find_map(|fields| match fields.as_slice() {
+        [name, _, uid, ..] if uid.parse() == Ok(id) => Some((*name).to_owned()),
+        _ => None,
+    });
+    // A line that is broken otherwise is not that of the id.
+    let found = name
+        .and_then(|name| find_user(passwd, &name))
+        .filter(|user| user.uid == id);
+    found.unwrap_or_else(|| User {
+        name: id.to_string(),
+        uid: id,
+        gid: 0,
+        home: PathBuf::from("/"),
+        has_one_group: false,
+    })
+}
+
+fn find_group(group: &[u8], name: &str) -> Option<u32> {
+    if name.is_empty() || name.starts_with(['+', '-']) {
+        return None;
+    }
+    lines(group).find_map(|fields| match fields.as_slice() {
+        [found, _, id, ..] if *found == name => id.parse().ok(),
         _ => None,
     })
 }
@@ -194,6 +250,61 @@ mod tests {
         assert_eq!(groups_of(b"", &user), [1001]);
         let many: String = (2000..9000).map(|id| format!("g:x:{id}:user\n")).collect();
         assert_eq!(groups_of(many.as_bytes(), &user).len(), GROUP_LIMIT);
+    }
+
+    #[test]
+    fn users_are_found_by_number_and_with_a_group() {
+        let directory = tempfile::tempdir().unwrap();
+        let users = Users {
+            passwd: directory.path().join("passwd"),
+            group: directory.path().join("group"),
+        };
+        let check = |name: &str, expect: Option<(&str, u32, &[u32], &str)>| {
+            let found = users.find(name);
+            let groups = found.as_ref().map(|user| users.groups(user));
+            let found = found
+                .as_ref()
+                .zip(groups.as_deref())
+                .map(|(user, groups)| (user.name.as_str(), user.uid, groups, user.home.to_str().unwrap()));
+            assert_eq!(found, expect, "{name}");
+        };
+        // Without either file.
+        check("1000", Some(("1000", 1000, &[0], "/")));
+        check("1000:5", Some(("1000", 1000, &[5], "/")));
+        check("user", None);
+        std::fs::write(&users.passwd, [PASSWD, b"\n42:x:77:78::/named:/bin/sh\n"].concat()).unwrap();
+        std::fs::write(&users.group, "user:x:1001:\nstaff:x:50:user\n99:x:60:\nbad:x:y:\n").unwrap();
+        check("user", Some(("user", 1000, &[1001, 50], "/home/user")));
+        check("1000", Some(("user", 1000, &[1001, 50], "/home/user")));
+        check("user:staff", Some(("user", 1000, &[50], "/home/user")));
+        check("1000:1001", Some(("user", 1000, &[1001], "/home/user")));
+        check("1000:7", Some(("user", 1000, &[7], "/home/user")));
+        check("5:user", Some(("5", 5, &[1001], "/")));
+        check("0", Some(("root", 0, &[0], "/root")));
+        // Names win over numbers.
+        check("42", Some(("42", 77, &[78], "/named")));
+        check("user:99", Some(("user", 1000, &[60], "/home/user")));
+        check("65535:65535", Some(("65535", 65535, &[65535], "/")));
+        for name in [
+            "65536",
+            "4294967295",
+            "-1",
+            "+1",
+            "1 ",
+            "0x1",
+            "user:",
+            ":",
+            ":0",
+            "",
+            "user:65536",
+            "user:bad",
+            "user:nobody",
+            "user:staff:0",
+            "1:2:3",
+            "99999999999999999999",
+        ] {
+            check(name, None);
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use self::accounts::Accounts;
 use self::image::OsRelease;
 use crate::files;
 use crate::tar::show;
-use crate::users::{User, Users};
+use crate::users::{self, User, Users};
 
 const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT;
 const STRICT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
@@ -32,9 +32,23 @@ const DIRECTORIES: [(&[u8], u32); 6] = [
 /// Directories that everyone may change: installers that run as the user need them.
 const OPEN: [&[u8]; 2] = [b"code", b"usr/local"];
 
+/// The largest id of a user or a group that a sandbox has.
+const ID_MAX: u32 = 65_535;
+
 /// Does a job.
 pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
-    check_name(&job.user)?;
+    let (name, group) = match job.user.split_once(':') {
+        Some((name, group)) => (name, Some(group)),
+        None => (job.user.as_str(), None),
+    };
+    let number = users::id(name);
+    match number {
+        Some(id) => ensure!(
+            id <= ID_MAX,
+            "a sandbox has the ids 0 to {ID_MAX}, and {id} is none of them"
+        ),
+        None => check_name(name)?,
+    }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(CWD, &job.root, flags, Mode::empty())
         .with_context(|| format!("open directory {}", job.root.display()))?;
@@ -46,12 +60,32 @@ pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
     }
     let os = OsRelease::read(&root)?;
     let accounts = Accounts::new(&root);
-    let existing = Users::read(&root)?.find(&job.user);
-    let created = existing.is_none();
-    let user = match existing {
-        Some(user) => user,
-        None => accounts.create(&job.user, job.admin)?,
+    let known = Users::read(&root)?;
+    let gid = match group {
+        None => None,
+        Some(group) => {
+            let number = users::id(group).filter(|id| *id <= ID_MAX);
+            let gid = known.group(group).or(number);
+            let unknown = || format!("there is no group {group:?} for user {name:?}: create it first");
+            Some(gid.with_context(unknown)?)
+        }
     };
+    let existing = match number {
+        Some(id) => known.find(name).or_else(|| known.all().find(|user| user.uid == id)),
+        None => known.find(name),
+    };
+    let created = existing.is_none() && number.is_none();
+    let mut user = match (existing, number) {
+        (Some(user), _) => user,
+        // An id needs no user: it has no name, and no home.
+        (None, Some(uid)) => User::nameless(uid),
+        (None, None) => accounts.create(name, job.admin)?,
+    };
+    ensure!(
+        !job.admin || !user.name.is_empty(),
+        "a user with the id {name} could not become root: it has no name. Create a user first, or do not ask for that"
+    );
+    user.gid = gid.unwrap_or(user.gid);
     if created || job.prepare {
         home(&root, &user, job.prepare).with_context(|| format!("home directory of user {}", user.name))?;
     }

@@ -24,6 +24,19 @@ pub(crate) struct User {
     pub(crate) shell: String,
 }
 
+impl User {
+    /// An id without a line.
+    pub(crate) fn nameless(uid: u32) -> Self {
+        Self {
+            name: String::new(),
+            uid,
+            gid: 0,
+            home: "/".to_owned(),
+            shell: String::new(),
+        }
+    }
+}
+
 /// Both files.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
@@ -86,8 +99,9 @@ impl Users {
         self.groups().find(|(found, ..)| *found == name).map(|(_, id, _)| id)
     }
 
-    /// Home directory of a user by name or id; `/root` or `/` for one that has no line.
+    /// Home directory of a user by name or id; `/root` or `/` for one that has no line. A group after it is ignored.
     pub(crate) fn home(&self, user: &str) -> String {
+        let user = user.split(':').next().unwrap_or_default();
         let by_id = || {
             let id: u32 = user.parse().ok()?;
             self.all().find(|found| found.uid == id)
@@ -130,7 +144,7 @@ impl Users {
 }
 
 /// A numeric id. The largest one is not valid: it means "unchanged".
-fn id(text: &str) -> Option<u32> {
+pub(crate) fn id(text: &str) -> Option<u32> {
     let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_digits
         .then(|| text.parse().ok())
@@ -223,6 +237,9 @@ mod tests {
             ("nohome", "/"),
             ("who", "/"),
             ("1234", "/home/1234"),
+            ("user:staff", "/home/user"),
+            ("1000:5", "/home/user"),
+            ("4321:5", "/"),
         ] {
             assert_eq!(users.home(user), expect, "{user}");
         }

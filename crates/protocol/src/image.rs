@@ -79,7 +79,7 @@ pub struct CopyJob {
     /// Base of a relative `dest`; without one, the home directory of `user`.
     #[serde(default)]
     pub workdir: Option<String>,
-    /// Current user of the build: name or numeric id.
+    /// Current user of the build: `user[:group]`, each a name or a number.
     pub user: String,
     /// Third argument of the step: `user`, `user:group` or numeric ids. Empty and absent mean `user`; with `from`, that
     /// owners stay as they are.
@@ -106,7 +106,8 @@ pub struct CopyJob {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProvisionJob {
-    /// Name of the user. One that exists is kept as it is.
+    /// The user, `user[:group]`, each a name or a number. One that exists is kept as it is, one by name is created, and a
+    /// group must exist.
     pub user: String,
     /// Whether the user may become root without a password.
     #[serde(default)]

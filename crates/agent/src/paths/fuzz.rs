@@ -43,7 +43,7 @@ proptest! {
         home in "/[a-z]{1,3}(/[a-z]{1,3}){0,2}",
         workdir in prop::option::of("/[a-z]{1,4}"),
     ) {
-        let user = User { name: "user".to_owned(), uid: 1, gid: 1, home: PathBuf::from(&home) };
+        let user = User { name: "user".to_owned(), uid: 1, gid: 1, home: PathBuf::from(&home), has_one_group: false };
         let found = resolve(&path, &user, workdir.as_deref()).ok();
         let expect = reference(&path, &home, workdir.as_deref());
         prop_assert_eq!(found.as_deref().map(Path::as_os_str), expect.as_deref().map(std::ffi::OsStr::new));

@@ -162,10 +162,10 @@ fn names_are_checked() {
     let root = debian();
     for name in [
         "",
-        "a:b",
+        ":a",
         "a b",
         "-x",
-        "1234",
+        "12x",
         "../x",
         "a\nb",
         "x,y",
@@ -177,6 +177,41 @@ fn names_are_checked() {
         assert!(error.contains("invalid user name"), "{error}");
     }
     assert!(!root.read("etc/passwd").contains("1000"));
+}
+
+#[test]
+fn users_are_given_by_number_and_with_a_group() {
+    let root = debian();
+    provision(&job(&root, "user", true, true));
+    let before = root.read("etc/passwd");
+    for (user, want) in [
+        ("user", (1000, 1000, "/home/user")),
+        ("1000", (1000, 1000, "/home/user")),
+        ("user:sudo", (1000, 27, "/home/user")),
+        ("1000:5", (1000, 5, "/home/user")),
+        ("1234", (1234, 0, "/")),
+        ("1234:sudo", (1234, 27, "/")),
+        ("65535:65535", (65535, 65535, "/")),
+    ] {
+        let report = provision(&job(&root, user, false, false));
+        let found = (report.uid, report.gid, report.home.as_str(), report.created);
+        assert_eq!(found, (want.0, want.1, want.2, false), "{user}");
+    }
+    assert_eq!(root.read("etc/passwd"), before);
+    for (user, admin, want) in [
+        ("user:nothing", false, "no group \"nothing\""),
+        ("user:", false, "no group \"\""),
+        ("user:65536", false, "no group \"65536\""),
+        ("65536", false, "ids 0 to 65535"),
+        ("1234", true, "has no name"),
+    ] {
+        let error = run(Program::Provision, &job(&root, user, admin, false)).unwrap_err();
+        assert!(error.contains(want), "{user}: {error}");
+    }
+    // A user by name is created also when it gets another group.
+    let report = provision(&job(&root, "app:sudo", false, false));
+    assert_eq!((report.uid, report.gid, report.created), (1001, 27, true));
+    assert!(root.read("etc/passwd").contains("app:x:1001:1001::/home/app:"));
 }
 
 #[test]

@@ -50,7 +50,11 @@ mkdir -p -- "$1" 2>/dev/null && [ -d "$1" ] && [ -O "$1" ] && [ -w "$1" ] || exi
 /// Makes it as root, for the user.
 const MAKE_AS_ROOT: &str = r#"umask 022
 if [ -d "$1" ] && [ -n "$(ls -A -- "$1")" ]; then exit 92; fi
-mkdir -p -- "$1" && chown -- "$2:$(id -g "$2")" "$1" || exit 94"#;
+case $2 in
+*:*) owner=$2 ;;
+*) owner=$2:$(id -g "$2" 2>/dev/null || echo 0) ;;
+esac
+mkdir -p -- "$1" && chown -- "$owner" "$1" || exit 94"#;
 
 /// Asks for the references, which the code host answers only if it accepts the token.
 const REFERENCES: &str = r#"command -v git >/dev/null 2>&1 || exit 90

@@ -231,7 +231,8 @@ impl<'a> Run<'a, '_> {
                 let user = user(&expand(stage, word)?).map_err(|why| BuildFailure::at(name, why))?;
                 stage.has_user = true;
                 stage.progress.key = stage.progress.key.with(&["USER", &user]);
-                if user == "root" {
+                // There is nothing to create or to look for.
+                if user == "root" || user.split(':').all(is_number) {
                     stage.progress.state.user = user;
                     stage.progress.log(name, format!("{prefix} {shown}"));
                     return Ok(());
@@ -414,7 +415,7 @@ fn escaped(name: &str) -> String {
     escaped
 }
 
-/// The user of a USER instruction.
+/// The user of a USER instruction: `user[:group]`, each a name or a number.
 fn user(text: &str) -> Result<String, String> {
     if text.len() > SHOWN_MAX {
         return Err(format!("USER takes a name of at most {SHOWN_MAX} bytes"));
@@ -423,19 +424,45 @@ fn user(text: &str) -> Result<String, String> {
         Some((name, group)) => (name, Some(group)),
         None => (text, None),
     };
-    let is_root = matches!(name, "root" | "0");
-    let is_root_group = matches!(group, None | Some("root" | "0"));
-    match () {
-        () if name.is_empty() => Err("USER is empty after its variables were replaced".to_owned()),
-        () if is_root && is_root_group => Ok("root".to_owned()),
-        () if group.is_some_and(|group| group != name) => Err(format!(
-            "USER {text}: a group is not supported: add the user to it with RUN, and write USER {name}"
-        )),
-        () if name.bytes().all(|byte| byte.is_ascii_digit()) => Err(format!(
-            "USER {text}: ids are not supported: create a user with RUN and write its name"
-        )),
-        () => Ok(name.to_owned()),
+    if name.is_empty() {
+        return Err("USER is empty after its variables were replaced".to_owned());
     }
+    if group.is_some_and(str::is_empty) {
+        return Err(format!(
+            "USER {text}: write a group after the colon, or leave the colon out"
+        ));
+    }
+    let is_root = |word: &str| matches!(word, "root" | "0");
+    if is_root(name) && group.is_none_or(is_root) {
+        return Ok("root".to_owned());
+    }
+    if let Some(id) = [Some(name), group]
+        .into_iter()
+        .flatten()
+        .find(|word| is_number(word) && !has_id(word))
+    {
+        return Err(format!(
+            "USER {text}: a sandbox has the ids 0 to {ID_MAX}, and {id} is none of them"
+        ));
+    }
+    // A user has a group with its name, so they mean the same, and the user stays a member of other groups.
+    Ok(if group == Some(name) && !is_number(name) {
+        name
+    } else {
+        text
+    }
+    .to_owned())
+}
+
+/// The largest id of a user or a group that a sandbox has.
+const ID_MAX: u32 = 65_535;
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn has_id(number: &str) -> bool {
+    number.parse().is_ok_and(|id: u32| id <= ID_MAX)
 }
 
 fn run_command(stage: &mut Stage<'_>, command: &Command) -> Instruction {
@@ -499,15 +526,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_names() {
+    fn users_are_names_or_numbers() {
         for (text, want) in [
             ("root", Ok("root")),
             ("0:0", Ok("root")),
             ("app", Ok("app")),
             ("app:app", Ok("app")),
-            ("app:staff", Err("write USER app")),
-            ("1000", Err("ids are not supported")),
-            ("1000:1000", Err("ids are not supported")),
+            ("app:staff", Ok("app:staff")),
+            ("1000", Ok("1000")),
+            ("1000:1000", Ok("1000:1000")),
+            ("1000:staff", Ok("1000:staff")),
+            ("root:staff", Ok("root:staff")),
+            ("0:5", Ok("0:5")),
+            ("65535:65535", Ok("65535:65535")),
+            ("65536", Err("ids 0 to 65535, and 65536")),
+            ("app:65536", Err("ids 0 to 65535, and 65536")),
+            ("4294967295", Err("4294967295 is none")),
+            ("99999999999999999999", Err("is none")),
+            ("app:", Err("write a group")),
+            (":app", Err("empty")),
             ("", Err("empty")),
         ] {
             match (user(text), want) {

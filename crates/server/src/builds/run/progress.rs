@@ -41,13 +41,14 @@ const VARIABLES_MAX: usize = 1 << 20;
 /// Maximum length of a path that a step writes out, in bytes.
 const PATH_MAX: usize = 4096;
 
-/// Creates a directory, where `$2` owns what is created, and writes its physical path.
+/// Creates a directory, where `$2` owns what is created, or `$3` where there is no user with that id, and writes its
+/// physical path.
 const MAKE_DIRECTORY: &str = r#"set -e
 first= next=$1
 while [ ! -e "$next" ]; do first=$next; next=$(dirname -- "$next"); done
 if [ -n "$first" ]; then
   mkdir -p -- "$1"
-  chown -R -- "$2:" "$first"
+  chown -R -- "$2" "$first" 2>/dev/null || chown -R -- "$3" "$first"
 fi
 cd -- "$1"
 pwd -P"#;
@@ -525,7 +526,13 @@ impl<'a> Progressing<'a> {
             true => path.to_owned(),
             false => format!("{}/{path}", self.state.workdir.as_deref().unwrap_or_default()),
         };
-        let args = ["-c", MAKE_DIRECTORY, "sh", &absolute, &self.state.user];
+        let user = &self.state.user;
+        let owner = match user.contains(':') {
+            true => user.clone(),
+            // With the group of the user.
+            false => format!("{user}:"),
+        };
+        let args = ["-c", MAKE_DIRECTORY, "sh", &absolute, &owner, user];
         let command = ProcessConfig {
             cmd: "/bin/sh".to_owned(),
             args: args.map(str::to_owned).to_vec(),

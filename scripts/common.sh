@@ -8,7 +8,7 @@ run_packages=(ca-certificates curl gcc libc6-dev e2fsprogs sudo procps iproute2 
 # have helpers for git, which the built-in `base` template shows where the host has it; so it does with the runtimes that
 # size themselves by what they find, and with clients of ssh and DNS. ripgrep is what `rg` of the documentation endpoint is
 # compared with. mmdebstrap makes an image of Debian. systemd brings `systemd-analyze`, which checks the unit of the package.
-test_packages=(postgresql docker-registry git openssl wget default-jdk-headless nodejs make ripgrep systemd openssh-client openssh-server bind9-dnsutils mmdebstrap)
+test_packages=(postgresql docker-registry skopeo git openssl wget default-jdk-headless nodejs make ripgrep systemd openssh-client openssh-server bind9-dnsutils mmdebstrap)
 
 say() {
   printf '\n== %s\n' "$*"

@@ -444,29 +444,44 @@ pub(crate) struct BuildArgs {
 /// Subcommands of `template` for files of templates.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TransferCommand {
-    /// Write a finished template to a file, with all its layers
+    /// Write a finished template to a file or a registry, with all its layers
     Push {
         /// Name or ID of the template, NAME[:TAG]
         name: String,
-        /// The file, which must not exist
-        file: PathBuf,
+        /// The file, which must not exist, or oci://HOST/REPOSITORY:TAG
+        to: PathBuf,
         /// The team that has the template
         #[arg(long, value_name = "TEAM", default_value = "default")]
         team: String,
+        #[command(flatten)]
+        registry: RegistryArgs,
     },
-    /// Make a template of a file; if the team has one with this name, it gets another build
+    /// Make a template of a file or of what is in a registry; if the team has one with this name, it gets another build
     Pull {
         /// Name of the template, NAME[:TAG]
         name: String,
-        /// The file
-        file: PathBuf,
+        /// The file, or oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@DIGEST; it may also come first
+        from: PathBuf,
         /// The team that gets the template
         #[arg(long, value_name = "TEAM", default_value = "default")]
         team: String,
         /// Accept a template that lies above `base` of another distribution or version than this host has
         #[arg(long)]
         any_base: bool,
+        #[command(flatten)]
+        registry: RegistryArgs,
     },
+}
+
+/// Flags about the credentials for a registry.
+#[derive(Debug, Args)]
+pub(crate) struct RegistryArgs {
+    /// User of the registry [default: what `docker login` left in its file]
+    #[arg(long, value_name = "USER", requires = "registry_password_file")]
+    pub(crate) registry_user: Option<String>,
+    /// File with the password or the token of the user; - is stdin
+    #[arg(long, value_name = "FILE", requires = "registry_user")]
+    pub(crate) registry_password_file: Option<PathBuf>,
 }
 
 /// Sort orders of `sandbox list`.

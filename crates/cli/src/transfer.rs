@@ -1,5 +1,10 @@
 //! `ringfence template push` and `pull`, and `ringfence gc`: through the operator socket, because layers belong to the
-//! node.
+//! node. It is this command that connects to registries, and not the platform, so it reaches what its operator reaches.
+
+mod login;
+mod oci;
+mod reference;
+mod registry;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -18,8 +23,12 @@ use serde_json::Value;
 use server::operator::{OperatorCollection, OperatorTemplate};
 use tokio::io::AsyncReadExt as _;
 
-use crate::args::TransferCommand;
+use self::login::Login;
+use self::reference::{Reference, SCHEME};
+use self::registry::{Registry, Trust};
+use crate::args::{RegistryArgs, TransferCommand};
 use crate::config::Config;
+use crate::config::builds::registry_authorities;
 use crate::data_dir::DataDir;
 use crate::operator::{ask, decode, exchange, read};
 use crate::output::{self, Format};
@@ -43,15 +52,60 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 pub(crate) fn run(config: &Config, command: &TransferCommand) -> Result<ExitCode> {
     let dir = DataDir::existing(&config.data_dir)?;
     match command {
-        TransferCommand::Push { name, file, team } => block_on(push(&dir, team, name, file))?,
+        TransferCommand::Push {
+            name,
+            to,
+            team,
+            registry,
+        } => match artifact(to)? {
+            Some(to) => {
+                let registry = open(config, registry, &to, true)?;
+                block_on(oci::push(&dir, (team, name), &to, &registry))?;
+            }
+            None => block_on(push(&dir, team, name, to))?,
+        },
         TransferCommand::Pull {
             name,
-            file,
+            from,
             team,
             any_base,
-        } => block_on(pull(&dir, (team, name), file, *any_base))?,
+            registry,
+        } => {
+            // Both orders are natural, and names of templates have no slashes after a colon.
+            let (name, from) = match (name.starts_with(SCHEME), from.to_str()) {
+                (true, Some(swapped)) => (swapped, Path::new(name)),
+                _ => (name.as_str(), from.as_path()),
+            };
+            let to = (team.as_str(), name, *any_base);
+            match artifact(from)? {
+                Some(from) => {
+                    let registry = open(config, registry, &from, false)?;
+                    block_on(pull_artifact(&dir, to, &from, &registry))?;
+                }
+                None => block_on(pull(&dir, to, from))?,
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The artifact that an argument names, if it is not a path.
+fn artifact(argument: &Path) -> Result<Option<Reference>> {
+    match argument.to_str().filter(|text| text.starts_with(SCHEME)) {
+        Some(text) => Reference::parse(text).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The registry of an artifact, with the trust that it has for builds.
+fn open(config: &Config, args: &RegistryArgs, of: &Reference, writes: bool) -> Result<Registry> {
+    let login = Login::find(args, &of.host)?;
+    let authorities = registry_authorities(&config.registry_ca_files)?;
+    let trust = Trust {
+        insecure: &config.builds.insecure_registries,
+        authorities: &authorities,
+    };
+    Registry::new(of, &trust, login, writes)
 }
 
 /// Runs `gc`.
@@ -182,25 +236,37 @@ async fn push(dir: &DataDir, team: &str, name: &str, path: &Path) -> Result<()> 
     ))
 }
 
-async fn pull(dir: &DataDir, (team, name): (&str, &str), path: &Path, any_base: bool) -> Result<()> {
-    let mut file = tokio::fs::File::open(path)
-        .await
-        .with_context(|| format!("open {}", path.display()))?;
-    let (sender, mut receiver) = tokio::sync::mpsc::channel::<std::io::Result<Frame<Bytes>>>(2);
+/// The body of a request, piece by piece.
+struct Pieces(tokio::sync::mpsc::Sender<oci::Piece>);
+
+impl Pieces {
+    /// Whether the piece was taken. The platform may answer before the end.
+    async fn give(&self, piece: Bytes) -> bool {
+        piece.is_empty() || self.0.send(Ok(Frame::data(piece))).await.is_ok()
+    }
+
+    /// Ends the body so that the platform keeps nothing.
+    async fn fail(&self, error: &anyhow::Error) {
+        let error = std::io::Error::other(format!("{error:#}"));
+        let _ = self.0.send(Err(error)).await;
+    }
+}
+
+/// Makes a template of what `send` sends.
+async fn import(
+    dir: &DataDir,
+    (team, name, any_base): (&str, &str, bool),
+    send: impl AsyncFnOnce(&Pieces) -> Result<()>,
+) -> Result<()> {
+    let (sender, mut receiver) = tokio::sync::mpsc::channel::<oci::Piece>(2);
     let stream = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
     let send = async move {
-        loop {
-            let mut piece = BytesMut::with_capacity(PIECE);
-            let read = match file.read_buf(&mut piece).await {
-                Ok(0) => return,
-                Ok(_) => Ok(Frame::data(piece.freeze())),
-                Err(error) => Err(error),
-            };
-            // The platform has answered before the end of the file.
-            if sender.send(read).await.is_err() {
-                return;
-            }
+        let pieces = Pieces(sender);
+        let sent = send(&pieces).await;
+        if let Err(error) = &sent {
+            pieces.fail(error).await;
         }
+        sent
     };
     let query = format!(
         "/template?team={}&name={}&any_base={any_base}",
@@ -208,7 +274,8 @@ async fn pull(dir: &DataDir, (team, name): (&str, &str), path: &Path, any_base: 
         encoded(name)
     );
     let exchanged = exchange(dir, Method::POST, &query, StreamBody::new(stream), read);
-    let (body, ()) = tokio::join!(exchanged, send);
+    let (body, sent) = tokio::join!(exchanged, send);
+    sent?;
     let template: OperatorTemplate = decode(&body?)?;
     if let Some(warning) = template.warning {
         output::error(&anyhow!("warning: {warning}"));
@@ -217,6 +284,31 @@ async fn pull(dir: &DataDir, (team, name): (&str, &str), path: &Path, any_base: 
         "template {} has build {}",
         template.template_id, template.build_id
     ))
+}
+
+async fn pull(dir: &DataDir, to: (&str, &str, bool), path: &Path) -> Result<()> {
+    let opened = tokio::fs::File::open(path).await;
+    let mut file = opened.with_context(|| format!("open {}", path.display()))?;
+    let send = async move |to: &Pieces| {
+        loop {
+            let mut piece = BytesMut::with_capacity(PIECE);
+            let read = file.read_buf(&mut piece).await;
+            let read = read.with_context(|| format!("read {}", path.display()))?;
+            if read == 0 || !to.give(piece.freeze()).await {
+                return Ok(());
+            }
+        }
+    };
+    import(dir, to, send).await
+}
+
+async fn pull_artifact(dir: &DataDir, to: (&str, &str, bool), from: &Reference, registry: &Registry) -> Result<()> {
+    let found = oci::find(from, registry).await.with_context(|| from.to_string())?;
+    let send = async move |to: &Pieces| {
+        let sent = oci::send(found, registry, to).await;
+        sent.with_context(|| from.to_string())
+    };
+    import(dir, to, send).await
 }
 
 #[cfg(test)]

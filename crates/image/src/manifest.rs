@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use sha2::Sha256;
 
@@ -151,7 +151,7 @@ impl Index {
                 let platforms = candidates.iter().filter_map(|one| one.platform.as_ref());
                 let known = platforms.filter(|platform| platform.os != "unknown");
                 let list: Vec<String> = known
-                    .map(|one| format!("{}/{}", one.os, one.architecture))
+                    .map(|one| shown(&format!("{}/{}", one.os, one.architecture)))
                     .take(20)
                     .collect();
                 bail!(
@@ -187,7 +187,9 @@ struct Parsed {
 
 impl Manifest {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
-        let parsed: Parsed = serde_json::from_slice(bytes).context("invalid manifest")?;
+        // The reason may contain values of the manifest.
+        let invalid = |error: serde_json::Error| anyhow!("invalid manifest: {}", shown(&error.to_string()));
+        let parsed: Parsed = serde_json::from_slice(bytes).map_err(invalid)?;
         ensure!(
             parsed.schema_version == 2,
             "a manifest of version {}; only version 2 is supported",
@@ -209,11 +211,19 @@ impl Manifest {
                 ensure!(layers.len() <= LAYERS_MAX, "more than {LAYERS_MAX} layers");
                 let is_config =
                     config.media_type.contains("image.config") || config.media_type.contains("container.image");
-                ensure!(is_config, "not an image: its configuration is {:?}", config.media_type);
+                ensure!(
+                    is_config,
+                    "not an image: its configuration is \"{}\"",
+                    shown(&config.media_type)
+                );
                 for layer in layers.iter().chain([&config]) {
                     layer.digest()?;
                     let is_foreign = layer.media_type.contains("foreign") || layer.media_type.contains("encrypted");
-                    ensure!(!is_foreign, "layers of type {:?} are not supported", layer.media_type);
+                    ensure!(
+                        !is_foreign,
+                        "layers of type \"{}\" are not supported",
+                        shown(&layer.media_type)
+                    );
                 }
                 Ok(Self::Image(Image { config, layers }))
             }
@@ -221,6 +231,14 @@ impl Manifest {
         }
     }
 }
+
+/// A text of a registry in a message: short, and without control characters.
+fn shown(text: &str) -> String {
+    crate::tar::show(text.as_bytes())
+}
+
+#[cfg(test)]
+mod hostile;
 
 #[cfg(test)]
 mod tests {

@@ -15,6 +15,7 @@ import pytest
 from harness import hoststate
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
+from harness.s3 import Gateway
 from harness.secure import SecurePlatform
 
 # Small enough to be filled in a test, large enough for a 100 MB file twice.
@@ -26,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tls",
         action="store_true",
         help="reach the platform over HTTPS, each sandbox by a name of its own; run it by harness/names.py",
+    )
+    parser.addoption(
+        "--s3",
+        action="store_true",
+        help="keep layers and uploaded files in the bucket of an S3 server, named by RINGFENCE_VERSITYGW",
     )
 
 
@@ -61,8 +67,13 @@ def work_dir() -> Iterator[Path]:
 def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platform]:
     """A running platform whose credentials are in the environment; afterwards nothing of it may be left."""
     before = HostState.take()
-    if request.config.getoption("--tls"):
-        server: Platform = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}")
+    gateway = None
+    if request.config.getoption("--s3"):
+        gateway = Gateway(work_dir)
+        gateway.start()
+        server: Platform = Platform(work_dir / "data", config=CONFIG + gateway.config())
+    elif request.config.getoption("--tls"):
+        server = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}")
     else:
         server = Platform(work_dir / "data", config=CONFIG)
     try:
@@ -75,6 +86,8 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
         assert left_over(before) == {}
     finally:
         server.close()
+        if gateway:
+            gateway.close()
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,50 @@ python_environment() { # FILE DIRECTORY
   printf '%s\n' "$venv"
 }
 
+# The Go SDK asks for Go 1.22; Debian 12 has 1.19, which can fetch a newer one as a module.
+go_version=1.22.12
+go_serves() {
+  command -v "$1" >/dev/null && [ "$(GOTOOLCHAIN=local "$1" env GOVERSION | cut -d. -f2)" -ge 22 ]
+}
+
+need_go() {
+  if go_serves go; then
+    RINGFENCE_GO=$(command -v go)
+  elif go_serves /usr/local/go/bin/go; then
+    RINGFENCE_GO=/usr/local/go/bin/go
+  else
+    need_packages golang-go
+    local arch into="$root/target/clients/go-$go_version"
+    arch=$(go env GOARCH)
+    RINGFENCE_GO="$into/bin/go"
+    if ! go_serves "$RINGFENCE_GO"; then
+      go mod download "golang.org/toolchain@v0.0.1-go$go_version.linux-$arch"
+      rm -rf "$into"
+      mkdir -p "$(dirname "$into")"
+      cp -r "$(go env GOMODCACHE)/golang.org/toolchain@v0.0.1-go$go_version.linux-$arch" "$into"
+      chmod -R u+w "$into"
+      # Files of a module carry no execute bits.
+      chmod +x "$into"/bin/* "$into"/pkg/tool/*/*
+      go_serves "$RINGFENCE_GO"
+    fi
+  fi
+  export RINGFENCE_GO
+}
+
+# An S3 server for tests. Needs a newer Go than Debian has, which that one fetches.
+versitygw_version=v1.8.0
+
+# Builds the S3 server unless it is there, and prints the path of its program.
+versitygw() {
+  local programs="$root/target/versitygw-$versitygw_version"
+  if [ ! -x "$programs/versitygw" ]; then
+    need_go >&2 || return
+    (cd / && GOBIN=$programs GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install \
+      "github.com/versity/versitygw/cmd/versitygw@$versitygw_version") >&2 || return
+  fi
+  printf '%s\n' "$programs/versitygw"
+}
+
 # Where cargo puts the release binary.
 release_binary() {
   printf '%s\n' "${CARGO_TARGET_DIR:-$root/target}/x86_64-unknown-linux-gnu/release/ringfence"

@@ -88,35 +88,6 @@ run_cli() {
   suite cli
 }
 
-# The Go SDK asks for Go 1.22; Debian 12 has 1.19, which can fetch a newer one as a module.
-go_version=1.22.12
-go_serves() {
-  command -v "$1" >/dev/null && [ "$(GOTOOLCHAIN=local "$1" env GOVERSION | cut -d. -f2)" -ge 22 ]
-}
-
-need_go() {
-  if go_serves go; then
-    RINGFENCE_GO=$(command -v go)
-  elif go_serves /usr/local/go/bin/go; then
-    RINGFENCE_GO=/usr/local/go/bin/go
-  else
-    need_packages golang-go
-    local arch into="$clients/go-$go_version"
-    arch=$(go env GOARCH)
-    RINGFENCE_GO="$into/bin/go"
-    if ! go_serves "$RINGFENCE_GO"; then
-      go mod download "golang.org/toolchain@v0.0.1-go$go_version.linux-$arch"
-      rm -rf "$into"
-      cp -r "$(go env GOMODCACHE)/golang.org/toolchain@v0.0.1-go$go_version.linux-$arch" "$into"
-      chmod -R u+w "$into"
-      # Files of a module carry no execute bits.
-      chmod +x "$into"/bin/* "$into"/pkg/tool/*/*
-      go_serves "$RINGFENCE_GO"
-    fi
-  fi
-  export RINGFENCE_GO
-}
-
 run_go() {
   need_go
   suite go

@@ -3,7 +3,7 @@
 # binary from outside (the published SDK, other clients, a fuzzer, escapes, the network, crashes). Ends at the first failure; a
 # skipped test is a failure.
 #
-# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk clients fuzz escape fence crash (default: all in order)
+# Usage: scripts/test.sh [STEP...]   with STEP one of: lint unit build sdk blobs clients fuzz escape fence crash (default: all in order)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -45,8 +45,10 @@ step_lint() {
 }
 
 step_unit() {
+  local gateway
+  gateway=$(versitygw)
   # Where namespaces cannot be made, the agent tests must fail, not pass without having run.
-  AGENT_TESTS_MUST_RUN=1 cargo test --locked --workspace
+  RINGFENCE_VERSITYGW=$gateway AGENT_TESTS_MUST_RUN=1 cargo test --locked --workspace
 }
 
 step_build() {
@@ -66,6 +68,15 @@ step_sdk() {
     suite "$version" 300 smoke/test_python.py
     secure_suite "$version" 300 smoke/test_python.py
   done
+}
+
+step_blobs() {
+  local RINGFENCE_VERSITYGW
+  RINGFENCE_VERSITYGW=$(versitygw)
+  export RINGFENCE_VERSITYGW
+  suite 2.63.0 600 blobs
+  # What templates do is the same with a bucket.
+  suite 2.63.0 600 --s3 python/test_templates.py python/test_template_builds.py python/test_template_files.py python/test_dockerfiles.py
 }
 
 step_clients() {
@@ -92,7 +103,7 @@ step_crash() {
 }
 
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk clients fuzz escape fence crash)
+[ ${#steps[@]} -gt 0 ] || steps=(lint unit build sdk blobs clients fuzz escape fence crash)
 report=()
 for step in "${steps[@]}"; do
   say "$step"

@@ -6,6 +6,7 @@
 //!
 //! Invariant: this is the only module of the platform that reads the environment.
 
+pub(crate) mod blobs;
 pub(crate) mod builds;
 pub(crate) mod egress;
 mod https;
@@ -32,6 +33,7 @@ use server::settings::{
     RepositorySettings, SigningSettings, TeamLimits,
 };
 
+use self::blobs::BlobConfig;
 use self::keys::{Key, Kind};
 use self::values::{
     boolean, database, directory, disk_reserve, domain, file, integer, limit, listen, log_format, log_level, networks,
@@ -196,6 +198,8 @@ pub(crate) struct Config {
     pub(crate) builds: BuildSettings,
     /// Issuers of certificates that registries of images may have, by registry.
     pub(crate) registry_ca_files: BTreeMap<String, PathBuf>,
+    /// The bucket of layers and uploaded files, if there is one.
+    pub(crate) blobs: Option<BlobConfig>,
     /// Sandboxes that are started in advance.
     pub(crate) pool: PoolSettings,
     /// Whether to run without a usable cgroup.
@@ -220,8 +224,9 @@ impl Config {
 
 /// Variables with our prefix that are no configuration keys: the first is the master key itself, the credentials file
 /// defines the next two, one is read before any key, and the last is how our own test suites name the program under test.
-const OTHER_ENV: [&str; 5] = [
+const OTHER_ENV: [&str; 6] = [
     MASTER_ENV,
+    blobs::KEY_ENV,
     "RINGFENCE_ACCESS_KEY",
     "RINGFENCE_SECRET_KEY",
     "RINGFENCE_CONFIG",
@@ -301,6 +306,7 @@ impl Sources {
             repositories: given.repositories()?,
             builds: given.builds()?,
             registry_ca_files: given.registry_ca_files()?,
+            blobs: given.blobs()?,
             pool: given.pool()?,
             capacity: given.capacity(reserve_disks.then_some(resources.disk_mb))?,
             records: RecordSettings {

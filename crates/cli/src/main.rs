@@ -78,8 +78,9 @@ fn operator() -> ExitCode {
         config: cli.common.config.clone(),
         env: config::environment(),
     };
-    // Neither programs that are started from here nor their users need it.
+    // Neither programs that are started from here nor their users need them.
     runtime::environment::forget(master_key::MASTER_ENV);
+    runtime::environment::forget(config::blobs::KEY_ENV);
     let settings = match sources.resolve() {
         Ok(settings) => settings,
         Err(error) => {

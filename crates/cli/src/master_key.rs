@@ -96,6 +96,11 @@ fn seal_key(key: &Key) -> Key {
     derive(key, "ringfence/seal/1")
 }
 
+/// The name under which the objects of a database are known in a bucket. It says nothing about the seed.
+pub(crate) fn blob_owner(token_seed: &Key) -> String {
+    hex(&derive(token_seed, "ringfence/blob-owner/1"))
+}
+
 fn next_to(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(NEXT);

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
+use blobs::{BlobError, Blobs, Claim};
 use node::Node;
 use rustix::process::Resource;
 use secrecy::SecretBox;
@@ -16,20 +17,22 @@ use server::clock::Clock;
 use server::lease::{NodeIdentity, NodeLease};
 use server::operator::OperatorSocket;
 use server::server::Server;
-use server::settings::{BuildSettings, ConnectionLimits, RepositorySettings};
+use server::settings::{BlobSettings, BuildSettings, ConnectionLimits, RepositorySettings};
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::config::blobs::BlobConfig;
 use crate::config::builds::registry_authorities;
 use crate::config::egress::upstream_roots;
 use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
 use crate::doctor;
-use crate::master_key::MasterKey;
+use crate::master_key::{self, MasterKey};
+use crate::secret::{hex, random};
 use crate::signals::Signals;
 use crate::tls;
 use crate::{accounts, harden, node_identity, open_store, output, templates};
@@ -188,6 +191,11 @@ async fn start(
         None => dir.remove(credentials::TLS_FILE)?,
     }
 
+    let blobs = match &settings.blobs {
+        Some(blobs) => Some(open_blobs(blobs, dir, &token_seed).await?),
+        None => None,
+    };
+
     // Before anything of the node is looked at: another server may be at work on it.
     let lease = NodeLease::take(&store, identity, Clock::system())
         .await
@@ -234,6 +242,7 @@ async fn start(
                 ..settings.builds.clone()
             },
             pool: settings.pool.clone(),
+            blobs,
             resources: settings.resources,
             egress,
             providers: settings.providers.clone(),
@@ -263,6 +272,37 @@ async fn start(
         server,
         stop,
         addresses,
+    })
+}
+
+/// Opens the blob store. What only the operator can correct ends the start; a server that is away does not, because
+/// sandboxes and templates of the node need none.
+async fn open_blobs(config: &BlobConfig, dir: &DataDir, token_seed: &[u8; 32]) -> Result<BlobSettings> {
+    let settings = config.load(dir.path().join("blobs"))?;
+    let store = Arc::new(Blobs::open(&settings)?);
+    let owner = master_key::blob_owner(token_seed);
+    let check = async {
+        store.probe(&hex(&random::<8>()?)).await?;
+        anyhow::Ok(store.claim(&owner).await?)
+    };
+    match check.await {
+        Ok(Claim::Own) => tracing::info!("layers and uploaded files are kept in {}", store.place()),
+        Ok(Claim::Foreign) => bail!(
+            "the objects with the prefix {:?} in {} belong to another database: choose another blobs.prefix",
+            settings.prefix,
+            store.place()
+        ),
+        Err(error) => match error.downcast_ref::<BlobError>() {
+            Some(why) if !why.is_lasting() => {
+                tracing::error!("{why}: templates whose layers are not on this node cannot be used, and builds fail");
+            }
+            _ => return Err(error.context("the settings of the blob store cannot be used")),
+        },
+    }
+    Ok(BlobSettings {
+        store,
+        owner,
+        grace_s: config.grace_s,
     })
 }
 

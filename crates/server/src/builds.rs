@@ -9,6 +9,7 @@ pub(crate) mod collect;
 pub(crate) mod context;
 pub(crate) mod files;
 mod log;
+mod objects;
 pub(crate) mod recipe;
 pub(crate) mod run;
 pub(crate) mod transfer;
@@ -146,7 +147,8 @@ impl Builds {
             clock,
             work,
         } = services;
-        let files = BuildFiles::open(&settings, (rows.clone(), Arc::clone(&admission), clock.clone()));
+        let means = (rows.clone(), Arc::clone(&admission), clock.clone());
+        let files = BuildFiles::open(&settings, means, node.stored().cloned());
         Self {
             turns: Arc::new(Semaphore::new(usize::try_from(settings.concurrent.max(1)).unwrap_or(1))),
             settings: Arc::new(settings),
@@ -454,7 +456,17 @@ impl Builds {
             step: None,
         };
         let run = async {
-            let result = tokio::time::timeout(deadline, run::run(context, job)).await;
+            let kept = async {
+                let result = run::run(context, job).await?;
+                self.keep_layers(layers_of(&result.spec.image)).await.map_err(|error| {
+                    tracing::error!(error = %Chain(&error), "cannot store the layers of a build");
+                    let why = "the layers could not be stored in the blob store of the platform: try again, or ask \
+                               its operator";
+                    BuildFailure::at("finalize", why)
+                })?;
+                Ok(result)
+            };
+            let result = tokio::time::timeout(deadline, kept).await;
             result.unwrap_or_else(|_| Err(timeout()))
         };
         let done = CancellationToken::new();

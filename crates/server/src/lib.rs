@@ -23,6 +23,7 @@ pub mod clock;
 mod deadlines;
 mod injections;
 pub mod keys;
+mod layers;
 pub mod lease;
 mod listen;
 mod mcp;

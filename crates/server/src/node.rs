@@ -3,16 +3,78 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
-use protocol::node::NodeApi;
+use model::id::LayerId;
+use protocol::node::{Image, NodeApi, NodeError, StartSandbox, StartedSandbox};
+use tokio::time::Instant;
 
-/// A shared [`NodeApi`] that implements `Debug`.
+use crate::layers::StoredLayers;
+
+/// How long a start waits for layers of the blob store. They arrive nevertheless, for another try.
+const FETCH_WAIT: Duration = Duration::from_secs(20);
+
+/// A shared [`NodeApi`] that implements `Debug`, with the blob store, if there is one.
 #[derive(Clone)]
-pub(crate) struct NodeHandle(Arc<dyn NodeApi>);
+pub(crate) struct NodeHandle {
+    node: Arc<dyn NodeApi>,
+    stored: Option<Arc<StoredLayers>>,
+}
 
 impl NodeHandle {
-    pub(crate) fn new(node: Arc<dyn NodeApi>) -> Self {
-        Self(node)
+    pub(crate) fn new(node: Arc<dyn NodeApi>, stored: Option<Arc<StoredLayers>>) -> Self {
+        Self { node, stored }
+    }
+
+    /// The layers of the blob store, if there is one.
+    pub(crate) fn stored(&self) -> Option<&Arc<StoredLayers>> {
+        self.stored.as_ref()
+    }
+
+    /// As [`NodeApi::start`]. Layers that the node lacks are fetched from the blob store before, for as long as a client
+    /// waits: [`NodeError::Unavailable`] when that takes longer.
+    pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
+        self.start_until(request, Some(Instant::now() + FETCH_WAIT)).await
+    }
+
+    /// As [`Self::start`], for callers that wait for as long as it takes.
+    pub(crate) async fn start_patiently(&self, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
+        self.start_until(request, None).await
+    }
+
+    async fn start_until(&self, request: StartSandbox, end: Option<Instant>) -> Result<StartedSandbox, NodeError> {
+        let Some(stored) = &self.stored else {
+            return self.node.start(request).await;
+        };
+        // The node says one at a time, and each may be missing once.
+        for _ in 0..Image::LAYERS_MAX {
+            match (self.node.start(request.clone()).await, end) {
+                (Err(NodeError::NoLayer(layer)), None) => stored.fetch(&layer).await?,
+                (Err(NodeError::NoLayer(layer)), Some(end)) => {
+                    let fetched = tokio::time::timeout_at(end, stored.fetch(&layer)).await;
+                    fetched.unwrap_or_else(|_| {
+                        let why = format!("layer {layer} is still being fetched from the blob store");
+                        Err(NodeError::Unavailable(why))
+                    })?;
+                }
+                (started, _) => return started,
+            }
+        }
+        self.node.start(request).await
+    }
+
+    /// Brings layers to the node that it lacks, if there is a blob store.
+    pub(crate) async fn fetch_missing(&self, layers: &[LayerId]) -> Result<(), NodeError> {
+        let Some(stored) = &self.stored else {
+            return Ok(());
+        };
+        let known = self.node.layers().await?;
+        for layer in layers {
+            if !known.iter().any(|known| known.id == *layer) {
+                stored.fetch(layer).await?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -20,7 +82,7 @@ impl Deref for NodeHandle {
     type Target = dyn NodeApi;
 
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        &*self.node
     }
 }
 

@@ -21,6 +21,7 @@ use crate::builds::{BuildServices, Builds};
 use crate::deadlines::Deadlines;
 use crate::injections::Injections;
 use crate::keys::TokenSeed;
+use crate::layers::StoredLayers;
 use crate::lease::NodeLease;
 use crate::listen::connections::Connections;
 use crate::listen::lanes::Lanes;
@@ -123,8 +124,13 @@ impl Server {
             repositories,
             builds,
             pool,
+            blobs,
         } = settings;
-        let handle = NodeHandle::new(Arc::clone(&node));
+        let stored = blobs.map(|blobs| {
+            let means = (Arc::clone(&node), clock.clone(), work.clone());
+            Arc::new(StoredLayers::new(blobs, means))
+        });
+        let handle = NodeHandle::new(Arc::clone(&node), stored);
         let longest_s = limits.longest_lifetime_s();
         let tokens = TokenSeed::new(token_seed);
         let metrics = Arc::new(Metrics::new(&capacity));

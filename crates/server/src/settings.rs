@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use blobs::Blobs;
 use model::injection::provider::Providers;
 use model::limits;
 use model::resources::Resources;
@@ -63,6 +65,20 @@ pub struct ServerSettings {
     pub builds: BuildSettings,
     /// Sandboxes that are started in advance.
     pub pool: PoolSettings,
+    /// Where layers and uploaded files are kept besides the node; none to keep them on the node only.
+    pub blobs: Option<BlobSettings>,
+}
+
+/// Settings of the blob store.
+#[derive(Debug, Clone)]
+pub struct BlobSettings {
+    /// The store.
+    pub store: Arc<Blobs>,
+    /// The name of the database, to which the objects must belong: see [`Blobs::claim`].
+    pub owner: String,
+    /// How long an object that nothing refers to is kept, in seconds. Longer than a build takes, where several nodes
+    /// share the database.
+    pub grace_s: u32,
 }
 
 impl ServerSettings {
@@ -89,6 +105,7 @@ impl ServerSettings {
             repositories: RepositorySettings::default(),
             builds: BuildSettings::default(),
             pool: PoolSettings::default(),
+            blobs: None,
         }
     }
 }

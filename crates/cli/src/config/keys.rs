@@ -224,6 +224,52 @@ keys! {
         "Comma-separated files with certificates of issuers, in PEM, that a registry may have besides those of the \
          system, such as `registry.example:5000=/etc/ssl/registry.pem`.",
     },
+    BLOBS_STORE = {
+        "blobs.store", None, Text, "local",
+        "Where layers of templates and uploaded files are kept: local for the data directory only, or s3 for a bucket \
+         besides it.",
+    },
+    BLOBS_BUCKET = {
+        "blobs.bucket", None, Text, "none",
+        "Name of the bucket, which must exist. Required with s3.",
+    },
+    BLOBS_ENDPOINT = {
+        "blobs.endpoint", None, Text, "that of Amazon S3 in blobs.region",
+        "Address of the S3 server, such as https://s3.example:9000.",
+    },
+    BLOBS_REGION = {
+        "blobs.region", None, Text, "us-east-1",
+        "Region of the bucket.",
+    },
+    BLOBS_PREFIX = {
+        "blobs.prefix", None, Text, "ringfence",
+        "What the names of all objects begin with. Belongs to one database: another one is refused.",
+    },
+    BLOBS_ACCESS_KEY_ID = {
+        "blobs.access_key_id", None, Text, "none",
+        "Name of the access key. Required with s3.",
+    },
+    BLOBS_SECRET_ACCESS_KEY_FILE = {
+        "blobs.secret_access_key_file", None, Text, "none",
+        "File with the secret access key. The key can also be in the variable RINGFENCE_BLOBS_SECRET_ACCESS_KEY.",
+    },
+    BLOBS_ALLOW_HTTP = {
+        "blobs.allow_http", None, Boolean, "false",
+        "Whether blobs.endpoint may be an address without TLS.",
+    },
+    BLOBS_PATH_STYLE = {
+        "blobs.path_style", None, Boolean, "true with blobs.endpoint, else false",
+        "Whether the bucket is in the path of requests, and not in the name of the host.",
+    },
+    BLOBS_CA_FILE = {
+        "blobs.ca_file", None, Text, "none",
+        "File in PEM with CA certificates that the S3 server may be signed by, besides those of the host.",
+    },
+    BLOBS_GRACE_S = {
+        "blobs.grace_s", None, Integer, "86400",
+        "How long an object that nothing refers to is kept, in seconds. Must be longer than a build takes if several \
+         nodes share the database.",
+    },
     SIGNING_SCHEMES = {
         "signing.schemes", None, Text, "Ringfence,Qiniu,Sufy",
         "Comma-separated words of the header Authorization that announce a signed request, such as Qiniu in \

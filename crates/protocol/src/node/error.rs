@@ -24,6 +24,10 @@ pub enum NodeError {
     /// wrote them; names of files are escaped.
     #[error("the files cannot be stored: {0}")]
     Refused(String),
+    /// What the request needs from elsewhere, such as a layer of the blob store, cannot be had now; a later attempt may
+    /// succeed.
+    #[error("what is needed cannot be fetched: {0}")]
+    Unavailable(String),
     /// The request failed on the host.
     #[error(transparent)]
     Failed(Failure),
@@ -141,6 +145,11 @@ mod tests {
                 NodeError::Refused("/a: a block device".to_owned()),
                 "refused",
                 &["the files cannot be stored: /a: a block device"],
+            ),
+            (
+                NodeError::Unavailable("no answer".to_owned()),
+                "unavailable",
+                &["what is needed cannot be fetched: no answer"],
             ),
             (
                 NodeError::NotFound("iabc".parse().unwrap()),

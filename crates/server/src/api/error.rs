@@ -456,6 +456,12 @@ impl From<CreateError> for ApiError {
             CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
             CreateError::NoCapacity { retry_after_s, .. } => Self::no_capacity(retry_after_s).caused_by(error),
+            CreateError::NotFetched(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the layers of the template are not on the node yet and could not be fetched in time: try again",
+            )
+            .code("template_unavailable")
+            .caused_by(error),
             CreateError::Repositories(RepositoryError::Refused(why)) => Self::invalid(format!("resources: {why}")),
             CreateError::Repositories(RepositoryError::TimedOut { limit_s }) => Self::new(
                 StatusCode::REQUEST_TIMEOUT,

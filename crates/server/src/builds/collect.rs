@@ -17,7 +17,7 @@ use crate::chain::Chain;
 use crate::clock::SECOND_US;
 
 /// How long the layers of a deleted template stay, for create requests that have found it before.
-const DELETED_FOR_S: i64 = 600;
+pub(super) const DELETED_FOR_S: i64 = 600;
 
 /// What one collection did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) struct Collected {
 }
 
 /// The layers that a JSON text names, wherever it does: specs and recipes name them in images only.
-fn layers_in(json: &str, found: &mut HashSet<LayerId>) -> Result<(), serde_json::Error> {
+pub(super) fn layers_in(json: &str, found: &mut HashSet<LayerId>) -> Result<(), serde_json::Error> {
     fn walk(value: &Value, found: &mut HashSet<LayerId>) {
         match value {
             Value::String(text) => found.extend(text.parse::<LayerId>().ok()),
@@ -45,6 +45,12 @@ impl Builds {
     /// Collects at intervals until `stop` is cancelled.
     pub(super) async fn collect_at_intervals(&self, stop: CancellationToken) {
         let mut before = HashSet::new();
+        // What an earlier process left, and what is not in the blob store because there was none.
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = self.tidy_objects() => {}
+        }
         loop {
             tokio::select! {
                 biased;
@@ -65,6 +71,7 @@ impl Builds {
                 }
                 Err(error) => tracing::error!(error = %Chain(&error), "cannot remove unused layers"),
             }
+            self.tidy_objects().await;
         }
     }
 
@@ -136,7 +143,7 @@ impl Builds {
 
     /// For the operator: removes the layers that nothing uses now, or only returns them.
     pub(crate) async fn collect_now(&self, is_dry: bool) -> Result<Result<Vec<LayerInfo>, String>, StoreError> {
-        let _removal = self.removal.write().await;
+        let removal = self.removal.write().await;
         let unused = match self.unused().await? {
             Ok(unused) => unused,
             Err(why) => return Ok(Err(why)),
@@ -150,6 +157,10 @@ impl Builds {
                 Ok(()) => removed.push(layer),
                 Err(error) => return Ok(Err(format!("cannot remove layer {}: {}", layer.id, Chain(&error)))),
             }
+        }
+        drop(removal);
+        if let Err(error) = self.collect_objects().await {
+            return Ok(Err(format!("cannot tidy the blob store: {}", Chain(&error))));
         }
         Ok(Ok(removed))
     }

@@ -112,7 +112,7 @@ impl BuildContext {
             _capacity: self.capacity().await?,
         };
         self.sandboxes.lock().insert(id.clone(), sandbox);
-        let started = self.node.start(request).await;
+        let started = self.node.start_patiently(request).await;
         if started.is_err() && !matches!(started, Err(NodeError::Unreachable(_))) {
             self.sandboxes.lock().remove(&id);
         }
@@ -202,7 +202,18 @@ impl BuildContext {
 
     /// The archive that the team uploaded under this hash.
     pub(crate) async fn file(&self, hash: &str) -> Option<PathBuf> {
-        self.files.find(&self.team, hash).await
+        match self.files.find(&self.team, hash).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "cannot read an uploaded file");
+                self.log(
+                    Level::Error,
+                    None,
+                    format!("uploaded files cannot be read: {}", Chain(&error)),
+                );
+                None
+            }
+        }
     }
 
     /// Writes a line to the log of the build, which is bounded. It must not have secrets.

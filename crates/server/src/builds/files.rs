@@ -4,7 +4,8 @@
 //! that a build never reads one that is incomplete, and an upload that was cut leaves nothing.
 //!
 //! Space is reserved before it is written, in steps: for the team, whose archives and uploads together have a limit, and
-//! on the host. So the limits hold however many uploads run at the same time and whether or not they announce a size,
+//! on the host. With a blob store, an archive is stored there before anything says that it is present, and what is in
+//! the data directory is a copy. So the limits hold however many uploads run at the same time and whether or not they announce a size,
 //! and one that announces much and sends nothing takes no space from others.
 
 use std::collections::HashMap;
@@ -14,17 +15,21 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blobs::checked::{Appending, CHECKSUM};
+use blobs::{BlobError, Blobs, Name};
 use bytes::Bytes;
 use model::id::TeamId;
 use parking_lot::Mutex;
 use store::builds::FileRow;
 use store::error::StoreError;
 use store::nodes::NodeRows;
+use tokio::io::AsyncWriteExt as _;
 
 use crate::admission::AdmissionControl;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::keys::random_hex;
+use crate::layers::StoredLayers;
 use crate::settings::BuildSettings;
 
 /// The beginning of the name of a file that is being written.
@@ -47,6 +52,10 @@ pub(crate) enum FileError {
     DiskFull,
     #[error("the platform keeps no archives")]
     Off,
+    #[error("the blob store of the platform does not work: try again, or ask its operator")]
+    Blobs(#[from] BlobError),
+    #[error("the archive in the blob store is damaged: upload it again")]
+    Damaged,
 }
 
 /// The archives of the node.
@@ -55,12 +64,16 @@ pub(crate) struct BuildFiles {
     directory: Option<PathBuf>,
     rows: NodeRows,
     admission: Arc<AdmissionControl>,
+    /// The blob store, if there is one.
+    stored: Option<Arc<StoredLayers>>,
     clock: Clock,
     file_bytes: u64,
     team_bytes: u64,
     uploads: Arc<Mutex<Uploads>>,
     /// Held while a file and its row change together.
     changes: tokio::sync::Mutex<()>,
+    /// Held while a file is fetched from the blob store, so that it is fetched once.
+    fetches: tokio::sync::Mutex<()>,
 }
 
 /// Space that uploads in progress have reserved, in bytes.
@@ -89,15 +102,15 @@ impl Space {
         self.announced.map(|announced| announced.saturating_sub(self.reserved))
     }
 
-    /// Reserves another step; returns what the team and what all teams have reserved then.
-    fn grow(&mut self) -> (u64, u64) {
+    /// Reserves another step; returns what the team has reserved then.
+    fn grow(&mut self) -> u64 {
         let step = self.rest().map_or(STEP, |rest| rest.min(STEP));
         let mut uploads = self.uploads.lock();
         self.reserved = self.reserved.saturating_add(step);
         uploads.unwritten = uploads.unwritten.saturating_add(step);
         let of_team = uploads.reserved.entry(self.team.clone()).or_default();
         *of_team = of_team.saturating_add(step);
-        (*of_team, uploads.unwritten)
+        *of_team
     }
 
     /// So much was written.
@@ -123,20 +136,48 @@ impl Drop for Space {
     }
 }
 
-/// An archive that is being uploaded. It is removed when this is dropped, unless it was kept.
+/// Space for a file of the blob store, which counts as not written yet until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Upload {
-    file: Option<File>,
-    path: PathBuf,
-    space: Space,
+struct Unwritten<'a> {
+    uploads: &'a Mutex<Uploads>,
+    bytes: u64,
 }
 
-impl Drop for Upload {
+impl<'a> Unwritten<'a> {
+    fn reserve(uploads: &'a Mutex<Uploads>, bytes: u64) -> Self {
+        let mut all = uploads.lock();
+        all.unwritten = all.unwritten.saturating_add(bytes);
+        Self { uploads, bytes }
+    }
+}
+
+impl Drop for Unwritten<'_> {
+    fn drop(&mut self) {
+        let mut all = self.uploads.lock();
+        all.unwritten = all.unwritten.saturating_sub(self.bytes);
+    }
+}
+
+/// A file that is removed when this is dropped, unless its path is empty.
+#[derive(Debug)]
+struct Partial {
+    path: PathBuf,
+}
+
+impl Drop for Partial {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// An archive that is being uploaded.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    file: Option<File>,
+    partial: Partial,
+    space: Space,
 }
 
 /// Whether a text is the hash of files: 64 lower-case hexadecimal digits. So it is a safe name of a file.
@@ -156,6 +197,7 @@ impl BuildFiles {
     pub(crate) fn open(
         settings: &BuildSettings,
         (rows, admission, clock): (NodeRows, Arc<AdmissionControl>, Clock),
+        stored: Option<Arc<StoredLayers>>,
     ) -> Self {
         let directory = settings.directory.as_ref().map(|directory| directory.join("files"));
         let directory = directory.and_then(|directory| match make_directory(&directory) {
@@ -172,11 +214,13 @@ impl BuildFiles {
             directory,
             rows,
             admission,
+            stored,
             clock,
             file_bytes: settings.file_bytes,
             team_bytes: settings.team_files_bytes,
             uploads: Arc::default(),
             changes: tokio::sync::Mutex::default(),
+            fetches: tokio::sync::Mutex::default(),
         }
     }
 
@@ -190,16 +234,92 @@ impl BuildFiles {
         self.directory.is_some()
     }
 
-    /// The archive of a team with that hash. It counts as used now.
-    pub(crate) async fn find(&self, team: &TeamId, hash: &str) -> Option<PathBuf> {
-        let path = self.path(team, hash)?;
+    /// Whether a team has an archive with that hash. It counts as used now.
+    pub(crate) async fn is_present(&self, team: &TeamId, hash: &str) -> bool {
+        let Some(path) = self.path(team, hash) else {
+            return false;
+        };
         match self.rows.template_file_find(team, hash, self.clock.now_us()).await {
-            Ok(Some(_)) => path.is_file().then_some(path),
-            Ok(None) => None,
+            Ok(Some(_)) if path.is_file() => true,
+            Ok(Some(_)) => self.is_stored(team, hash).await,
+            Ok(None) => false,
             Err(error) => {
                 tracing::error!(error = %Chain(&error), "cannot look for an uploaded file");
-                None
+                false
             }
+        }
+    }
+
+    async fn is_stored(&self, team: &TeamId, hash: &str) -> bool {
+        let Some(stored) = &self.stored else {
+            return false;
+        };
+        let name = Name::File(team.clone(), hash.to_owned());
+        matches!(stored.blobs.head(&name).await, Ok(Some(_)))
+    }
+
+    /// The archive of a team with that hash, which is fetched from the blob store unless it is on the node. It counts as
+    /// used now.
+    pub(crate) async fn find(&self, team: &TeamId, hash: &str) -> Result<Option<PathBuf>, FileError> {
+        let Some(path) = self.path(team, hash) else {
+            return Ok(None);
+        };
+        let row = self.rows.template_file_find(team, hash, self.clock.now_us()).await?;
+        if row.is_none() || path.is_file() {
+            return Ok(row.map(|_| path));
+        }
+        let Some(stored) = &self.stored else {
+            return Ok(None);
+        };
+        let _fetches = self.fetches.lock().await;
+        if path.is_file() {
+            return Ok(Some(path));
+        }
+        let name = Name::File(team.clone(), hash.to_owned());
+        match self.fetch(&stored.blobs, &name, &path).await {
+            Err(FileError::Blobs(BlobError::NotFound(_))) => Ok(None),
+            fetched => fetched.map(|()| Some(path)),
+        }
+    }
+
+    async fn fetch(&self, blobs: &Blobs, name: &Name, path: &Path) -> Result<(), FileError> {
+        let (size, object) = blobs.get(name).await?;
+        self.check_size(size.saturating_sub(CHECKSUM))?;
+        let _space = Unwritten::reserve(&self.uploads, size);
+        self.check_free(0).await?;
+        let partial = path.with_file_name(format!("{PARTIAL}{}", random_hex().map_err(io::Error::other)?));
+        let mut upload = Partial { path: partial };
+        make_directory(path.parent().unwrap_or(path))?;
+        let mut file = tokio::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&upload.path)
+            .await?;
+        match blobs::checked::copy(object, size, &mut file).await {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                tracing::error!(object = %name, "an object of the blob store does not match its checksum");
+                return Err(FileError::Damaged);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        file.flush().await?;
+        file.sync_data().await?;
+        tokio::fs::rename(&upload.path, path).await?;
+        // It has another name now, so there is nothing to remove.
+        upload.path.clear();
+        tracing::info!(object = %name, bytes = size, "fetched uploaded files from the blob store");
+        Ok(())
+    }
+
+    /// Checks that the host has space for what was announced, and for `rest` more.
+    async fn check_free(&self, rest: u64) -> Result<(), FileError> {
+        let unwritten = self.uploads.lock().unwritten;
+        let spare = self.admission.spare_disk_bytes().await.unwrap_or(u64::MAX);
+        match spare < unwritten.saturating_add(rest) {
+            true => Err(FileError::DiskFull),
+            false => Ok(()),
         }
     }
 
@@ -228,7 +348,7 @@ impl BuildFiles {
                 .open(&partial)?;
             Ok::<_, io::Error>(Upload {
                 file: Some(file),
-                path: partial,
+                partial: Partial { path: partial },
                 space,
             })
         });
@@ -244,18 +364,14 @@ impl BuildFiles {
 
     /// Reserves another step, and checks that there is space for it and for what else was announced.
     async fn reserve(&self, space: &mut Space) -> Result<(), FileError> {
-        let (of_team, unwritten) = space.grow();
+        let of_team = space.grow();
         let rest = space.rest().unwrap_or(0);
         let limit = self.team_bytes;
         let kept = u64::try_from(self.rows.template_file_total(&space.team).await?).unwrap_or(0);
         if kept.saturating_add(of_team).saturating_add(rest) > limit {
             return Err(FileError::TeamFull { limit });
         }
-        let spare = self.admission.spare_disk_bytes().await.unwrap_or(u64::MAX);
-        match spare < unwritten.saturating_add(rest) {
-            true => Err(FileError::DiskFull),
-            false => Ok(()),
-        }
+        self.check_free(rest).await
     }
 
     /// Writes the next piece.
@@ -289,6 +405,12 @@ impl BuildFiles {
             Ok::<_, io::Error>(upload)
         });
         let mut upload = synced.await.unwrap_or_else(|error| Err(io::Error::other(error)))?;
+        // Before anything says that there is such a file.
+        if let Some(stored) = &self.stored {
+            let file = tokio::fs::File::open(&upload.partial.path).await?;
+            let name = Name::File(team.clone(), hash.to_owned());
+            stored.blobs.put(&name, Appending::new(file)).await?;
+        }
         let row = FileRow {
             team_id: team.clone(),
             hash: hash.to_owned(),
@@ -298,9 +420,9 @@ impl BuildFiles {
         // The row first: one without a file is not found and is removed in time, and a file without a row would stay.
         self.rows.template_file_put(&row, self.clock.now_us()).await?;
         let kept = tokio::task::spawn_blocking(move || {
-            fs::rename(&upload.path, &path)?;
+            fs::rename(&upload.partial.path, &path)?;
             // It has another name now, so there is nothing to remove.
-            upload.path.clear();
+            upload.partial.path.clear();
             Ok::<_, io::Error>(())
         });
         Ok(kept.await.unwrap_or_else(|error| Err(io::Error::other(error)))?)

@@ -20,14 +20,14 @@ use uuid::Uuid;
 
 use super::Builds;
 use super::context::Pins;
+use super::objects::ObjectError;
 use super::recipe::{BuildSpec, layers_of};
+use crate::layers::LAYER_MAX;
 use crate::templates::{TemplateName, parse_tag};
 
 /// A template of a file.
 pub(crate) type Manifest = template_file::Manifest<BuildSpec>;
 
-/// Maximum size of a layer, in bytes. What the host keeps free is the limit before that, on most hosts.
-const LAYER_MAX: u64 = 256 << 30;
 /// Maximum sizes of a template, which are far above those of any host.
 const MOST: Resources = Resources {
     cpu_count: 1024,
@@ -51,6 +51,8 @@ pub(crate) enum TransferError {
     },
     #[error("the node failed")]
     Node(#[source] NodeError),
+    #[error("the layers cannot be stored in the blob store")]
+    Objects(#[from] ObjectError),
     #[error("the file cannot be read")]
     Read(#[from] std::io::Error),
     #[error(transparent)]
@@ -99,9 +101,11 @@ impl Builds {
         let Some(config) = BuildSpec::of(build) else {
             return refused("the template has no files: it is not finished, or an earlier version built it");
         };
+        let wanted = layers_of(&config.image);
+        self.node.fetch_missing(wanted).await.map_err(TransferError::Node)?;
         let known = self.node.layers().await.map_err(TransferError::Node)?;
         let mut layers = Vec::new();
-        for id in layers_of(&config.image) {
+        for id in wanted {
             let Some(layer) = known.iter().find(|layer| layer.id == *id) else {
                 return refused(format!("layer {id} of the template is not on this node"));
             };
@@ -153,6 +157,7 @@ impl Builds {
         let warning = self.check_base(manifest.base.as_ref(), to.any_base).await?;
         let pinned = self.pin_import(&manifest).await;
         self.read_layers(&manifest, &mut file).await?;
+        self.keep_layers(layers_of(&manifest.config.image)).await?;
         let spec_json = serde_json::to_string(&manifest.config)
             .or_else(|_| refused("the configuration in the file cannot be stored"))?;
 

@@ -70,9 +70,10 @@ impl From<TransferError> for ErrorResponse {
                 error: NodeError::Refused(_),
                 ..
             } => StatusCode::BAD_REQUEST,
-            TransferError::Store(_) | TransferError::Node(_) | TransferError::Layer { .. } => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            TransferError::Store(_)
+            | TransferError::Node(_)
+            | TransferError::Objects(_)
+            | TransferError::Layer { .. } => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self(status, Chain(&error).to_string())
     }

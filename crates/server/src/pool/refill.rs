@@ -167,7 +167,8 @@ impl Pool {
             log: Vec::new(),
         };
         self.state.lock().members.insert(id.clone(), member);
-        let started = self.services.node.start(self.request(&id, &key, &demand)).await;
+        let request = self.request(&id, &key, &demand);
+        let started = self.services.node.start(request).await;
         match started {
             Ok(_) => {}
             Err(NodeError::Capacity(_)) => {

@@ -86,6 +86,8 @@ pub(crate) enum CreateError {
     Seal(#[from] SealError),
     #[error(transparent)]
     Node(NodeError),
+    #[error("the template is not on the node")]
+    NotFetched(#[source] NodeError),
     #[error("{why}")]
     NoCapacity {
         why: String,
@@ -249,6 +251,7 @@ impl Sandboxes {
                         why,
                         retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
                     },
+                    NodeError::Unavailable(_) => CreateError::NotFetched(error),
                     NodeError::NotFound(_)
                     | NodeError::NoLayer(_)
                     | NodeError::Refused(_)

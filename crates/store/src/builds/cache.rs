@@ -3,6 +3,7 @@
 
 use model::id::{LayerId, TeamId};
 
+use crate::Store;
 use crate::error::StoreError;
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
@@ -193,5 +194,24 @@ impl NodeRows {
             .bind(self.node.as_str());
         let found: Vec<OfTeam> = self.store.db.read_all("list cached layers of teams", query).await?;
         Ok(found.into_iter().map(|OfTeam(team, value)| (team, value)).collect())
+    }
+}
+
+impl Store {
+    /// As [`NodeRows::layer_references`], of the builds of all nodes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn layer_references_of_all(&self, deleted_us: i64) -> Result<Vec<String>, StoreError> {
+        let query = sqlx::query(
+            "SELECT b.spec_json AS value FROM builds b JOIN templates t ON t.id = b.template_id \
+             WHERE b.spec_json IS NOT NULL AND (t.deleted_us IS NULL OR t.deleted_us > $1 \
+             OR EXISTS (SELECT 1 FROM sandboxes s WHERE s.build_id = b.id)) \
+             UNION ALL SELECT b.recipe_json AS value FROM builds b WHERE b.recipe_json IS NOT NULL \
+             AND b.status IN ('waiting', 'building')",
+        )
+        .bind(deleted_us);
+        let found: Vec<Text> = self.db.read_all("list references to layers", query).await?;
+        Ok(found.into_iter().map(|Text(text)| text).collect())
     }
 }

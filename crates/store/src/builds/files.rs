@@ -2,6 +2,7 @@
 
 use model::id::TeamId;
 
+use crate::Store;
 use crate::error::StoreError;
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
@@ -46,6 +47,28 @@ impl FromColumns for TeamTotal {
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self(columns.id("team_id")?, columns.int("total")?))
+    }
+}
+
+struct Named(TeamId, String);
+
+impl FromColumns for Named {
+    const TABLE: &'static str = "template_files";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self(columns.id("team_id")?, columns.text("hash")?))
+    }
+}
+
+impl Store {
+    /// The teams and hashes of the archives of all nodes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_file_names(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
+        let query = sqlx::query("SELECT DISTINCT team_id, hash FROM template_files");
+        let found: Vec<Named> = self.db.read_all("list uploaded files", query).await?;
+        Ok(found.into_iter().map(|Named(team, hash)| (team, hash)).collect())
     }
 }
 

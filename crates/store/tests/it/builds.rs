@@ -472,6 +472,7 @@ pub(crate) async fn layers_are_referred_to_until_nothing_needs_them(db: Database
         .unwrap();
     assert_eq!(rows.layer_references(0).await.unwrap(), ["{}"]);
     assert_eq!(other.layer_references(0).await.unwrap(), Vec::<String>::new());
+    assert_eq!(store.layer_references_of_all(0).await.unwrap(), ["{}"]);
     assert_eq!(begin(&rows, 3).await, Some(build_id(1)));
     assert!(rows.build_end(&build_id(1), &ready("spec"), 4).await.unwrap());
     assert_eq!(rows.layer_references(0).await.unwrap(), ["spec"]);
@@ -481,11 +482,14 @@ pub(crate) async fn layers_are_referred_to_until_nothing_needs_them(db: Database
     );
     assert_eq!(rows.layer_references(9).await.unwrap(), ["spec"]);
     assert_eq!(rows.layer_references(10).await.unwrap(), Vec::<String>::new());
+    assert_eq!(store.layer_references_of_all(9).await.unwrap(), ["spec"]);
+    assert_eq!(store.layer_references_of_all(10).await.unwrap(), Vec::<String>::new());
     // A sandbox that was created meanwhile.
     let mut late = sandbox(1, 1);
     late.build_id = build_id(1);
     rows.sandbox_insert(late).await.unwrap();
     assert_eq!(rows.layer_references(10).await.unwrap(), ["spec"]);
+    assert_eq!(store.layer_references_of_all(10).await.unwrap(), ["spec"]);
     store.close().await;
 }
 
@@ -507,6 +511,11 @@ pub(crate) async fn uploaded_files_are_counted_and_removed_unused(db: Database) 
         Some(file("b", 6))
     );
     assert_eq!(rows.template_file_find(&team_id(1), "c", 9).await.unwrap(), None);
+    let other = store.of_node(node_id(2));
+    other.template_file_put(&file("b", 6), 1).await.unwrap();
+    let mut names = store.template_file_names().await.unwrap();
+    names.sort();
+    assert_eq!(names, [(team_id(1), "a".to_owned()), (team_id(1), "b".to_owned())]);
     assert_eq!(rows.template_file_take_unused(5).await.unwrap(), Some(file("a", 7)));
     assert_eq!(rows.template_file_take_unused(5).await.unwrap(), None);
     store.close().await;

@@ -83,7 +83,7 @@ pub(crate) async fn get_template_upload(
     if !state.builds.files.is_on() {
         return Err(ApiError::upload(FileError::Off));
     }
-    let present = state.builds.files.find(&caller.team, &hash).await.is_some();
+    let present = state.builds.files.is_present(&caller.team, &hash).await;
     let expires = state.clock.now_us() / SECOND_US + VALID_S;
     let token = state.tokens.upload_token(&template.id, &hash, expires);
     let origin = origin(
@@ -106,7 +106,8 @@ impl ApiError {
             FileError::Store(error) => error.into(),
             FileError::TooLarge { .. } | FileError::TeamFull { .. } => Self::upload_too_large(error.to_string()),
             FileError::DiskFull | FileError::Off => Self::upload_unavailable(error.to_string()),
-            FileError::Io(_) => Self::internal().caused_by(error),
+            FileError::Blobs(_) => Self::upload_unavailable(error.to_string()).caused_by(error),
+            FileError::Io(_) | FileError::Damaged => Self::internal().caused_by(error),
         }
     }
 }

@@ -1,0 +1,76 @@
+//! Names of objects below the prefix.
+
+use std::fmt;
+
+use model::id::{LayerId, TeamId};
+
+const LAYERS: &str = "layers/";
+const LAYER_END: &str = ".tar.zst";
+const FILES: &str = "files/";
+const FILE_END: &str = ".tar";
+
+/// The name of an object that the platform keeps. Every other name belongs to another user.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Name {
+    /// A layer as an archive.
+    Layer(LayerId),
+    /// An archive that a team uploaded under a hash of its client: 64 lower-case hexadecimal digits.
+    File(TeamId, String),
+}
+
+impl Name {
+    /// What the names of all objects of the platform begin with, below the prefix.
+    pub(crate) const FOLDERS: [&'static str; 2] = ["layers", "files"];
+
+    /// The name that a text is; none if it is no name that `Display` writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let name = if let Some(rest) = text.strip_prefix(LAYERS) {
+            Self::Layer(rest.strip_suffix(LAYER_END)?.parse().ok()?)
+        } else {
+            let (team, hash) = text.strip_prefix(FILES)?.strip_suffix(FILE_END)?.split_once('/')?;
+            // A hash is what the id of a layer is.
+            let hash: LayerId = hash.parse().ok()?;
+            Self::File(team.parse().ok()?, hash.as_str().to_owned())
+        };
+        (name.to_string() == text).then_some(name)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Layer(id) => write!(f, "{LAYERS}{id}{LAYER_END}"),
+            Self::File(team, hash) => write!(f, "{FILES}{team}/{hash}{FILE_END}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_nothing_else_is_a_name() {
+        let hash = "a5".repeat(32);
+        let team: TeamId = "6a3e2f43-5d3c-4a43-8d5c-0d6c8a6f4a10".parse().unwrap();
+        let layer = Name::Layer(hash.parse().unwrap());
+        let file = Name::File(team, hash.clone());
+        for name in [layer, file] {
+            assert_eq!(Name::parse(&name.to_string()), Some(name));
+        }
+        for text in [
+            "".to_owned(),
+            "owner".to_owned(),
+            "layers/".to_owned(),
+            format!("layers/{hash}"),
+            format!("layers/{hash}.tar.zst.bak"),
+            format!("layers/x/{hash}.tar.zst"),
+            format!("other/{hash}.tar.zst"),
+            format!("files/{hash}.tar"),
+            "files/a/b.tar".to_owned(),
+        ] {
+            assert_eq!(Name::parse(&text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Where the bucket is, and with which credentials.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use model::secret::Secret;
+
+/// A bucket. `Debug` shows no credentials.
+#[derive(Clone, PartialEq, Eq)]
+pub struct S3Settings {
+    /// Name of the bucket.
+    pub bucket: String,
+    /// Address of the server, if it is not that of the region.
+    pub endpoint: Option<String>,
+    /// Region of the bucket.
+    pub region: String,
+    /// What the names of objects begin with, without a slash at its end; may be empty.
+    pub prefix: String,
+    /// Name of the key.
+    pub access_key_id: String,
+    /// The key.
+    pub secret_access_key: Secret,
+    /// Whether an endpoint without TLS may be used.
+    pub allow_http: bool,
+    /// Whether the bucket is in the path of addresses, and not in their host name.
+    pub path_style: bool,
+    /// Certificates in PEM that are trusted besides those of the host.
+    pub authority: Option<String>,
+    /// Directory with the ids of unfinished uploads. It is created.
+    pub journal: PathBuf,
+}
+
+impl S3Settings {
+    /// The prefix, if objects can have it: words of letters, digits, `.`, `_` and `-` with `/` between them, none of
+    /// them `.` or `..`, and at most 256 characters.
+    ///
+    /// # Errors
+    /// When it is another text.
+    pub fn check_prefix(text: &str) -> Result<String, String> {
+        let prefix = text.trim_matches('/');
+        let is_word = |word: &str| {
+            let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+            !word.is_empty() && word != "." && word != ".." && word.bytes().all(allowed)
+        };
+        match prefix.is_empty() || (prefix.len() <= 256 && prefix.split('/').all(is_word)) {
+            true => Ok(prefix.to_owned()),
+            false => Err(
+                "must be words of letters, digits, '.', '_' and '-' with '/' between them, at most 256 characters"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Where it is, for messages.
+    pub(crate) fn place(&self) -> String {
+        let at = match &self.endpoint {
+            Some(endpoint) => format!(" at {endpoint}"),
+            None => format!(" in region {}", self.region),
+        };
+        format!("bucket {:?}{at}", self.bucket)
+    }
+}
+
+impl fmt::Debug for S3Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Settings")
+            .field("bucket", &self.bucket)
+            .field("endpoint", &self.endpoint)
+            .field("region", &self.region)
+            .field("prefix", &self.prefix)
+            .field("allow_http", &self.allow_http)
+            .field("path_style", &self.path_style)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_are_checked() {
+        for (text, want) in [
+            ("", ""),
+            ("a", "a"),
+            ("/a/b.c/", "a/b.c"),
+            (&"a".repeat(256), &"a".repeat(256)),
+        ] {
+            assert_eq!(S3Settings::check_prefix(text).as_deref(), Ok(want));
+        }
+        for text in ["a//b", "..", "a/../b", "a b", "ä", &"a".repeat(257)] {
+            assert!(S3Settings::check_prefix(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_credentials() {
+        let settings = S3Settings {
+            bucket: "b".to_owned(),
+            endpoint: None,
+            region: "r".to_owned(),
+            prefix: String::new(),
+            access_key_id: "the-name".to_owned(),
+            secret_access_key: Secret::new("the-key".to_owned()),
+            allow_http: false,
+            path_style: true,
+            authority: None,
+            journal: PathBuf::new(),
+        };
+        let shown = format!("{settings:?}");
+        assert!(!shown.contains("the-name") && !shown.contains("the-key"), "{shown}");
+    }
+}

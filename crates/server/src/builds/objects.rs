@@ -1,0 +1,159 @@
+//! The objects of builds in the blob store: layers of final builds and uploaded files.
+//!
+//! The database says which of them are needed. A build is final only once its layers are stored, and an upload once its
+//! file is. What nothing refers to is removed when its object is old, so that what a build of another node has just
+//! stored stays until its row says so; what is missing is stored again by the node that has it.
+
+use std::collections::HashSet;
+
+use blobs::{BlobError, Claim, Name, Object};
+use futures_util::StreamExt as _;
+use model::id::LayerId;
+use protocol::node::NodeError;
+use store::error::StoreError;
+
+use super::Builds;
+use super::collect::{DELETED_FOR_S, layers_in};
+use crate::chain::Chain;
+use crate::clock::SECOND_US;
+use crate::layers::{KeepError, StoredLayers};
+
+/// Why layers or files of builds were not stored, or their objects not removed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ObjectError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Blobs(#[from] BlobError),
+    #[error(transparent)]
+    Keep(#[from] KeepError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error("the objects with the prefix belong to another database: choose another blobs.prefix")]
+    Foreign,
+    #[error("invalid spec or recipe of a build")]
+    Invalid(#[from] serde_json::Error),
+}
+
+/// What a round did with objects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Round {
+    pub(crate) removed: usize,
+    pub(crate) stored: usize,
+}
+
+impl Builds {
+    /// Stores layers of the node, those that are stored already excepted. Without a blob store there is nothing to do.
+    pub(super) async fn keep_layers(&self, layers: &[LayerId]) -> Result<(), ObjectError> {
+        let Some(stored) = self.node.stored() else {
+            return Ok(());
+        };
+        let referenced = self.referenced(i64::MAX).await?;
+        for layer in layers {
+            stored.keep(layer, referenced.contains(layer)).await?;
+        }
+        Ok(())
+    }
+
+    /// The layers that the builds of all nodes refer to, those of templates that were deleted before excepted.
+    async fn referenced(&self, deleted_us: i64) -> Result<HashSet<LayerId>, ObjectError> {
+        let mut referenced = HashSet::new();
+        for json in self.rows.store().layer_references_of_all(deleted_us).await? {
+            layers_in(&json, &mut referenced)?;
+        }
+        Ok(referenced)
+    }
+
+    /// Removes objects that nothing refers to, and stores layers that are missing.
+    pub(crate) async fn collect_objects(&self) -> Result<Round, ObjectError> {
+        let Some(stored) = self.node.stored() else {
+            return Ok(Round::default());
+        };
+        if stored.blobs.claim(&stored.owner).await? == Claim::Foreign {
+            return Err(ObjectError::Foreign);
+        }
+        let aborted = stored.blobs.abort_left().await?;
+        if aborted > 0 {
+            tracing::info!(
+                aborted,
+                "aborted uploads to the blob store that an earlier process left"
+            );
+        }
+        // The objects first: what is stored after this is skipped.
+        let mut old = Vec::new();
+        let mut layers = HashSet::new();
+        let before_us = self.clock.now_us() - i64::from(stored.grace_s) * SECOND_US;
+        let mut objects = Box::pin(stored.blobs.list());
+        while let Some(object) = objects.next().await {
+            let (name, object) = object?;
+            if let Name::Layer(layer) = &name {
+                layers.insert(layer.clone());
+            }
+            if object.written_us < before_us {
+                old.push((name, object));
+            }
+        }
+        drop(objects);
+        let deleted_us = self.clock.now_us() - DELETED_FOR_S * SECOND_US;
+        let mut used = self.referenced(deleted_us).await?;
+        let mut round = Round {
+            stored: self.store_missing(stored, &used, &layers).await?,
+            removed: 0,
+        };
+        used.extend(self.pinned());
+        let files: HashSet<_> = self.rows.store().template_file_names().await?.into_iter().collect();
+        for (name, object) in old {
+            let is_used = match &name {
+                Name::Layer(layer) => used.contains(layer),
+                Name::File(team, hash) => files.contains(&(team.clone(), hash.clone())),
+            };
+            if !is_used && self.remove(stored, &name, object).await? {
+                round.removed += 1;
+            }
+        }
+        Ok(round)
+    }
+
+    /// Removes an object that nothing referred to, unless it was stored again meanwhile.
+    async fn remove(&self, stored: &StoredLayers, name: &Name, seen: Object) -> Result<bool, ObjectError> {
+        if stored.blobs.head(name).await? != Some(seen) {
+            return Ok(false);
+        }
+        stored.blobs.delete(name).await?;
+        tracing::info!(object = %name, "removed an object of the blob store that nothing refers to");
+        Ok(true)
+    }
+
+    /// Stores the layers that are referred to, are on this node and are not in the blob store: those of before it was
+    /// configured, for example.
+    async fn store_missing(
+        &self,
+        stored: &StoredLayers,
+        used: &HashSet<LayerId>,
+        known: &HashSet<LayerId>,
+    ) -> Result<usize, ObjectError> {
+        let mut count = 0;
+        for layer in self.node.layers().await? {
+            if used.contains(&layer.id) && !known.contains(&layer.id) {
+                // It may have been removed from the node meanwhile.
+                match stored.keep(&layer.id, true).await {
+                    Ok(is_new) => count += usize::from(is_new),
+                    Err(KeepError::Node(NodeError::NoLayer(_))) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// A round, whose failure is only logged.
+    pub(super) async fn tidy_objects(&self) {
+        match self.collect_objects().await {
+            Ok(Round { removed: 0, stored: 0 }) => {}
+            Ok(Round { removed, stored }) => {
+                tracing::info!(removed, stored, "the blob store has what is needed");
+            }
+            Err(error) => tracing::error!(error = %Chain(&error), "cannot tidy the blob store"),
+        }
+    }
+}

@@ -566,6 +566,9 @@ fn team_limits(
         creates_per_minute: value(keys::LIMITS_CREATES_PER_MINUTE, rate)?.unwrap_or(base.creates_per_minute),
         requests_per_second: value(keys::LIMITS_REQUESTS_PER_SECOND, rate)?.unwrap_or(base.requests_per_second),
         egress_default_allow: base.egress_default_allow,
+        paused_sandboxes: value(keys::LIMITS_PAUSED_SANDBOXES, size)?
+            .flatten()
+            .unwrap_or(base.paused_sandboxes),
         builds: value(keys::LIMITS_BUILDS, size)?.flatten().unwrap_or(base.builds),
         template_cpu_count: value(keys::LIMITS_TEMPLATE_CPU_COUNT, size)?
             .flatten()

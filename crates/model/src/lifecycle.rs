@@ -10,7 +10,10 @@
 //!      └──failed──▶ gone
 //!
 //!   creating, running, pausing, paused, resuming ──stop──▶ stopping
+//!   paused, resuming ──lost──▶ gone
 //! ```
+//!
+//! What is kept of a paused sandbox is [`Kept`]. Today that is its processes, stopped in the memory of the host.
 //!
 //! Every state but `running` and `paused` is a window in which a crash of the platform leaves work to do. What the next
 //! start does with a row that it finds is [`State::recovery`]:
@@ -19,14 +22,12 @@
 //! |---|---|---|
 //! | `creating`, `stopping` | removed: no client was told that it exists, or one was told that it ends | removed |
 //! | `running` | adopted | removed: it ended by itself |
-//! | `pausing` | adopted as `running`: the pause failed, and its client got no response | `paused` |
-//! | `paused` | the processes are ended: they would write to a disk that counts as saved | kept |
-//! | `resuming` | adopted as `running` | `paused`, as before |
+//! | `pausing`, `resuming` | adopted as `paused` if they are stopped, and as `running` if not: what the kernel does decides | as `paused` |
+//! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted |
+//! | `paused`, kept on disk | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `gone` | removed | removed |
-//!
-//! The disk of a sandbox that was pausing and does not run holds everything that its processes wrote, so the sandbox is
-//! paused and not lost. Whether its memory was saved as well follows from the saved memory itself, which is valid only
-//! when it is complete.
+
+use serde::{Deserialize, Serialize};
 
 /// The state of a sandbox in its lifecycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,16 +36,49 @@ pub enum State {
     Creating,
     /// It runs, and a client was told so.
     Running,
-    /// It is being saved; its processes end after that.
+    /// Its processes are being stopped.
     Pausing,
-    /// No process of it runs; its disk is kept.
+    /// None of its processes runs; [`Kept`] says what there is of it.
     Paused,
-    /// It is being started from its saved state.
+    /// Its processes are about to continue.
     Resuming,
     /// It is being ended and accepts no requests.
     Stopping,
     /// It is removed completely.
     Gone,
+}
+
+/// What is kept of a paused sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kept {
+    /// Its processes, stopped where they are, in the memory of the host. A restart of the host ends them.
+    Memory,
+    /// Its disk, and an image of its processes beside it.
+    Image,
+    /// Its disk.
+    Filesystem,
+}
+
+impl Kept {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Image, Self::Filesystem];
+
+    /// The name in database columns and for clients.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Image => "image",
+            Self::Filesystem => "filesystem",
+        }
+    }
+
+    /// The kind with that name; none for an unknown name.
+    #[must_use]
+    pub fn from_column(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kept| kept.as_str() == word)
+    }
 }
 
 /// A cause for a change of state.
@@ -56,7 +90,7 @@ pub enum Transition {
     Failed,
     /// Pause requested by a client or by the deadline.
     Pause,
-    /// Its state is saved completely and none of its processes runs.
+    /// What is to be kept of it is complete, and none of its processes runs.
     Saved,
     /// Resume requested by a client or by traffic to the sandbox.
     Resume,
@@ -64,6 +98,8 @@ pub enum Transition {
     Stop,
     /// It ended by itself.
     Died,
+    /// What was kept of it is gone.
+    Lost,
     /// The node has removed it.
     Ended,
 }
@@ -83,9 +119,9 @@ pub struct IllegalTransition {
 pub enum Recovery {
     /// Adopt it if it runs, otherwise remove it.
     Adopt,
-    /// Keep its disk; nothing of it may run.
+    /// Keep it paused, as its [`Kept`] says.
     Keep,
-    /// Adopt it as running if it runs, otherwise keep its disk as that of a paused sandbox.
+    /// Adopt it in the state in which its processes are, otherwise as [`Self::Keep`].
     AdoptOrKeep,
     /// Remove it.
     Remove,
@@ -93,7 +129,7 @@ pub enum Recovery {
 
 impl Transition {
     /// Every transition.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Started,
         Self::Failed,
         Self::Pause,
@@ -101,6 +137,7 @@ impl Transition {
         Self::Resume,
         Self::Stop,
         Self::Died,
+        Self::Lost,
         Self::Ended,
     ];
 }
@@ -134,6 +171,7 @@ impl State {
             (Self::Pausing, Transition::Failed) => Ok(Self::Running),
 
             (Self::Paused, Transition::Resume) => Ok(Self::Resuming),
+            (Self::Paused | Self::Resuming, Transition::Lost) => Ok(Self::Gone),
 
             (Self::Resuming, Transition::Resume) => Ok(Self::Resuming),
             (Self::Resuming, Transition::Started) => Ok(Self::Running),
@@ -192,14 +230,14 @@ mod tests {
         let none = None;
         #[rustfmt::skip]
         let table = [
-            //           Started        Failed         Pause          Saved         Resume          Stop            Died            Ended
-            (Creating, [Some(Running), Some(Gone),    none,          none,         none,           Some(Stopping), none,           none]),
-            (Running,  [none,          none,          Some(Pausing), none,         none,           Some(Stopping), Some(Gone),     none]),
-            (Pausing,  [none,          Some(Running), Some(Pausing), Some(Paused), none,           Some(Stopping), Some(Gone),     none]),
-            (Paused,   [none,          none,          none,          none,         Some(Resuming), Some(Stopping), none,           none]),
-            (Resuming, [Some(Running), Some(Paused),  none,          none,         Some(Resuming), Some(Stopping), Some(Paused),   none]),
-            (Stopping, [none,          none,          none,          none,         none,           Some(Stopping), Some(Stopping), Some(Gone)]),
-            (Gone,     [none,          none,          none,          none,         none,           none,           none,           none]),
+            //           Started        Failed         Pause          Saved         Resume          Stop            Died            Lost        Ended
+            (Creating, [Some(Running), Some(Gone),    none,          none,         none,           Some(Stopping), none,           none,       none]),
+            (Running,  [none,          none,          Some(Pausing), none,         none,           Some(Stopping), Some(Gone),     none,       none]),
+            (Pausing,  [none,          Some(Running), Some(Pausing), Some(Paused), none,           Some(Stopping), Some(Gone),     none,       none]),
+            (Paused,   [none,          none,          none,          none,         Some(Resuming), Some(Stopping), none,           Some(Gone), none]),
+            (Resuming, [Some(Running), Some(Paused),  none,          none,         Some(Resuming), Some(Stopping), Some(Paused),   Some(Gone), none]),
+            (Stopping, [none,          none,          none,          none,         none,           Some(Stopping), Some(Stopping), none,       Some(Gone)]),
+            (Gone,     [none,          none,          none,          none,         none,           none,           none,           none,       none]),
         ];
         assert_eq!(table.map(|(state, _)| state), State::ALL);
         for (state, row) in table {
@@ -216,8 +254,12 @@ mod tests {
         for state in State::ALL {
             assert_eq!(State::from_column(state.as_str()), Some(state));
         }
-        for word in ["", "Running", "ended"] {
+        for kept in Kept::ALL {
+            assert_eq!(Kept::from_column(kept.as_str()), Some(kept));
+        }
+        for word in ["", "Running", "ended", "Memory"] {
             assert_eq!(State::from_column(word), None);
+            assert_eq!(Kept::from_column(word), None);
         }
     }
 

@@ -5,6 +5,8 @@ mod network;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 pub use self::network::{HostMask, InvalidHostMask, InvalidNetwork, NetworkSpec};
 use crate::id::{BuildId, TemplateId};
 
@@ -39,6 +41,20 @@ pub struct SandboxSpec {
     pub allow_internet_access: Option<bool>,
     /// The requested network settings; none when the request had none.
     pub network: Option<NetworkSpec>,
+    /// What happens at its deadline.
+    pub lifecycle: LifecycleSpec,
+}
+
+/// What happens to a sandbox at its deadline, and on traffic while it is paused.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LifecycleSpec {
+    /// It is paused at its deadline, and not killed.
+    pub auto_pause: bool,
+    /// Traffic resumes it.
+    pub auto_resume: bool,
+    /// The requested time from the start until the deadline, in seconds, which a resume by traffic uses again.
+    pub timeout_s: u32,
 }
 
 /// Environment variables. Their values may be secrets, so they are neither logged nor stored.

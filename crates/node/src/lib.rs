@@ -19,6 +19,7 @@ mod events;
 mod guard;
 mod journal;
 mod log_writer;
+mod pause;
 mod socket_memory;
 mod supervisor;
 
@@ -29,13 +30,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::{LayerId, SandboxId};
+use model::lifecycle::Kept;
 use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, LayerStream,
-    LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, SandboxSample, SandboxStream, Snapshot, StartSandbox,
-    StartedSandbox, Wanted, WantedState,
+    Adopted, ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo,
+    LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PausedSandbox, ResumeSandbox, SandboxSample,
+    SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -241,7 +243,7 @@ impl Node {
         start.await.map_err(failed)?
     }
 
-    async fn adopt_all(&self, wanted: Vec<Wanted>) -> Result<Vec<SandboxId>, NodeError> {
+    async fn adopt_all(&self, wanted: Vec<Wanted>) -> Result<Vec<Adopted>, NodeError> {
         let driver = Arc::clone(&self.shared.driver);
         let found = blocking(move || driver.find()).await.map_err(failed)?.map_err(failed)?;
         let mut wanted: HashMap<SandboxId, Wanted> =
@@ -251,30 +253,55 @@ impl Node {
         for found in found {
             let wanted = wanted.remove(&found.id);
             match wanted.as_ref().map(|wanted| wanted.state) {
-                Some(WantedState::Running | WantedState::RunningOrPaused) if found.alive.is_some() => {
+                Some(WantedState::Running | WantedState::RunningOrPaused(_) | WantedState::Paused(Kept::Memory))
+                    if found.alive.is_some() =>
+                {
                     disks.push(found.disk.clone());
-                    keep.extend(wanted.map(|wanted| (found, wanted.egress)));
+                    keep.extend(wanted.map(|wanted| (found, wanted)));
                 }
-                Some(WantedState::Paused | WantedState::RunningOrPaused) => {
+                Some(
+                    WantedState::Paused(Kept::Image | Kept::Filesystem)
+                    | WantedState::RunningOrPaused(Kept::Image | Kept::Filesystem),
+                ) => {
                     disks.push(found.disk.clone());
                     end.push(found);
                 }
-                Some(WantedState::Running) | None => remove.push(found),
+                Some(
+                    WantedState::Running
+                    | WantedState::Paused(Kept::Memory)
+                    | WantedState::RunningOrPaused(Kept::Memory),
+                )
+                | None => remove.push(found),
             }
         }
-        wanted.retain(|_, wanted| wanted.state != WantedState::Running);
-        let adopted: Vec<SandboxId> = keep.iter().map(|(found, _)| found.id.clone()).collect();
+        wanted.retain(|_, wanted| match wanted.state {
+            WantedState::Running | WantedState::Paused(Kept::Memory) | WantedState::RunningOrPaused(Kept::Memory) => {
+                false
+            }
+            WantedState::Paused(Kept::Image | Kept::Filesystem)
+            | WantedState::RunningOrPaused(Kept::Image | Kept::Filesystem) => true,
+        });
         self.end_all(end, AfterEnd::KeepDisk).await;
         self.end_all(remove, AfterEnd::Clean).await;
-        for (Found { id, disk, alive }, egress) in keep {
+        let mut adopted = Vec::with_capacity(keep.len());
+        for (Found { id, disk, alive }, wanted) in keep {
             let Some(sandbox) = alive else { continue };
+            let is_paused = pause::settle(&id, &sandbox, wanted.state).await;
+            adopted.push(Adopted {
+                id: id.clone(),
+                is_paused,
+            });
             let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
             let event = ("event_type", "sandbox_adopted".to_owned());
-            log.host(
-                Level::Info,
-                "the platform was restarted; the sandbox kept running",
-                [event],
-            );
+            let message = match is_paused {
+                true => "the platform was restarted; the sandbox stays paused",
+                false => "the platform was restarted; the sandbox kept running",
+            };
+            log.host(Level::Info, message, [event]);
+            let egress = match is_paused {
+                true => pause::closed(),
+                false => wanted.egress,
+            };
             if let Err(error) = sandbox.settle() {
                 tracing::warn!(sandbox.id = %id, "an adopted sandbox may have more processor time than others: {error}");
             }
@@ -292,6 +319,7 @@ impl Node {
                 }
             };
             let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
+            handle.set_frozen(is_paused);
             self.shared.sandboxes.lock().insert(id, Arc::clone(&handle));
             self.tasks.spawn(supervisor::supervise(
                 Arc::clone(&self.shared),
@@ -356,7 +384,7 @@ impl Node {
         let sweep = move || {
             let samples = handles
                 .iter()
-                .filter(|handle| !handle.is_ending())
+                .filter(|handle| !handle.is_ending() && !handle.is_frozen())
                 .filter_map(|handle| {
                     handle.note_memory_kills();
                     let at_us = now_us();
@@ -423,6 +451,24 @@ impl NodeApi for Node {
         })
     }
 
+    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>> {
+        Box::pin(async move {
+            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+            // A task of its own: a caller that is dropped leaves no sandbox half paused.
+            let pausing = pause::pause(Arc::clone(&self.shared), handle);
+            self.tasks.spawn(pausing).await.map_err(failed)?
+        })
+    }
+
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>> {
+        Box::pin(async move {
+            pause::check(request.kept)?;
+            let handle = self.handle_of(&request.id);
+            let handle = handle.ok_or_else(|| NodeError::NotFound(request.id.clone()))?;
+            self.tasks.spawn(pause::resume(handle, request)).await.map_err(failed)?
+        })
+    }
+
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
         Box::pin(async move {
             let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
@@ -472,11 +518,12 @@ impl NodeApi for Node {
         Box::pin(async move {
             let handle = self
                 .handle_of(id)
-                .filter(|handle| !handle.is_ending())
+                // The kernel would accept connections for processes that are stopped.
+                .filter(|handle| !handle.is_ending() && !handle.is_frozen())
                 .ok_or(DialError::Gone)?;
             handle.sandbox().dial(port).await.map_err(|error| {
                 tracing::debug!(sandbox.id = %id, port, "dial: {error}");
-                if handle.is_ending() {
+                if handle.is_ending() || handle.is_frozen() {
                     DialError::Gone
                 } else {
                     DialError::PortClosed
@@ -493,7 +540,7 @@ impl NodeApi for Node {
         })
     }
 
-    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
+    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>> {
         Box::pin(self.adopt_all(wanted))
     }
 

@@ -69,6 +69,8 @@ pub(crate) struct SandboxHandle {
     following: watch::Sender<bool>,
     /// Whether it is frozen, so that its agent does not respond.
     frozen: watch::Sender<bool>,
+    /// Held while it is paused or resumed, or gets a new spawner.
+    changing: tokio::sync::Mutex<()>,
     /// The seed of the authority whose certificate its agent got at the start.
     authority: Option<Secret>,
 }
@@ -118,6 +120,7 @@ impl SandboxHandle {
             keeps_disk: AtomicBool::new(false),
             following: watch::Sender::new(false),
             frozen: watch::Sender::new(false),
+            changing: tokio::sync::Mutex::default(),
             authority: None,
         }
     }
@@ -201,6 +204,16 @@ impl SandboxHandle {
     /// Notes whether it is frozen. Returns whether it was.
     pub(crate) fn set_frozen(&self, frozen: bool) -> bool {
         self.frozen.send_replace(frozen)
+    }
+
+    /// Whether it is frozen: paused, or kept ready.
+    pub(crate) fn is_frozen(&self) -> bool {
+        *self.frozen.borrow()
+    }
+
+    /// Waits until it is neither paused, resumed, nor given a spawner, and keeps others from doing so.
+    pub(crate) async fn change(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.changing.lock().await
     }
 
     /// Requests the end and waits until no process is left. May be called any number of times.
@@ -486,6 +499,11 @@ async fn replace_spawner(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>) -> b
     let Ok(_permit) = shared.respawns.acquire().await else {
         return false;
     };
+    let _changing = handle.change().await;
+    if handle.is_frozen() {
+        // Reported again once it continues.
+        return false;
+    }
     let sandbox = Arc::clone(&handle.sandbox);
     let replaced = blocking(move || sandbox.respawn()).await;
     if let Ok(Err(error)) | Err(error) = &replaced {

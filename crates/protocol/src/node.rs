@@ -19,6 +19,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use model::id::{LayerId, SandboxId, TemplateId};
+use model::lifecycle::Kept;
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -137,6 +138,26 @@ pub struct FrozenSandbox {
     pub memory_bytes: u64,
 }
 
+/// A sandbox that was paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PausedSandbox {
+    /// What the node keeps of it.
+    pub kept: Kept,
+    /// Memory of the host that it takes while it is paused, in bytes; 0 where it cannot be measured.
+    pub memory_bytes: u64,
+}
+
+/// A paused sandbox to resume.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ResumeSandbox {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// What was kept of it.
+    pub kept: Kept,
+    /// What it may reach from now on.
+    pub egress: EgressPolicy,
+}
+
 /// One stage of a start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
@@ -237,10 +258,21 @@ pub struct Wanted {
 pub enum WantedState {
     /// Running. If it no longer runs, everything of it is removed.
     Running,
-    /// Paused: its processes are ended and its disk is kept.
-    Paused,
-    /// Between the two: it is adopted if it runs, and its disk is kept if it does not.
-    RunningOrPaused,
+    /// Paused. Kept in memory, it is adopted and its processes stay stopped; if it has none any more, everything of it is
+    /// removed. Otherwise its processes are ended, and its disk is kept.
+    Paused(Kept),
+    /// Between the two: adopted as it is, running or with stopped processes. Without a process, it is as
+    /// [`Self::Paused`].
+    RunningOrPaused(Kept),
+}
+
+/// A sandbox that was adopted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopted {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// Whether its processes are stopped: it is paused, and kept in memory.
+    pub is_paused: bool,
 }
 
 /// Free capacity of a host.
@@ -284,6 +316,17 @@ pub trait NodeApi: Send + Sync + 'static {
     /// ends it. [`NodeError::NotFound`] when there is no such sandbox.
     fn claim(&self, request: ClaimSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>>;
 
+    /// Pauses a running sandbox: none of its processes runs when this returns, and its connections to the outside are cut.
+    /// The caller has aborted the open streams into it before. After an error it runs as before, but for those
+    /// connections. A paused sandbox stays so when this is repeated. [`NodeError::NotFound`] when there is no such
+    /// sandbox; [`NodeError::Unsupported`] where the host cannot pause any.
+    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>>;
+
+    /// Resumes a paused sandbox: its processes continue where they were, and its network follows `egress`. One that runs
+    /// already goes on. After an error it is paused as before. [`NodeError::NotFound`] when there is no such sandbox;
+    /// [`NodeError::Unsupported`] when this node cannot resume what was kept of it.
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>>;
+
     /// Ends a sandbox and stores what it wrote to its file system as a layer. Its processes are killed like by
     /// [`Self::kill`], so the caller has made programs in it write out what they have, and aborted the open streams. The
     /// sandbox ends also on an error. Sockets are left out.
@@ -325,16 +368,17 @@ pub trait NodeApi: Send + Sync + 'static {
     /// it does not allow are cut. [`NodeError::NotFound`] when there is no such sandbox.
     fn set_egress<'a>(&'a self, id: &'a SandboxId, policy: EgressPolicy) -> NodeFuture<'a, Result<(), NodeError>>;
 
-    /// Makes the host match `wanted` after a restart: adopts running sandboxes that should run, ends all others,
-    /// removes every disk except those of wanted sandboxes, and returns the ids that were adopted.
-    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>>;
+    /// Makes the host match `wanted` after a restart: adopts sandboxes as [`WantedState`] says, ends all others, removes
+    /// every disk except those of wanted sandboxes, and returns those that were adopted. Nothing is asked of a sandbox
+    /// that is adopted.
+    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>>;
 
     /// Starts a stream of node events. A later call ends the stream before; [`NodeEvents`] describes which events are
     /// kept in between.
     fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>>;
 
     /// A sample of every running sandbox. A sandbox that cannot be measured is left out: it is ending, or the host has
-    /// no control groups.
+    /// no control groups. So is a paused one.
     fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>>;
 
     /// The free capacity of the host.

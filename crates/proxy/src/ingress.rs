@@ -53,6 +53,8 @@ use pool::{Lease, Pool, Upstream};
 use route::Target;
 use tls::GuestTls;
 
+/// Header that carries the token of an agent.
+const ACCESS_TOKEN_HEADER: &str = "x-access-token";
 /// Header that carries the traffic token of a sandbox that is not public.
 pub const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
 
@@ -73,6 +75,19 @@ pub struct Access {
     /// Cancelled the moment the sandbox begins to end, before its processes are killed where that can be known: its
     /// streams are cut then.
     pub ending: CancellationToken,
+}
+
+impl Access {
+    /// Whether a request with these headers may resume the sandbox: it has the token that its port requires. `is_secure`
+    /// is whether the agent requires one. A signature of a file link is not enough, because only the agent can check it.
+    #[must_use]
+    pub fn may_resume(&self, headers: &HeaderMap, port: u16, is_secure: bool) -> bool {
+        let (name, token) = match port {
+            agent::PORT => (ACCESS_TOKEN_HEADER, self.access_token.as_ref().filter(|_| is_secure)),
+            _ => (TRAFFIC_TOKEN_HEADER, self.traffic_token.as_ref()),
+        };
+        token.is_none_or(|token| headers.get(name).is_some_and(|sent| headers::is(token, sent)))
+    }
 }
 
 /// Forwards requests to sandboxes.
@@ -431,16 +446,22 @@ fn instead(error: DialError, target: &Target) -> Answer {
     }
 }
 
+/// The answer to a request that is never forwarded, whatever its sandbox.
+#[must_use]
+pub fn refusal<B>(request: &Request<B>, target: &Target) -> Option<Answer> {
+    if target.port == agent::PORT && route::is_control_path(request.uri().path()) {
+        return Some(Answer::Reserved(request.uri().path().to_owned()));
+    }
+    (*request.method() == Method::CONNECT).then(|| Answer::BadRequest("CONNECT is not supported".to_owned()))
+}
+
 /// Checks whether the request may be forwarded; otherwise returns the answer.
 fn admit<F>(request: &Request<ClientBody>, target: &Target, find: F) -> Result<Arc<Access>, Answer>
 where
     F: FnOnce(&SandboxId) -> Option<Arc<Access>>,
 {
-    if target.port == agent::PORT && route::is_control_path(request.uri().path()) {
-        return Err(Answer::Reserved(request.uri().path().to_owned()));
-    }
-    if *request.method() == Method::CONNECT {
-        return Err(Answer::BadRequest("CONNECT is not supported".to_owned()));
+    if let Some(refusal) = refusal(request, target) {
+        return Err(refusal);
     }
     let access = find(&target.id).ok_or_else(|| Answer::NotFound(target.id.clone()))?;
     // The agent checks its own token, which the traffic token must not replace.

@@ -162,7 +162,6 @@ impl ContainerDriver {
             limits: tree.is_limited(),
             disk_limits: true,
             uncharged_memory: tree.sum().is_some(),
-            pause: false,
             freeze: tree.can_freeze(),
             layers: true,
             egress: egress_support(),
@@ -591,6 +590,14 @@ impl Sandbox for Running {
     fn freeze(&self) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         driver.tree.freezer(&self.name)?.freeze()
+    }
+
+    fn is_frozen(&self) -> io::Result<bool> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        match driver.tree.can_freeze() {
+            true => driver.tree.freezer(&self.name)?.is_frozen(),
+            false => Ok(false),
+        }
     }
 
     fn thaw(&self) -> io::Result<()> {

@@ -126,8 +126,6 @@ pub struct Capabilities {
     pub disk_limits: bool,
     /// Memory that no sandbox is charged for is measured, for the host and for each sandbox.
     pub uncharged_memory: bool,
-    /// A sandbox can be paused and resumed.
-    pub pause: bool,
     /// The processes of a sandbox can be stopped where they are ([`Sandbox::freeze`]).
     pub freeze: bool,
     /// Layers can be stored, and sandboxes started from them.
@@ -322,6 +320,13 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::freeze`].
     fn freeze(&self) -> io::Result<()>;
+
+    /// Whether [`Sandbox::freeze`] was the last of the two, by this platform or an earlier one. What the kernel does is the
+    /// record of it.
+    ///
+    /// # Errors
+    /// When the sandbox is gone.
+    fn is_frozen(&self) -> io::Result<bool>;
 
     /// Lets the processes of a frozen sandbox continue. Takes some microseconds.
     ///

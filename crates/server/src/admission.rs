@@ -25,11 +25,22 @@ use crate::settings::{CapacitySettings, Limits};
 #[derive(Debug, Clone)]
 pub(crate) struct Admission {
     /// The share of the team's quota.
-    #[expect(dead_code, reason = "released when dropped")]
     reservation: Arc<Reservation>,
     /// The share of the host.
     #[expect(dead_code, reason = "released when dropped")]
     capacity: Arc<CapacityPermit>,
+}
+
+impl Admission {
+    /// Takes another share of the team's quota instead, if what it has more exceeds no limit. The share of the host stays.
+    pub(crate) fn exchange(&self, share: ResourceUse) -> Result<(), OverQuota> {
+        self.reservation.exchange(share)
+    }
+
+    /// The same regardless of the limits.
+    pub(crate) fn force(&self, share: ResourceUse) {
+        self.reservation.force(share);
+    }
 }
 
 /// Why a create request was not admitted.

@@ -44,7 +44,7 @@ use utoipa_axum::routes;
 pub(crate) use address::ApiAddress;
 use error::{ApiError, ErrorBody};
 use observe::{Observer, Operations};
-use sandboxes::{create, injections, lifetime, list, logs, metrics, network, single};
+use sandboxes::{create, injections, lifetime, list, logs, metrics, network, pause, single};
 use state::ApiState;
 
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
@@ -67,11 +67,12 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(list::list_sandboxes, create::create_sandbox))
         .routes(routes!(metrics::list_sandboxes_metrics))
         .routes(routes!(single::get_sandbox, single::delete_sandbox))
+        .routes(routes!(pause::pause_sandbox))
         .routes(routes!(lifetime::set_sandbox_timeout))
         .routes(routes!(lifetime::refresh_sandbox))
-        .routes(routes!(lifetime::connect_sandbox_v1))
-        .routes(routes!(lifetime::connect_sandbox))
-        .routes(routes!(lifetime::resume_sandbox))
+        .routes(routes!(pause::connect_sandbox_v1))
+        .routes(routes!(pause::connect_sandbox))
+        .routes(routes!(pause::resume_sandbox))
         .routes(routes!(network::update_sandbox_network))
         .routes(routes!(
             injections::get_sandbox_injections,

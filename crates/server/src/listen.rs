@@ -26,7 +26,7 @@ use hyper_util::server::conn::auto;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::client::ClientConnection;
 use proxy::ingress::route::{BadRoute, Route, Target, route};
-use proxy::ingress::{ClientBody, Ingress};
+use proxy::ingress::{ClientBody, Ingress, refusal};
 use store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -43,6 +43,8 @@ use self::malformed::{ErrorBodyStream, ResponseState};
 use crate::api::ApiAddress;
 use crate::metrics::Metrics;
 use crate::peers::{ClientPeer, Peer, PeerRates};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::pause::PauseError;
 use crate::sandboxes::registry::Registry;
 use crate::tls::{self, Tls};
 
@@ -64,6 +66,9 @@ const STREAMS: u32 = 1000;
 /// Pause after `accept` failed, most likely because there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a request waits for the sandbox that it resumes.
+const WAKE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Header that carries the id of an API request.
 const REQUEST_ID: &str = "x-request-id";
 
@@ -83,6 +88,8 @@ pub(crate) enum Phase {
 pub(crate) struct GatewayServices {
     /// To recognize the platform's credentials, which are not forwarded to sandboxes.
     pub(crate) store: Store,
+    /// Resumes sandboxes because of traffic to them.
+    pub(crate) sandboxes: Arc<Sandboxes>,
     /// The sandboxes and the credentials that their traffic requires.
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
@@ -183,6 +190,10 @@ impl Gateway {
         self.credentials
             .strip(&self.services.store, request.headers_mut())
             .await;
+        if let Some(answer) = self.wake(&request, &target).await {
+            self.services.metrics.proxy_request(answer.status().as_u16());
+            return self.proxy_answer(&request, &answer);
+        }
         let find = |id: &_| self.services.registry.access(id);
         let method = request.method().clone();
         let response = self.ingress.serve(request, &target, find).await;
@@ -196,6 +207,31 @@ impl Gateway {
             "sandbox traffic"
         );
         response.map(Body::new)
+    }
+
+    /// Resumes a paused sandbox, if its client wants that of traffic, and waits for it. Returns the answer where the request
+    /// is not to be forwarded then.
+    async fn wake(&self, request: &Request<ClientBody>, target: &Target) -> Option<Answer> {
+        let entry = self.services.registry.asleep(&target.id)?;
+        if let Some(refusal) = refusal(request, target) {
+            return Some(refusal);
+        }
+        if !entry.may_wake(request.headers(), target.port) {
+            return Some(Answer::ResumeRefused(target.id.clone()));
+        }
+        let sandboxes = Arc::clone(&self.services.sandboxes);
+        let waking = AbortOnDropHandle::new(self.control.spawn(async move { sandboxes.wake(&entry).await }));
+        let id = target.id.clone();
+        match tokio::time::timeout(WAKE_TIMEOUT, waking).await {
+            Ok(Ok(Ok(()))) => None,
+            // The answer is that for any sandbox that does not run.
+            Ok(Ok(Err(PauseError::Gone | PauseError::Stopping | PauseError::Unsupported(_)))) => None,
+            Ok(Ok(Err(PauseError::OverQuota(over)))) => Some(Answer::ResumeLimited {
+                id,
+                why: format!("Sandbox limit reached: {over}"),
+            }),
+            Ok(Ok(Err(_)) | Err(_)) | Err(_) => Some(Answer::Transitioning(id)),
+        }
     }
 
     /// A response of the proxy itself to a request that is not forwarded to a sandbox.

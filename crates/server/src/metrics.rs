@@ -24,7 +24,7 @@ use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage};
 use self::egress::EgressSeries;
 use self::pool::PoolSeries;
 use self::repositories::RepositorySeries;
-use crate::outcome::{CreateOutcome, EndReason, PoolEnd, PoolUse};
+use crate::outcome::{CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason};
 use crate::repositories::RepositoryError;
 use crate::settings::CapacitySettings;
 use crate::tls::Validity;
@@ -61,6 +61,8 @@ struct Series {
     create_stages: Histograms<StageLabels>,
     sandboxes: Family<Labels, Gauge>,
     ends: Family<Labels, Counter>,
+    pauses: Family<Labels, Counter>,
+    resumes: Family<Labels, Counter>,
     expiry_lateness: Histogram,
     /// By status class.
     proxied: [Counter; CLASSES.len()],
@@ -159,6 +161,16 @@ impl Metrics {
     /// Counts the end of a sandbox.
     pub(crate) fn end(&self, reason: EndReason) {
         self.series.ends.get_or_create(&[("reason", reason.as_str())]).inc();
+    }
+
+    /// Counts a sandbox that was paused.
+    pub(crate) fn pause(&self, reason: PauseReason) {
+        self.series.pauses.get_or_create(&[("reason", reason.as_str())]).inc();
+    }
+
+    /// Counts a sandbox that was resumed.
+    pub(crate) fn resume(&self, reason: ResumeReason) {
+        self.series.resumes.get_or_create(&[("reason", reason.as_str())]).inc();
     }
 
     /// Observes how late a sandbox was ended after its deadline, in microseconds.
@@ -284,6 +296,18 @@ impl Series {
         registry.register("sandboxes", "Sandboxes, by state", sandboxes.clone());
         let ends = Family::<Labels, Counter>::default();
         registry.register("sandbox_ends", "Sandboxes that ended, by reason", ends.clone());
+        let pauses = Family::<Labels, Counter>::default();
+        registry.register(
+            "sandbox_pauses",
+            "Sandboxes that were paused, by reason",
+            pauses.clone(),
+        );
+        let resumes = Family::<Labels, Counter>::default();
+        registry.register(
+            "sandbox_resumes",
+            "Sandboxes that were resumed, by reason",
+            resumes.clone(),
+        );
         let expiry_lateness = durations();
         registry.register_with_unit(
             "expiry_lateness",
@@ -377,6 +401,12 @@ impl Series {
         for reason in EndReason::ALL {
             ends.get_or_create_owned(&[("reason", reason.as_str())]);
         }
+        for reason in PauseReason::ALL {
+            pauses.get_or_create_owned(&[("reason", reason.as_str())]);
+        }
+        for reason in ResumeReason::ALL {
+            resumes.get_or_create_owned(&[("reason", reason.as_str())]);
+        }
         Self {
             requests,
             requests_limited,
@@ -384,6 +414,8 @@ impl Series {
             create_stages,
             sandboxes,
             ends,
+            pauses,
+            resumes,
             expiry_lateness,
             proxied: CLASSES.map(|class| proxied.get_or_create_owned(&[("status", class)])),
             connections,

@@ -18,6 +18,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
 use model::id::{SandboxId, TeamId};
+use model::lifecycle;
 use model::log::Level;
 use protocol::node::NodeError;
 use serde::{Deserialize, Serialize};
@@ -54,12 +55,12 @@ pub struct OperatorSandbox {
     pub team: String,
     /// The template it was created from: its alias, or else its id.
     pub template: String,
-    /// `creating`, `running`, `stopping`, or `building` where a step of a build runs in it; `starting` or `pooled` in the
+    /// `creating`, `running`, `pausing`, `paused`, `resuming`, `stopping`, or `building` where a step of a build runs in it; `starting` or `pooled` in the
     /// warm pool.
     pub state: String,
     /// When it started, RFC 3339.
     pub started_at: String,
-    /// When it ends unless its timeout is changed, RFC 3339.
+    /// When it ends unless its timeout is changed, RFC 3339; when it was paused, of a paused sandbox.
     pub end_at: String,
     /// Cores.
     pub cpu_count: u32,
@@ -271,7 +272,10 @@ async fn show(
         template: row.alias.unwrap_or_else(|| row.template_id.as_str().to_owned()),
         state: state.as_str().to_owned(),
         started_at: rfc3339(row.started_us),
-        end_at: rfc3339(row.end_us),
+        end_at: rfc3339(match state {
+            lifecycle::State::Paused | lifecycle::State::Resuming => row.paused_us.unwrap_or(row.end_us),
+            _ => row.end_us,
+        }),
         cpu_count: row.cpu_count,
         memory_mb: row.memory_mb,
         disk_mb: row.disk_mb,

@@ -72,6 +72,50 @@ impl EndReason {
     }
 }
 
+/// Why a sandbox was paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PauseReason {
+    /// A client asked for it.
+    Client,
+    /// Its deadline passed.
+    Timeout,
+}
+
+impl PauseReason {
+    /// All of them.
+    pub(crate) const ALL: [Self; 2] = [Self::Client, Self::Timeout];
+
+    /// The name in metrics and logs.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
+/// Why a sandbox was resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResumeReason {
+    /// A client asked for it.
+    Client,
+    /// Traffic to it.
+    Traffic,
+}
+
+impl ResumeReason {
+    /// All of them.
+    pub(crate) const ALL: [Self; 2] = [Self::Client, Self::Traffic];
+
+    /// The name in metrics and logs.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Traffic => "traffic",
+        }
+    }
+}
+
 /// What the warm pool had for a create request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PoolUse {

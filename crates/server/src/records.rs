@@ -105,6 +105,13 @@ impl Records {
         }
     }
 
+    /// Stops the samples of a sandbox until [`Self::start_sampling`]: it is paused.
+    pub(crate) fn stop_sampling(&self, id: &SandboxId) {
+        if let Some(tracked) = self.tracked.lock().get_mut(id) {
+            tracked.tail.pause();
+        }
+    }
+
     /// Adds a lifecycle event to the log of a sandbox.
     pub(crate) fn log_event(&self, id: &SandboxId, event: &LifecycleEvent<'_>) {
         let (level, message, fields) = event.describe();

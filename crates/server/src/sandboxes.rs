@@ -15,6 +15,7 @@ pub(crate) mod idempotency;
 pub(crate) mod injections;
 pub(crate) mod network;
 pub(crate) mod node_events;
+pub(crate) mod pause;
 pub(crate) mod policy;
 mod pooled;
 pub(crate) mod registry;

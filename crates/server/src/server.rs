@@ -239,6 +239,7 @@ impl Server {
         let connections = Connections::new(connections, lanes);
         let services = GatewayServices {
             store: store.clone(),
+            sandboxes: Arc::clone(&sandboxes),
             registry: Arc::clone(&registry),
             metrics: Arc::clone(&metrics),
             connections: Arc::clone(&connections),

@@ -309,6 +309,8 @@ pub struct TeamLimits {
     pub requests_per_second: Option<u32>,
     /// Whether public addresses that a policy does not mention are open; if none, the operator's default decides.
     pub egress_default_allow: Option<bool>,
+    /// Maximum number of paused sandboxes.
+    pub paused_sandboxes: u32,
     /// Maximum number of builds of templates that have not ended.
     pub builds: u32,
     /// Maximum number of cores of the sandboxes of one template.
@@ -327,6 +329,7 @@ impl Default for TeamLimits {
             creates_per_minute: None,
             requests_per_second: None,
             egress_default_allow: None,
+            paused_sandboxes: 100,
             builds: 20,
             template_cpu_count: 8,
             template_memory_mb: 8192,

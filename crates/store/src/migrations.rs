@@ -20,6 +20,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0006_injection_rules.sql"),
     include_str!("migrations/0007_secrets.sql"),
     include_str!("migrations/0008_builds.sql"),
+    include_str!("migrations/0009_pause.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -7,14 +7,16 @@
 //! A row belongs to its node: only [`NodeRows`] changes it, and other nodes do not find it.
 
 mod page;
+mod pause;
 mod row;
 
 use std::collections::BTreeMap;
 
 use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
-use model::lifecycle::State;
+use model::lifecycle::{Kept, State};
 
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
+pub use self::pause::Resumption;
 pub use self::row::SandboxRow;
 use self::row::columns;
 use crate::error::{StoreError, classify};
@@ -148,7 +150,7 @@ impl NodeRows {
             "INSERT INTO sandboxes (",
             columns!(),
             ", injections_sealed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, \
-             $18, $19, $20, $21, $22, $23, $24, $25)"
+             $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
         ))
         .bind(row.id.as_str())
         .bind(row.team_id.as_str())
@@ -174,6 +176,8 @@ impl NodeRows {
         .bind(row.lifecycle_json.as_deref())
         .bind(row.created_us)
         .bind(self.node.as_str())
+        .bind(row.paused_us)
+        .bind(row.kept.map(Kept::as_str))
         .bind(injections.as_ref().map(SealedSecret::as_str));
         self.store.db.write("sandbox", "insert a sandbox", query).await?;
         Ok(row)
@@ -453,5 +457,7 @@ fn creating(new: NewSandbox, node: NodeId) -> SandboxRow {
         network_json: new.network_json,
         lifecycle_json: new.lifecycle_json,
         created_us: new.created_us,
+        paused_us: None,
+        kept: None,
     }
 }

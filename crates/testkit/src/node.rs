@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use model::id::{LayerId, SandboxId};
+use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    ClaimSandbox, Committed, DialError, DiskStops, EgressCounters, FrozenSandbox, HostCapacity, Image, LayerInfo,
-    LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxLog, SandboxSample,
-    SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+    Adopted, ClaimSandbox, Committed, DialError, DiskStops, EgressCounters, FrozenSandbox, HostCapacity, Image,
+    LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PausedSandbox,
+    ResumeSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted,
+    WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -32,6 +34,8 @@ pub enum Behaviour {
     Fails,
     /// It fails because the host has no capacity.
     Full,
+    /// It fails because the host cannot do it.
+    Unsupported,
     /// It panics.
     Panics,
     /// It does the work, and panics before it returns.
@@ -57,6 +61,12 @@ pub struct FakeNode {
     pub frozen: Mutex<HashSet<SandboxId>>,
     /// The requests of all claims that succeeded so far.
     pub claimed: Mutex<Vec<ClaimSandbox>>,
+    /// Behaviour of a pause.
+    pub pause: Mutex<Behaviour>,
+    /// Behaviour of a resume.
+    pub resume: Mutex<Behaviour>,
+    /// The paused sandboxes.
+    pub paused: Mutex<HashSet<SandboxId>>,
     /// The memory of a frozen sandbox, in bytes.
     pub frozen_bytes: AtomicU64,
     /// Behaviour of a commit. On a failure the sandbox ends, too.
@@ -125,6 +135,9 @@ impl FakeNode {
             claim: Mutex::new(Behaviour::Works),
             frozen: Mutex::default(),
             claimed: Mutex::default(),
+            pause: Mutex::new(Behaviour::Works),
+            resume: Mutex::new(Behaviour::Works),
+            paused: Mutex::default(),
             frozen_bytes: AtomicU64::new(1 << 20),
             commit: Mutex::new(Behaviour::Works),
             remove_layer: Mutex::new(Behaviour::Works),
@@ -188,6 +201,7 @@ impl FakeNode {
     pub async fn exit(&self, id: &SandboxId) {
         self.running.lock().remove(id);
         self.frozen.lock().remove(id);
+        self.paused.lock().remove(id);
         self.report(NodeEvent::Ending(id.clone())).await;
         self.report(NodeEvent::Exited(id.clone())).await;
     }
@@ -225,6 +239,7 @@ impl FakeNode {
             Behaviour::Works | Behaviour::PanicsAfterwards | Behaviour::ExitsEarly => Ok(()),
             Behaviour::Fails => Err(NodeError::failed(SECRET)),
             Behaviour::Full => Err(NodeError::Capacity(SECRET.to_owned())),
+            Behaviour::Unsupported => Err(NodeError::Unsupported(SECRET.to_owned())),
             Behaviour::Panics => panic!("the fake node panics as configured"),
             Behaviour::Waits => {
                 self.waiting.notify_one();
@@ -278,6 +293,7 @@ impl NodeApi for FakeNode {
                 return Err(NodeError::NotFound(id.clone()));
             }
             self.frozen.lock().remove(id);
+            self.paused.lock().remove(id);
             self.killed_at.lock().insert(id.clone(), SystemTime::now());
             Ok(())
         })
@@ -319,6 +335,47 @@ impl NodeApi for FakeNode {
                 agent_version: self.agent_version.lock().clone(),
                 stages: vec![Stage::new("claim", Duration::from_micros(500))],
             })
+        })
+    }
+
+    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.pause.lock();
+            self.behave(behaviour).await?;
+            if !self.running.lock().contains(id) {
+                return Err(NodeError::NotFound(id.clone()));
+            }
+            self.paused.lock().insert(id.clone());
+            match behaviour {
+                Behaviour::ExitsEarly => self.exit(id).await,
+                Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
+                _ => {}
+            }
+            Ok(PausedSandbox {
+                kept: Kept::Memory,
+                memory_bytes: self.frozen_bytes.load(Ordering::SeqCst),
+            })
+        })
+    }
+
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>> {
+        Box::pin(async move {
+            if request.kept != Kept::Memory {
+                return Err(NodeError::Unsupported(SECRET.to_owned()));
+            }
+            let behaviour = *self.resume.lock();
+            self.behave(behaviour).await?;
+            if !self.running.lock().contains(&request.id) {
+                return Err(NodeError::NotFound(request.id));
+            }
+            self.paused.lock().remove(&request.id);
+            self.egress.lock().insert(request.id.clone(), request.egress);
+            match behaviour {
+                Behaviour::ExitsEarly => self.exit(&request.id).await,
+                Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
+                _ => {}
+            }
+            Ok(())
         })
     }
 
@@ -404,7 +461,8 @@ impl NodeApi for FakeNode {
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
         Box::pin(async move {
             self.dials.fetch_add(1, Ordering::SeqCst);
-            if !self.running.lock().contains(id) || self.frozen.lock().contains(id) {
+            let is_stopped = self.frozen.lock().contains(id) || self.paused.lock().contains(id);
+            if is_stopped || !self.running.lock().contains(id) {
                 return Err(DialError::Gone);
             }
             let closed = self
@@ -438,7 +496,7 @@ impl NodeApi for FakeNode {
         })
     }
 
-    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
+    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>> {
         Box::pin(async move {
             self.wanted.lock().clone_from(&wanted);
             let behaviour = *self.reconcile.lock();
@@ -447,13 +505,25 @@ impl NodeApi for FakeNode {
             let adoptable = self.adoptable.lock();
             let adopted: Vec<Wanted> = wanted
                 .into_iter()
-                .filter(|wanted| wanted.state != WantedState::Paused)
+                .filter(|wanted| !matches!(wanted.state, WantedState::Paused(Kept::Image | Kept::Filesystem)))
                 .filter(|wanted| adopts_all || adoptable.contains(&wanted.id))
                 .collect();
+            let mut paused = self.paused.lock();
+            for wanted in &adopted {
+                match wanted.state {
+                    WantedState::Running => drop(paused.remove(&wanted.id)),
+                    WantedState::Paused(_) => drop(paused.insert(wanted.id.clone())),
+                    WantedState::RunningOrPaused(_) => {}
+                }
+            }
             self.running
                 .lock()
                 .extend(adopted.iter().map(|wanted| wanted.id.clone()));
-            let ids = adopted.iter().map(|wanted| wanted.id.clone()).collect();
+            let as_adopted = |wanted: &Wanted| Adopted {
+                id: wanted.id.clone(),
+                is_paused: paused.contains(&wanted.id),
+            };
+            let ids = adopted.iter().map(as_adopted).collect();
             let policies = adopted.into_iter().map(|wanted| (wanted.id, wanted.egress));
             self.egress.lock().extend(policies);
             Ok(ids)
@@ -485,7 +555,9 @@ impl NodeApi for FakeNode {
         Box::pin(async move {
             let running = self.running.lock();
             let samples = self.samples.lock();
-            let samples = samples.iter().filter(|sample| running.contains(&sample.id));
+            let paused = self.paused.lock();
+            let is_measured = |id: &SandboxId| running.contains(id) && !paused.contains(id);
+            let samples = samples.iter().filter(|sample| is_measured(&sample.id));
             Ok(samples.cloned().collect())
         })
     }

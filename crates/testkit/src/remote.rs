@@ -11,9 +11,9 @@ use std::sync::Arc;
 use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo, LayerStream,
-    NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, SandboxSample, SandboxStream, StartSandbox, StartedSandbox,
-    Wanted,
+    Adopted, ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo,
+    LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PausedSandbox, ResumeSandbox, SandboxSample,
+    SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -39,6 +39,8 @@ enum Call {
     Kill(SandboxId),
     Freeze(SandboxId),
     Claim(Box<ClaimSandbox>),
+    Pause(SandboxId),
+    Resume(Box<ResumeSandbox>),
     Commit(SandboxId, bool),
     Layers,
     RemoveLayer(LayerId),
@@ -115,6 +117,14 @@ impl NodeApi for RemoteNode {
         Box::pin(self.call(Call::Claim(Box::new(request))))
     }
 
+    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>> {
+        Box::pin(self.call(Call::Pause(id.clone())))
+    }
+
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>> {
+        Box::pin(self.call(Call::Resume(Box::new(request))))
+    }
+
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
         Box::pin(self.call(Call::Commit(id.clone(), merge)))
     }
@@ -172,7 +182,7 @@ impl NodeApi for RemoteNode {
         Box::pin(self.call(Call::SetEgress(id.clone(), policy)))
     }
 
-    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<SandboxId>, NodeError>> {
+    fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>> {
         Box::pin(self.call(Call::Reconcile(wanted)))
     }
 
@@ -238,6 +248,8 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
         Call::Freeze(id) => write_frame(connection, &node.freeze(&id).await).await,
         Call::Claim(request) => write_frame(connection, &node.claim(*request).await).await,
+        Call::Pause(id) => write_frame(connection, &node.pause(&id).await).await,
+        Call::Resume(request) => write_frame(connection, &node.resume(*request).await).await,
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
         Call::Layers => write_frame(connection, &node.layers().await).await,
         Call::RemoveLayer(id) => write_frame(connection, &node.remove_layer(&id).await).await,

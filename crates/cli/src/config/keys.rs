@@ -372,6 +372,10 @@ keys! {
         "limits.creates_per_minute", None, Integer, "0",
         "Maximum number of create requests of a team per minute, also in one burst; 0 is no limit.",
     },
+    LIMITS_PAUSED_SANDBOXES = {
+        "limits.paused_sandboxes", None, Integer, "100",
+        "Maximum number of paused sandboxes of a team, whose memory stays in use; 0 means that none can be paused.",
+    },
     LIMITS_BUILDS = {
         "limits.builds", None, Integer, "20",
         "Maximum number of builds of templates of a team that have not ended.",
@@ -501,6 +505,7 @@ pub(crate) const PER_TEAM: &[&Key] = &[
     LIMITS_MEMORY_MB,
     LIMITS_CREATES_PER_MINUTE,
     LIMITS_REQUESTS_PER_SECOND,
+    LIMITS_PAUSED_SANDBOXES,
     LIMITS_BUILDS,
     LIMITS_TEMPLATE_CPU_COUNT,
     LIMITS_TEMPLATE_MEMORY_MB,

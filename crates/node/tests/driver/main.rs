@@ -64,6 +64,7 @@ impl TestPlatform {
             egress: EgressPolicy::default(),
         });
         let adopted = node.reconcile(wanted.collect()).await.unwrap();
+        let adopted = adopted.into_iter().map(|adopted| adopted.id).collect();
         (Self { driver, node, events }, adopted)
     }
 

@@ -77,7 +77,6 @@ impl Driver for Processes {
             limits: false,
             disk_limits: false,
             uncharged_memory: false,
-            pause: false,
             freeze: false,
             layers: false,
             egress: false,
@@ -262,6 +261,10 @@ impl Sandbox for Process {
 
     fn freeze(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn is_frozen(&self) -> io::Result<bool> {
+        Ok(false)
     }
 
     fn thaw(&self) -> io::Result<()> {

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
+use model::lifecycle::Kept;
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -27,7 +28,7 @@ use node::{Node, NodeSettings};
 use protocol::agent::Init;
 use protocol::connect::Codec;
 use protocol::node::{
-    Image, Logger, NodeApi, NodeEvent, NodeEvents, SandboxLog, SandboxSample, Snapshot, StartSandbox, Wanted,
+    Adopted, Image, Logger, NodeApi, NodeEvent, NodeEvents, SandboxLog, SandboxSample, Snapshot, StartSandbox, Wanted,
     WantedState,
 };
 use protocol::process::{ProcessConfig, StartRequest};
@@ -233,7 +234,10 @@ async fn keeps_the_disks_of_paused_sandboxes(data_dir: &Path) {
     host.node.release().await;
     drop(host);
     // The second time, none of its processes is left.
-    for state in [WantedState::Paused, WantedState::RunningOrPaused] {
+    for state in [
+        WantedState::Paused(Kept::Filesystem),
+        WantedState::RunningOrPaused(Kept::Image),
+    ] {
         let host = open(data_dir).await;
         let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
         assert_eq!(adopted, []);
@@ -264,6 +268,13 @@ fn disks(data_dir: &Path) -> usize {
             .is_some_and(|name| name == "img")
     });
     images.count()
+}
+
+fn running(id: &SandboxId) -> Adopted {
+    Adopted {
+        id: id.clone(),
+        is_paused: false,
+    }
 }
 
 fn wanted(id: &SandboxId, state: WantedState) -> Wanted {
@@ -367,7 +378,7 @@ async fn is_adopted_by_the_next_platform(mut host: Host, data_dir: &Path) -> Hos
         .reconcile(vec![wanted(&id, WantedState::Running)])
         .await
         .unwrap();
-    assert_eq!(adopted, [id]);
+    assert_eq!(adopted, [running(&id)]);
     host.entry("sandbox_adopted").await;
     let mut ends = Vec::new();
     while ends.len() < 2 {

@@ -28,6 +28,9 @@ pub enum NodeError {
     /// succeed.
     #[error("what is needed cannot be fetched: {0}")]
     Unavailable(String),
+    /// This node cannot do it, whatever the sandbox. The text says why.
+    #[error("{0}")]
+    Unsupported(String),
     /// The request failed on the host.
     #[error(transparent)]
     Failed(Failure),
@@ -150,6 +153,11 @@ mod tests {
                 NodeError::Unavailable("no answer".to_owned()),
                 "unavailable",
                 &["what is needed cannot be fetched: no answer"],
+            ),
+            (
+                NodeError::Unsupported("no freezer".to_owned()),
+                "unsupported",
+                &["no freezer"],
             ),
             (
                 NodeError::NotFound("iabc".parse().unwrap()),

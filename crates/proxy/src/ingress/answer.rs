@@ -14,8 +14,19 @@ use serde_json::{Map, Value, json};
 /// The error, with the values that its body contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// The sandbox is unknown, ended or ending.
+    /// The sandbox is unknown, paused, ended or ending.
     NotFound(SandboxId),
+    /// The sandbox is paused, and the request has not the token with which it would resume it.
+    ResumeRefused(SandboxId),
+    /// The sandbox is paused, and could not be resumed in time.
+    Transitioning(SandboxId),
+    /// The sandbox is paused, and a limit of its team keeps it from being resumed.
+    ResumeLimited {
+        /// The sandbox.
+        id: SandboxId,
+        /// The limit, and what to do.
+        why: String,
+    },
     /// The sandbox runs, but the port does not serve HTTP.
     PortClosed(SandboxId, u16),
     /// The sandbox runs, and the server of a port in `httpsPorts` does not speak TLS.
@@ -79,11 +90,14 @@ impl Answer {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::NotFound(_) | Self::PortClosed(..) | Self::NoTls(..) => StatusCode::BAD_GATEWAY,
-            Self::TokenMissing(_) | Self::TokenWrong(_) => StatusCode::FORBIDDEN,
+            Self::TokenMissing(_) | Self::TokenWrong(_) | Self::ResumeRefused(_) => StatusCode::FORBIDDEN,
+            Self::Transitioning(_) => StatusCode::CONFLICT,
             Self::Reserved(_) => StatusCode::NOT_FOUND,
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::BadSignature => StatusCode::UNAUTHORIZED,
-            Self::RateLimited { .. } | Self::TooManyConnections { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::RateLimited { .. } | Self::TooManyConnections { .. } | Self::ResumeLimited { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -91,6 +105,11 @@ impl Answer {
     fn message(&self) -> String {
         match self {
             Self::NotFound(_) => "The sandbox was not found".to_owned(),
+            Self::ResumeRefused(_) => "This sandbox can't be resumed with the credentials provided. Check your access \
+                                       token and try again."
+                .to_owned(),
+            Self::Transitioning(_) => "The sandbox is still transitioning. Try again in a moment.".to_owned(),
+            Self::ResumeLimited { why, .. } => why.clone(),
             Self::PortClosed(..) => "The sandbox is running but port is not open".to_owned(),
             Self::NoTls(..) => "The sandbox is running but the server on this port does not speak TLS".to_owned(),
             Self::TokenMissing(_) => format!(
@@ -119,7 +138,7 @@ impl Answer {
     /// Additional information besides the message, for people.
     fn detail(&self) -> Option<&'static str> {
         Some(match self {
-            Self::NotFound(_) => "The sandbox has ended, belongs to another platform, or never existed.",
+            Self::NotFound(_) => "The sandbox is paused, has ended, belongs to another platform, or never existed.",
             Self::PortClosed(..) => {
                 "No HTTP server responded on this port. A server that has just been started may need some time."
             }
@@ -131,10 +150,16 @@ impl Answer {
                  create, and comes with every connect."
             }
             Self::BadSignature => "The link has expired, was modified, or belongs to a sandbox that has ended.",
+            Self::ResumeRefused(_) => {
+                "The sandbox is paused, and traffic resumes it. That takes the same token as traffic to it while it runs, \
+                 as header."
+            }
             Self::Reserved(_)
             | Self::BadRequest(_)
             | Self::RateLimited { .. }
             | Self::TooManyConnections { .. }
+            | Self::Transitioning(_)
+            | Self::ResumeLimited { .. }
             | Self::Unavailable => return None,
         })
     }
@@ -171,6 +196,9 @@ impl Answer {
             | Self::NoTls(id, _)
             | Self::TokenMissing(id)
             | Self::TokenWrong(id)
+            | Self::ResumeRefused(id)
+            | Self::Transitioning(id)
+            | Self::ResumeLimited { id, .. }
             | Self::TooManyConnections { id, .. } => Some(id),
             Self::Reserved(_)
             | Self::BadRequest(_)
@@ -183,6 +211,9 @@ impl Answer {
     fn page(&self) -> String {
         let title = match self {
             Self::NotFound(_) => "Sandbox Not Found",
+            Self::ResumeRefused(_) => "Unable to Resume Sandbox",
+            Self::Transitioning(_) => "Sandbox Still Transitioning",
+            Self::ResumeLimited { .. } => "Sandbox Limit Reached",
             Self::PortClosed(..) => "Closed Port Error",
             Self::NoTls(..) => "No TLS on This Port",
             Self::TokenMissing(_) => "Missing Traffic Access Token",

@@ -54,6 +54,16 @@ impl Freezer {
         }
     }
 
+    /// Whether the processes are stopped, or about to be.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub(crate) fn is_frozen(&self) -> io::Result<bool> {
+        let path = self.0.join("cgroup.freeze");
+        let text = std::fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+        Ok(text.trim_end() == "1")
+    }
+
     /// Lets all processes continue.
     ///
     /// # Errors

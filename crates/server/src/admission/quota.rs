@@ -17,6 +17,9 @@ use store::error::StoreError;
 use super::rate::Bucket;
 use crate::settings::{Limits, TeamLimits};
 
+/// What paused sandboxes are called in messages.
+pub(crate) const PAUSED: &str = "paused sandboxes";
+
 /// The limits and the use of one team.
 #[derive(Debug)]
 pub(crate) struct TeamQuota {
@@ -38,6 +41,8 @@ pub(crate) struct ResourceUse {
     pub(crate) cpu_count: u64,
     /// Memory, in MiB.
     pub(crate) memory_mb: u64,
+    /// Number of paused sandboxes.
+    pub(crate) paused: u64,
 }
 
 impl ResourceUse {
@@ -47,6 +52,17 @@ impl ResourceUse {
             sandboxes: 1,
             cpu_count: cpu_count.into(),
             memory_mb: memory_mb.into(),
+            paused: 0,
+        }
+    }
+
+    /// The same for a paused sandbox. Its processes are not counted, but they keep their memory.
+    pub(crate) fn paused(self) -> Self {
+        Self {
+            sandboxes: 0,
+            cpu_count: 0,
+            memory_mb: self.memory_mb,
+            paused: self.sandboxes,
         }
     }
 }
@@ -69,7 +85,7 @@ pub(crate) struct OverQuota {
 #[derive(Debug)]
 pub(crate) struct Reservation {
     team: Arc<TeamQuota>,
-    share: ResourceUse,
+    share: Mutex<ResourceUse>,
 }
 
 impl TeamQuota {
@@ -85,6 +101,14 @@ impl TeamQuota {
     /// Reserves `share` if that exceeds no limit.
     pub(crate) fn reserve(self: &Arc<Self>, share: ResourceUse) -> Result<Reservation, OverQuota> {
         let mut used = self.used.lock();
+        self.check(*used, share)?;
+        used.add(share);
+        drop(used);
+        Ok(self.reservation(share))
+    }
+
+    /// Whether `share` fits beside what is used. What is not needed is not compared: a limit may have been lowered.
+    fn check(&self, used: ResourceUse, share: ResourceUse) -> Result<(), OverQuota> {
         for (resource, limit, used, requested) in [
             (
                 "concurrent sandboxes",
@@ -94,8 +118,10 @@ impl TeamQuota {
             ),
             ("cores", self.limits.cpu_count, used.cpu_count, share.cpu_count),
             ("MiB of memory", self.limits.memory_mb, used.memory_mb, share.memory_mb),
+            (PAUSED, Some(self.limits.paused_sandboxes), used.paused, share.paused),
         ] {
             if let Some(limit) = limit
+                && requested > 0
                 && used + requested > u64::from(limit)
             {
                 return Err(OverQuota {
@@ -106,9 +132,7 @@ impl TeamQuota {
                 });
             }
         }
-        used.add(share);
-        drop(used);
-        Ok(self.reservation(share))
+        Ok(())
     }
 
     /// Reserves `share` regardless of the limits: for a sandbox that is running already.
@@ -120,8 +144,32 @@ impl TeamQuota {
     fn reservation(self: &Arc<Self>, share: ResourceUse) -> Reservation {
         Reservation {
             team: Arc::clone(self),
-            share,
+            share: Mutex::new(share),
         }
+    }
+}
+
+impl Reservation {
+    /// Reserves `share` instead, if what it has more exceeds no limit.
+    pub(crate) fn exchange(&self, share: ResourceUse) -> Result<(), OverQuota> {
+        let mut own = self.share.lock();
+        let mut used = self.team.used.lock();
+        let mut others = *used;
+        others.subtract(*own);
+        self.team.check(*used, share.beyond(*own))?;
+        others.add(share);
+        *used = others;
+        *own = share;
+        Ok(())
+    }
+
+    /// The same regardless of the limits.
+    pub(crate) fn force(&self, share: ResourceUse) {
+        let mut own = self.share.lock();
+        let mut used = self.team.used.lock();
+        used.subtract(*own);
+        used.add(share);
+        *own = share;
     }
 }
 
@@ -130,18 +178,30 @@ impl ResourceUse {
         self.sandboxes += share.sandboxes;
         self.cpu_count += share.cpu_count;
         self.memory_mb += share.memory_mb;
+        self.paused += share.paused;
+    }
+
+    /// What this is more than the other.
+    fn beyond(self, other: Self) -> Self {
+        Self {
+            sandboxes: self.sandboxes.saturating_sub(other.sandboxes),
+            cpu_count: self.cpu_count.saturating_sub(other.cpu_count),
+            memory_mb: self.memory_mb.saturating_sub(other.memory_mb),
+            paused: self.paused.saturating_sub(other.paused),
+        }
     }
 
     fn subtract(&mut self, share: Self) {
         self.sandboxes -= share.sandboxes;
         self.cpu_count -= share.cpu_count;
         self.memory_mb -= share.memory_mb;
+        self.paused -= share.paused;
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.team.used.lock().subtract(self.share);
+        self.team.used.lock().subtract(*self.share.lock());
     }
 }
 
@@ -283,6 +343,37 @@ mod tests {
         team.reserve(share).expect_err("one runs still");
         drop(second);
         team.reserve(share).expect("none does");
+    }
+
+    #[test]
+    fn a_paused_sandbox_counts_as_paused_and_keeps_its_memory() {
+        let team = team(TeamLimits {
+            sandboxes: Some(1),
+            memory_mb: Some(1536),
+            paused_sandboxes: 1,
+            ..TeamLimits::default()
+        });
+        let share = ResourceUse::one_sandbox(2, 512);
+        let first = team.reserve(share).expect("within the limits");
+        first.exchange(share.paused()).expect("within the limits");
+        let second = team.reserve(share).expect("the other one is paused");
+        // Neither can be in the state of the other.
+        let over = second.exchange(share.paused()).expect_err("one is paused");
+        assert_eq!((over.resource, over.limit, over.used), (PAUSED, 1, 1));
+        let over = first.exchange(share).expect_err("one runs");
+        assert_eq!((over.resource, over.limit, over.used), ("concurrent sandboxes", 1, 1));
+        first.force(share);
+        assert_eq!(team.used.lock().sandboxes, 2);
+        first.force(share.paused());
+        drop(second);
+        // The memory of the paused one is still taken.
+        let over = team.reserve(ResourceUse::one_sandbox(2, 1025)).expect_err("too much");
+        assert_eq!((over.resource, over.used), ("MiB of memory", 512));
+        let exact = team.reserve(ResourceUse::one_sandbox(2, 1024)).expect("all of it");
+        drop(exact);
+        first.exchange(share).expect("none runs");
+        drop(first);
+        assert_eq!(*team.used.lock(), ResourceUse::default());
     }
 
     #[test]

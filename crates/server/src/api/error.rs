@@ -1,5 +1,7 @@
 //! The error type of the API: what is returned to the client, and what is only logged.
 
+mod pause;
+
 use std::error::Error;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::observe::StoreFailed;
 use crate::admission::AdmissionError;
-use crate::admission::quota::OverQuota;
+use crate::admission::quota::{OverQuota, PAUSED};
 use crate::admission::rate::Level;
 use crate::authentication::AuthenticationError;
 use crate::chain::Chain;
@@ -544,11 +546,15 @@ impl From<OverQuota> for ApiError {
             used,
             requested,
         } = over;
+        let what = match resource {
+            PAUSED => "resume or kill a paused sandbox",
+            _ => "kill a sandbox",
+        };
         let mut error = Self::new(
             StatusCode::TOO_MANY_REQUESTS,
             format!(
-                "your team is limited to {limit} {resource}, {used} are in use and this sandbox needs {requested}: kill a \
-                 sandbox, or ask the operator of this platform for more"
+                "your team is limited to {limit} {resource}, {used} are in use and this sandbox needs {requested}: {what}, \
+                 or ask the operator of this platform for more"
             ),
         );
         error.headers.push((SHOULD_RETRY, HeaderValue::from_static("false")));
@@ -562,6 +568,7 @@ impl ApiError {
         match error {
             ChangeError::Store(error) => error.into(),
             ChangeError::Stopping => Self::stopping(id),
+            ChangeError::Changing(verb) => Self::changing(id, verb),
             ChangeError::Gone => Self::no_sandbox(id),
             ChangeError::NotApplied(_) => Self::not_applied(id).caused_by(error),
             ChangeError::NoToken => Self::invalid(format!(

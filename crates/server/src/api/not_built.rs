@@ -48,7 +48,6 @@ macro_rules! not_built {
 
 /// All operations that are not built yet.
 const NOT_BUILT: &[NotBuilt] = not_built! {
-    Post "/sandboxes/{sandboxID}/pause" pause_sandbox SANDBOXES "pausing a sandbox";
     Post "/sandboxes/{sandboxID}/snapshots" create_snapshot SANDBOXES "taking a snapshot of a sandbox";
     Post "/sandboxes/{sandboxID}/fork" fork_sandbox SANDBOXES "forking a sandbox";
     Get "/snapshots" list_snapshots SANDBOXES "listing snapshots";

@@ -11,10 +11,12 @@ pub(super) mod list;
 pub(super) mod logs;
 pub(super) mod metrics;
 pub(super) mod network;
+pub(super) mod pause;
 pub(super) mod single;
 
 use std::collections::BTreeMap;
 
+use model::lifecycle::{Kept, State};
 use secrecy::ExposeSecret as _;
 use serde::Serialize;
 use store::sandboxes::SandboxRow;
@@ -24,6 +26,7 @@ use self::network::SandboxNetwork;
 use super::state::SandboxAccess;
 use crate::clock::rfc3339;
 use crate::sandboxes::idempotency::StoredSandbox;
+use crate::sandboxes::pause::lifecycle_of;
 use crate::sandboxes::policy::spec_of;
 
 /// The same for every sandbox; required by SDKs that still read it.
@@ -35,6 +38,36 @@ const CLIENT_ID: &str = "6532622b";
 enum SandboxState {
     Running,
     Paused,
+}
+
+impl SandboxState {
+    /// The state for clients of a sandbox that they know.
+    fn of(state: State) -> Self {
+        match state {
+            State::Pausing | State::Paused | State::Resuming => Self::Paused,
+            State::Creating | State::Running | State::Stopping | State::Gone => Self::Running,
+        }
+    }
+}
+
+/// How much of a paused sandbox is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum PauseMode {
+    /// Its processes and its files.
+    Full,
+    /// Its files.
+    Filesystem,
+}
+
+/// Where a paused sandbox is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum PauseStorage {
+    /// Its processes are in the memory of the host, which frees nothing. A restart of the host ends it.
+    Memory,
+    /// On the disk of the host. It survives a restart of the host.
+    Disk,
 }
 
 /// What a client needs to reach a sandbox.
@@ -95,7 +128,7 @@ struct SandboxFacts {
     /// When it started.
     #[schema(format = DateTime)]
     started_at: String,
-    /// Its deadline.
+    /// Its deadline; of a paused sandbox, which has none, when it was paused.
     #[schema(format = DateTime)]
     end_at: String,
     cpu_count: u32,
@@ -112,18 +145,23 @@ struct SandboxFacts {
 
 impl SandboxFacts {
     fn new(row: SandboxRow) -> Self {
+        let state = SandboxState::of(row.state);
+        let end_us = match state {
+            SandboxState::Running => row.end_us,
+            SandboxState::Paused => row.paused_us.unwrap_or(row.end_us),
+        };
         Self {
             template_id: row.template_id.into(),
             sandbox_id: row.id.into(),
             client_id: CLIENT_ID,
             alias: row.alias,
             started_at: rfc3339(row.started_us),
-            end_at: rfc3339(row.end_us),
+            end_at: rfc3339(end_us),
             cpu_count: row.cpu_count,
             memory_mb: row.memory_mb,
             disk_mb: row.disk_mb,
             metadata: row.metadata,
-            state: SandboxState::Running,
+            state,
             envd_version: row.agent_version,
             volume_mounts: [],
         }
@@ -165,19 +203,39 @@ struct SandboxDetail {
     #[schema(nullable = false)]
     network: Option<SandboxNetwork>,
     lifecycle: Lifecycle,
+    /// How much of it is kept, while it is paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pause_mode: Option<PauseMode>,
+    /// Where it is kept, while it is paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pause_storage: Option<PauseStorage>,
 }
 
 /// What happens to a sandbox at its deadline, and on traffic after that.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Lifecycle {
+    /// Whether traffic resumes it while it is paused.
     auto_resume: bool,
-    on_timeout: &'static str,
+    on_timeout: OnTimeout,
+}
+
+/// What happens to a sandbox at its deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum OnTimeout {
+    Kill,
+    Pause,
 }
 
 impl SandboxDetail {
     fn new(row: SandboxRow, access: &SandboxAccess) -> Self {
         let token = access.agent_token(&row.id);
+        let lifecycle = lifecycle_of(&row);
+        let is_paused = SandboxState::of(row.state) == SandboxState::Paused;
+        let kept = row.kept.filter(|_| is_paused);
         Self {
             envd_access_token: token.expose_secret().to_owned(),
             domain: access.domain.clone(),
@@ -185,9 +243,20 @@ impl SandboxDetail {
             // Written by this crate; invalid content is left out.
             network: spec_of(&row).ok().flatten().map(SandboxNetwork::from),
             lifecycle: Lifecycle {
-                auto_resume: false,
-                on_timeout: "kill",
+                auto_resume: lifecycle.auto_resume,
+                on_timeout: match lifecycle.auto_pause {
+                    true => OnTimeout::Pause,
+                    false => OnTimeout::Kill,
+                },
             },
+            pause_mode: kept.map(|kept| match kept {
+                Kept::Memory | Kept::Image => PauseMode::Full,
+                Kept::Filesystem => PauseMode::Filesystem,
+            }),
+            pause_storage: kept.map(|kept| match kept {
+                Kept::Memory => PauseStorage::Memory,
+                Kept::Image | Kept::Filesystem => PauseStorage::Disk,
+            }),
             facts: SandboxFacts::new(row),
         }
     }

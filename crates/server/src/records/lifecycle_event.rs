@@ -6,7 +6,7 @@ use model::log::Level;
 use store::sandboxes::SandboxRow;
 
 use crate::clock::rfc3339;
-use crate::outcome::EndReason;
+use crate::outcome::{EndReason, PauseReason, ResumeReason};
 
 /// The logger of these entries.
 pub(super) const LOGGER: &str = "platform";
@@ -22,6 +22,12 @@ pub(crate) enum LifecycleEvent<'a> {
     NetworkChanged,
     /// Its injections were changed.
     InjectionsChanged,
+    /// It was paused, for this reason.
+    Paused(PauseReason),
+    /// It could not be paused at its deadline, for this reason.
+    NotPaused(&'static str),
+    /// It was resumed, for this reason.
+    Resumed(ResumeReason, &'a SandboxRow),
     /// It ends or has ended, for this reason.
     Ending(EndReason),
 }
@@ -34,6 +40,24 @@ impl LifecycleEvent<'_> {
             Self::TimeoutChanged(_) => (Level::Info, "the timeout was changed", "timeout_changed"),
             Self::NetworkChanged => (Level::Info, "the network settings were changed", "network_changed"),
             Self::InjectionsChanged => (Level::Info, "the injections were changed", "injections_changed"),
+            Self::Paused(reason) => {
+                let message = match reason {
+                    PauseReason::Client => "a client paused the sandbox",
+                    PauseReason::Timeout => "the timeout was reached, and the sandbox was paused",
+                };
+                (Level::Info, message, "sandbox_paused")
+            }
+            Self::NotPaused(_) => {
+                let message = "the timeout was reached, and the sandbox cannot be paused";
+                (Level::Warn, message, "pause_failed")
+            }
+            Self::Resumed(reason, _) => {
+                let message = match reason {
+                    ResumeReason::Client => "a client resumed the sandbox",
+                    ResumeReason::Traffic => "traffic resumed the sandbox",
+                };
+                (Level::Info, message, "sandbox_resumed")
+            }
             Self::Ending(reason) => {
                 let (level, message) = match reason {
                     EndReason::Killed => (Level::Info, "a client asked to kill the sandbox"),
@@ -52,6 +76,9 @@ impl LifecycleEvent<'_> {
             ],
             Self::TimeoutChanged(end_us) => vec![("end_at", rfc3339(*end_us))],
             Self::NetworkChanged | Self::InjectionsChanged => Vec::new(),
+            Self::Paused(reason) => vec![("reason", reason.as_str().to_owned())],
+            Self::NotPaused(why) => vec![("reason", (*why).to_owned())],
+            Self::Resumed(reason, row) => vec![("reason", reason.as_str().to_owned()), ("end_at", rfc3339(row.end_us))],
             Self::Ending(reason) => vec![("reason", reason.as_str().to_owned())],
         };
         let fields = [("event_type", event_type.to_owned())].into_iter().chain(more);

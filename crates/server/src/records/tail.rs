@@ -18,6 +18,8 @@ const FIRST_WITHIN_US: i64 = 10 * SECOND_US;
 pub(super) struct Tail {
     cpu_count: u32,
     started_us: Option<i64>,
+    /// Whether it had used processor time before the present run began.
+    has_paused: bool,
     /// Time and CPU time of the last reading.
     before: Option<(i64, u64)>,
     samples: Vec<Sample>,
@@ -36,6 +38,7 @@ impl Tail {
         Self {
             cpu_count,
             started_us: None,
+            has_paused: false,
             before: None,
             samples: Vec::new(),
             last: None,
@@ -46,6 +49,13 @@ impl Tail {
     /// Starts sampling; the sandbox runs since `started_us`.
     pub(super) fn start(&mut self, started_us: i64) {
         self.started_us = Some(started_us);
+    }
+
+    /// Stops sampling until the sandbox is started again: it is paused.
+    pub(super) fn pause(&mut self) {
+        self.started_us = None;
+        self.has_paused = true;
+        self.before = None;
     }
 
     /// Whether the sandbox runs and has no sample yet.
@@ -63,7 +73,10 @@ impl Tail {
         let Some(started_us) = self.started_us else {
             return false;
         };
-        let first = || ((0..=FIRST_WITHIN_US).contains(&(reading.at_us - started_us))).then_some((started_us, 0));
+        let is_first_run = !self.has_paused;
+        let first = || {
+            (is_first_run && (0..=FIRST_WITHIN_US).contains(&(reading.at_us - started_us))).then_some((started_us, 0))
+        };
         let before = self.before.or_else(first);
         self.before = Some((reading.at_us, reading.cpu_time_us));
         // There is no sample for an interval that is empty, or negative because a clock was set.

@@ -1,9 +1,9 @@
-//! Adoption at startup: sandboxes that still run are adopted, everything else is removed.
+//! Adoption at startup: sandboxes that still run or are paused are adopted, everything else is removed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use model::id::SandboxId;
-use model::lifecycle::{Recovery, State};
+use model::lifecycle::{Kept, Recovery, State};
 use protocol::node::{NodeError, Wanted, WantedState};
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
@@ -40,33 +40,47 @@ impl Sandboxes {
         for row in &rows {
             wanted.extend(self.wanted(row, injections.get(&row.id)).await?);
         }
-        let adopted: HashSet<SandboxId> = self.node.reconcile(wanted).await?.into_iter().collect();
+        let adopted = self.node.reconcile(wanted).await?.into_iter();
+        let adopted: HashMap<SandboxId, bool> = adopted.map(|one| (one.id, one.is_paused)).collect();
         let mut count = 0;
         for row in rows {
-            let runs = adopted.contains(&row.id);
-            let row = match (row.state.recovery(), runs) {
-                (Recovery::AdoptOrKeep, true) => self.settle_state(row, State::Running).await?,
-                (Recovery::AdoptOrKeep, false) => self.settle_state(row, State::Paused).await?,
-                (Recovery::Adopt | Recovery::Keep | Recovery::Remove, _) => row,
+            let is_paused = adopted.get(&row.id).copied();
+            let was_known = row.state.recovery() != Recovery::Remove;
+            let row = match (row.state.recovery(), is_paused) {
+                (Recovery::AdoptOrKeep, Some(false)) => self.settle_running(row).await?,
+                (Recovery::AdoptOrKeep, Some(true)) => self.settle_paused(row).await?,
+                (Recovery::AdoptOrKeep, None) if kept(&row) != Kept::Memory => self.settle_paused(row).await?,
+                (Recovery::Adopt | Recovery::Keep | Recovery::AdoptOrKeep | Recovery::Remove, _) => row,
             };
-            if row.state == State::Paused {
-                // A paused sandbox has no entry in the registry.
-                self.records.track(&row);
-            } else if row.state == State::Running && runs {
+            let exists = match row.state {
+                State::Running => is_paused.is_some(),
+                // What is kept in memory is lost with the processes, for example when the host was restarted.
+                State::Paused => is_paused.is_some() || kept(&row) != Kept::Memory,
+                State::Creating | State::Pausing | State::Resuming | State::Stopping | State::Gone => false,
+            };
+            if exists {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
+                let share = match row.state {
+                    State::Paused => share.paused(),
+                    _ => share,
+                };
                 let admission = admission.occupy(&row.team_id, share).await?;
                 let entry = self.register(&row, admission);
                 if let Some(injections) = injections.get(&row.id) {
                     entry.set_saved_rules(injections.saved_rules());
                 }
-                self.records.start_sampling(&row);
-                self.deadlines.set(&row.id, row.end_us);
+                if row.state == State::Paused {
+                    self.records.stop_sampling(&row.id);
+                } else {
+                    self.records.start_sampling(&row);
+                    self.deadlines.set(&row.id, row.end_us);
+                }
                 count += 1;
             } else {
                 self.rows.sandbox_delete(&row.id).await?;
                 self.records.track(&row);
-                // No client knows any other to be running.
-                if row.state == State::Running {
+                // No client knows any other.
+                if was_known {
                     self.metrics.end(EndReason::Lost);
                     self.records
                         .log_event(&row.id, &LifecycleEvent::Ending(EndReason::Lost));
@@ -78,10 +92,32 @@ impl Sandboxes {
         Ok(count)
     }
 
-    /// Stores the actual state of a sandbox that was changing state when the platform stopped.
-    async fn settle_state(&self, row: SandboxRow, state: State) -> Result<SandboxRow, StoreError> {
-        let change = self.rows.sandbox_set_state(&row.id, row.version, state).await?;
+    /// Stores that a sandbox runs which was being paused or resumed when the platform stopped.
+    async fn settle_running(&self, row: SandboxRow) -> Result<SandboxRow, StoreError> {
+        let started_us = match row.state {
+            State::Resuming => self.clock.now_us(),
+            _ => row.started_us,
+        };
+        let change = self
+            .rows
+            .sandbox_resumed(&row.id, row.version, started_us, row.end_us)
+            .await?;
         // Nothing else changes rows before the start is over.
+        let state = State::Running;
+        Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
+    }
+
+    /// Stores that a sandbox is paused which was being paused or resumed when the platform stopped.
+    async fn settle_paused(&self, row: SandboxRow) -> Result<SandboxRow, StoreError> {
+        let paused_us = match (row.state, row.paused_us) {
+            (State::Resuming, Some(paused_us)) => paused_us,
+            _ => self.clock.now_us(),
+        };
+        let change = self
+            .rows
+            .sandbox_paused(&row.id, row.version, kept(&row), paused_us)
+            .await?;
+        let state = State::Paused;
         Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
     }
 
@@ -93,8 +129,8 @@ impl Sandboxes {
     ) -> Result<Option<Wanted>, StoreError> {
         let state = match row.state.recovery() {
             Recovery::Adopt => WantedState::Running,
-            Recovery::Keep => WantedState::Paused,
-            Recovery::AdoptOrKeep => WantedState::RunningOrPaused,
+            Recovery::Keep => WantedState::Paused(kept(row)),
+            Recovery::AdoptOrKeep => WantedState::RunningOrPaused(kept(row)),
             Recovery::Remove => return Ok(None),
         };
         let context = self.policies.context_of(&row.team_id, injections).await?;
@@ -104,4 +140,9 @@ impl Sandboxes {
             egress: self.policies.of(row, context).await?,
         }))
     }
+}
+
+/// What is kept of a sandbox that is paused, or between that and running. A version that did not store it kept the disk.
+fn kept(row: &SandboxRow) -> Kept {
+    row.kept.unwrap_or(Kept::Filesystem)
 }

@@ -14,6 +14,9 @@ pub(crate) enum ChangeError {
     Store(#[from] StoreError),
     #[error("the sandbox is being ended")]
     Stopping,
+    /// It is being paused or resumed; the text is the verb.
+    #[error("the sandbox is being {0}")]
+    Changing(&'static str),
     #[error("the sandbox is gone")]
     Gone,
     /// The row was changed, and the node failed.
@@ -32,6 +35,8 @@ pub(super) fn check_running(entry: &SandboxEntry) -> Result<(), ChangeError> {
     match entry.state() {
         State::Running => Ok(()),
         State::Stopping => Err(ChangeError::Stopping),
-        State::Creating | State::Pausing | State::Paused | State::Resuming | State::Gone => Err(ChangeError::Gone),
+        State::Pausing => Err(ChangeError::Changing("paused")),
+        State::Resuming => Err(ChangeError::Changing("resumed")),
+        State::Creating | State::Paused | State::Gone => Err(ChangeError::Gone),
     }
 }

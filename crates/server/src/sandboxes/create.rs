@@ -255,6 +255,7 @@ impl Sandboxes {
                     NodeError::NotFound(_)
                     | NodeError::NoLayer(_)
                     | NodeError::Refused(_)
+                    | NodeError::Unsupported(_)
                     | NodeError::Failed(_)
                     | NodeError::Unreachable(_) => CreateError::Node(error),
                 });
@@ -383,7 +384,7 @@ impl Sandboxes {
             allow_public_traffic: spec.network.as_ref().is_none_or(|network| network.allow_public_traffic),
             allow_internet_access: spec.allow_internet_access,
             network_json,
-            lifecycle_json: None,
+            lifecycle_json: super::pause::to_json(spec.lifecycle),
             injections_sealed: None,
             created_us: now_us,
         }

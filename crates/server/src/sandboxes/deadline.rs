@@ -62,8 +62,13 @@ impl Sandboxes {
         }
         entry.update(row.version, row.end_us);
         if row.end_us <= self.clock.now_us() {
-            // Gone for every request after this one, without waiting for the deadline task.
-            self.begin_stop(entry, EndReason::Expired);
+            if entry.lifecycle().auto_pause {
+                // As soon as this task has released the lock.
+                self.deadlines.set(&row.id, row.end_us);
+            } else {
+                // Gone for every request after this one, without waiting for the deadline task.
+                self.begin_stop(entry, EndReason::Expired);
+            }
         } else if entry.state() == State::Running {
             self.deadlines.set(&row.id, row.end_us);
         }
@@ -87,11 +92,19 @@ impl Sandboxes {
     }
 
     async fn expire(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
-        // An extension in progress wins: it holds the lock, and its client is about to get a success response.
-        let _guard = entry.change_lock.lock().await;
-        if entry.state() == State::Running && entry.end_us() > self.clock.now_us() {
-            return;
+        // An extension in progress wins: it holds the lock, and its client is about to get a success response. So do a
+        // pause, after which there is no deadline, and a resume, after which there is another one.
+        let guard = entry.change_lock.lock().await;
+        match entry.state() {
+            State::Running if entry.end_us() > self.clock.now_us() => {}
+            State::Running if entry.lifecycle().auto_pause => {
+                drop(guard);
+                self.pause_at_deadline(entry).await;
+            }
+            State::Pausing | State::Paused | State::Resuming => {}
+            State::Creating | State::Running | State::Stopping | State::Gone => {
+                self.begin_stop(entry, EndReason::Expired);
+            }
         }
-        self.begin_stop(entry, EndReason::Expired);
     }
 }

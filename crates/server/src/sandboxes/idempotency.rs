@@ -255,7 +255,12 @@ impl Claims {
     /// Resolves a claim that no server works on any more.
     async fn settle(&self, row: &IdempotencyRow) -> Result<(), StoreError> {
         match self.rows.store().sandbox_by_id(&row.sandbox_id).await? {
-            Some(sandbox) if sandbox.state == State::Running => {
+            Some(sandbox)
+                if matches!(
+                    sandbox.state,
+                    State::Running | State::Pausing | State::Paused | State::Resuming
+                ) =>
+            {
                 self.keep_answer(&row.team_id, &row.key, &row.sandbox_id, sandbox)
                     .await?;
             }

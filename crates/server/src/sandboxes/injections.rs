@@ -113,7 +113,8 @@ impl Sandboxes {
             self.set_policy(entry, &row).await
         };
         match applied.await {
-            Ok(()) | Err(ChangeError::Gone | ChangeError::Stopping) => {}
+            // A resume applies what there is then.
+            Ok(()) | Err(ChangeError::Gone | ChangeError::Stopping | ChangeError::Changing(_)) => {}
             Err(error) => {
                 tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot apply changed network settings, it will be tried again");
             }

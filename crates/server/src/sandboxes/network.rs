@@ -77,9 +77,7 @@ impl Sandboxes {
     /// every few seconds, see [`Self::follow_rules`].
     pub(super) async fn set_policy(&self, entry: &SandboxEntry, row: &SandboxRow) -> Result<(), ChangeError> {
         entry.set_policy_pending(true);
-        let injections = self.injections.of_sandbox(&row.id).await?;
-        let context = self.policies.context_of(&row.team_id, injections.as_ref()).await?;
-        let applied = self.node.set_egress(&row.id, self.policies.of(row, context).await?);
+        let applied = self.node.set_egress(&row.id, self.policy_of(row).await?);
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(())) => {
                 entry.set_policy_pending(false);

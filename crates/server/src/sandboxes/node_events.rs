@@ -10,6 +10,7 @@ use protocol::node::{NodeEvent, NodeEvents, Snapshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Sandboxes;
+use super::registry::SandboxEntry;
 use crate::chain::Chain;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
@@ -61,7 +62,7 @@ impl Sandboxes {
     async fn subscribe_again(&self) -> (NodeEvents, Vec<SandboxId>) {
         loop {
             tokio::time::sleep(PAUSE).await;
-            let running = self.registry.all_running();
+            let running = self.registry.all_present();
             match self.node.subscribe().await {
                 Ok(events) => return (events, running.iter().map(|entry| entry.id.clone()).collect()),
                 Err(error) => tracing::warn!(error = %Chain(&error), "cannot subscribe to the events of the node"),
@@ -109,7 +110,7 @@ impl Sandboxes {
 
     fn cut_streams(&self, id: &SandboxId) {
         if let Some(entry) = self.registry.get(id) {
-            entry.ending.cancel();
+            entry.cut();
         }
     }
 
@@ -118,7 +119,7 @@ impl Sandboxes {
         // First, because a claim adds it to the registry before it takes it out of the pool.
         self.pool.exited(id);
         let Some(entry) = self.registry.get(id) else { return };
-        entry.ending.cancel();
+        entry.cut();
         match entry.state() {
             // Its create request detects this and removes it.
             State::Creating => {
@@ -133,8 +134,33 @@ impl Sandboxes {
                     self.work.spawn(async move { sandboxes.forget(&id).await });
                 }
             }
-            // The task that changes its state detects it.
-            State::Pausing | State::Paused | State::Resuming | State::Stopping | State::Gone => {}
+            State::Pausing | State::Paused | State::Resuming => {
+                let sandboxes = Arc::clone(self);
+                self.work.spawn(async move { sandboxes.lose(&entry).await });
+            }
+            // The task that ends it detects it.
+            State::Stopping | State::Gone => {}
         }
+    }
+
+    /// Removes a sandbox that exited while it was paused, being paused or being resumed.
+    async fn lose(&self, entry: &SandboxEntry) {
+        // Until its state is certain.
+        let guard = entry.change_lock.lock().await;
+        entry.cut();
+        let transition = match entry.state() {
+            State::Paused => Transition::Lost,
+            State::Running => Transition::Died,
+            _ => return,
+        };
+        if !entry.apply(transition) {
+            return;
+        }
+        drop(guard);
+        let id = &entry.id;
+        tracing::info!(sandbox.id = %id, "a paused sandbox ended by itself");
+        self.metrics.end(EndReason::Exited);
+        self.records.log_event(id, &LifecycleEvent::Ending(EndReason::Exited));
+        self.forget(id).await;
     }
 }

@@ -7,8 +7,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use http::HeaderMap;
 use model::id::{SandboxId, TeamId};
 use model::lifecycle::{State, Transition};
+use model::sandbox::LifecycleSpec;
 use parking_lot::{Mutex, RwLock};
 use proxy::ingress::Access;
 use secrecy::SecretString;
@@ -16,8 +18,10 @@ use store::sandboxes::SandboxRow;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::pause::lifecycle_of;
 use super::policy::spec_of;
 use crate::admission::Admission;
+use crate::admission::quota::{OverQuota, ResourceUse};
 
 /// A sandbox in the registry.
 #[derive(Debug)]
@@ -26,8 +30,10 @@ pub(crate) struct SandboxEntry {
     pub(crate) id: SandboxId,
     /// The owning team.
     pub(crate) team: TeamId,
-    /// The latest deadline that an extension may set, in microseconds since the Unix epoch.
-    pub(crate) max_end_us: i64,
+    /// What it takes of its team's quota while it runs.
+    share: ResourceUse,
+    /// Whether its agent requires a token.
+    is_secure: bool,
     /// The agent token.
     pub(crate) access_token: SecretString,
     /// What its traffic requires.
@@ -36,8 +42,6 @@ pub(crate) struct SandboxEntry {
     is_policy_pending: AtomicBool,
     /// Serializes changes of the row.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
-    /// Cancelled when the sandbox begins to end: its streams are cut, not closed properly.
-    pub(crate) ending: CancellationToken,
     current: Mutex<EntryState>,
     stopped: watch::Sender<Option<StopOutcome>>,
     admission: Mutex<Option<Admission>>,
@@ -50,6 +54,8 @@ struct EntryState {
     state: State,
     version: i64,
     end_us: i64,
+    max_end_us: i64,
+    lifecycle: LifecycleSpec,
     stop_failed: bool,
 }
 
@@ -84,27 +90,28 @@ impl SandboxEntry {
         traffic_token: Option<SecretString>,
     ) -> Arc<Self> {
         let network = spec_of(row).ok().flatten().unwrap_or_default();
-        let ending = CancellationToken::new();
         let traffic = Arc::new(Access {
             traffic_token,
             access_token: Some(access_token.clone()),
             mask_host: network.mask_request_host,
             https_ports: network.https_ports.into(),
-            ending: ending.clone(),
+            ending: CancellationToken::new(),
         });
         Arc::new(Self {
             id: row.id.clone(),
             team: row.team_id.clone(),
-            max_end_us: row.max_end_us,
+            share: ResourceUse::one_sandbox(row.cpu_count, row.memory_mb),
+            is_secure: row.secure,
             access_token,
             traffic: Mutex::new(traffic),
             is_policy_pending: AtomicBool::new(false),
             change_lock: tokio::sync::Mutex::new(()),
-            ending,
             current: Mutex::new(EntryState {
                 state: row.state,
                 version: row.version,
                 end_us: row.end_us,
+                max_end_us: row.max_end_us,
+                lifecycle: lifecycle_of(row),
                 stop_failed: false,
             }),
             stopped: watch::Sender::new(None),
@@ -162,6 +169,16 @@ impl SandboxEntry {
         self.current.lock().end_us
     }
 
+    /// The latest deadline that an extension may set, in microseconds since the Unix epoch.
+    pub(crate) fn max_end_us(&self) -> i64 {
+        self.current.lock().max_end_us
+    }
+
+    /// What happens at its deadline.
+    pub(crate) fn lifecycle(&self) -> LifecycleSpec {
+        self.current.lock().lifecycle
+    }
+
     /// The version of the row.
     pub(crate) fn version(&self) -> i64 {
         self.current.lock().version
@@ -172,6 +189,57 @@ impl SandboxEntry {
         let mut current = self.current.lock();
         current.version = version;
         current.end_us = end_us;
+    }
+
+    /// Takes over a row with which a new run begins.
+    pub(crate) fn follow(&self, row: &SandboxRow) {
+        let mut current = self.current.lock();
+        current.version = row.version;
+        current.end_us = row.end_us;
+        current.max_end_us = row.max_end_us;
+        current.lifecycle = lifecycle_of(row);
+    }
+
+    /// Cuts its streams: they are aborted, not closed properly.
+    pub(crate) fn cut(&self) {
+        self.traffic.lock().ending.cancel();
+    }
+
+    /// Lets it have streams again, after they were cut.
+    pub(crate) fn reopen(&self) {
+        let mut traffic = self.traffic.lock();
+        *traffic = Arc::new(Access {
+            ending: CancellationToken::new(),
+            ..Access::clone(&traffic)
+        });
+    }
+
+    /// Whether a request with these headers to this port may resume it.
+    pub(crate) fn may_wake(&self, headers: &HeaderMap, port: u16) -> bool {
+        self.traffic().may_resume(headers, port, self.is_secure)
+    }
+
+    /// Counts it as paused, or as running, in the quota of its team.
+    pub(crate) fn count_as_paused(&self, is_paused: bool) -> Result<(), OverQuota> {
+        let admission = self.admission.lock();
+        let Some(admission) = admission.as_ref() else {
+            return Ok(());
+        };
+        admission.exchange(self.share_if(is_paused))
+    }
+
+    /// The same regardless of the limits.
+    pub(crate) fn force_count(&self, is_paused: bool) {
+        if let Some(admission) = self.admission.lock().as_ref() {
+            admission.force(self.share_if(is_paused));
+        }
+    }
+
+    fn share_if(&self, is_paused: bool) -> ResourceUse {
+        match is_paused {
+            true => self.share.paused(),
+            false => self.share,
+        }
     }
 
     /// Makes a transition. `false` when the current state does not allow it.
@@ -238,7 +306,7 @@ impl Registry {
     pub(crate) fn remove(&self, id: &SandboxId) {
         let entry = self.0.write().remove(id);
         if let Some(entry) = entry {
-            entry.ending.cancel();
+            entry.cut();
             entry.admission.lock().take();
         }
     }
@@ -249,9 +317,15 @@ impl Registry {
 
     /// Number of sandboxes by state.
     pub(crate) fn count_by_state(&self) -> Vec<(&'static str, usize)> {
-        let mut counts: Vec<_> = [State::Creating, State::Running, State::Stopping]
-            .map(|state| (state, 0))
-            .to_vec();
+        let counted = [
+            State::Creating,
+            State::Running,
+            State::Pausing,
+            State::Paused,
+            State::Resuming,
+            State::Stopping,
+        ];
+        let mut counts: Vec<_> = counted.map(|state| (state, 0)).to_vec();
         for entry in self.0.read().values() {
             let state = entry.state();
             if let Some((_, count)) = counts.iter_mut().find(|(counted, _)| *counted == state) {
@@ -274,11 +348,25 @@ impl Registry {
         self.get(id).filter(|entry| entry.state() == State::Running)
     }
 
+    /// The sandbox with that id, if it is paused, is being paused or resumed, and traffic resumes it.
+    pub(crate) fn asleep(&self, id: &SandboxId) -> Option<Arc<SandboxEntry>> {
+        self.get(id).filter(|entry| {
+            matches!(entry.state(), State::Pausing | State::Paused | State::Resuming) && entry.lifecycle().auto_resume
+        })
+    }
+
     /// Every sandbox that runs.
     pub(crate) fn all_running(&self) -> Vec<Arc<SandboxEntry>> {
+        self.all_in(|state| state == State::Running)
+    }
+
+    /// Every sandbox that has processes on the node, stopped ones included, and is known to clients.
+    pub(crate) fn all_present(&self) -> Vec<Arc<SandboxEntry>> {
+        self.all_in(|state| matches!(state, State::Running | State::Pausing | State::Paused | State::Resuming))
+    }
+
+    fn all_in(&self, is_wanted: impl Fn(State) -> bool) -> Vec<Arc<SandboxEntry>> {
         let all: Vec<_> = self.0.read().values().cloned().collect();
-        all.into_iter()
-            .filter(|entry| entry.state() == State::Running)
-            .collect()
+        all.into_iter().filter(|entry| is_wanted(entry.state())).collect()
     }
 }

@@ -79,7 +79,7 @@ impl Sandboxes {
             Ok(Change::Stale | Change::Missing) => {}
             Err(error) => self.log_store_error(&error, id, "cannot record that a sandbox is stopping"),
         }
-        entry.ending.cancel();
+        entry.cut();
         match self.node.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
             Err(error) => {

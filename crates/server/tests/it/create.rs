@@ -204,9 +204,11 @@ async fn unsupported_features_are_refused_by_name() {
     for (keys, fragment) in [
         (r#""timeout":0"#, "greater than 0"),
         (too_long.as_str(), "2 hours"),
-        (r#""autoPause":true"#, "autoPause"),
-        (r#""autoPauseMemory":false"#, "autoPauseMemory"),
-        (r#""autoResume":{"enabled":true}"#, "autoResume"),
+        (r#""autoPauseMemory":false"#, "requires autoPause"),
+        (
+            r#""autoPause":true,"autoPauseMemory":false"#,
+            "autoPauseMemory: false is not available",
+        ),
         (r#""resources":[{}]"#, "resources"),
         (r#""volumeMounts":[{"name":"a","path":"/b"}]"#, "volumeMounts"),
         (r#""iam":{"tokens":{"a":{}}}"#, "iam"),

@@ -1,7 +1,9 @@
 //! Timeouts and deadlines of sandboxes.
 
-use model::lifecycle::State;
+use model::id::SandboxId;
+use model::lifecycle::{Kept, State};
 use protocol::node::WantedState;
+use serde_json::{Value, json};
 
 use super::platform::{Behaviour, MAX_LIFETIME_S, OTHER_KEY, TestPlatform, within};
 
@@ -283,57 +285,55 @@ async fn every_state_is_recovered_after_a_crash() {
         .await
         .expect("a database")
         .expect("a row");
-    // State of the row, whether it runs, the state that the node is asked for, and the state of the row afterwards.
+    // State of the row, what is kept, whether it has processes and they are stopped, the state that the node is asked for,
+    // and the state of the row afterwards.
+    let (memory, disk) = (Some(Kept::Memory), Some(Kept::Filesystem));
+    let (between, between_disk) = (RunningOrPaused(Kept::Memory), RunningOrPaused(Kept::Filesystem));
+    let (stopped, running, none) = (Some(true), Some(false), None);
+    #[rustfmt::skip]
     let table = [
-        ("icreating", State::Creating, true, None, None),
-        ("irunning", State::Running, true, Some(Running), Some(State::Running)),
-        ("ilost", State::Running, false, Some(Running), None),
-        (
-            "ipausing1",
-            State::Pausing,
-            true,
-            Some(RunningOrPaused),
-            Some(State::Running),
-        ),
-        (
-            "ipausing2",
-            State::Pausing,
-            false,
-            Some(RunningOrPaused),
-            Some(State::Paused),
-        ),
-        ("ipaused1", State::Paused, true, Some(Paused), Some(State::Paused)),
-        ("ipaused2", State::Paused, false, Some(Paused), Some(State::Paused)),
-        (
-            "iresuming1",
-            State::Resuming,
-            true,
-            Some(RunningOrPaused),
-            Some(State::Running),
-        ),
-        (
-            "iresuming2",
-            State::Resuming,
-            false,
-            Some(RunningOrPaused),
-            Some(State::Paused),
-        ),
-        ("istopping", State::Stopping, true, None, None),
-        ("igone", State::Gone, false, None, Some(State::Gone)),
+        ("icreating", State::Creating, None, running, None, None),
+        ("irunning", State::Running, None, running, Some(Running), Some(State::Running)),
+        ("ithawed", State::Running, None, stopped, Some(Running), Some(State::Running)),
+        ("ilost", State::Running, None, none, Some(Running), None),
+        ("ipausing1", State::Pausing, memory, running, Some(between), Some(State::Running)),
+        ("ipausing2", State::Pausing, memory, stopped, Some(between), Some(State::Paused)),
+        ("ipausing3", State::Pausing, memory, none, Some(between), None),
+        ("ipausing4", State::Pausing, disk, none, Some(between_disk), Some(State::Paused)),
+        ("ipaused1", State::Paused, memory, stopped, Some(Paused(Kept::Memory)), Some(State::Paused)),
+        ("ipaused2", State::Paused, memory, running, Some(Paused(Kept::Memory)), Some(State::Paused)),
+        ("ipaused3", State::Paused, memory, none, Some(Paused(Kept::Memory)), None),
+        ("ipaused4", State::Paused, disk, none, Some(Paused(Kept::Filesystem)), Some(State::Paused)),
+        ("ipaused5", State::Paused, None, none, Some(Paused(Kept::Filesystem)), Some(State::Paused)),
+        ("iresuming1", State::Resuming, memory, running, Some(between), Some(State::Running)),
+        ("iresuming2", State::Resuming, memory, stopped, Some(between), Some(State::Paused)),
+        ("iresuming3", State::Resuming, memory, none, Some(between), None),
+        ("istopping", State::Stopping, None, running, None, None),
+        ("igone", State::Gone, None, none, None, Some(State::Gone)),
     ];
-    for (id, state, runs, ..) in table {
+    for (id, state, kept, processes, ..) in table {
         let mut new = new_row(&row);
         new.id = id.parse().expect("an id");
-        let inserted = platform.rows().sandbox_insert(new).await.expect("a row");
-        let change = platform.rows().sandbox_set_state(&inserted.id, 1, state).await;
+        let rows = platform.rows();
+        let mut row = rows.sandbox_insert(new).await.expect("a row");
+        if let Some(kept) = kept {
+            let change = rows.sandbox_set_state(&row.id, row.version, State::Running).await;
+            row = change.expect("a database").applied().expect("applied");
+            let change = rows.sandbox_pausing(&row.id, row.version, kept).await;
+            row = change.expect("a database").applied().expect("applied");
+        }
+        let change = rows.sandbox_set_state(&row.id, row.version, state).await;
         change.expect("a database").applied().expect("applied");
-        if runs {
-            platform.node.running.lock().insert(inserted.id);
+        if let Some(is_stopped) = processes {
+            platform.node.running.lock().insert(row.id.clone());
+            if is_stopped {
+                platform.node.paused.lock().insert(row.id);
+            }
         }
     }
     let platform = platform.restart().await;
-    for (id, before, runs, want_asked, want_row) in table {
-        let id = id.parse().expect("an id");
+    for (id, before, kept, processes, want_asked, want_row) in table {
+        let id: SandboxId = id.parse().expect("an id");
         let asked = platform
             .node
             .wanted
@@ -341,13 +341,31 @@ async fn every_state_is_recovered_after_a_crash() {
             .iter()
             .find(|wanted| wanted.id == id)
             .map(|wanted| wanted.state);
-        assert_eq!(asked, want_asked, "{before:?} {runs}");
+        let at = format!("{before:?} {kept:?} {processes:?}");
+        assert_eq!(asked, want_asked, "{at}");
         let after = platform.store.sandbox_by_id(&id).await.expect("a database");
-        assert_eq!(after.map(|row| row.state), want_row, "{before:?} {runs}");
-        let status = if want_row == Some(State::Running) { 200 } else { 404 };
+        assert_eq!(after.map(|row| row.state), want_row, "{at}");
+        let (status, state) = match want_row {
+            Some(State::Running) => (200, json!("running")),
+            Some(State::Paused) => (200, json!("paused")),
+            _ => (404, Value::Null),
+        };
         let detail = platform.call("GET", &format!("/sandboxes/{id}"), "").await;
-        assert_eq!(detail.status, status, "{before:?} {runs}");
+        assert_eq!(detail.status, status, "{at}");
+        assert_eq!(detail.json["state"], state, "{at}");
+        // Its processes are stopped or run as the row says.
+        let is_stopped = platform.node.paused.lock().contains(&id);
+        let is_paused = want_row == Some(State::Paused) && processes.is_some();
+        assert_eq!(is_stopped, is_paused, "{at}");
     }
+    // What is kept on disk is for a later version.
+    let refused = platform.call("POST", "/sandboxes/ipaused4/resume", "").await;
+    assert_eq!(
+        refused.error(501),
+        "this host cannot do that: its operator finds the reason with `ringfence doctor`"
+    );
+    let detail = platform.call("GET", "/sandboxes/ipaused4", "").await;
+    assert_eq!(detail.json["state"], "paused", "{detail:?}");
 }
 
 fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {

@@ -28,6 +28,8 @@ mod nodes;
 mod not_built;
 mod openapi;
 mod operations;
+mod pause;
+mod pause_limits;
 mod platform;
 mod pool;
 mod repositories;

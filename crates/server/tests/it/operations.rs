@@ -219,7 +219,7 @@ async fn every_operation_answers_as_documented() {
     for operation in document.operations() {
         let call = good(&platform, &document, &operation).await;
         let reply = send(&platform, &document, &operation, &call).await;
-        // Running sandboxes cannot be resumed, and sandboxes are never paused. For operations that are not built, see
+        // Running sandboxes cannot be resumed; `pause.rs` resumes paused ones. For operations that are not built, see
         // `not_built.rs`.
         let works = reply.status.is_success()
             || (operation.id == "resume_sandbox" && reply.status == 409)

@@ -308,6 +308,7 @@ impl TestPlatform {
         within(self.server.drained()).await;
         let node = FakeNode::new();
         *node.adoptable.lock() = running;
+        node.paused.lock().clone_from(&self.node.paused.lock());
         Self::over(self.directory, self.store, node, self.clock, None, self.adjust, self.n).await
     }
 

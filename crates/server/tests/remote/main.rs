@@ -31,6 +31,10 @@ mod metrics;
 mod network;
 #[path = "../it/nodes.rs"]
 mod nodes;
+#[path = "../it/pause.rs"]
+mod pause;
+#[path = "../it/pause_limits.rs"]
+mod pause_limits;
 #[path = "../it/platform.rs"]
 mod platform;
 #[path = "../it/pool.rs"]

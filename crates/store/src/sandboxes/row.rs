@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
-use model::lifecycle::State;
+use model::lifecycle::{Kept, State};
 
 use crate::error::StoreError;
 use crate::row::{Columns, FromColumns};
@@ -59,6 +59,10 @@ pub struct SandboxRow {
     pub lifecycle_json: Option<String>,
     /// When it was requested, in microseconds since the Unix epoch.
     pub created_us: i64,
+    /// When it was last paused, in microseconds since the Unix epoch. Only of meaning while it is paused.
+    pub paused_us: Option<i64>,
+    /// What is kept of it while it is being paused, is paused, or is being resumed. Otherwise without meaning.
+    pub kept: Option<Kept>,
 }
 
 /// The columns of a [`SandboxRow`].
@@ -66,7 +70,8 @@ macro_rules! columns {
     () => {
         "id, team_id, user_id, template_id, build_id, alias, state, version, execution_id, started_us, end_us, \
          max_end_us, cpu_count, memory_mb, disk_mb, agent_version, metadata_json, secure, allow_public_traffic, \
-         allow_internet_access, network_json, lifecycle_json, created_us, node_id"
+         allow_internet_access, network_json, lifecycle_json, created_us, node_id, \
+         paused_us, kept"
     };
 }
 pub(super) use columns;
@@ -100,6 +105,11 @@ impl FromColumns for SandboxRow {
             network_json: columns.text_opt("network_json")?,
             lifecycle_json: columns.text_opt("lifecycle_json")?,
             created_us: columns.int("created_us")?,
+            paused_us: columns.int_opt("paused_us")?,
+            kept: match columns.text_opt("kept")? {
+                None => None,
+                Some(word) => Some(Kept::from_column(&word).ok_or_else(|| columns.corrupt("kept"))?),
+            },
         })
     }
 }

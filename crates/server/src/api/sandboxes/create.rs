@@ -11,7 +11,7 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode};
 use model::id::SandboxId;
 use model::limits::{ATTACHMENTS_MAX, DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S, HTTPS_PORTS_MAX};
-use model::sandbox::{EnvVars, HostMask, NetworkSpec, SandboxSpec};
+use model::sandbox::{EnvVars, HostMask, LifecycleSpec, NetworkSpec, SandboxSpec};
 use protocol::agent;
 use protocol::node::Stage;
 use store::builds::BuildRow;
@@ -82,9 +82,10 @@ body! {
         /// `false` closes everything that `allowOut` does not open.
         "allow_internet_access" allow_internet_access: Option<bool>;
         "network" network: Option<NewSandboxNetwork>;
-        "autoPause" auto_pause: Nullable<bool> = false => hidden;
+        /// Whether it is paused at its deadline, and not killed.
+        "autoPause" auto_pause: Nullable<bool> = false;
         "autoPauseMemory" auto_pause_memory: Nullable<bool> = true => hidden;
-        "autoResume" auto_resume: Option<AutoResume> => hidden;
+        "autoResume" auto_resume: Option<AutoResume>;
         "iam" iam: Option<Iam> => hidden;
         "volumeMounts" volume_mounts: Option<AnyArray<{ usize::MAX }>> => hidden;
         /// Headers that are set on its HTTPS requests: `type` and the keys of that type, described on the page about injection.
@@ -137,6 +138,7 @@ body! {
 body! {
     /// Whether traffic resumes a paused sandbox.
     struct AutoResume {
+        /// Whether any request to a port of the sandbox resumes it while it is paused, if it has the required tokens.
         "enabled" enabled: bool;
     }
 }
@@ -543,6 +545,11 @@ impl CreateParameters {
             secure,
             allow_internet_access: common.allow_internet_access,
             network,
+            lifecycle: LifecycleSpec {
+                auto_pause: common.auto_pause,
+                auto_resume: common.auto_resume.is_some_and(|resume| resume.enabled),
+                timeout_s,
+            },
         })
     }
 
@@ -570,16 +577,13 @@ impl CreateParameters {
                     .to_owned(),
             );
         }
-        if common.auto_pause {
-            let why = "autoPause is not available on this platform: a sandbox is killed when its timeout ends";
-            return Some(why.to_owned());
-        }
         if !common.auto_pause_memory {
-            let why = "autoPauseMemory: false requires autoPause: true, which is not available on this platform";
-            return Some(why.to_owned());
-        }
-        if common.auto_resume.as_ref().is_some_and(|resume| resume.enabled) {
-            let why = "autoResume is not available on this platform: a sandbox is killed when its timeout ends";
+            let why = match common.auto_pause {
+                true => {
+                    "autoPauseMemory: false is not available on this platform: the processes of a paused sandbox are kept"
+                }
+                false => "autoPauseMemory: false requires autoPause: true",
+            };
             return Some(why.to_owned());
         }
         let iam = common.iam.as_ref().and_then(|iam| iam.tokens.0);

@@ -1,9 +1,9 @@
 //! `GET /v2/sandboxes`, and `GET /sandboxes` with the same parameters.
 
-use axum::extract::State;
+use axum::extract;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode};
-use model::lifecycle;
+use model::lifecycle::State;
 use model::limits::LIST_LIMIT;
 use store::Store;
 use store::sandboxes::{Order, SandboxCursor, SandboxFilter, SandboxQuery};
@@ -30,7 +30,7 @@ query! {
         /// Pairs `key=value` joined by `&`, keys and values percent-encoded. The metadata of a sandbox must contain all
         /// of them.
         "metadata" metadata: MetadataFilter;
-        /// States, separated by commas; default: any.
+        /// States, separated by commas; default: any, and with `GET /sandboxes` only `running`.
         "state" states: States;
         "order" order: OneOf<Order>;
         /// Only sandboxes started at this time or later.
@@ -120,7 +120,7 @@ impl Parameter for TemplateFilter {
     ))
 )]
 pub(crate) async fn list_sandboxes(
-    State(store): State<Store>,
+    extract::State(store): extract::State<Store>,
     caller: Caller,
     Params(parameters): Params<ListParameters>,
 ) -> Result<Response, ApiError> {
@@ -145,13 +145,16 @@ pub(crate) async fn list_sandboxes(
     ))
 )]
 pub(crate) async fn list_sandboxes_v1(
-    State(store): State<Store>,
+    extract::State(store): extract::State<Store>,
     caller: Caller,
     Params(parameters): Params<ListParameters>,
 ) -> Result<Response, ApiError> {
+    let mut parameters = parameters;
     let is_paged = parameters.next_token.is_some() || parameters.states.is_some();
     let default = if is_paged { *LIST_LIMIT.end() } else { u32::MAX };
     let limit = parameters.limit.unwrap_or(default);
+    // Clients of this version know of no paused sandboxes unless they ask for them.
+    parameters.states.get_or_insert_with(|| vec![SandboxState::Running]);
     list(&store, &caller, parameters, limit).await
 }
 
@@ -178,16 +181,15 @@ async fn list(store: &Store, caller: &Caller, parameters: ListParameters, limit:
         }
     };
     let filter = SandboxFilter {
-        states: vec![lifecycle::State::Running],
+        states: stored(states),
         metadata: parameters.metadata.unwrap_or_default(),
         template,
         started_from_us: parameters.started_from_us,
     };
-    // Sandboxes are never paused, so a list of paused ones is empty.
-    if !wants_running {
-        return page(&[], None, None, order);
-    }
-    let total = store.sandbox_count_running(&caller.team, &filter).await?;
+    let total = match wants_running {
+        true => Some(store.sandbox_count_running(&caller.team, &filter).await?),
+        false => None,
+    };
     let found = store
         .sandbox_page(
             &caller.team,
@@ -200,7 +202,14 @@ async fn list(store: &Store, caller: &Caller, parameters: ListParameters, limit:
         )
         .await?;
     let items: Vec<ListedSandbox> = found.rows.into_iter().map(ListedSandbox::new).collect();
-    page(&items, found.next.as_ref(), Some(total), order)
+    page(&items, found.next.as_ref(), total, order)
+}
+
+/// The stored states of sandboxes that are in these states for clients; of all that clients know without any.
+fn stored(states: Option<&[SandboxState]>) -> Vec<State> {
+    let is_wanted = |state| states.is_none_or(|states| states.contains(&SandboxState::of(state)));
+    let known = [State::Running, State::Pausing, State::Paused, State::Resuming];
+    known.into_iter().filter(|state| is_wanted(*state)).collect()
 }
 
 fn page(

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract;
 use axum::response::Response;
 use http::StatusCode;
-use model::lifecycle;
+use model::lifecycle::State;
+use store::sandboxes::SandboxRow;
 
 use super::SandboxDetail;
 use crate::api::auth::{Caller, SandboxPath};
@@ -27,18 +28,26 @@ use crate::sandboxes::registry::StopOutcome;
     )
 )]
 pub(crate) async fn get_sandbox(
-    State(sandboxes): State<Arc<Sandboxes>>,
-    State(access): State<Arc<SandboxAccess>>,
+    extract::State(sandboxes): extract::State<Arc<Sandboxes>>,
+    extract::State(access): extract::State<Arc<SandboxAccess>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Response, ApiError> {
     let row = sandboxes.store.sandbox_by_id(&id).await?;
-    match row.filter(|row| row.team_id == caller.team && row.state == lifecycle::State::Running) {
-        // For sandboxes of this node, the registry is the first to know that they are stopping.
-        Some(row) if sandboxes.is_elsewhere(&row) || sandboxes.registry.running(&id).is_some() => {
-            json(StatusCode::OK, &SandboxDetail::new(row, &access))
-        }
-        Some(_) | None => Err(ApiError::no_sandbox(id)),
+    let Some(row) = row.filter(|row| row.team_id == caller.team) else {
+        return Err(ApiError::no_sandbox(id));
+    };
+    // For sandboxes of this node, the registry is the first to know their state.
+    let state = match sandboxes.is_elsewhere(&row) {
+        true => row.state,
+        false => sandboxes.registry.get(&id).map_or(State::Gone, |entry| entry.state()),
+    };
+    match state {
+        State::Running | State::Pausing | State::Paused | State::Resuming => json(
+            StatusCode::OK,
+            &SandboxDetail::new(SandboxRow { state, ..row }, &access),
+        ),
+        State::Creating | State::Stopping | State::Gone => Err(ApiError::no_sandbox(id)),
     }
 }
 
@@ -54,7 +63,7 @@ pub(crate) async fn get_sandbox(
     )
 )]
 pub(crate) async fn delete_sandbox(
-    State(sandboxes): State<Arc<Sandboxes>>,
+    extract::State(sandboxes): extract::State<Arc<Sandboxes>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<StatusCode, ApiError> {

@@ -18,6 +18,8 @@ pub(super) struct Operation {
     pub(super) needs_body: bool,
     /// Its responses, by status.
     pub(super) responses: BTreeMap<String, Value>,
+    /// Whether its summary says that it is not built yet.
+    is_not_built: bool,
     /// Whether it needs no credentials.
     pub(super) is_open: bool,
 }
@@ -25,7 +27,7 @@ pub(super) struct Operation {
 impl Operation {
     /// Whether it is not built yet according to the document.
     pub(super) fn is_not_built(&self) -> bool {
-        self.responses.contains_key("501")
+        self.is_not_built
     }
 }
 
@@ -50,6 +52,9 @@ impl Document {
                     body: body.pointer("/content/application~1json/schema").cloned(),
                     needs_body: body["required"] == true,
                     responses: responses.clone().into_iter().collect(),
+                    is_not_built: operation["summary"]
+                        .as_str()
+                        .is_some_and(|text| text.starts_with("Not built yet: ")),
                     is_open: operation["security"].as_array().is_some_and(Vec::is_empty),
                 });
             }

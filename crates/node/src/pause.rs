@@ -1,0 +1,121 @@
+//! Pausing sandboxes: their processes are stopped where they are, and stay in memory.
+//!
+//! The freezer of the kernel is the only record of it on the host, so it survives the platform: the next start finds a
+//! sandbox either stopped or running, and takes it over as it is. Nothing is asked of the agent of a paused sandbox, and
+//! nothing of it is relayed: its connections to the outside are cut, because their other ends would wait for nothing.
+
+use std::io;
+use std::sync::Arc;
+
+use model::id::SandboxId;
+use model::lifecycle::Kept;
+use model::network::{Cidr, EgressPolicy};
+use protocol::node::{NodeError, PausedSandbox, ResumeSandbox, WantedState};
+use runtime::driver::Sandbox;
+
+use crate::supervisor::SandboxHandle;
+use crate::{Shared, blocking, failed};
+
+/// The policy of a paused sandbox: all connections are cut, and none is made.
+pub(crate) fn closed() -> EgressPolicy {
+    EgressPolicy {
+        deny: vec![Cidr::ALL],
+        default_allow: Some(false),
+        ..EgressPolicy::default()
+    }
+}
+
+/// Stops the processes of a sandbox, and cuts its connections to the outside.
+pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Result<PausedSandbox, NodeError> {
+    if !shared.driver.capabilities().freeze {
+        let why = "this host cannot stop the processes of a sandbox: it has no cgroup v2 with a freezer";
+        return Err(NodeError::Unsupported(why.to_owned()));
+    }
+    let _changing = handle.change().await;
+    if handle.is_ending() {
+        return Err(NodeError::NotFound(handle.id().clone()));
+    }
+    // Before, so that nothing more is asked of its agent.
+    let was_frozen = handle.set_frozen(true);
+    let frozen = blocking({
+        let handle = Arc::clone(&handle);
+        move || {
+            if !was_frozen && let Err(error) = handle.sandbox().freeze() {
+                // It may have been stopped in part.
+                let _ = handle.sandbox().thaw();
+                return Err(error);
+            }
+            Ok(handle.sandbox().usage().map_or(0, |usage| usage.memory_used_bytes))
+        }
+    });
+    match frozen.await.and_then(|frozen| frozen) {
+        Ok(memory_bytes) => {
+            handle.set_egress(closed());
+            Ok(PausedSandbox {
+                kept: Kept::Memory,
+                memory_bytes,
+            })
+        }
+        Err(error) => {
+            handle.set_frozen(was_frozen);
+            Err(failed(error))
+        }
+    }
+}
+
+/// Refuses to resume what this version does not keep.
+pub(crate) fn check(kept: Kept) -> Result<(), NodeError> {
+    match kept {
+        Kept::Memory => Ok(()),
+        Kept::Image | Kept::Filesystem => {
+            let why = format!("this version cannot resume what was kept ({})", kept.as_str());
+            Err(NodeError::Unsupported(why))
+        }
+    }
+}
+
+/// Lets the processes of a paused sandbox continue.
+pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -> Result<(), NodeError> {
+    let _changing = handle.change().await;
+    if handle.is_ending() {
+        return Err(NodeError::NotFound(request.id));
+    }
+    // First, so that its processes find the network that they may use.
+    handle.set_egress(request.egress);
+    // One write to a file of the kernel.
+    if let Err(error) = handle.sandbox().thaw() {
+        if handle.is_frozen() {
+            handle.set_egress(closed());
+        }
+        return Err(failed(error));
+    }
+    handle.set_frozen(false);
+    Ok(())
+}
+
+/// Brings the processes of a sandbox that is adopted into the wanted state, and returns whether they are stopped.
+pub(crate) async fn settle(id: &SandboxId, sandbox: &Arc<dyn Sandbox>, wanted: WantedState) -> bool {
+    let sandbox = Arc::clone(sandbox);
+    let settled = blocking(move || {
+        let is_frozen = sandbox.is_frozen()?;
+        match (wanted, is_frozen) {
+            (WantedState::Running, true) => sandbox.thaw()?,
+            // Again, because it may have been interrupted before all of them had stopped.
+            (WantedState::Paused(_), _) | (WantedState::RunningOrPaused(_), true) => sandbox.freeze()?,
+            (WantedState::Running | WantedState::RunningOrPaused(_), false) => {}
+        }
+        io::Result::Ok(is_frozen)
+    });
+    match settled.await.and_then(|settled| settled) {
+        Ok(is_frozen) => match wanted {
+            WantedState::Running => false,
+            WantedState::Paused(_) => true,
+            WantedState::RunningOrPaused(_) => is_frozen,
+        },
+        Err(error) => {
+            // Most likely it has just ended, which its supervisor notices.
+            tracing::error!(sandbox.id = %id, "find out whether a sandbox is paused: {error}");
+            matches!(wanted, WantedState::Paused(_))
+        }
+    }
+}

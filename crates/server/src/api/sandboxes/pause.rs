@@ -1,0 +1,235 @@
+//! `POST /sandboxes/{sandboxID}/pause`, and the calls that resume: `resume` and `connect`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use model::lifecycle;
+use model::limits::{DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
+
+use super::ConnectionInfo;
+use crate::api::auth::{Caller, SandboxPath};
+use crate::api::body::shape::{Nullable, body};
+use crate::api::body::values::Lifetime;
+use crate::api::body::{OptionalBody, RequiredBody};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::json::json;
+use crate::api::state::SandboxAccess;
+use crate::outcome::{PauseReason, ResumeReason};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::pause::ResumeRequest;
+use crate::sandboxes::registry::SandboxEntry;
+
+body! {
+    /// Parameters for pausing a sandbox.
+    pub(crate) struct PauseSandbox {
+        /// `true`: its processes are kept and continue at a resume. Without them (`false`) it cannot be paused yet.
+        "memory" memory: Nullable<bool> = true;
+        ignored {
+            /// Without effect: a sandbox whose agent does not respond is paused as it is.
+            "requireHealthyGuest": Option<bool>;
+        }
+    }
+}
+
+body! {
+    /// Parameters for connecting to a sandbox.
+    pub(crate) struct ConnectSandboxV1 {
+        /// Seconds from now. A later deadline of a running sandbox is kept. A paused sandbox needs at least 1.
+        "timeout" timeout: Lifetime<0>;
+        /// `true`: the processes of a paused sandbox continue. It cannot be resumed without them (`false`).
+        "memory" memory: Option<bool> = true;
+    }
+}
+
+body! {
+    /// Parameters for connecting to a sandbox.
+    pub(crate) struct ConnectSandbox {
+        /// Seconds from now. A later deadline of a running sandbox is kept. A paused sandbox needs at least 1.
+        "timeout" timeout: Nullable<Lifetime<0>> = DEFAULT_TIMEOUT_V2_S;
+        /// `true`: the processes of a paused sandbox continue. It cannot be resumed without them (`false`).
+        "memory" memory: Option<bool> = true;
+    }
+}
+
+body! {
+    /// Parameters for resuming a paused sandbox.
+    pub(crate) struct ResumeSandbox {
+        /// Seconds from now until its deadline.
+        "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V1_S;
+        /// Whether it is paused at its deadline, instead of what it was created with.
+        "autoPause" auto_pause: Option<bool> => deprecated;
+        /// `true`: its processes continue. It cannot be resumed without them (`false`).
+        "memory" memory: Option<bool> = true;
+    }
+}
+
+/// Pauses a sandbox: its processes are stopped and kept in memory, its connections are cut, and it has no deadline until
+/// it is resumed. A restart of the host ends it.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/pause",
+    tag = "sandboxes",
+    params(SandboxPath),
+    request_body(content = Option<PauseSandbox>),
+    responses(
+        (status = 204, description = "The sandbox is paused"),
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+        (status = 409, description = "The sandbox is paused already", body = ErrorBody),
+        (status = 429, description = "The team has as many paused sandboxes as it can have", body = ErrorBody),
+        (status = 501, description = "`memory` is `false`, or the host cannot pause sandboxes", body = ErrorBody),
+        (status = 503, description = "The sandbox could not be paused and runs on", body = ErrorBody),
+    )
+)]
+pub(crate) async fn pause_sandbox(
+    State(sandboxes): State<Arc<Sandboxes>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    body: OptionalBody<PauseSandbox>,
+) -> Result<StatusCode, ApiError> {
+    let memory = body.read()?.memory;
+    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
+    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    if !memory {
+        return Err(ApiError::no_filesystem_pause());
+    }
+    let paused = sandboxes.pause(&entry, PauseReason::Client).await;
+    paused.map_err(|error| ApiError::not_paused(error, &id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Resumes a paused sandbox. A running sandbox can only be connected to.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/resume",
+    tag = "sandboxes",
+    params(SandboxPath),
+    request_body(content = Option<ResumeSandbox>),
+    responses(
+        (status = 201, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+        (status = 409, description = "The sandbox is already running", body = ErrorBody),
+        (status = 429, description = "The team is at one of its limits", body = ErrorBody),
+        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+    )
+)]
+pub(crate) async fn resume_sandbox(
+    State(sandboxes): State<Arc<Sandboxes>>,
+    State(access): State<Arc<SandboxAccess>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    body: OptionalBody<ResumeSandbox>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    let request = request(
+        &caller,
+        body.timeout.within(caller.quota.limits.max_lifetime_s)?,
+        body.auto_pause,
+    );
+    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
+    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    check_memory(&entry, body.memory)?;
+    let resumed = sandboxes.resume(&entry, request).await;
+    let row = resumed.map_err(|error| ApiError::not_resumed(error, &id))?;
+    json(StatusCode::CREATED, &ConnectionInfo::new(row, &access))
+}
+
+/// Connects to a sandbox, with a required timeout. A paused sandbox is resumed.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/connect",
+    tag = "sandboxes",
+    params(SandboxPath),
+    request_body(content = ConnectSandboxV1),
+    responses(
+        (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
+        (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+        (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
+        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+    )
+)]
+pub(crate) async fn connect_sandbox_v1(
+    State(sandboxes): State<Arc<Sandboxes>>,
+    State(access): State<Arc<SandboxAccess>>,
+    caller: Caller,
+    sandbox: SandboxPath,
+    body: RequiredBody<ConnectSandboxV1>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    connect((&sandboxes, &access), &caller, sandbox, (body.timeout, body.memory)).await
+}
+
+/// Connects to a sandbox. A paused sandbox is resumed.
+#[utoipa::path(
+    post,
+    path = "/v2/sandboxes/{sandboxID}/connect",
+    tag = "sandboxes",
+    params(SandboxPath),
+    request_body(content = Option<ConnectSandbox>),
+    responses(
+        (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
+        (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+        (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
+        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+    )
+)]
+pub(crate) async fn connect_sandbox(
+    State(sandboxes): State<Arc<Sandboxes>>,
+    State(access): State<Arc<SandboxAccess>>,
+    caller: Caller,
+    sandbox: SandboxPath,
+    body: OptionalBody<ConnectSandbox>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    connect((&sandboxes, &access), &caller, sandbox, (body.timeout, body.memory)).await
+}
+
+async fn connect(
+    (sandboxes, access): (&Arc<Sandboxes>, &SandboxAccess),
+    caller: &Caller,
+    SandboxPath(id): SandboxPath,
+    (timeout, memory): (Lifetime<0>, bool),
+) -> Result<Response, ApiError> {
+    let timeout_s = timeout.within(caller.quota.limits.max_lifetime_s)?;
+    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
+    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    check_memory(&entry, memory)?;
+    if timeout_s == 0 && is_asleep(&entry) {
+        let why = format!("sandbox \"{id}\" is paused, and with timeout 0 it would end at once: send at least 1");
+        return Err(ApiError::invalid(why));
+    }
+    let connected = sandboxes.connect(&entry, request(caller, timeout_s, None)).await;
+    let connected = connected.map_err(|error| ApiError::not_connected(error, &id))?;
+    let status = match connected.was_paused {
+        true => StatusCode::CREATED,
+        false => StatusCode::OK,
+    };
+    json(status, &ConnectionInfo::new(connected.row, access))
+}
+
+fn request(caller: &Caller, timeout_s: u32, auto_pause: Option<bool>) -> ResumeRequest {
+    ResumeRequest {
+        timeout_s,
+        max_lifetime_s: caller.quota.limits.max_lifetime_s,
+        auto_pause,
+        reason: ResumeReason::Client,
+    }
+}
+
+fn is_asleep(entry: &SandboxEntry) -> bool {
+    use lifecycle::State::{Paused, Pausing, Resuming};
+    matches!(entry.state(), Pausing | Paused | Resuming)
+}
+
+/// Refuses to give up the processes of a paused sandbox.
+fn check_memory(entry: &SandboxEntry, memory: bool) -> Result<(), ApiError> {
+    match !memory && is_asleep(entry) {
+        true => Err(ApiError::no_memory_override()),
+        false => Ok(()),
+    }
+}

@@ -9,6 +9,7 @@
 )]
 
 mod layers;
+mod pause;
 
 use std::fs;
 use std::path::Path;
@@ -63,6 +64,15 @@ fn run_all() -> Vec<bool> {
         }),
         passes("a paused sandbox keeps its disk", || {
             block_on(keeps_the_disks_of_paused_sandboxes(dir.path()));
+        }),
+        passes(
+            "a sandbox that is paused in memory stands still until it is resumed",
+            || {
+                block_on(pause::stands_still_and_goes_on(dir.path()));
+            },
+        ),
+        passes("a sandbox that is paused in memory ends with its processes", || {
+            block_on(pause::ends_while_it_is_paused(dir.path()));
         }),
         passes("sandboxes become layers, and share them", || {
             block_on(layers::sandboxes_become_layers(dir.path()));

@@ -22,7 +22,7 @@ from harness.secure import secure_platform
 from harness.traffic import until
 
 # Subcommands and options for what the platform does not have.
-UNSERVED = {"pause", "resume", "snapshot", "create --lifecycle.ontimeout", "create --lifecycle.autoresume"}
+UNSERVED = {"snapshot"}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,23 @@ def test_create_list_info_and_kill(client: Client) -> None:
     assert "Killed" not in client.ok("sandbox", "kill", "--all", "--state", "paused")
     assert "Killed 1" in client.ok("sandbox", "kill", "--all")
     assert client.ids() == set()
+
+
+def test_pause_and_resume(client: Client) -> None:
+    box = client.ok("sandbox", "create", "-d", "base").strip()
+    assert box in client.ok("sandbox", "pause", box)
+    assert client.ids("--state", "paused") == {box}
+    assert client.ids("--state", "running") == set()
+    assert json.loads(client.ok("sandbox", "info", "-f", "json", box))["state"] == "paused"
+    assert box in client.ok("sandbox", "resume", box)
+    assert client.ok("sandbox", "exec", box, "echo", "alive") == "alive\n"
+    assert client.run("sandbox", "pause", "inothing0000000000000").returncode == 1
+    woken = client.ok(
+        *("sandbox", "create", "-d", "base", "--timeout", "1"),
+        *("--lifecycle.ontimeout", "pause", "--lifecycle.autoresume"),
+    ).strip()
+    until(lambda: woken in client.ids("--state", "paused"), "its deadline pauses it")
+    assert client.ok("sandbox", "exec", woken, "echo", "awake") == "awake\n"
 
 
 def test_an_unknown_template(client: Client) -> None:

@@ -71,6 +71,38 @@ test('connecting prolongs and never shortens', async (t) => {
   assert.ok((await sandbox.getInfo()).endAt.getTime() > first + 400_000)
 })
 
+test('a sandbox is paused and resumed', async (t) => {
+  const sandbox = await sandboxFor(t)
+  const command = await sandbox.commands.run('i=0; while :; do i=$((i+1)); echo $i > /tmp/n.new; mv /tmp/n.new /tmp/n; done', { background: true })
+  const count = async () => Number(await sandbox.files.read('/tmp/n'))
+  await until(async () => (await sandbox.files.exists('/tmp/n')) && (await count()) > 0)
+  const before = await count()
+  // The stream of the command ends with an error, and does not hang.
+  const ended = assert.rejects(command.wait())
+  assert.equal(await sandbox.pause(), true)
+  await ended
+  assert.equal(await sandbox.pause(), false)
+  assert.equal((await sandbox.getInfo()).state, 'paused')
+  assert.equal(await sandbox.isRunning(), false)
+  await assert.rejects(sandbox.commands.run('true'))
+  await sandbox.connect()
+  await until(async () => (await count()) > before)
+  for (const pause of [() => sandbox.betaPause(), () => Sandbox.pause(sandbox.sandboxId), () => Sandbox.betaPause(sandbox.sandboxId)]) {
+    assert.equal(await pause(), true)
+    const again = await Sandbox.connect(sandbox.sandboxId)
+    assert.equal((await again.commands.run('echo alive')).stdout, 'alive\n')
+  }
+  assert.equal(await sandbox.commands.kill(command.pid), true)
+  await assert.rejects(Sandbox.pause('i' + '0'.repeat(20)), NotFoundError)
+})
+
+test('a sandbox is paused at its deadline and resumed by its clients', async (t) => {
+  const sandbox = await sandboxFor(t, { timeoutMs: 2_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
+  await until(async () => (await sandbox.getInfo()).state === 'paused')
+  assert.equal((await sandbox.commands.run('echo awake')).stdout, 'awake\n')
+  assert.equal((await sandbox.getInfo()).state, 'running')
+})
+
 test('the list is filtered, paged and complete', async (t) => {
   const mark = randomUUID()
   const made = []

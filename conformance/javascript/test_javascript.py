@@ -34,15 +34,11 @@ IMAGES = (
 )
 # Methods for what the platform does not have.
 UNSERVED = {
-    "Sandbox.pause",
-    "Sandbox.betaPause",
     "Sandbox.createSnapshot",
     "Sandbox.listSnapshots",
     "Sandbox.fork",
     "Sandbox.getMcpUrl",
     "Sandbox.getMcpToken",
-    "Sandbox.static pause",
-    "Sandbox.static betaPause",
     "Sandbox.static createSnapshot",
     "Sandbox.static listSnapshots",
     "Sandbox.static deleteSnapshot",

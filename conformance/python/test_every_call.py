@@ -14,8 +14,6 @@ from harness.surface import FLAVOURS, SANDBOX, Box, both, called, methods
 
 # Methods for what the platform does not have.
 UNSERVED = {
-    "pause",
-    "beta_pause",
     "create_snapshot",
     "list_snapshots",
     "delete_snapshot",
@@ -89,8 +87,21 @@ async def test_a_sandbox_at_hand(box: Box) -> None:
 
 
 @both
+async def test_pause_and_resume(box: Box) -> None:
+    for pause in (box.pause, box.beta_pause):
+        assert await pause() is True
+        assert await pause() is False
+        assert (await box.get_info()).state == SandboxState.PAUSED
+        assert await box.is_running() is False
+        await box.connect(timeout=120)
+    assert await of_class(box, "pause", box.sandbox_id) is True
+    await of_class(box, "connect", box.sandbox_id, timeout=120)
+    assert await box.shell("echo alive") == "alive\n"
+
+
+@both
 async def test_what_is_not_there_is_refused_and_harms_nothing(box: Box) -> None:
-    for method in ("pause", "create_snapshot", "fork"):
+    for method in ("create_snapshot", "fork"):
         with pytest.raises(SandboxException):
             await getattr(box, method)()
     assert await box.shell("echo alive") == "alive\n"

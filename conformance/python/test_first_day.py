@@ -36,7 +36,6 @@ def test_base_is_a_template_like_any_other(platform: Platform) -> None:
 
 def test_what_is_not_built_says_so_and_not_that_the_sandbox_is_gone(sandbox: Sandbox) -> None:
     calls = {
-        "pausing a sandbox": lambda: sandbox.pause(),
         "taking a snapshot": lambda: sandbox.create_snapshot(),
         "listing snapshots": lambda: Sandbox.list_snapshots().next_items(),
     }

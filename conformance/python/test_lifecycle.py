@@ -129,11 +129,6 @@ def test_unknown_templates_are_not_found(platform: Platform) -> None:
         Sandbox.create("no-such-template")
 
 
-def test_pausing_is_refused_with_a_reason_until_it_exists(platform: Platform) -> None:
-    with pytest.raises(SandboxException, match="(?i)pause"):
-        Sandbox.create(lifecycle={"on_timeout": "pause"})
-
-
 def test_list_filters_by_metadata(platform: Platform) -> None:
     mark = uuid.uuid4().hex
     values = ["plain", "a&b=c+d%e f", "ünï"]

@@ -1,0 +1,163 @@
+"""kill -9 at random moments of pauses and resumes: each sandbox is either paused or running afterwards, and nothing of it is lost.
+
+Clients pause and resume sandboxes, in each of which a program counts, as fast as they can. Each cycle kills the platform at
+a random moment, and checks after the restart:
+
+- the API says that a sandbox runs, and it counts on; or that it is paused, and no process of it runs;
+- what was answered is true: after a 204 to a pause nobody has resumed it, and the other way round;
+- a connect makes it run, with the same processes, and its count never went back.
+
+RINGFENCE_PAUSE_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments. A failure names both.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from harness.hoststate import HostState, left_over
+from harness.platform import Platform
+from harness.traffic import until
+
+CYCLES = int(os.environ.get("RINGFENCE_PAUSE_CYCLES", "20"))
+SEED = int(os.environ.get("RINGFENCE_CRASH_SEED", str(time.time_ns() % 1_000_000)))
+SANDBOXES = 2
+# How long a sandbox is observed in which nothing may run, in seconds of this process.
+OBSERVED_S = 0.1
+COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/n.new; mv /tmp/n.new /tmp/n; done"
+
+
+@dataclass
+class Subject:
+    """A sandbox, and what its client knows of it."""
+
+    box: Sandbox
+    counted: int = 0
+    # The state of the last answer; none while a request has got no answer.
+    known: str | None = "running"
+    seen: set[str] = field(default_factory=set)
+
+    def count(self) -> int:
+        return int(self.box.files.read("/tmp/n") or 0)
+
+    def processes(self) -> dict[str, int]:
+        """How long each of its processes has run, in nanoseconds."""
+        found = {}
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
+                try:
+                    if f"/{self.box.sandbox_id}." in (process / "cgroup").read_text():
+                        found[process.name] = int((process / "schedstat").read_text().split()[0])
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture
+def crashing(work_dir: Path) -> Iterator[Platform]:
+    before = HostState.take()
+    server = Platform(work_dir / "pauses")
+    try:
+        server.start()
+        server.use()
+        yield server
+        if server.process:
+            assert server.terminate() == 0
+        assert server.down().returncode == 0
+        assert left_over(before) == {}
+    finally:
+        server.close()
+
+
+def test_kill_9_at_random_moments_of_pauses(crashing: Platform) -> None:
+    print(f"seed {SEED}")
+    chance = random.Random(SEED)
+    subjects = []
+    for _ in range(SANDBOXES):
+        subject = Subject(Sandbox.create(timeout=3000))
+        subject.box.commands.run(COUNT, background=True)
+        until(lambda subject=subject: subject.box.files.exists("/tmp/n") and subject.count() > 0, "it counts")
+        subjects.append(subject)
+    for cycle in range(CYCLES):
+        try:
+            kill_and_check(crashing, chance, subjects)
+        except BaseException as error:
+            error.add_note(f"in cycle {cycle} of {CYCLES}; again with RINGFENCE_CRASH_SEED={SEED}")
+            raise
+    seen = set().union(*(subject.seen for subject in subjects))
+    assert seen == {"running", "paused"}, f"every kill found the same state: {seen}"
+    # One of them is paused when the platform is taken down, which ends it like any other.
+    assert subjects[0].box.pause() is True
+
+
+def alternate(api: httpx.Client, subject: Subject, chance: random.Random) -> None:
+    """Pauses and resumes, with rests in between, until the platform is gone."""
+    path = f"/sandboxes/{subject.box.sandbox_id}"
+    try:
+        while True:
+            subject.known = None
+            answer = api.post(f"{path}/pause")
+            assert answer.status_code == 204, answer.text
+            subject.known = "paused"
+            time.sleep(chance.uniform(0.0, 0.02))
+            subject.known = None
+            answer = api.post(f"{path}/connect", json={"timeout": 3000})
+            assert answer.status_code == 201, answer.text
+            subject.known = "running"
+            time.sleep(chance.uniform(0.0, 0.02))
+    except httpx.TransportError:
+        pass
+
+
+def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subject]) -> None:
+    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as api:
+        failures: list[BaseException] = []
+
+        def work(subject: Subject, rests: random.Random) -> None:
+            try:
+                alternate(api, subject, rests)
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        clients = [threading.Thread(target=work, args=[subject, random.Random(chance.random())]) for subject in subjects]
+        for client in clients:
+            client.start()
+        time.sleep(chance.uniform(0.0, 0.25))
+        server.kill()
+        for client in clients:
+            client.join(60)
+        assert failures == []
+    server.start()
+    server.use()
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as api:
+        for subject in subjects:
+            check(api, subject)
+
+
+def check(api: httpx.Client, subject: Subject) -> None:
+    path = f"/sandboxes/{subject.box.sandbox_id}"
+    state = api.get(path).json()["state"]
+    subject.seen.add(state)
+    assert subject.known in (None, state)
+    before = subject.processes()
+    assert before
+    if state == "paused":
+        begun = time.process_time()
+        while time.process_time() < begun + OBSERVED_S:
+            pass
+        assert subject.processes() == before
+        answer = api.post(f"{path}/connect", json={"timeout": 3000})
+        assert answer.status_code == 201, answer.text
+    until(lambda: subject.count() > subject.counted, "it counts on")
+    subject.counted = subject.count()
+    subject.known = "running"

@@ -91,12 +91,15 @@ def test_pause_and_resume(client: Client) -> None:
     assert box in client.ok("sandbox", "resume", box)
     assert client.ok("sandbox", "exec", box, "echo", "alive") == "alive\n"
     assert client.run("sandbox", "pause", "inothing0000000000000").returncode == 1
-    woken = client.ok(
-        *("sandbox", "create", "-d", "base", "--timeout", "1"),
+    kept = client.ok(
+        *("sandbox", "create", "-d", "base", "--timeout", "600"),
         *("--lifecycle.ontimeout", "pause", "--lifecycle.autoresume"),
     ).strip()
-    until(lambda: woken in client.ids("--state", "paused"), "its deadline pauses it")
-    assert client.ok("sandbox", "exec", woken, "echo", "awake") == "awake\n"
+    info = json.loads(client.ok("sandbox", "info", "-f", "json", kept))
+    assert info["lifecycle"] == {"onTimeout": "pause", "autoResume": True}
+    client.ok("sandbox", "pause", kept)
+    # The client connects, which resumes it.
+    assert client.ok("sandbox", "exec", kept, "echo", "awake") == "awake\n"
 
 
 def test_an_unknown_template(client: Client) -> None:

@@ -52,6 +52,16 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
             429,
             json!({"sandboxId": ID, "code": 429, "connectionLimit": 7}),
         ),
+        (Answer::ResumeRefused(id()), 403, json!({"sandboxId": ID, "code": 403})),
+        (Answer::Transitioning(id()), 409, json!({"sandboxId": ID, "code": 409})),
+        (
+            Answer::ResumeLimited {
+                id: id(),
+                why: "full".to_owned(),
+            },
+            429,
+            json!({"sandboxId": ID, "code": 429}),
+        ),
         (Answer::Unavailable, 503, json!({"code": 503})),
     ] {
         assert_eq!(answer.status(), status);
@@ -82,6 +92,11 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
             Answer::BadSignature => "The signature matches no running sandbox",
             Answer::RateLimited { .. } => "Too many invalid signatures, try again in 3 s",
             Answer::TooManyConnections { .. } => "The sandbox has too many concurrent incoming connections (limit: 7)",
+            Answer::ResumeRefused(_) => {
+                "This sandbox can't be resumed with the credentials provided. Check your access token and try again."
+            }
+            Answer::Transitioning(_) => "The sandbox is still transitioning. Try again in a moment.",
+            Answer::ResumeLimited { .. } => "full",
             Answer::Unavailable => "The platform is not ready, try again later",
         };
         assert_eq!(message, whole);
@@ -91,6 +106,8 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
                 | Answer::BadRequest(_)
                 | Answer::RateLimited { .. }
                 | Answer::TooManyConnections { .. }
+                | Answer::Transitioning(_)
+                | Answer::ResumeLimited { .. }
                 | Answer::Unavailable
         );
         assert_eq!(detail.is_none(), is_plain, "{detail:?}");

@@ -71,6 +71,7 @@ const CASES: &[(&str, Case)] = cases![
     sandboxes::every_field_round_trips,
     sandboxes::insert_start_stop_and_delete,
     sandboxes::changes_of_an_old_version_are_stale,
+    sandboxes::pauses_and_resumes_are_changes_of_one_version,
     sandboxes::deadlines_change_only_while_running,
     sandboxes::the_network_changes_only_while_running,
     sandboxes::errors_name_the_corrupt_column,

@@ -1,9 +1,9 @@
 //! The row of one sandbox.
 
-use model::lifecycle::State;
+use model::lifecycle::{Kept, State};
 use store::Change;
 use store::error::StoreError;
-use store::sandboxes::{NewSandbox, SandboxRow};
+use store::sandboxes::{NewSandbox, Resumption, SandboxRow};
 
 use crate::database::Database;
 use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
@@ -279,5 +279,71 @@ pub(crate) async fn errors_name_the_corrupt_column(db: Database) {
             "{damage}: {error:?}"
         );
     }
+    store.close().await;
+}
+
+pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let row = running(&store, sandbox(1, 1), 5).await;
+    let (id, rows) = (&row.id, store.of_node(node_id(1)));
+    let elsewhere = store.of_node(node_id(2));
+    let change = elsewhere.sandbox_pausing(id, row.version, Kept::Memory).await.unwrap();
+    assert_eq!(change, Change::Missing);
+    // Neither is paused or resumed yet.
+    let resumption = Resumption {
+        end_us: 700,
+        max_end_us: 900,
+        execution_id: "another".to_owned(),
+        lifecycle_json: Some("{}".to_owned()),
+    };
+    for stale in [
+        rows.sandbox_paused(id, row.version, Kept::Memory, 7).await.unwrap(),
+        rows.sandbox_resuming(id, row.version, &resumption).await.unwrap(),
+        rows.sandbox_resumed(id, row.version, 8, 9).await.unwrap(),
+        rows.sandbox_pausing(id, row.version - 1, Kept::Memory).await.unwrap(),
+    ] {
+        assert_eq!(stale, Change::Stale);
+    }
+    let pausing = SandboxRow {
+        state: State::Pausing,
+        version: row.version + 1,
+        kept: Some(Kept::Memory),
+        ..row.clone()
+    };
+    let change = rows.sandbox_pausing(id, row.version, Kept::Memory).await.unwrap();
+    assert_eq!(change, Change::Applied(pausing.clone()));
+    // Its deadline cannot be changed.
+    assert_eq!(rows.sandbox_set_end(id, None, 1).await.unwrap(), Change::Stale);
+    let paused = SandboxRow {
+        state: State::Paused,
+        version: pausing.version + 1,
+        kept: Some(Kept::Image),
+        paused_us: Some(7),
+        ..pausing.clone()
+    };
+    let change = rows.sandbox_paused(id, pausing.version, Kept::Image, 7).await.unwrap();
+    assert_eq!(change, Change::Applied(paused.clone()));
+    assert_eq!(store.sandbox_by_id(id).await.unwrap(), Some(paused.clone()));
+    let resuming = SandboxRow {
+        state: State::Resuming,
+        version: paused.version + 1,
+        end_us: 700,
+        max_end_us: 900,
+        execution_id: "another".to_owned(),
+        lifecycle_json: Some("{}".to_owned()),
+        ..paused.clone()
+    };
+    let change = rows.sandbox_resuming(id, paused.version, &resumption).await.unwrap();
+    assert_eq!(change, Change::Applied(resuming.clone()));
+    let running = SandboxRow {
+        state: State::Running,
+        version: resuming.version + 1,
+        started_us: 8,
+        end_us: 708,
+        ..resuming.clone()
+    };
+    let change = rows.sandbox_resumed(id, resuming.version, 8, 708).await.unwrap();
+    assert_eq!(change, Change::Applied(running));
     store.close().await;
 }

@@ -216,7 +216,8 @@ impl Gateway {
         if let Some(refusal) = refusal(request, target) {
             return Some(refusal);
         }
-        if !entry.may_wake(request.headers(), target.port) {
+        let (access, is_secure) = entry.required();
+        if !access.may_resume(request.headers(), target.port, is_secure) {
             return Some(Answer::ResumeRefused(target.id.clone()));
         }
         let sandboxes = Arc::clone(&self.services.sandboxes);

@@ -13,6 +13,7 @@ pub(crate) mod elsewhere;
 pub(crate) mod header_rules;
 pub(crate) mod idempotency;
 pub(crate) mod injections;
+pub(crate) mod lifecycle;
 pub(crate) mod network;
 pub(crate) mod node_events;
 pub(crate) mod pause;

@@ -26,7 +26,7 @@ use self::network::SandboxNetwork;
 use super::state::SandboxAccess;
 use crate::clock::rfc3339;
 use crate::sandboxes::idempotency::StoredSandbox;
-use crate::sandboxes::pause::lifecycle_of;
+use crate::sandboxes::lifecycle::lifecycle_of;
 use crate::sandboxes::policy::spec_of;
 
 /// The same for every sandbox; required by SDKs that still read it.

@@ -384,7 +384,7 @@ impl Sandboxes {
             allow_public_traffic: spec.network.as_ref().is_none_or(|network| network.allow_public_traffic),
             allow_internet_access: spec.allow_internet_access,
             network_json,
-            lifecycle_json: super::pause::to_json(spec.lifecycle),
+            lifecycle_json: super::lifecycle::to_json(spec.lifecycle),
             injections_sealed: None,
             created_us: now_us,
         }

@@ -19,6 +19,7 @@ use store::sandboxes::{Resumption, SandboxRow};
 use super::Sandboxes;
 use super::change::ChangeError;
 use super::deadline::Deadline;
+use super::lifecycle::to_json;
 use super::registry::SandboxEntry;
 use crate::admission::quota::OverQuota;
 use crate::chain::Chain;
@@ -81,19 +82,6 @@ pub(crate) struct Connected {
     pub(crate) row: SandboxRow,
     /// Whether it had to be resumed.
     pub(crate) was_paused: bool,
-}
-
-/// The lifecycle settings of a row. With invalid content they are the default.
-pub(crate) fn lifecycle_of(row: &SandboxRow) -> LifecycleSpec {
-    let text = row.lifecycle_json.as_deref();
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default()
-}
-
-/// The column of lifecycle settings; none for those that every sandbox has without a request.
-pub(super) fn to_json(lifecycle: LifecycleSpec) -> Option<String> {
-    let is_default = !lifecycle.auto_pause && !lifecycle.auto_resume;
-    (!is_default).then(|| serde_json::to_string(&lifecycle).expect("flags and a number are JSON"))
 }
 
 impl Sandboxes {

@@ -7,7 +7,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use http::HeaderMap;
 use model::id::{SandboxId, TeamId};
 use model::lifecycle::{State, Transition};
 use model::sandbox::LifecycleSpec;
@@ -18,7 +17,7 @@ use store::sandboxes::SandboxRow;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::pause::lifecycle_of;
+use super::lifecycle::lifecycle_of;
 use super::policy::spec_of;
 use crate::admission::Admission;
 use crate::admission::quota::{OverQuota, ResourceUse};
@@ -214,9 +213,9 @@ impl SandboxEntry {
         });
     }
 
-    /// Whether a request with these headers to this port may resume it.
-    pub(crate) fn may_wake(&self, headers: &HeaderMap, port: u16) -> bool {
-        self.traffic().may_resume(headers, port, self.is_secure)
+    /// What traffic requires that resumes it, and whether its agent requires a token.
+    pub(crate) fn required(&self) -> (Arc<Access>, bool) {
+        (self.traffic(), self.is_secure)
     }
 
     /// Counts it as paused, or as running, in the quota of its team.

@@ -149,6 +149,9 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "egress.resolvers" => "127.0.0.1:5353,::1",
                     "builds.registry_ca_files" => "registry.test:5000=/ca.pem",
                     "builds.registry_mirrors" => "docker.io=mirror.test:5000",
+                    "blobs.store" => "s3",
+                    "blobs.endpoint" => "https://s3.test",
+                    "blobs.secret_access_key_file" | "blobs.ca_file" => "/x",
                     _ => "x",
                 };
                 (text, format!("{text:?}"))
@@ -158,7 +161,17 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             Some((table, word)) => format!("[{table}]\n{word} = {quoted}\n"),
             None => format!("{} = {quoted}\n", key.name),
         };
-        // Each file of a certificate requires the other, and ACME what it cannot do without.
+        // Each file of a certificate requires the other, and ACME and a bucket what they cannot do without.
+        let of_blobs = [
+            ("RINGFENCE_BLOBS_STORE", "store = 's3'\n", "s3"),
+            ("RINGFENCE_BLOBS_BUCKET", "bucket = 'b'\n", "b"),
+            ("RINGFENCE_BLOBS_ACCESS_KEY_ID", "access_key_id = 'i'\n", "i"),
+            (
+                "RINGFENCE_BLOBS_SECRET_ACCESS_KEY_FILE",
+                "secret_access_key_file = '/k'\n",
+                "/k",
+            ),
+        ];
         let needed = [
             (
                 "RINGFENCE_ACME_DIRECTORY",
@@ -171,6 +184,12 @@ fn every_key_can_be_set_by_file_and_by_environment() {
         let (file, partners) = match key.name {
             "tls_cert" => (format!("{file}tls_key = \"x\"\n"), vec![("RINGFENCE_TLS_KEY", "x")]),
             "tls_key" => (format!("{file}tls_cert = \"x\"\n"), vec![("RINGFENCE_TLS_CERT", "x")]),
+            name if name.starts_with("blobs.") => {
+                let others: Vec<_> = of_blobs.into_iter().filter(|(env, ..)| *env != key.env()).collect();
+                let lines: String = others.iter().map(|(_, line, _)| *line).collect();
+                let values = others.iter().map(|(env, _, value)| (*env, *value));
+                (format!("{file}{lines}"), values.collect())
+            }
             name if name.starts_with("acme.") => {
                 let others: Vec<_> = needed.into_iter().filter(|(env, ..)| *env != key.env()).collect();
                 let lines: String = others.iter().map(|(_, line, _)| *line).collect();
@@ -188,6 +207,39 @@ fn every_key_can_be_set_by_file_and_by_environment() {
         let env: Vec<_> = partners.into_iter().chain([(own.as_str(), text)]).collect();
         let by_env = format!("{:?}", resolve(&[], &env, None).unwrap());
         assert_eq!(by_file, by_env, "{}", key.name);
+    }
+}
+
+#[test]
+fn a_bucket_needs_all_of_its_keys_and_shows_no_secret() {
+    const KEY: &str = "RINGFENCE_BLOBS_SECRET_ACCESS_KEY";
+    let s3 = "[blobs]\nstore = 's3'\nbucket = 'b'\naccess_key_id = 'i'\n";
+    let by_env = resolve(&[], &[(KEY, "the-key")], Some(s3)).unwrap();
+    assert!(!format!("{by_env:?}").contains("the-key"));
+    assert!(
+        resolve(&[], &[], Some("[blobs]\nstore = 'local'\n"))
+            .unwrap()
+            .blobs
+            .is_none()
+    );
+    let http = format!("{s3}endpoint = 'http://s3.test'\n");
+    assert!(resolve(&[], &[(KEY, "k")], Some(&format!("{http}allow_http = true\n"))).is_ok());
+    let no_bucket = "[blobs]\nstore = 's3'\naccess_key_id = 'i'\n";
+    let both = format!("{s3}secret_access_key_file = '/k'\n");
+    for (env, file, part) in [
+        ("the-key", "[blobs]\nstore = 'disk'\n", "local or s3"),
+        ("the-key", "[blobs]\nbucket = 'b'\n", "blobs.store"),
+        ("the-key", no_bucket, "blobs.bucket"),
+        ("", s3, "blobs.secret_access_key_file"),
+        ("the-key", &both, "blobs.secret_access_key_file"),
+        ("the key", s3, "one word"),
+        ("the-key", &http, "blobs.allow_http"),
+        ("the-key", &format!("{s3}prefix = '../b'\n"), "blobs.prefix"),
+    ] {
+        let env: &[(&str, &str)] = if env.is_empty() { &[] } else { &[(KEY, env)] };
+        let error = resolve(&[], env, Some(file)).unwrap_err().to_string();
+        assert!(error.contains(part), "{part}: {error}");
+        assert!(!error.contains("the-key") && !error.contains("the key"), "{error}");
     }
 }
 

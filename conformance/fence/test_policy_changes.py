@@ -160,7 +160,7 @@ def test_a_policy_outlives_its_platform(create: Callable[..., Sandbox], platform
     assert [event for event in arrived if killed + 0.3 < event["at"] < started] == []
     until(lambda: any(event["at"] > ready for event in internet.events(kind="tcp", server=FIRST)), "a new connection arrives")
     assert results(first, {"do": "tcp", "to": FIRST}) == ["ok"]
-    assert time.time() - ready < 5
+    assert time.time() - ready < 20
     # A clean end would mean that all data had arrived.
     assert held.last()[FIRST] in ("ECONNRESET", "EPIPE")
     assert "ok" not in {event["event"] for event in denied.events()}

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use protocol::node::HostCapacity;
 use serde_json::{Value, json};
-use store::builds::{BuildEnd, BuildStart};
 
 use super::platform::{BASE, OTHER_KEY, Reply, TestPlatform, within};
 
@@ -19,35 +18,11 @@ pub(crate) async fn request(platform: &TestPlatform, body: &str) -> (String, Str
     (text(&reply, "templateID"), text(&reply, "buildID"))
 }
 
-/// Ends a build as if it had been run.
-pub(crate) async fn finish(platform: &TestPlatform, template: &str, build: &str, spec: &str) {
-    let rows = platform.rows();
-    let (template, build) = (template.parse().expect("an id"), build.parse().expect("an id"));
-    let now_us = platform.clock.now_us();
-    let start = BuildStart {
-        // Not a recipe, and of another node, so that this platform does not begin it.
-        recipe_json: "{}".to_owned(),
-        registry_sealed: None,
-        now_us,
-    };
-    rows.build_start(&template, &build, &start)
-        .await
-        .expect("started")
-        .applied()
-        .expect("started");
-    // The platform may begin it first, and fails it then.
-    while rows
-        .build_begin_next(now_us)
-        .await
-        .expect("a database")
-        .is_some_and(|job| job.id != build)
-    {}
-    let end = BuildEnd::Ready {
-        spec_json: spec.to_owned(),
-        disk_mb: 2048,
-        agent_version: "0.6.13".to_owned(),
-    };
-    assert!(rows.build_end(&build, &end, now_us).await.expect("a database"));
+/// Makes a build ready as if it had been run. It is not started for that, because the platform would run it.
+pub(crate) async fn finish(platform: &TestPlatform, build: &str, spec: &str) {
+    let (rows, build) = (platform.rows(), build.parse().expect("an id"));
+    let imported = rows.build_import(&build, spec, "0.6.13", platform.clock.now_us());
+    assert!(imported.await.expect("a database"));
 }
 
 pub(crate) const BASE_SPEC: &str = r#"{"image":"base"}"#;
@@ -476,7 +451,7 @@ async fn sandboxes_are_started_with_what_was_built() {
     platform.node.layers.lock().insert(layer.parse().expect("an id"), 1);
     let spec =
         format!(r#"{{"image":{{"layers":{{"base":true,"layers":["{layer}"]}}}},"user":"someone","workdir":"/srv"}}"#);
-    finish(&platform, &template, &build, &spec).await;
+    finish(&platform, &build, &spec).await;
     let item = platform.call("GET", "/v2/templates", "").await.json;
     let item = item
         .as_array()
@@ -491,7 +466,7 @@ async fn sandboxes_are_started_with_what_was_built() {
             &item["diskSizeMB"],
             &item["memoryMB"]
         ),
-        (&json!(build), &json!("ready"), &json!(2048), &json!(256))
+        (&json!(build), &json!("ready"), &json!(10240), &json!(256))
     );
     for name in ["a", "team1/a", "a:default", &template, &format!("a:{build}")] {
         let reply = platform
@@ -563,14 +538,14 @@ async fn sandboxes_are_started_with_what_was_built() {
 #[tokio::test]
 async fn tags_move_between_builds() {
     let platform = TestPlatform::start().await;
-    let (template, one) = request(&platform, r#"{"name":"a"}"#).await;
+    let (_, one) = request(&platform, r#"{"name":"a"}"#).await;
     let assign = async |body: String| platform.call("POST", "/templates/tags", &body).await;
     // Nothing is ready yet.
     assign(r#"{"target":"a","tags":["v1"]}"#.to_owned()).await.error(404);
-    finish(&platform, &template, &one, BASE_SPEC).await;
+    finish(&platform, &one, BASE_SPEC).await;
     let (_, two) = request(&platform, r#"{"name":"a:v2"}"#).await;
     platform.clock.advance(1);
-    finish(&platform, &template, &two, BASE_SPEC).await;
+    finish(&platform, &two, BASE_SPEC).await;
     let reply = assign(r#"{"target":"team1/a:v2","tags":["default","V3","v3"]}"#.to_owned()).await;
     assert_eq!(reply.status, 201, "{reply:?}");
     assert_eq!(reply.json, json!({"tags": ["default", "v3"], "buildID": two}));

@@ -7,11 +7,11 @@ use super::platform::{OTHER_KEY, TestPlatform};
 
 /// A template `a` with two finished builds, and their ids.
 async fn with_builds(platform: &TestPlatform) -> (String, String) {
-    let (template, one) = request(platform, r#"{"name":"a"}"#).await;
-    finish(platform, &template, &one, BASE_SPEC).await;
+    let (_, one) = request(platform, r#"{"name":"a"}"#).await;
+    finish(platform, &one, BASE_SPEC).await;
     platform.clock.advance(1);
     let (_, two) = request(platform, r#"{"name":"a:v2"}"#).await;
-    finish(platform, &template, &two, BASE_SPEC).await;
+    finish(platform, &two, BASE_SPEC).await;
     (one, two)
 }
 
@@ -44,7 +44,7 @@ async fn tags_are_counted_and_found_when_a_build_is_finished() {
     let exists = |tag: &str| format!("exists?tag={tag}");
     let answer = |is: bool, tag: &str| json!({"exists": is, "normalizedTag": tag});
     assert_eq!(read(&platform, &exists("v1")).await, answer(false, "v1"));
-    finish(&platform, &template, &one, BASE_SPEC).await;
+    finish(&platform, &one, BASE_SPEC).await;
     assert_eq!(read(&platform, "count").await, json!({"total": 2}));
     assert_eq!(read(&platform, &exists("%20V1%20")).await, answer(true, "v1"));
     assert_eq!(read(&platform, &exists("v")).await, answer(false, "v"));

@@ -31,6 +31,21 @@ pub struct S3Settings {
 }
 
 impl S3Settings {
+    /// The address of the bucket at an endpoint, with the bucket in the name of the host; the endpoint itself if it is
+    /// there already.
+    pub(crate) fn address_of_bucket(&self, endpoint: &str) -> Result<String, String> {
+        let bucket = &self.bucket;
+        let (scheme, host) = endpoint.split_once("://").unwrap_or(("https", endpoint));
+        if host.strip_prefix(bucket).is_some_and(|rest| rest.starts_with('.')) {
+            return Ok(endpoint.to_owned());
+        }
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        if name.starts_with('[') || name.parse::<std::net::IpAddr>().is_ok() {
+            return Err("blobs.path_style = false requires a blobs.endpoint with the name of a host".to_owned());
+        }
+        Ok(format!("{scheme}://{bucket}.{host}"))
+    }
+
     /// The prefix, if objects can have it: words of letters, digits, `.`, `_` and `-` with `/` between them, none of
     /// them `.` or `..`, and at most 256 characters.
     ///
@@ -94,8 +109,38 @@ mod tests {
     }
 
     #[test]
+    fn the_bucket_is_in_the_name_of_the_host() {
+        let settings = settings();
+        let address = |endpoint| settings.address_of_bucket(endpoint);
+        for (endpoint, want) in [
+            ("https://s3.test", "https://b.s3.test"),
+            ("http://s3.test:9000", "http://b.s3.test:9000"),
+            // It is there already.
+            ("https://b.s3.test:9000", "https://b.s3.test:9000"),
+            ("https://bb.s3.test", "https://b.bb.s3.test"),
+            ("https://b", "https://b.b"),
+        ] {
+            assert_eq!(address(endpoint).as_deref(), Ok(want));
+        }
+        for endpoint in [
+            "https://127.0.0.1",
+            "https://127.0.0.1:9000",
+            "https://[::1]:9000",
+            "https://[::1]",
+        ] {
+            assert!(address(endpoint).is_err(), "{endpoint}");
+        }
+    }
+
+    #[test]
     fn debug_shows_no_credentials() {
-        let settings = S3Settings {
+        let settings = settings();
+        let shown = format!("{settings:?}");
+        assert!(!shown.contains("the-name") && !shown.contains("the-key"), "{shown}");
+    }
+
+    fn settings() -> S3Settings {
+        S3Settings {
             bucket: "b".to_owned(),
             endpoint: None,
             region: "r".to_owned(),
@@ -106,8 +151,6 @@ mod tests {
             path_style: true,
             authority: None,
             journal: PathBuf::new(),
-        };
-        let shown = format!("{settings:?}");
-        assert!(!shown.contains("the-name") && !shown.contains("the-key"), "{shown}");
+        }
     }
 }

@@ -212,7 +212,11 @@ impl Blobs {
             .with_client_options(client)
             .with_retry(retry);
         if let Some(endpoint) = &settings.endpoint {
-            builder = builder.with_endpoint(endpoint);
+            let address = match settings.path_style {
+                true => endpoint.clone(),
+                false => settings.address_of_bucket(endpoint).map_err(invalid)?,
+            };
+            builder = builder.with_endpoint(address);
         }
         let store = builder
             .build()

@@ -6,6 +6,7 @@
 //!   the secrets of access keys only as ciphertext that the caller sealed;
 //! - injection rules of users and injections of sandboxes: only as ciphertext that the caller sealed;
 //! - templates, their aliases, tags and builds: which template a name stands for in a team, and what it consists of;
+//! - removals of objects from the blob store, which the nodes that share it announce to each other;
 //! - logs of builds, and which layers and uploaded files a node has for the builds of a team;
 //! - nodes: which hosts share the database, and which server may change the rows of each;
 //! - sandboxes: their owner, template, node and deadline. Deadlines survive a restart of the platform. Environment
@@ -38,6 +39,7 @@ pub mod injection_rules;
 pub mod keys;
 pub mod nodes;
 pub mod records;
+pub mod removals;
 pub mod sandboxes;
 pub mod sealed;
 pub mod secrets;

@@ -21,6 +21,8 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0007_secrets.sql"),
     include_str!("migrations/0008_builds.sql"),
     include_str!("migrations/0009_pause.sql"),
+    include_str!("migrations/0010_templates.sql"),
+    include_str!("migrations/0011_kept_disks.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -16,7 +16,7 @@ use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
 use model::lifecycle::{Kept, State};
 
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
-pub use self::pause::Resumption;
+pub use self::pause::{Pause, Resumption};
 pub use self::row::SandboxRow;
 use self::row::columns;
 use crate::error::{StoreError, classify};
@@ -68,6 +68,8 @@ pub struct NewSandbox {
     pub lifecycle_json: Option<String>,
     /// Its injections, sealed by the caller.
     pub injections_sealed: Option<SealedSecret>,
+    /// Its environment, sealed by the caller.
+    pub environment_sealed: Option<SealedSecret>,
     /// When it was requested, in microseconds since the Unix epoch.
     pub created_us: i64,
 }
@@ -89,6 +91,17 @@ impl FromColumns for SandboxInjections {
     }
 }
 
+/// The environment of a sandbox.
+struct Environment(SealedSecret);
+
+impl FromColumns for Environment {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self(SealedSecret::new(columns.text("environment_sealed")?)))
+    }
+}
+
 /// Decoded from a row whose existence is all that matters.
 struct Present;
 
@@ -106,8 +119,8 @@ impl NodeRows {
     /// # Errors
     /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such team or user.
     pub async fn sandbox_insert(&self, new: NewSandbox) -> Result<SandboxRow, StoreError> {
-        let injections = new.injections_sealed.clone();
-        self.insert(self.sandbox_unstored(new), injections).await
+        let sealed = (new.injections_sealed.clone(), new.environment_sealed.clone());
+        self.insert(self.sandbox_unstored(new), sealed).await
     }
 
     /// The row that a new sandbox of this node would have, without storing it.
@@ -130,7 +143,7 @@ impl NodeRows {
         agent_version: &str,
     ) -> Result<SandboxRow, StoreError> {
         storable("agent version", agent_version)?;
-        let injections = new.injections_sealed.clone();
+        let sealed = (new.injections_sealed.clone(), new.environment_sealed.clone());
         let row = SandboxRow {
             state: State::Running,
             started_us,
@@ -138,10 +151,14 @@ impl NodeRows {
             agent_version: agent_version.to_owned(),
             ..self.sandbox_unstored(new)
         };
-        self.insert(row, injections).await
+        self.insert(row, sealed).await
     }
 
-    async fn insert(&self, row: SandboxRow, injections: Option<SealedSecret>) -> Result<SandboxRow, StoreError> {
+    async fn insert(
+        &self,
+        row: SandboxRow,
+        (injections, environment): (Option<SealedSecret>, Option<SealedSecret>),
+    ) -> Result<SandboxRow, StoreError> {
         if let Some(alias) = &row.alias {
             storable("sandbox alias", alias)?;
         }
@@ -149,8 +166,8 @@ impl NodeRows {
         let query = sqlx::query(concat!(
             "INSERT INTO sandboxes (",
             columns!(),
-            ", injections_sealed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, \
-             $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
+            ", injections_sealed, environment_sealed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
+             $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30)"
         ))
         .bind(row.id.as_str())
         .bind(row.team_id.as_str())
@@ -178,7 +195,10 @@ impl NodeRows {
         .bind(self.node.as_str())
         .bind(row.paused_us)
         .bind(row.kept.map(Kept::as_str))
-        .bind(injections.as_ref().map(SealedSecret::as_str));
+        .bind(row.kept_bytes)
+        .bind(row.resume_error.as_deref())
+        .bind(injections.as_ref().map(SealedSecret::as_str))
+        .bind(environment.as_ref().map(SealedSecret::as_str));
         self.store.db.write("sandbox", "insert a sandbox", query).await?;
         Ok(row)
     }
@@ -417,6 +437,21 @@ impl Store {
         self.db.read_optional("find a sandbox", query).await
     }
 
+    /// The environment that a sandbox was created with; none if it has none, or there is no such sandbox.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_environment(&self, id: &SandboxId) -> Result<Option<SealedSecret>, StoreError> {
+        let query =
+            sqlx::query("SELECT environment_sealed FROM sandboxes WHERE id = $1 AND environment_sealed IS NOT NULL")
+                .bind(id.as_str());
+        let row: Option<Environment> = self
+            .db
+            .read_optional("read the environment of a sandbox", query)
+            .await?;
+        Ok(row.map(|Environment(sealed)| sealed))
+    }
+
     /// The injections of a sandbox of any owner; none if it has none, or there is no such sandbox.
     ///
     /// # Errors
@@ -459,5 +494,7 @@ fn creating(new: NewSandbox, node: NodeId) -> SandboxRow {
         created_us: new.created_us,
         paused_us: None,
         kept: None,
+        kept_bytes: None,
+        resume_error: None,
     }
 }

@@ -78,6 +78,13 @@ const SEALED: &[SealedColumn] = &[
         drop: Some("UPDATE sandboxes SET injections_sealed = NULL WHERE id = $1 AND $2 > 0"),
     },
     SealedColumn {
+        table: "sandboxes.environment",
+        is_json: false,
+        select: "SELECT id AS row_key, environment_sealed AS sealed FROM sandboxes WHERE environment_sealed IS NOT NULL",
+        update: "UPDATE sandboxes SET environment_sealed = $2 WHERE id = $1",
+        drop: Some("UPDATE sandboxes SET environment_sealed = NULL WHERE id = $1 AND $2 > 0"),
+    },
+    SealedColumn {
         table: "sandboxes.network",
         is_json: true,
         select: "SELECT id AS row_key, network_json AS sealed FROM sandboxes WHERE network_json IS NOT NULL",

@@ -1,4 +1,8 @@
 //! Tags of templates: assignments of a name to a build. The newest of a name counts, so that a tag can be set back.
+//!
+//! What a template has of them is bounded: [`TAGS_MAX`] tags, and the newest [`HISTORY_MAX`] assignments of each. Older
+//! ones are removed by the next assignment, except what still matters: the newest one to a build that is ready, and those
+//! to builds that have not ended.
 
 use model::id::{BuildId, TemplateId};
 
@@ -6,6 +10,11 @@ use crate::Store;
 use crate::db::Transaction;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+
+/// Maximum number of tags of a template.
+pub const TAGS_MAX: u32 = 1000;
+/// How many assignments of a tag are kept.
+pub const HISTORY_MAX: u32 = 100;
 
 /// An assignment of a tag.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,19 +91,33 @@ impl FromColumns for TagSummary {
     }
 }
 
-/// Assigns a tag within a transaction. Assignments to one template are made one after another.
+/// A number of tags.
+struct Count(i64);
+
+impl FromColumns for Count {
+    const TABLE: &'static str = "template_tags";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.int("total").map(Self)
+    }
+}
+
+/// Assigns a tag within a transaction. Assignments to one template are made one after another. `false` when the template
+/// has as many tags as it can have; then the transaction is to be rolled back.
 pub(crate) async fn assign(
     tx: &mut Transaction,
     template: &TemplateId,
     build: &BuildId,
     tag: &str,
     now_us: i64,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
+    const WHAT: &str = "assign a tag";
+    let failed = |error: sqlx::Error| classify(&error, "tag", WHAT);
     sqlx::query("UPDATE templates SET is_public = is_public WHERE id = $1")
         .bind(template.as_str())
         .execute(&mut **tx)
         .await
-        .map_err(|error| classify(&error, "template", "assign a tag"))?;
+        .map_err(|error| classify(&error, "template", WHAT))?;
     sqlx::query(
         "INSERT INTO template_tags (template_id, seq, tag, build_id, created_us) VALUES ($1, \
          (SELECT COALESCE(MAX(seq), 0) + 1 FROM template_tags WHERE template_id = $1), $2, $3, $4)",
@@ -105,12 +128,43 @@ pub(crate) async fn assign(
     .bind(now_us)
     .execute(&mut **tx)
     .await
-    .map_err(|error| classify(&error, "tag", "assign a tag"))?;
-    Ok(())
+    .map_err(failed)?;
+    // Only a tag that is new can be one too many.
+    let count = sqlx::query(
+        "SELECT COUNT(DISTINCT tag) AS total FROM template_tags WHERE template_id = $1 \
+         AND (SELECT COUNT(*) FROM template_tags WHERE template_id = $1 AND tag = $2) = 1",
+    )
+    .bind(template.as_str())
+    .bind(tag)
+    .fetch_one(&mut **tx)
+    .await
+    .map_err(failed)?;
+    let Count(tags) = Columns::decode(&count)?;
+    if tags > i64::from(TAGS_MAX) {
+        return Ok(false);
+    }
+    sqlx::query(
+        "DELETE FROM template_tags WHERE template_id = $1 AND tag = $2 AND seq NOT IN \
+         (SELECT seq FROM template_tags WHERE template_id = $1 AND tag = $2 \
+         ORDER BY created_us DESC, seq DESC LIMIT $3) \
+         AND seq NOT IN (SELECT g.seq FROM template_tags g JOIN builds b ON b.id = g.build_id \
+         WHERE g.template_id = $1 AND g.tag = $2 AND b.status = 'ready' \
+         ORDER BY g.created_us DESC, g.seq DESC LIMIT 1) \
+         AND NOT EXISTS (SELECT 1 FROM builds b WHERE b.id = template_tags.build_id \
+         AND b.status IN ('waiting', 'building'))",
+    )
+    .bind(template.as_str())
+    .bind(tag)
+    .bind(i64::from(HISTORY_MAX))
+    .execute(&mut **tx)
+    .await
+    .map_err(failed)?;
+    Ok(true)
 }
 
 impl Store {
-    /// Assigns tags to a build of a template.
+    /// Assigns tags to a build of a template. `false`, and none is assigned, when the template would have more than
+    /// [`TAGS_MAX`].
     ///
     /// # Errors
     /// [`StoreError::Dangling`] when there is no such build, and when the database fails.
@@ -120,15 +174,18 @@ impl Store {
         build: &BuildId,
         tags: &[String],
         now_us: i64,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         const WHAT: &str = "assign tags";
         let mut tx = self.db.begin(WHAT).await?;
         for tag in tags {
             storable("tag", tag)?;
-            assign(&mut tx, template, build, tag, now_us).await?;
+            if !assign(&mut tx, template, build, tag, now_us).await? {
+                return Ok(false);
+            }
         }
         tx.commit().await.map_err(|error| classify(&error, "tag", WHAT))?;
-        self.db.sync(WHAT).await
+        self.db.sync(WHAT).await?;
+        Ok(true)
     }
 
     /// Removes every assignment of a tag of a template.
@@ -150,18 +207,33 @@ impl Store {
     /// When the database fails.
     pub async fn tag_list(&self, template: &TemplateId) -> Result<Vec<TagRow>, StoreError> {
         let query = sqlx::query(
-            "SELECT g.tag, g.build_id, g.created_us FROM template_tags g JOIN builds b ON b.id = g.build_id \
-             WHERE g.template_id = $1 AND b.status = 'ready' ORDER BY g.created_us DESC, g.seq DESC",
+            "SELECT tag, build_id, created_us FROM (SELECT g.tag, g.build_id, g.created_us, \
+             ROW_NUMBER() OVER (PARTITION BY g.tag ORDER BY g.created_us DESC, g.seq DESC) AS place \
+             FROM template_tags g JOIN builds b ON b.id = g.build_id \
+             WHERE g.template_id = $1 AND b.status = 'ready') h WHERE place = 1",
         )
         .bind(template.as_str());
         let mut tags: Vec<TagRow> = self.db.read_all("list tags", query).await?;
-        // Stable, so the newest of each stays the first.
+        // Not by the database: the order of texts depends on its settings.
         tags.sort_by(|a, b| a.tag.cmp(&b.tag));
-        tags.dedup_by(|later, first| later.tag == first.tag);
         Ok(tags)
     }
 
-    /// The tags of a template that have a build that is ready, in no particular order.
+    /// How many tags of a template have a build that is ready.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn tag_count(&self, template: &TemplateId) -> Result<u64, StoreError> {
+        let query = sqlx::query(
+            "SELECT COUNT(DISTINCT g.tag) AS total FROM template_tags g JOIN builds b ON b.id = g.build_id \
+             WHERE g.template_id = $1 AND b.status = 'ready'",
+        )
+        .bind(template.as_str());
+        let found: Option<Count> = self.db.read_optional("count tags", query).await?;
+        Ok(found.map_or(0, |Count(total)| u64::try_from(total).unwrap_or(0)))
+    }
+
+    /// The tags of a template that have a build that is ready, in no particular order: at most [`TAGS_MAX`].
     ///
     /// # Errors
     /// When the database fails.

@@ -171,6 +171,20 @@ impl NodeRows {
         Ok(found.into_iter().map(|Text(text)| text).collect())
     }
 
+    /// The specs of the builds that sandboxes of the node were started from which have not ended.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn layer_references_of_sandboxes(&self) -> Result<Vec<String>, StoreError> {
+        let query = sqlx::query(
+            "SELECT b.spec_json AS value FROM builds b WHERE b.spec_json IS NOT NULL \
+             AND EXISTS (SELECT 1 FROM sandboxes s WHERE s.build_id = b.id AND s.node_id = $1)",
+        )
+        .bind(self.node.as_str());
+        let found: Vec<Text> = self.store.db.read_all("list layers of sandboxes", query).await?;
+        Ok(found.into_iter().map(|Text(text)| text).collect())
+    }
+
     /// The specs of the finished builds of the node with the teams that own them, deleted templates excluded.
     ///
     /// # Errors

@@ -72,6 +72,21 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Whether a node has an archive of a team.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn template_file_exists(&self, team: &TeamId, hash: &str) -> Result<bool, StoreError> {
+        storable("hash of files", hash)?;
+        let query = sqlx::query("SELECT team_id, hash FROM template_files WHERE team_id = $1 AND hash = $2 LIMIT 1")
+            .bind(team.as_str())
+            .bind(hash);
+        let found: Option<Named> = self.db.read_optional("find an uploaded file", query).await?;
+        Ok(found.is_some())
+    }
+}
+
 impl NodeRows {
     /// Notes an archive that was stored, or stored again.
     ///

@@ -167,6 +167,29 @@ impl Store {
         Ok(changed > 0)
     }
 
+    /// Fails a build that has not ended, because its owner wants that. `false` when there is none, or it has ended.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_cancel(
+        &self,
+        template: &TemplateId,
+        id: &BuildId,
+        reason: &str,
+        now_us: i64,
+    ) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "UPDATE builds SET status = 'failed', reason = $3, finished_us = $4, registry_sealed = NULL \
+             WHERE id = $1 AND template_id = $2 AND status IN ('waiting', 'building')",
+        )
+        .bind(id.as_str())
+        .bind(template.as_str())
+        .bind(reason.to_owned())
+        .bind(now_us);
+        let changed = self.db.write_durably("build", "cancel a build", query).await?;
+        Ok(changed > 0)
+    }
+
     /// Fails the builds that have waited since before `since_us`, for their client or for their turn.
     ///
     /// # Errors

@@ -68,6 +68,8 @@ pub enum BuildRequested {
     AliasIsId,
     /// Another template of the team has the alias.
     AliasTaken,
+    /// The template would have more tags than it can have.
+    TooManyTags,
     /// The template does not exist or was deleted.
     NoTemplate,
 }
@@ -259,7 +261,9 @@ impl Store {
             }
         }
         for tag in &new.tags {
-            tags::assign(&mut tx, &template_id, &new.build, tag, new.now_us).await?;
+            if !tags::assign(&mut tx, &template_id, &new.build, tag, new.now_us).await? {
+                return Ok(BuildRequested::TooManyTags);
+            }
         }
         tx.commit().await.map_err(|error| classify(&error, "build", WHAT))?;
         self.db.sync(WHAT).await?;

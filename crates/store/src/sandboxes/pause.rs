@@ -9,6 +9,20 @@ use super::row::{SandboxRow, columns};
 use crate::Change;
 use crate::error::StoreError;
 use crate::nodes::NodeRows;
+use crate::row::storable;
+
+/// What there is of a sandbox that is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pause<'a> {
+    /// What is kept of it.
+    pub kept: Kept,
+    /// Space that it takes on the disk of its host, in bytes.
+    pub kept_bytes: i64,
+    /// When it was paused, in microseconds since the Unix epoch.
+    pub paused_us: i64,
+    /// Why it was not resumed, if that was tried.
+    pub resume_error: Option<&'a str>,
+}
 
 /// The deadlines and settings of a sandbox that is being resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +61,7 @@ impl NodeRows {
         self.sandbox_change(id, "mark a sandbox as being paused", query).await
     }
 
-    /// Marks a sandbox as paused, from `pausing` or `resuming` at `version`.
+    /// Marks a sandbox as paused, from `pausing`, `resuming` or `paused` at `version`.
     ///
     /// # Errors
     /// When the database fails.
@@ -55,18 +69,20 @@ impl NodeRows {
         &self,
         id: &SandboxId,
         version: i64,
-        kept: Kept,
-        paused_us: i64,
+        pause: Pause<'_>,
     ) -> Result<Change<SandboxRow>, StoreError> {
         let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'paused', version = version + 1, kept = $3, paused_us = $4 \
-             WHERE id = $1 AND version = $2 AND state IN ('pausing', 'resuming') AND node_id = $5 RETURNING ",
+            "UPDATE sandboxes SET state = 'paused', version = version + 1, kept = $3, paused_us = $4, kept_bytes = $5, \
+             resume_error = $6 \
+             WHERE id = $1 AND version = $2 AND state IN ('pausing', 'resuming', 'paused') AND node_id = $7 RETURNING ",
             columns!()
         ))
         .bind(id.as_str())
         .bind(version)
-        .bind(kept.as_str())
-        .bind(paused_us)
+        .bind(pause.kept.as_str())
+        .bind(pause.paused_us)
+        .bind(pause.kept_bytes)
+        .bind(pause.resume_error)
         .bind(self.node.as_str());
         self.sandbox_change(id, "mark a sandbox as paused", query).await
     }
@@ -98,7 +114,8 @@ impl NodeRows {
         self.sandbox_change(id, "mark a sandbox as being resumed", query).await
     }
 
-    /// Marks a sandbox as running again, from `resuming` or `pausing` at `version`, with the times that the client is sent.
+    /// Marks a sandbox as running again, from `resuming` or `pausing` at `version`, with the times that the client is sent,
+    /// and the version of its agent if that is another one.
     ///
     /// # Errors
     /// When the database fails.
@@ -106,18 +123,23 @@ impl NodeRows {
         &self,
         id: &SandboxId,
         version: i64,
-        started_us: i64,
-        end_us: i64,
+        (started_us, end_us): (i64, i64),
+        agent_version: Option<&str>,
     ) -> Result<Change<SandboxRow>, StoreError> {
+        if let Some(agent_version) = agent_version {
+            storable("agent version", agent_version)?;
+        }
         let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'running', version = version + 1, started_us = $3, end_us = $4 \
-             WHERE id = $1 AND version = $2 AND state IN ('pausing', 'resuming') AND node_id = $5 RETURNING ",
+            "UPDATE sandboxes SET state = 'running', version = version + 1, started_us = $3, end_us = $4, \
+             agent_version = COALESCE($5, agent_version) \
+             WHERE id = $1 AND version = $2 AND state IN ('pausing', 'resuming') AND node_id = $6 RETURNING ",
             columns!()
         ))
         .bind(id.as_str())
         .bind(version)
         .bind(started_us)
         .bind(end_us)
+        .bind(agent_version)
         .bind(self.node.as_str());
         self.sandbox_change(id, "mark a sandbox as running again", query).await
     }

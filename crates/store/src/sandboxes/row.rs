@@ -63,6 +63,10 @@ pub struct SandboxRow {
     pub paused_us: Option<i64>,
     /// What is kept of it while it is being paused, is paused, or is being resumed. Otherwise without meaning.
     pub kept: Option<Kept>,
+    /// Space that it takes on the disk of its host while it is paused, in bytes. Otherwise without meaning.
+    pub kept_bytes: Option<i64>,
+    /// Why it could not be resumed the last time, while it is paused. Otherwise without meaning.
+    pub resume_error: Option<String>,
 }
 
 /// The columns of a [`SandboxRow`].
@@ -71,7 +75,7 @@ macro_rules! columns {
         "id, team_id, user_id, template_id, build_id, alias, state, version, execution_id, started_us, end_us, \
          max_end_us, cpu_count, memory_mb, disk_mb, agent_version, metadata_json, secure, allow_public_traffic, \
          allow_internet_access, network_json, lifecycle_json, created_us, node_id, \
-         paused_us, kept"
+         paused_us, kept, kept_bytes, resume_error"
     };
 }
 pub(super) use columns;
@@ -110,6 +114,8 @@ impl FromColumns for SandboxRow {
                 None => None,
                 Some(word) => Some(Kept::from_column(&word).ok_or_else(|| columns.corrupt("kept"))?),
             },
+            kept_bytes: columns.int_opt("kept_bytes")?,
+            resume_error: columns.text_opt("resume_error")?,
         })
     }
 }

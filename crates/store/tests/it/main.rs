@@ -23,6 +23,7 @@ mod records;
 mod samples;
 mod sandboxes;
 mod secrets;
+mod tags;
 mod templates;
 mod tokens;
 
@@ -63,6 +64,9 @@ const CASES: &[(&str, Case)] = cases![
     builds::builds_are_begun_once_and_ended_once,
     builds::tags_can_be_set_back,
     builds::tags_have_a_history,
+    tags::tags_are_bounded,
+    tags::a_build_is_cancelled_once,
+    tags::removals_are_announced_once,
     builds::deleted_templates_keep_their_id,
     builds::logs_are_read_by_offset_and_time,
     builds::layers_are_referred_to_until_nothing_needs_them,
@@ -71,6 +75,7 @@ const CASES: &[(&str, Case)] = cases![
     sandboxes::every_field_round_trips,
     sandboxes::insert_start_stop_and_delete,
     sandboxes::changes_of_an_old_version_are_stale,
+    sandboxes::environments_are_stored_apart,
     sandboxes::pauses_and_resumes_are_changes_of_one_version,
     sandboxes::deadlines_change_only_while_running,
     sandboxes::the_network_changes_only_while_running,

@@ -109,6 +109,7 @@ pub(crate) fn sandbox(n: u32, team: u32) -> NewSandbox {
         network_json: None,
         lifecycle_json: None,
         injections_sealed: None,
+        environment_sealed: None,
         created_us: i64::from(n),
     }
 }

@@ -3,7 +3,8 @@
 use model::lifecycle::{Kept, State};
 use store::Change;
 use store::error::StoreError;
-use store::sandboxes::{NewSandbox, Resumption, SandboxRow};
+use store::keys::SealedSecret;
+use store::sandboxes::{NewSandbox, Pause, Resumption, SandboxRow};
 
 use crate::database::Database;
 use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
@@ -282,6 +283,30 @@ pub(crate) async fn errors_name_the_corrupt_column(db: Database) {
     store.close().await;
 }
 
+fn pause(kept: Kept) -> Pause<'static> {
+    Pause {
+        kept,
+        kept_bytes: 4096,
+        paused_us: 7,
+        resume_error: None,
+    }
+}
+
+pub(crate) async fn environments_are_stored_apart(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let sealed = SealedSecret::new("sealed".to_owned());
+    let new = NewSandbox {
+        environment_sealed: Some(sealed.clone()),
+        ..sandbox(1, 1)
+    };
+    let row = running(&store, new, 5).await;
+    assert_eq!(store.sandbox_environment(&row.id).await.unwrap(), Some(sealed));
+    let other = running(&store, sandbox(2, 1), 5).await;
+    assert_eq!(store.sandbox_environment(&other.id).await.unwrap(), None);
+    store.close().await;
+}
+
 pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
@@ -298,9 +323,9 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
         lifecycle_json: Some("{}".to_owned()),
     };
     for stale in [
-        rows.sandbox_paused(id, row.version, Kept::Memory, 7).await.unwrap(),
+        rows.sandbox_paused(id, row.version, pause(Kept::Memory)).await.unwrap(),
         rows.sandbox_resuming(id, row.version, &resumption).await.unwrap(),
-        rows.sandbox_resumed(id, row.version, 8, 9).await.unwrap(),
+        rows.sandbox_resumed(id, row.version, (8, 9), None).await.unwrap(),
         rows.sandbox_pausing(id, row.version - 1, Kept::Memory).await.unwrap(),
     ] {
         assert_eq!(stale, Change::Stale);
@@ -320,11 +345,28 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
         version: pausing.version + 1,
         kept: Some(Kept::Image),
         paused_us: Some(7),
+        kept_bytes: Some(4096),
         ..pausing.clone()
     };
-    let change = rows.sandbox_paused(id, pausing.version, Kept::Image, 7).await.unwrap();
+    let change = rows
+        .sandbox_paused(id, pausing.version, pause(Kept::Image))
+        .await
+        .unwrap();
     assert_eq!(change, Change::Applied(paused.clone()));
     assert_eq!(store.sandbox_by_id(id).await.unwrap(), Some(paused.clone()));
+    // What is kept may become less, and a resume may fail.
+    let failed = Pause {
+        resume_error: Some("why"),
+        ..pause(Kept::Filesystem)
+    };
+    let change = rows.sandbox_paused(id, paused.version, failed).await.unwrap();
+    let paused = SandboxRow {
+        version: paused.version + 1,
+        kept: Some(Kept::Filesystem),
+        resume_error: Some("why".to_owned()),
+        ..paused
+    };
+    assert_eq!(change, Change::Applied(paused.clone()));
     let resuming = SandboxRow {
         state: State::Resuming,
         version: paused.version + 1,
@@ -341,9 +383,13 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
         version: resuming.version + 1,
         started_us: 8,
         end_us: 708,
+        agent_version: "9.9.9".to_owned(),
         ..resuming.clone()
     };
-    let change = rows.sandbox_resumed(id, resuming.version, 8, 708).await.unwrap();
+    let change = rows
+        .sandbox_resumed(id, resuming.version, (8, 708), Some("9.9.9"))
+        .await
+        .unwrap();
     assert_eq!(change, Change::Applied(running));
     store.close().await;
 }

@@ -13,6 +13,7 @@ mod registry;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
@@ -31,6 +32,8 @@ use crate::manifest::{self, Digest, Image, Manifest};
 
 /// Maximum number of layers that are downloaded at the same time.
 const PARALLEL_MAX: usize = 8;
+/// How often it is said how much of the layers was downloaded.
+const STATE: Duration = Duration::from_secs(1);
 
 /// Does a job.
 pub(crate) fn run(job: &PullJob, now: Timestamp, log: Log<'_>) -> Result<Progress> {
@@ -125,7 +128,9 @@ async fn find(
             Err(error) => log(&line(format!("mirror {mirror}: {error:#}")))?,
         }
     }
-    let login = match &job.credentials {
+    let known = job.logins.iter().find(|(host, _)| reference.is_of(host));
+    let credentials = job.credentials.as_ref().or(known.map(|(_, credentials)| credentials));
+    let login = match credentials {
         Some(credentials) => Some(cloud::login(&client, credentials, &reference.registry, transfer, now).await?),
         None => None,
     };
@@ -147,6 +152,49 @@ async fn resolve(registry: &Registry, reference: &Reference, arch: &str) -> Resu
     bail!("more than {} levels of indexes", manifest::DEPTH_MAX);
 }
 
+/// A layer that is being downloaded, to a file.
+type Running = (Blob, PathBuf, oneshot::Receiver<Result<()>>);
+
+/// How much of the layers was downloaded.
+struct Downloads {
+    /// Number of layers of the image.
+    count: usize,
+    /// Number of the layer, its size, and what was received of it.
+    received: Vec<(usize, u64, Arc<AtomicU64>)>,
+    /// What was said last.
+    said: String,
+}
+
+impl Downloads {
+    /// Waits, and says from time to time how much was downloaded, if that has changed.
+    async fn watch<F: Future + Unpin>(&mut self, mut wait: F, log: Log<'_>) -> Result<F::Output> {
+        loop {
+            match tokio::time::timeout(STATE, &mut wait).await {
+                Ok(done) => return Ok(done),
+                Err(_) => self.say(log)?,
+            }
+        }
+    }
+
+    /// Clients make bars of this line.
+    fn say(&mut self, log: Log<'_>) -> Result<()> {
+        let count = self.count;
+        let shown = self.received.iter().map(|(number, size, received)| {
+            let received = received.load(Ordering::Relaxed);
+            format!("{number}/{count} {received} of {size} bytes")
+        });
+        let message = format!("downloading layers: {}", shown.collect::<Vec<_>>().join(", "));
+        // Those that are complete are said once as complete.
+        self.received
+            .retain(|(_, size, received)| received.load(Ordering::Relaxed) < *size);
+        if message == self.said || message.ends_with(": ") {
+            return Ok(());
+        }
+        self.said.clone_from(&message);
+        log(&Progress::State { message })
+    }
+}
+
 /// Downloads ahead and unpacks in order.
 async fn unpack(job: &PullJob, registry: Arc<Registry>, blobs: Vec<Blob>, log: Log<'_>) -> Result<Layers> {
     let work = WorkDir::make(&job.work, "pull")?;
@@ -155,7 +203,12 @@ async fn unpack(job: &PullJob, registry: Arc<Registry>, blobs: Vec<Blob>, log: L
     let count = blobs.len();
     let mut waiting = blobs.into_iter().enumerate();
     let mut tasks = JoinSet::new();
-    let mut running: VecDeque<(Blob, PathBuf, oneshot::Receiver<Result<()>>)> = VecDeque::new();
+    let mut running: VecDeque<Running> = VecDeque::new();
+    let mut downloads = Downloads {
+        count,
+        received: Vec::new(),
+        said: String::new(),
+    };
     for number in 1..=count {
         while running.len() < parallel
             && let Some((index, blob)) = waiting.next()
@@ -163,23 +216,27 @@ async fn unpack(job: &PullJob, registry: Arc<Registry>, blobs: Vec<Blob>, log: L
             let path = work.path().join(index.to_string());
             let (done, result) = oneshot::channel();
             let (registry, target, wanted) = (Arc::clone(&registry), path.clone(), blob.clone());
+            let received = Arc::new(AtomicU64::new(0));
+            downloads.received.push((index + 1, blob.size, Arc::clone(&received)));
             tasks.spawn(async move {
                 // The receiver is gone if another layer failed.
-                let _ = done.send(registry.download(&wanted, &target).await);
+                let _ = done.send(registry.download(&wanted, &target, &received).await);
             });
             running.push_back((blob, path, result));
         }
         let (blob, path, result) = running.pop_front().context("no layer")?;
-        result
-            .await
+        downloads
+            .watch(result, log)
+            .await?
             .unwrap_or_else(|_| Err(anyhow!("the download of layer {} ended", blob.digest)))?;
         let unpacked = path.clone();
         let task = tokio::task::spawn_blocking(move || {
             let done = layers.apply(&unpacked);
             (layers, done)
         });
-        let (back, done) = task
-            .await
+        let (back, done) = downloads
+            .watch(task, log)
+            .await?
             .map_err(|error| Error::new(error).context("unpack a layer"))?;
         done.with_context(|| format!("layer {}", blob.digest))?;
         layers = back;

@@ -20,7 +20,20 @@ pub(crate) struct Reference {
     pub(crate) digest: Option<Digest>,
 }
 
+/// The name of a registry that users write; Docker Hub has several.
+fn known_as(registry: &str) -> &str {
+    match registry {
+        "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com" => DOCKER_HUB,
+        other => other,
+    }
+}
+
 impl Reference {
+    /// Whether it is of the registry at this `host` or `host:port`.
+    pub(crate) fn is_of(&self, host: &str) -> bool {
+        self.registry.eq_ignore_ascii_case(known_as(host))
+    }
+
     /// Parses `[host[:port]/]path[:tag][@digest]`.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         Self::split(text).with_context(|| format!("invalid image name {}", crate::tar::show(text.as_bytes())))
@@ -54,10 +67,7 @@ impl Reference {
             _ => (DOCKER_HUB, name),
         };
         check_host(registry)?;
-        let registry = match registry {
-            "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com" => DOCKER_HUB,
-            other => other,
-        };
+        let registry = known_as(registry);
         let is_short = registry == DOCKER_HUB && !path.contains('/');
         let repository = if is_short {
             format!("library/{path}")

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
@@ -172,8 +173,9 @@ impl Registry {
     }
 
     /// Downloads a blob to a file. An attempt goes on where the one before it ended.
-    pub(super) async fn download(&self, blob: &Blob, path: &Path) -> Result<()> {
+    pub(super) async fn download(&self, blob: &Blob, path: &Path, shown: &AtomicU64) -> Result<()> {
         let mut progress = Progress {
+            shown,
             file: File::create_new(path).with_context(|| format!("create {}", path.display()))?,
             hasher: Sha256::new(),
             received: 0,
@@ -192,7 +194,7 @@ impl Registry {
         }
     }
 
-    async fn part(&self, blob: &Blob, progress: &mut Progress) -> Result<(), Failure> {
+    async fn part(&self, blob: &Blob, progress: &mut Progress<'_>) -> Result<(), Failure> {
         let mut headers = HeaderMap::new();
         if progress.received > 0 {
             let range = format!("bytes={}-", progress.received);
@@ -228,6 +230,7 @@ impl Registry {
                 )
                 .into());
             }
+            progress.shown.store(progress.received, Ordering::Relaxed);
             progress.hasher.update(&chunk);
             progress
                 .file
@@ -396,13 +399,15 @@ impl Registry {
 }
 
 /// What was received of a blob.
-struct Progress {
+struct Progress<'a> {
+    /// How much, for others.
+    shown: &'a AtomicU64,
     file: File,
     hasher: Sha256,
     received: u64,
 }
 
-impl Progress {
+impl Progress<'_> {
     fn restart(&mut self) -> Result<(), Failure> {
         self.hasher = Sha256::new();
         self.received = 0;

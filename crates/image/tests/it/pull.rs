@@ -22,6 +22,7 @@ pub(crate) fn job(root: &Root, reference: &str, hosts: &[&str]) -> PullJob {
         target: root.path(),
         work: root.work(),
         credentials: None,
+        logins: Default::default(),
         arch: Some("amd64".to_owned()),
         mirrors: Default::default(),
         insecure: hosts.iter().map(|host| (*host).to_owned()).collect(),
@@ -321,6 +322,38 @@ fn tokens_that_expire_are_renewed() {
     job.transfer.parallel = 1;
     check_report(&pull(&job).unwrap());
     assert!(tokens.realm.requests().len() > 1);
+}
+
+#[test]
+fn of_several_logins_that_of_the_registry_is_used() {
+    let tokens = Tokens::start(1000);
+    let pulled = |hosts: &[&str]| {
+        let root = Root::new();
+        let other = Credentials::Registry {
+            username: "other".to_owned(),
+            password: JobSecret::new("other"),
+        };
+        let mut job = tokens.job(&root);
+        job.logins = hosts.iter().map(|host| ((*host).to_owned(), login())).collect();
+        for host in ["docker.io", "other.example", &tokens.realm.host()] {
+            job.logins.insert(host.to_owned(), other.clone());
+        }
+        pull(&job)
+    };
+    let host = tokens.registry.host();
+    check_report(&pulled(&[&host]).unwrap());
+    let port = host.rsplit_once(':').unwrap().1;
+    for not_it in [vec![], vec!["127.0.0.1"], vec![port]] {
+        let error = pulled(&not_it).unwrap_err();
+        assert!(error.contains("requires credentials"), "{error}");
+    }
+    let mut sent: Vec<Option<String>> = Vec::new();
+    for request in tokens.realm.requests() {
+        sent.push(request.header("authorization").map(str::to_owned));
+    }
+    let own = format!("Basic {}", STANDARD.encode("user:pass:word"));
+    sent.retain(|value| value.as_ref() != Some(&own));
+    assert!(sent.iter().all(Option::is_none), "{sent:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //!   paused, resuming ──lost──▶ gone
 //! ```
 //!
-//! What is kept of a paused sandbox is [`Kept`]. Today that is its processes, stopped in the memory of the host.
+//! What is kept of a paused sandbox is [`Kept`]: its processes, stopped in the memory of the host, or its disk alone.
 //!
 //! Every state but `running` and `paused` is a window in which a crash of the platform leaves work to do. What the next
 //! start does with a row that it finds is [`State::recovery`]:
@@ -21,8 +21,10 @@
 //! | State of the row | Processes are running | No process is running |
 //! |---|---|---|
 //! | `creating`, `stopping` | removed: no client was told that it exists, or one was told that it ends | removed |
-//! | `running` | adopted | removed: it ended by itself |
-//! | `pausing`, `resuming` | adopted as `paused` if they are stopped, and as `running` if not: what the kernel does decides | as `paused` |
+//! | `running` | adopted | removed: it ended by itself. Kept as `paused` if its disk was saved and not used since: a row that was written later was lost with the power of the host |
+//! | `pausing`, `resuming`, kept in memory | adopted as `paused` if they are stopped, and as `running` if not: what the kernel does decides | as `paused` |
+//! | `pausing`, kept on disk | adopted as `running`: they were not ended | as `paused` |
+//! | `resuming`, kept on disk | ended: no client knows what they have done | as `paused` |
 //! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted |
 //! | `paused`, kept on disk | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `gone` | removed | removed |

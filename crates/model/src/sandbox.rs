@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::network::{HostMask, InvalidHostMask, InvalidNetwork, NetworkSpec};
 use crate::id::{BuildId, TemplateId};
+use crate::lifecycle::Kept;
 
 /// The specification of a sandbox: template, lifetime, resources and network. Its id and its owner are not part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,13 +52,27 @@ pub struct SandboxSpec {
 pub struct LifecycleSpec {
     /// It is paused at its deadline, and not killed.
     pub auto_pause: bool,
+    /// Its processes are given up when it is paused at its deadline, and only its disk is kept.
+    #[serde(default)]
+    pub auto_pause_discards: bool,
     /// Traffic resumes it.
     pub auto_resume: bool,
     /// The requested time from the start until the deadline, in seconds, which a resume by traffic uses again.
     pub timeout_s: u32,
 }
 
-/// Environment variables. Their values may be secrets, so they are neither logged nor stored.
+impl LifecycleSpec {
+    /// What is kept of it when it is paused at its deadline.
+    #[must_use]
+    pub fn keep(&self) -> Kept {
+        match self.auto_pause_discards {
+            true => Kept::Filesystem,
+            false => Kept::Memory,
+        }
+    }
+}
+
+/// Environment variables. Their values may be secrets, so they are not logged, and stored only encrypted.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EnvVars(BTreeMap<String, String>);
 

@@ -36,6 +36,21 @@ pub const CONTROL_PATHS: [&str; 8] = [
 pub const CONTROL_SOCKET: &str = "ringfence/control";
 /// Abstract unix socket (without the leading NUL byte) on which the agent receives a new spawner from its host.
 pub const SPAWNER_SOCKET: &str = "ringfence/spawner";
+/// What the host asks for when a sandbox is written to disk with its processes, or continues.
+///
+/// The host connects to an abstract unix socket of the agent, for packets, sends one of the requests, and reads
+/// [`quiet::DONE`] or the text of an error. The agent then closes the connection.
+pub mod quiet {
+    /// The name of the socket (without the leading NUL byte).
+    pub const SOCKET: &str = "ringfence/quiet";
+    /// Give up all connections, the spawner and the kernel's side of the `/proc` files; accept nothing but
+    /// [`CONTINUE`].
+    pub const QUIET: &[u8] = b"quiet";
+    /// Accept connections again. The kernel's side of the `/proc` files may be attached.
+    pub const CONTINUE: &[u8] = b"continue";
+    /// It was done.
+    pub const DONE: &[u8] = b"done";
+}
 /// File descriptor of the control connection that the agent inherits.
 pub const BOOT_FD: i32 = 3;
 /// File descriptor of the agent's (and, in the spawner, of the spawner's) end of the spawner socket pair.

@@ -138,6 +138,9 @@ pub struct PullJob {
     /// Credentials for the registry of the image.
     #[serde(default)]
     pub credentials: Option<Credentials>,
+    /// Credentials for registries by their host, of which those for the registry of the image are used.
+    #[serde(default)]
+    pub logins: BTreeMap<String, Credentials>,
     /// Architecture as OCI names it, such as `amd64`; default: that of this machine.
     #[serde(default)]
     pub arch: Option<String>,
@@ -253,6 +256,11 @@ pub struct UnpackJob {
 pub enum Progress {
     /// A line for the log of the build.
     Log {
+        /// The text.
+        message: String,
+    },
+    /// What goes on, for the log of the build at level debug.
+    State {
         /// The text.
         message: String,
     },

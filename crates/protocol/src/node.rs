@@ -138,6 +138,15 @@ pub struct FrozenSandbox {
     pub memory_bytes: u64,
 }
 
+/// A sandbox to pause.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseSandbox {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// What is kept of it.
+    pub keep: Kept,
+}
+
 /// A sandbox that was paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PausedSandbox {
@@ -145,6 +154,8 @@ pub struct PausedSandbox {
     pub kept: Kept,
     /// Memory of the host that it takes while it is paused, in bytes; 0 where it cannot be measured.
     pub memory_bytes: u64,
+    /// Space that it takes on the disk of the host, in bytes; 0 where it cannot be measured.
+    pub disk_bytes: u64,
 }
 
 /// A paused sandbox to resume.
@@ -156,6 +167,28 @@ pub struct ResumeSandbox {
     pub kept: Kept,
     /// What it may reach from now on.
     pub egress: EgressPolicy,
+    /// What its processes need to be made again; none where they are kept in memory.
+    pub boot: Option<Boot>,
+}
+
+/// What a sandbox without processes needs to run again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Boot {
+    /// The template it was started from.
+    pub template: TemplateId,
+    /// Its resource limits.
+    pub resources: Resources,
+    /// The identity that its agent gets.
+    pub init: Init,
+}
+
+/// A sandbox that was resumed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResumedSandbox {
+    /// Level of the agent protocol that its agent reports, if it was started anew.
+    pub agent_version: Option<String>,
+    /// How long each stage took, in order, for `Server-Timing`.
+    pub stages: Vec<Stage>,
 }
 
 /// One stage of a start.
@@ -256,13 +289,14 @@ pub struct Wanted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WantedState {
-    /// Running. If it no longer runs, everything of it is removed.
+    /// Running. If it no longer runs, everything of it is removed, unless its disk was saved and it was not started since:
+    /// then it is adopted as paused, because what says that it runs is older.
     Running,
     /// Paused. Kept in memory, it is adopted and its processes stay stopped; if it has none any more, everything of it is
     /// removed. Otherwise its processes are ended, and its disk is kept.
     Paused(Kept),
-    /// Between the two: adopted as it is, running or with stopped processes. Without a process, it is as
-    /// [`Self::Paused`].
+    /// Between the two: adopted as it is, running or with stopped processes; one of which only the disk is to be kept, as
+    /// running. Without a process, it is as [`Self::Paused`].
     RunningOrPaused(Kept),
 }
 
@@ -271,8 +305,18 @@ pub enum WantedState {
 pub struct Adopted {
     /// Id of the sandbox.
     pub id: SandboxId,
-    /// Whether its processes are stopped: it is paused, and kept in memory.
-    pub is_paused: bool,
+    /// What it was adopted as.
+    pub state: AdoptedState,
+}
+
+/// The state of a sandbox that was adopted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdoptedState {
+    /// It runs.
+    Running,
+    /// It is paused, and this is kept of it.
+    Paused(Kept),
 }
 
 /// Free capacity of a host.
@@ -295,13 +339,22 @@ pub struct DiskStops {
     pub ends: u64,
 }
 
+/// State and counters of the watch over sandboxes that create many processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Throttles {
+    /// Sandboxes whose processor time is currently limited for it.
+    pub throttled: u32,
+    /// How often that of a sandbox was limited since the node started.
+    pub throttles: u64,
+}
+
 /// One host that runs sandboxes.
 pub trait NodeApi: Send + Sync + 'static {
     /// Starts a sandbox and returns once its agent has accepted `init`. On an error nothing of it is left.
     /// [`NodeError::NoLayer`] when a layer of its image is not on this node.
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>>;
 
-    /// Ends a sandbox: its processes are killed, and none of them is left when this returns. The caller has aborted the
+    /// Ends a sandbox, paused or not: its processes are killed, and none of them is left when this returns. The caller has aborted the
     /// open streams before, because a stream whose other end was killed looks as if it had been closed. What is left on
     /// disk is removed soon after. [`NodeError::NotFound`] when there is no such sandbox.
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>>;
@@ -318,14 +371,19 @@ pub trait NodeApi: Send + Sync + 'static {
 
     /// Pauses a running sandbox: none of its processes runs when this returns, and its connections to the outside are cut.
     /// The caller has aborted the open streams into it before. After an error it runs as before, but for those
-    /// connections. A paused sandbox stays so when this is repeated. [`NodeError::NotFound`] when there is no such
-    /// sandbox; [`NodeError::Unsupported`] where the host cannot pause any.
-    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>>;
+    /// connections. A paused sandbox stays so when this is repeated; of one that is kept in memory, only the disk is kept
+    /// if that is requested. [`NodeError::NotFound`] when there is no such sandbox; [`NodeError::Unsupported`] where the
+    /// host cannot keep that of any.
+    ///
+    /// Where only the disk is kept, its processes are ended without notice, and everything that they have written survives
+    /// a power cut when this returns.
+    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>>;
 
-    /// Resumes a paused sandbox: its processes continue where they were, and its network follows `egress`. One that runs
-    /// already goes on. After an error it is paused as before. [`NodeError::NotFound`] when there is no such sandbox;
-    /// [`NodeError::Unsupported`] when this node cannot resume what was kept of it.
-    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>>;
+    /// Resumes a paused sandbox, and its network follows `egress`: its processes continue where they were, or, where only
+    /// its disk is kept, it is started anew on that. One that runs already goes on. After an error it is paused as before.
+    /// [`NodeError::NotFound`] when there is no such sandbox; [`NodeError::Unsupported`] when this node cannot resume what
+    /// was kept of it.
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>>;
 
     /// Ends a sandbox and stores what it wrote to its file system as a layer. Its processes are killed like by
     /// [`Self::kill`], so the caller has made programs in it write out what they have, and aborted the open streams. The

@@ -6,7 +6,8 @@
 //!
 //! Everything is bounded. Log entries wait on the node until a subscriber reads them, across subscriptions; when too
 //! many wait, entries are dropped and counted, and a later entry of the same sandbox reports how many. Events already
-//! on their way to a subscriber that is gone are lost. Of a state ([`DiskStops`]) only the latest is kept.
+//! on their way to a subscriber that is gone are lost. Of a state ([`DiskStops`], [`Throttles`]) only the latest is
+//! kept.
 //!
 //! Samples are not part of the stream: the caller decides how often to take them ([`super::NodeApi::samples`]).
 
@@ -18,7 +19,7 @@ use model::id::SandboxId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::{DiskStops, SandboxLog};
+use super::{DiskStops, SandboxLog, Throttles};
 
 /// What a node reports to the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,8 @@ pub enum NodeEvent {
     Log(SandboxLog),
     /// Sandboxes were stopped from writing because the host's disk is nearly full, or may write again.
     DiskStops(DiskStops),
+    /// Processor time of sandboxes was limited because they create many processes, or is not limited any more.
+    Throttles(Throttles),
 }
 
 /// The state of a node at one time.
@@ -44,6 +47,8 @@ pub struct Snapshot {
     pub sandboxes: Vec<LiveSandbox>,
     /// What the disk guard has done so far.
     pub disk_stops: DiskStops,
+    /// What was done about sandboxes that create many processes.
+    pub throttles: Throttles,
 }
 
 /// A sandbox in a [`Snapshot`].

@@ -14,6 +14,7 @@ mod clock;
 mod directories;
 mod gzip;
 mod paths;
+mod quiet;
 mod router;
 mod services;
 mod settings;
@@ -42,10 +43,10 @@ use tokio::task::LocalSet;
 use tokio_util::task::TaskTracker;
 
 use crate::caller::Accounts;
+use crate::quiet::Quiet;
 use crate::router::Router;
 use crate::services::control::Control;
 use crate::services::events::{EventQueue, EventService};
-use crate::services::figures::Figures;
 use crate::services::files::Files;
 use crate::services::filesystem::Filesystem;
 use crate::services::metrics::Metrics;
@@ -118,6 +119,7 @@ async fn serve(
     let memory = MessageMemory::default();
     let rpc = Rpc::new(memory.clone(), tasks.clone());
     let spawner = Rc::new(SpawnerClient::new(spawner)?);
+    let quiet = Quiet::new(spawner.clone());
     let event_queue = Rc::new(EventQueue::default());
     let table = Rc::new(Table::default());
     let starter = Starter {
@@ -148,19 +150,28 @@ async fn serve(
     });
 
     if let Some(figures) = figures {
-        let figures = Figures::new(figures)?;
-        tasks.spawn_local(async move { figures.serve().await });
+        tasks.spawn_local(quiet.clone().serve_figures(figures));
     }
+    tasks.spawn_local(quiet.clone().serve(tasks.clone()));
     let children = signal(SignalKind::child())?;
     if let Some(boot) = boot {
         let boot = StdUnixStream::from(boot);
         boot.set_nonblocking(true)?;
-        tasks.spawn_local(server::serve_host(router.clone(), UnixStream::from_std(boot)?));
+        tasks.spawn_local(server::serve_host(
+            router.clone(),
+            quiet.hold(),
+            UnixStream::from_std(boot)?,
+        ));
     }
     let listener = server::listen_control()?;
-    tasks.spawn_local(server::serve_control(router.clone(), tasks.clone(), listener));
+    tasks.spawn_local(server::serve_control(
+        router.clone(),
+        tasks.clone(),
+        quiet.clone(),
+        listener,
+    ));
     let listener = server::listen_tcp()?;
-    tasks.spawn_local(server::serve_tcp(router, tasks.clone(), listener));
+    tasks.spawn_local(server::serve_tcp(router, tasks.clone(), quiet, listener));
     let client = spawner.clone();
     tasks.spawn_local(async move { client.run().await });
     tasks.spawn_local(socket_memory::watch(event_queue));

@@ -31,6 +31,9 @@ pub fn run() -> ExitCode {
     sys::ignore_signals();
     // Root inside the sandbox may not trace us and so neither borrow our descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    // The host starts us with another real user id, so that we are not dumpable from the first moment on.
+    let root = rustix::process::Uid::ROOT;
+    let _ = rustix::thread::set_thread_res_uid(root, root, root);
     match sys::adopt_fd(SPAWNER_FD).and_then(|socket| serve(&socket)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

@@ -29,6 +29,8 @@ use crate::sys;
 /// A spawner that takes longer than this was stopped by another process; it is given up, so that the host makes a new
 /// one.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a spawner that the host has started may take to connect.
+const CONNECTS: Duration = Duration::from_millis(50);
 /// How long a request waits for a spawner when there is none. The host makes a new one in 20 to 600 ms, and takes longer
 /// when all its cores are busy.
 const REPLACEMENT: Duration = Duration::from_secs(5);
@@ -72,6 +74,8 @@ pub(crate) struct SpawnerClient {
     alive: watch::Sender<bool>,
     /// Wakes [`SpawnerClient::run`] when a request gave the spawner up.
     given_up: tokio::sync::Notify,
+    /// Whether no spawner is taken.
+    closed: watch::Sender<bool>,
 }
 
 impl SpawnerClient {
@@ -87,6 +91,7 @@ impl SpawnerClient {
             in_flight: Cell::new(false),
             alive: watch::Sender::new(false),
             given_up: tokio::sync::Notify::new(),
+            closed: watch::Sender::new(false),
         };
         if let Some(socket) = socket {
             client.connect(socket)?;
@@ -109,6 +114,18 @@ impl SpawnerClient {
         self.alive.send_replace(false);
     }
 
+    /// Lets go of the spawner, and takes none until [`SpawnerClient::open`]. Requests wait meanwhile.
+    pub(crate) fn close(&self) {
+        self.closed.send_replace(true);
+        self.disconnect();
+        self.given_up.notify_one();
+    }
+
+    /// Takes the next spawner that the host connects.
+    pub(crate) fn open(&self) {
+        self.closed.send_replace(false);
+    }
+
     fn current(&self) -> Option<Rc<AsyncFd<OwnedFd>>> {
         self.socket.borrow().clone()
     }
@@ -120,6 +137,9 @@ impl SpawnerClient {
 
     /// Waits until there is no spawner.
     pub(crate) async fn gone(&self) {
+        // One may be about to connect: the host asks right after it has started it.
+        let mut alive = self.alive.subscribe();
+        let _ = tokio::time::timeout(CONNECTS, alive.wait_for(|alive| *alive)).await;
         // The sender lives in `self`, so the channel cannot close while this waits.
         let _ = self.alive.subscribe().wait_for(|alive| !alive).await;
     }
@@ -209,6 +229,7 @@ impl SpawnerClient {
                 }
                 continue;
             }
+            let _ = self.closed.subscribe().wait_for(|closed| !closed).await;
             let mut ready = listener.readable().await?;
             let accepted = ready.try_io(|listener| {
                 Ok(rustix::net::accept_with(

@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::http::Body;
+use crate::quiet::{Held, Quiet};
 use crate::sys;
 
 /// Client connections at a time. An SDK opens at most 210.
@@ -81,9 +82,10 @@ pub(crate) fn listen_control() -> io::Result<UnixListener> {
 }
 
 /// Serves clients, forever.
-pub(crate) async fn serve_tcp(handler: Rc<impl Handler>, tasks: TaskTracker, listener: TcpListener) {
+pub(crate) async fn serve_tcp(handler: Rc<impl Handler>, tasks: TaskTracker, quiet: Rc<Quiet>, listener: TcpListener) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
+        quiet.until_loud().await;
         // The permit comes before the connection, so that a flood waits in the kernel's queue.
         let Ok(permit) = connections.clone().acquire_owned().await else {
             return;
@@ -94,16 +96,21 @@ pub(crate) async fn serve_tcp(handler: Rc<impl Handler>, tasks: TaskTracker, lis
         };
         // Small messages are sent one at a time and waited for.
         let _ = stream.set_nodelay(true);
-        let handler = handler.clone();
+        let (handler, held) = (handler.clone(), quiet.hold());
         tasks.spawn_local(async move {
-            serve_connection(handler, stream, Peer::Client).await;
+            serve_connection(handler, held, stream, Peer::Client).await;
             drop(permit);
         });
     }
 }
 
 /// Serves the host on the control socket, forever.
-pub(crate) async fn serve_control(handler: Rc<impl Handler>, tasks: TaskTracker, listener: UnixListener) {
+pub(crate) async fn serve_control(
+    handler: Rc<impl Handler>,
+    tasks: TaskTracker,
+    quiet: Rc<Quiet>,
+    listener: UnixListener,
+) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             wait_for_descriptors().await;
@@ -111,17 +118,17 @@ pub(crate) async fn serve_control(handler: Rc<impl Handler>, tasks: TaskTracker,
         };
         // Pid 0 is a process that has no pid in here. The address is open to everyone in this network namespace.
         if matches!(sys::peer_credentials(stream.as_fd()), Ok((0, _))) {
-            tasks.spawn_local(serve_host(handler.clone(), stream));
+            tasks.spawn_local(serve_host(handler.clone(), quiet.hold(), stream));
         }
     }
 }
 
 /// Serves the host on one connection to its end.
-pub(crate) async fn serve_host(handler: Rc<impl Handler>, stream: UnixStream) {
+pub(crate) async fn serve_host(handler: Rc<impl Handler>, held: Held, stream: UnixStream) {
     let Ok(connection) = stream.as_fd().try_clone_to_owned() else {
         return;
     };
-    serve_connection(handler, stream, Peer::Host(Rc::new(connection))).await;
+    serve_connection(handler, held, stream, Peer::Host(Rc::new(connection))).await;
 }
 
 /// Accepting fails when descriptors or memory ran out; trying again at once would only spin.
@@ -131,6 +138,7 @@ async fn wait_for_descriptors() {
 
 async fn serve_connection(
     handler: Rc<impl Handler>,
+    mut held: Held,
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     peer: Peer,
 ) {
@@ -138,11 +146,14 @@ async fn serve_connection(
         let (handler, peer) = (handler.clone(), peer.clone());
         async move { Ok::<_, Infallible>(handler.answer(&peer, request).await) }
     });
-    // A broken connection is the peer's affair, and it knows.
-    let _ = http1::Builder::new()
+    let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
         .max_buf_size(BUFFER)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+        .serve_connection(TokioIo::new(stream), service);
+    // A broken connection is the peer's affair, and it knows. Dropped with all that it has before `held` is.
+    tokio::select! {
+        _ = served => {}
+        () = held.until_quiet() => {}
+    }
 }

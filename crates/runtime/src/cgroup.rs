@@ -18,6 +18,7 @@
 //! `<id>.<slot>`, and still earlier ones created two separate groups, `<id>.<slot>.agent` without limits and
 //! `<id>.<slot>.work`; their sandboxes are still found.
 
+mod cpu;
 mod freezer;
 mod limits;
 pub(crate) mod meters;
@@ -193,6 +194,17 @@ impl Tree {
             Backend::None(_) => Err(io::ErrorKind::Unsupported.into()),
             // All processes of the sandbox are in this group of version 2, or below it.
             Backend::V2(_) | Backend::Hybrid(..) => Ok(Freezer::new(self.naming_root().join(name.to_string()))),
+        }
+    }
+
+    /// The freezer of the workload of a sandbox.
+    ///
+    /// # Errors
+    /// As [`Self::freezer`].
+    pub(crate) fn work_freezer(&self, name: &Name) -> io::Result<Freezer> {
+        match self.backend {
+            Backend::None(_) => Err(io::ErrorKind::Unsupported.into()),
+            Backend::V2(_) | Backend::Hybrid(..) => Ok(Freezer::new(self.naming_root().join(child(name, Role::Work)))),
         }
     }
 

@@ -4,40 +4,48 @@
 //! needs no clone: finding, watching, killing and cleaning up. A sandbox here consists of the pidfd of its agent, whose
 //! end kills every process of the sandbox, and its network namespace.
 
-use std::collections::BTreeSet;
+mod disks;
+mod host;
+mod processes;
+mod running;
+
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use model::id::{DiskId, LayerId, SandboxId};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use protocol::node::{Committed, LayerInfo};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
-use rustix::net::AddressFamily;
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags};
 
+use self::host::egress_support;
+use self::running::Running;
 use crate::cgroup::{Backend, Tree};
+use crate::checkpoint::agents::Agents;
+use crate::checkpoint::program;
 use crate::driver::{
-    ArchiveError, Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError,
+    ArchiveError, Capabilities, CommitError, CommitRequest, Driver, Found, KeptDisk, Sandbox, StartDisk, StartError,
     StartRequest, Started, UnpackRequest,
 };
-use crate::egress::EgressSockets;
-use crate::growth::{Disk, LoopDevices};
+use crate::growth::LoopDevices;
 use crate::identity::user_namespace;
+use crate::kept::KeptDisks;
 use crate::launchers::{self, LauncherPool};
 use crate::layers::Layers;
 use crate::netns::SocketMaker;
+use crate::process_counter::{ProcessCounter, ProcessesOf};
 use crate::registry::Registry;
-use crate::slot::{Name, Slot, path_hash};
+use crate::slot::{Name, Region, Slot, path_hash};
 use crate::slots::Slots;
-use crate::usage::{self, Capacity, Meter, Usage};
+use crate::usage::{self, Capacity};
 use crate::wire::{Hello, Reply, Request, Work};
-use crate::{base, dial, disk, growth, skeleton, sockets, spawners};
+use crate::{base, disk, modules, skeleton};
 
 /// Names of the stages that a launcher reports, so that they can be passed on as static strings.
 const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"];
@@ -46,9 +54,6 @@ const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// How long an archive of a layer may take to be read or written, its transfer included.
 const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// Pause between two looks at whether a disk is in use. The kernel has usually released it before the first.
-const RELEASE_PAUSE: Duration = Duration::from_millis(5);
-
 /// Settings of the container driver.
 #[derive(Debug, Clone)]
 pub struct DriverSettings {
@@ -65,6 +70,8 @@ pub struct DriverSettings {
     pub reserve_disks: bool,
     /// Create `base` and keep it up to date with the host. Without it sandboxes can only be ended, not started.
     pub base: bool,
+    /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
+    pub criu: Option<PathBuf>,
 }
 
 /// The container driver of one data directory.
@@ -73,11 +80,22 @@ pub struct ContainerDriver {
     data_dir: PathBuf,
     tree: Tree,
     registry: Registry,
+    region: Region,
     launchers: LauncherPool,
     capabilities: Capabilities,
     base: base::Versions,
+    /// Held while a sandbox is started on a kept disk, and while the version of `base` changes.
+    base_changes: RwLock<()>,
+    /// The version of `base` that each disk of a sandbox which this platform has started lies above.
+    bases: Mutex<HashMap<DiskId, String>>,
     layers: Layers,
+    kept: KeptDisks,
+    agents: Agents,
+    /// Writes and restores images of processes.
+    criu: Option<program::Criu>,
     loops: LoopDevices,
+    /// None where the kernel cannot count.
+    processes: Option<Arc<ProcessCounter>>,
     slots: Mutex<Slots>,
     /// Disk sizes, in MiB, whose template exists.
     disk_sizes: Mutex<BTreeSet<u32>>,
@@ -117,6 +135,8 @@ impl ContainerDriver {
         fs::create_dir_all(data_dir.join("disks"))?;
         let lock = launchers::lock(&data_dir.join("launchers.lock"))?;
         let layers = Layers::open(&data_dir)?;
+        let kept = KeptDisks::open(&data_dir)?;
+        let agents = Agents::open(&data_dir)?;
         skeleton::create(&data_dir)?;
         let base = base::Versions::new(Path::new("/"), &data_dir);
         if settings.base {
@@ -136,8 +156,8 @@ impl ContainerDriver {
             disk::make_template(&data_dir, disk_mb)?;
         }
         let disk_sizes = settings.disks_mb.iter().copied().collect();
-        load_interface_module();
-        load_fuse();
+        modules::load_for_interfaces();
+        modules::load_for_figures();
         let tree = tree_of(&data_dir, settings.unlimited)?;
         tree.create()?;
         let registry = Registry::of_host();
@@ -156,13 +176,22 @@ impl ContainerDriver {
             work: Work::Sandboxes,
             reserve_disks: settings.reserve_disks,
         };
+        let region = claim.region;
         let launchers = LauncherPool::start(lock, claim.lock, hello, settings.launchers)?;
+        let processes = ProcessCounter::start(&tree);
+        let criu = settings.criu.as_deref().and_then(|path| {
+            let found = program::find(path);
+            let why = |why: &String| tracing::error!("the processes of paused sandboxes stay in memory: {why}");
+            found.inspect_err(why).ok()
+        });
         let capabilities = Capabilities {
             concurrent_starts: settings.launchers.max(1),
             limits: tree.is_limited(),
             disk_limits: true,
             uncharged_memory: tree.sum().is_some(),
+            process_counter: processes.is_some(),
             freeze: tree.can_freeze(),
+            images: criu.is_some(),
             layers: true,
             egress: egress_support(),
         };
@@ -171,11 +200,18 @@ impl ContainerDriver {
             data_dir,
             tree,
             registry,
+            region,
             launchers,
             capabilities,
             base,
+            base_changes: RwLock::default(),
+            bases: Mutex::default(),
             layers,
+            kept,
+            agents,
+            criu,
             loops: LoopDevices::default(),
+            processes,
             slots: Mutex::default(),
             disk_sizes: Mutex::new(disk_sizes),
             sockets,
@@ -190,31 +226,22 @@ impl ContainerDriver {
         Ok(container)
     }
 
-    /// Creates the disk template of a size unless it exists. The lock is held meanwhile, so that it is created only
-    /// once.
-    fn prepare_disks(&self, disk_mb: u32) -> io::Result<()> {
-        let mut sizes = self.disk_sizes.lock();
-        if !sizes.contains(&disk_mb) {
-            disk::make_template(&self.data_dir, disk_mb)?;
-            sizes.insert(disk_mb);
-        }
-        Ok(())
-    }
-
     fn image(&self, disk: &DiskId) -> PathBuf {
         self.data_dir.join(disk::image_path(disk))
     }
 
-    fn running(&self, name: &Name, pid: i32, agent: OwnedFd, net: OwnedFd) -> Arc<dyn Sandbox> {
-        Arc::new(Running {
+    fn running(&self, name: &Name, pid: i32, agent: OwnedFd, net: OwnedFd) -> Running {
+        let counter = self.processes.as_ref().map(Arc::clone);
+        Running {
             name: name.clone(),
             pid,
             agent,
             net,
             meter: OnceLock::new(),
+            processes: counter.map(|counter| ProcessesOf::new(counter, self.tree.work_group(name))),
             sockets: Arc::clone(&self.sockets),
             driver: self.itself.clone(),
-        })
+        }
     }
 
     /// The sandbox with this name, if its agent is running.
@@ -228,7 +255,7 @@ impl ContainerDriver {
         );
         // Still the agent after both were opened, so neither belongs to a later process with the same pid.
         (self.tree.agent_pid(name) == Some(pid)).then_some(())?;
-        Some(self.running(name, pid, agent, net.ok()?))
+        Some(Arc::new(self.running(name, pid, agent, net.ok()?)))
     }
 }
 
@@ -238,36 +265,74 @@ impl Driver for ContainerDriver {
     }
 
     fn start(&self, request: &StartRequest) -> Result<Started, StartError> {
-        let name = self.slots.lock().allocate(&request.id, &request.disk)?;
+        let name = self.slots.lock().allocate(&request.id, request.disk.id())?;
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
-        request.rootfs.check().map_err(invalid)?;
-        self.layers.use_for(&request.disk, &request.rootfs)?;
-        if let Some(layer) = self.layers.missing(&request.rootfs) {
+        let _unchanging;
+        let rootfs = match &request.disk {
+            StartDisk::New { disk, rootfs } => {
+                rootfs.check().map_err(invalid)?;
+                self.layers.use_for(disk, rootfs)?;
+                rootfs.clone()
+            }
+            StartDisk::Kept(disk) => {
+                _unchanging = self.base_changes.read();
+                self.layers.rootfs_of(disk)?
+            }
+        };
+        let on_kept_disk = matches!(request.disk, StartDisk::Kept(_));
+        if let Some(layer) = self.layers.missing(&rootfs) {
             let layer = layer.clone();
-            self.layers.forget(&request.disk)?;
+            if !on_kept_disk {
+                self.layers.forget(request.disk.id())?;
+            }
             self.slots.lock().release(&request.id);
             return Err(StartError::NoLayer(layer));
         }
-        self.prepare_disks(request.resources.disk_mb)?;
+        let base = rootfs.has_base().then(|| self.base.current()).flatten();
+        let processes = match request.restore {
+            true => Some(self.restorable(&name, base.as_deref())?),
+            false => None,
+        };
+        match on_kept_disk {
+            true => self.prepare_kept(&name, base.as_deref())?,
+            false => self.prepare_disks(request.resources.disk_mb)?,
+        }
         let (reply, fds) = self.launchers.request(&Request::Start {
             name: name.to_string(),
-            rootfs: request.rootfs.clone(),
+            rootfs,
             resources: request.resources,
+            on_kept_disk,
+            processes,
         })?;
-        match (reply, <[OwnedFd; 3]>::try_from(fds)) {
-            (Reply::Started { pid, stages }, Ok([agent, net, boot])) => {
+        if let Some(base) = base
+            && self.base.current().as_ref() == Some(&base)
+        {
+            self.bases.lock().insert(name.disk.clone(), base);
+        }
+        let mut fds = fds.into_iter();
+        match (reply, fds.next(), fds.next(), fds.next()) {
+            (Reply::Started { pid, stages }, Some(agent), Some(net), third) => {
                 let known = |stage: &str| STAGES.into_iter().find(|known| *known == stage).unwrap_or("other");
                 let stages = stages
                     .iter()
                     .map(|(name, us)| (known(name), Duration::from_micros(*us)))
                     .collect();
+                let running = self.running(&name, pid, agent, net);
+                let boot = match (request.restore, third) {
+                    (false, Some(boot)) => boot,
+                    (false, None) => return Err(io::Error::other("unexpected reply from the launcher").into()),
+                    (true, figures) => {
+                        running.subject(self).wake_agent(figures.as_ref())?;
+                        running.control()?
+                    }
+                };
                 Ok(Started {
-                    sandbox: self.running(&name, pid, agent, net),
+                    sandbox: Arc::new(running),
                     boot,
                     stages,
                 })
             }
-            (Reply::Failed(why), _) => Err(io::Error::other(why).into()),
+            (Reply::Failed(why), ..) => Err(io::Error::other(why).into()),
             _ => Err(io::Error::other("unexpected reply from the launcher").into()),
         }
     }
@@ -305,6 +370,7 @@ impl Driver for ContainerDriver {
     }
 
     fn remove_disk(&self, disk: &DiskId) -> io::Result<()> {
+        self.bases.lock().remove(disk);
         match fs::remove_file(self.image(disk)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.layers.forget(disk),
@@ -325,7 +391,37 @@ impl Driver for ContainerDriver {
                 }
             }
         }
+        self.kept.forget_all_but(keep)?;
+        self.sweep_agents()?;
         self.layers.forget_all_but(keep)
+    }
+
+    fn keep(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        self.layers.write_out(disk)?;
+        let base = self.bases.lock().get(disk).cloned();
+        self.kept.keep(id, disk, base.as_deref())
+    }
+
+    fn save(&self, id: &SandboxId, disk: &DiskId, is_cancelled: &dyn Fn() -> bool) -> io::Result<u64> {
+        self.save_disk(id, disk, is_cancelled)
+    }
+
+    fn kept(&self) -> io::Result<Vec<KeptDisk>> {
+        let mut kept = self.kept.list()?;
+        kept.retain(|kept| self.image(&kept.disk).exists());
+        Ok(kept)
+    }
+
+    fn forget(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        self.kept.forget(id, disk)
+    }
+
+    fn has_image(&self, id: &SandboxId, disk: &DiskId) -> bool {
+        self.kept.image(id, disk).exists()
+    }
+
+    fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        self.kept.forget_image(id, disk)
     }
 
     fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
@@ -410,6 +506,10 @@ impl Driver for ContainerDriver {
         usage::uncharged(&sum)
     }
 
+    fn processes_created(&self) -> io::Result<u64> {
+        self.processes.as_ref().ok_or(io::ErrorKind::Unsupported)?.sum()
+    }
+
     fn dismantle(&self) {
         self.launchers.end();
         self.tree.remove();
@@ -432,23 +532,12 @@ impl ContainerDriver {
         replied
     }
 
-    /// Waits until the disk of a sandbox that has ended is written out, and no longer mounted.
-    fn wait_for_disk(&self, disk: &DiskId, deadline: Instant, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
-        let image = self.image(disk);
-        while growth::is_attached(&image)? {
-            if is_cancelled() || Instant::now() >= deadline {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the disk of an ended sandbox is still in use",
-                ));
-            }
-            std::thread::sleep(RELEASE_PAUSE);
-        }
-        Ok(())
-    }
-
     fn refresh_base(&self) -> io::Result<()> {
-        if !self.base.host_is_changing() && self.base.update_current()? {
+        let update = || {
+            let _changing = self.base_changes.write();
+            self.base.update_current()
+        };
+        if !self.base.host_is_changing() && update()? {
             tracing::info!("the host's packages changed: new sandboxes use a new version of `base`");
         }
         self.base.sweep(|| {
@@ -479,184 +568,9 @@ fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
     }
 }
 
-/// A sandbox of this driver.
-#[derive(Debug)]
-struct Running {
-    name: Name,
-    pid: i32,
-    agent: OwnedFd,
-    net: OwnedFd,
-    /// Opened at the first measurement.
-    meter: OnceLock<Meter>,
-    sockets: Arc<SocketMaker>,
-    driver: std::sync::Weak<ContainerDriver>,
-}
-
-impl Running {
-    fn meter(&self) -> io::Result<&Meter> {
-        if let Some(meter) = self.meter.get() {
-            return Ok(meter);
-        }
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        let meter = Meter::open(&driver.tree, &self.name)?;
-        Ok(self.meter.get_or_init(|| meter))
-    }
-}
-
-impl Sandbox for Running {
-    fn ended(&self) -> BorrowedFd<'_> {
-        self.agent.as_fd()
-    }
-
-    fn dial(&self, port: u16) -> DialFuture<'_> {
-        Box::pin(async move { Ok(dial::dial(&self.sockets, self.net.as_fd(), port).await?.into()) })
-    }
-
-    fn control(&self) -> io::Result<OwnedFd> {
-        let socket = self.sockets.stream(self.net.as_fd(), AddressFamily::UNIX)?;
-        let address = rustix::net::SocketAddrUnix::new_abstract_name(protocol::agent::CONTROL_SOCKET.as_bytes())?;
-        rustix::net::connect(&socket, &address)?;
-        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        // The pid is the agent's as long as the agent lives.
-        if peer.pid.as_raw_nonzero().get() == self.pid && !has_ended(self.agent.as_fd())? {
-            Ok(socket)
-        } else {
-            Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "another process listens on the agent's socket",
-            ))
-        }
-    }
-
-    fn respawn(&self) -> io::Result<()> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        // Where the kernel does not list children, a spawner that was only stopped remains; that is better than no new
-        // one.
-        let _ = spawners::end_all(self.pid, self.agent.as_fd());
-        driver
-            .launchers
-            .respawn(self.name.to_string(), self.agent.as_fd())
-            .inspect_err(|_| {
-                // Kill what the failed attempt left in the sandbox.
-                let _ = spawners::end_all(self.pid, self.agent.as_fd());
-            })
-    }
-
-    fn usage(&self) -> io::Result<Usage> {
-        self.meter()?.read(self.pid, self.agent.as_fd())
-    }
-
-    fn memory_kills(&self) -> io::Result<u64> {
-        self.meter()?.memory_kills()
-    }
-
-    fn disk(&self) -> io::Result<Disk> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        growth::read(&driver.image(&self.name.disk), self.pid, self.agent.as_fd())
-    }
-
-    fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        let device = driver.loops.of(&driver.image(&self.name.disk))?;
-        growth::allow(&device, disk, allowance)
-    }
-
-    fn uncharged_bytes(&self, enough: u64) -> io::Result<u64> {
-        let mut bytes = sockets::held_by_others(self.pid)?;
-        if sockets::most_of_inet(self.pid)? > enough {
-            let meter = self.meter()?;
-            let diagnosis = self.sockets.diagnosis(self.net.as_fd())?;
-            // The counters are not read at the same time, so the larger charge counts.
-            let charged = meter.sockets()?;
-            let held = sockets::held_by_inet(&diagnosis)?;
-            bytes += held.saturating_sub(charged.max(meter.sockets()?));
-        }
-        // The agent is still running, so its pid was not reused meanwhile.
-        match has_ended(self.agent.as_fd())? {
-            true => Err(io::ErrorKind::NotFound.into()),
-            false => Ok(bytes),
-        }
-    }
-
-    fn egress(&self) -> io::Result<EgressSockets> {
-        EgressSockets::open(&self.sockets, self.net.as_fd())
-    }
-
-    fn settle(&self) -> io::Result<()> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        driver.tree.settle(&self.name)
-    }
-
-    fn freeze(&self) -> io::Result<()> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        driver.tree.freezer(&self.name)?.freeze()
-    }
-
-    fn is_frozen(&self) -> io::Result<bool> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        match driver.tree.can_freeze() {
-            true => driver.tree.freezer(&self.name)?.is_frozen(),
-            false => Ok(false),
-        }
-    }
-
-    fn thaw(&self) -> io::Result<()> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        driver.tree.freezer(&self.name)?.thaw()
-    }
-
-    fn kill(&self) {
-        // A process frozen by version 2 can be killed.
-        // Ends all processes of the sandbox: the agent is the first of their pid namespace.
-        let _ = rustix::process::pidfd_send_signal(&self.agent, Signal::KILL);
-    }
-}
-
-/// Whether this kernel can deliver what sandboxes send to a gateway.
-fn egress_support() -> bool {
-    match EgressSockets::probe() {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::warn!("sandboxes have no network: the kernel refuses a BPF program of type sk_lookup: {error}");
-            false
-        }
-    }
-}
-
 /// Whether a process has ended.
 pub(crate) fn has_ended(process: BorrowedFd<'_>) -> io::Result<bool> {
     let mut poll = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     Ok(rustix::event::poll(&mut poll, Some(&now))? > 0)
-}
-
-/// Loads the kernel module for the `eth0` of sandboxes. The kernel would load it on demand, but would then also create
-/// an interface on the host. Where this does not work, because the module is built in or there is no modprobe, the
-/// launchers find out which kinds of interface exist.
-fn load_interface_module() {
-    let _ = modprobe(&["dummy", "numdummies=0"]) || modprobe(&["ifb", "numifbs=0"]);
-}
-
-/// Loads FUSE, which serves the sandboxes' own `/proc` files. Service managers create the device whose opening loads
-/// it; elsewhere it has to be loaded here.
-fn load_fuse() {
-    if !Path::new("/dev/fuse").exists() {
-        let _ = modprobe(&["fuse"]);
-    }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the host's own program, at the start of the platform"
-)]
-fn modprobe(arguments: &[&str]) -> bool {
-    Command::new("modprobe")
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .arg("-q")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
 }

@@ -49,11 +49,48 @@ pub trait Driver: Debug + Send + Sync {
     /// When the data directory cannot be written.
     fn remove_disk(&self, disk: &DiskId) -> io::Result<()>;
 
-    /// Removes every disk that is not in `keep`.
+    /// Removes every disk that is not in `keep`, with what is kept beside it.
     ///
     /// # Errors
     /// When the data directory cannot be read or written.
     fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()>;
+
+    /// Notes that the disk of a sandbox is kept when its processes end, in a way that survives a restart of the host, until
+    /// [`Driver::forget`]. May be repeated.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    fn keep(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
+
+    /// Waits until the kept disk of a sandbox that has ended is written out, so that it survives a power cut, and notes
+    /// that. Returns the space that it takes on the host, in bytes. Blocks for as long as that takes, or until
+    /// `is_cancelled`.
+    ///
+    /// # Errors
+    /// When the disk stays in use, or cannot be written out.
+    fn save(&self, id: &SandboxId, disk: &DiskId, is_cancelled: &dyn Fn() -> bool) -> io::Result<u64>;
+
+    /// Every disk that is kept, of sandboxes with and without processes.
+    ///
+    /// # Errors
+    /// When the data directory cannot be read.
+    fn kept(&self) -> io::Result<Vec<KeptDisk>>;
+
+    /// Ends what [`Driver::keep`] began. The disk itself remains.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    fn forget(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
+
+    /// Whether there is a complete image of the processes of a sandbox beside its kept disk.
+    fn has_image(&self, id: &SandboxId, disk: &DiskId) -> bool;
+
+    /// Removes the image of the processes of a sandbox, if there is one. To be called before they continue: their disk is
+    /// another one then.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
 
     /// Stores what a sandbox that has ended wrote as a layer. Its disk remains. Blocks for as long as it takes to copy,
     /// or until `is_cancelled`.
@@ -110,6 +147,13 @@ pub trait Driver: Debug + Send + Sync {
     /// With [`io::ErrorKind::Unsupported`] without [`Capabilities::uncharged_memory`].
     fn uncharged_bytes(&self) -> io::Result<u64>;
 
+    /// How many processes and threads sandboxes have created together, of those that were asked for
+    /// [`Sandbox::processes_created`]. Takes a microsecond.
+    ///
+    /// # Errors
+    /// With [`io::ErrorKind::Unsupported`] without [`Capabilities::process_counter`].
+    fn processes_created(&self) -> io::Result<u64>;
+
     /// Reverts what the driver itself changed on the host. Called last, when no sandbox is left: nothing can be started
     /// afterwards.
     fn dismantle(&self);
@@ -126,8 +170,12 @@ pub struct Capabilities {
     pub disk_limits: bool,
     /// Memory that no sandbox is charged for is measured, for the host and for each sandbox.
     pub uncharged_memory: bool,
+    /// The processes that sandboxes create are counted ([`Sandbox::processes_created`]).
+    pub process_counter: bool,
     /// The processes of a sandbox can be stopped where they are ([`Sandbox::freeze`]).
     pub freeze: bool,
+    /// Images of processes can be written and restored.
+    pub images: bool,
     /// Layers can be stored, and sandboxes started from them.
     pub layers: bool,
     /// A gateway can be given what sandboxes send to the outside ([`Sandbox::egress`]).
@@ -139,12 +187,49 @@ pub struct Capabilities {
 pub struct StartRequest {
     /// The sandbox.
     pub id: SandboxId,
-    /// Its file system.
-    pub rootfs: Rootfs,
-    /// The disk that contains the uppers of its file system. It is created, and must not exist.
-    pub disk: DiskId,
-    /// Its resource limits, including the size of its disk.
+    /// The disk that contains the uppers of its file system.
+    pub disk: StartDisk,
+    /// Its resource limits, including the size of a new disk.
     pub resources: Resources,
+    /// Whether its processes are restored from their image ([`Sandbox::write_processes`]), on a kept disk. They stay frozen
+    /// but for the agent until [`Sandbox::thaw`]; a spawner has to be made afterwards. The image remains.
+    pub restore: bool,
+}
+
+/// The disk of a sandbox to start.
+#[derive(Debug, Clone)]
+pub enum StartDisk {
+    /// It is created, and must not exist.
+    New {
+        /// The disk.
+        disk: DiskId,
+        /// The file system of the sandbox.
+        rootfs: Rootfs,
+    },
+    /// A kept one ([`Driver::keep`]), on which the file system is the one that it was created for, as it was left. After an
+    /// error it is as before.
+    Kept(DiskId),
+}
+
+impl StartDisk {
+    /// The disk.
+    #[must_use]
+    pub fn id(&self) -> &DiskId {
+        match self {
+            Self::New { disk, .. } | Self::Kept(disk) => disk,
+        }
+    }
+}
+
+/// A disk that outlives the processes of its sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptDisk {
+    /// The sandbox.
+    pub id: SandboxId,
+    /// The disk.
+    pub disk: DiskId,
+    /// Whether it is complete and nothing has used it since: [`Driver::save`] was the last that was done with it.
+    pub is_saved: bool,
 }
 
 /// The sandbox of which a layer is made.
@@ -212,7 +297,8 @@ pub enum StartError {
     /// A layer of its file system is not stored. Nothing was started.
     #[error("layer {0} is not stored")]
     NoLayer(LayerId),
-    /// A step failed. Nothing is running any more; [`Driver::clean`] and [`Driver::remove_disk`] have to be called.
+    /// A step failed. Nothing is running any more; [`Driver::clean`] has to be called, and for a new disk
+    /// [`Driver::remove_disk`].
     #[error(transparent)]
     Failed(#[from] io::Error),
 }
@@ -237,6 +323,17 @@ pub struct Started {
     pub boot: OwnedFd,
     /// How long each stage took, in order.
     pub stages: Vec<(&'static str, Duration)>,
+}
+
+/// Why the processes of a sandbox were not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// Something in the sandbox cannot be written.
+    #[error("{0}")]
+    Refused(String),
+    /// A step failed.
+    #[error(transparent)]
+    Failed(#[from] io::Error),
 }
 
 /// Future of [`Sandbox::dial`].
@@ -280,11 +377,43 @@ pub trait Sandbox: Debug + Send + Sync {
     /// When the sandbox has ended, and with [`io::ErrorKind::Unsupported`] where the host has no counters.
     fn usage(&self) -> io::Result<Usage>;
 
+    /// Processor time of the workload since its start, on all cores together. Takes some microseconds.
+    ///
+    /// # Errors
+    /// As [`Sandbox::usage`].
+    fn work_time(&self) -> io::Result<Duration>;
+
+    /// How many processes and threads the workload has now. Takes some microseconds.
+    ///
+    /// # Errors
+    /// As [`Sandbox::usage`].
+    fn processes(&self) -> io::Result<u64>;
+
+    /// How many processes and threads the workload has created since this was called first. Takes a microsecond.
+    ///
+    /// # Errors
+    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::process_counter`].
+    fn processes_created(&self) -> io::Result<u64>;
+
+    /// Limits the processor time of the workload to this many thousandths of a core, or with `None` to what its
+    /// resources allow. Lasts until it is changed, also when the platform ends.
+    ///
+    /// # Errors
+    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::limits`].
+    fn limit_cpu(&self, milli_cores: Option<u32>) -> io::Result<()>;
+
     /// How many processes of the workload the kernel has killed so far because the sandbox ran out of memory.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
     fn memory_kills(&self) -> io::Result<u64>;
+
+    /// Writes out the sandbox's disk, so that what its programs have written survives a power cut. Blocks for as long as
+    /// that takes.
+    ///
+    /// # Errors
+    /// When the sandbox is gone, or the host cannot store what it has written.
+    fn sync(&self) -> io::Result<()>;
 
     /// The state of the sandbox's disk. Takes some microseconds and waits for nothing inside the sandbox.
     ///
@@ -327,6 +456,27 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// When the sandbox is gone.
     fn is_frozen(&self) -> io::Result<bool>;
+
+    /// Writes an image of the processes of a running sandbox, whose disk is kept ([`Driver::keep`]). All processes are at rest
+    /// meanwhile, and connections to the agent are closed. `stopped` is called when the workload is. When the image is
+    /// complete and written out, `complete` is called, which writes out the disk; then the processes are ended, by this or by
+    /// the caller. When something fails, `complete` included, they go on, but for the spawner, which has to be made anew.
+    /// Blocks for as long as it takes, or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// [`WriteError`] says whether the sandbox is the reason.
+    fn write_processes(
+        &self,
+        stopped: &mut dyn FnMut(),
+        complete: &mut dyn FnMut() -> io::Result<()>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), WriteError>;
+
+    /// Has the agent accept connections again, after a platform has ended while it wrote an image. Otherwise nothing changes.
+    ///
+    /// # Errors
+    /// When the agent does not respond.
+    fn wake(&self) -> io::Result<()>;
 
     /// Lets the processes of a frozen sandbox continue. Takes some microseconds.
     ///

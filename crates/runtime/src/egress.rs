@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
+use crate::bpf;
 use crate::netlink::{ADDRESS, ADDRESS6};
 use crate::netns::SocketMaker;
 use crate::sys;
@@ -54,11 +55,11 @@ impl EgressSockets {
     /// When the kernel does not support it, or port 1 of the namespace is in use.
     pub(crate) fn open(maker: &SocketMaker, namespace: BorrowedFd<'_>) -> io::Result<Self> {
         let sockets = maker.run(namespace, Sockets::open)?;
-        let map = sys::bpf_socket_map(2)?;
-        sys::bpf_set_socket(map.as_fd(), TCP_KEY, sockets.tcp.as_fd())?;
-        sys::bpf_set_socket(map.as_fd(), UDP_KEY, sockets.udp.as_fd())?;
-        let program = sys::bpf_load_sk_lookup(&program(map.as_fd()))?;
-        let link = sys::bpf_attach(program.as_fd(), namespace)?;
+        let map = bpf::sys::socket_map(2)?;
+        bpf::sys::set_socket(map.as_fd(), TCP_KEY, sockets.tcp.as_fd())?;
+        bpf::sys::set_socket(map.as_fd(), UDP_KEY, sockets.udp.as_fd())?;
+        let program = bpf::sys::load_sk_lookup(&program(map.as_fd()))?;
+        let link = bpf::sys::attach(program.as_fd(), namespace)?;
         Ok(Self {
             tcp: sockets.tcp.into(),
             udp: sockets.udp,
@@ -73,8 +74,8 @@ impl EgressSockets {
     /// # Errors
     /// With the step that failed.
     pub(crate) fn probe() -> io::Result<()> {
-        let map = sys::bpf_socket_map(2)?;
-        sys::bpf_load_sk_lookup(&program(map.as_fd())).map(drop)
+        let map = bpf::sys::socket_map(2)?;
+        bpf::sys::load_sk_lookup(&program(map.as_fd())).map(drop)
     }
 
     /// The non-blocking socket that accepts TCP connections. The local address of a connection is its destination.
@@ -188,25 +189,15 @@ const UDP_KEY: u32 = 1;
 /// loopback, those of `eth0` and link-local ones.
 fn program(map: BorrowedFd<'_>) -> Vec<u64> {
     use std::os::fd::AsRawFd;
+
+    use crate::bpf::op::{
+        ADD, AND, CALL, COPY, EXIT, IF_EQUAL, IF_NOT_EQUAL, JUMP, LOAD, LOAD_MAP, MOVE, OR_REGISTER, STORE,
+    };
     // Offsets in `struct bpf_sk_lookup`.
     const FAMILY: i16 = 8;
     const PROTOCOL: i16 = 12;
     const LOCAL_IP4: i16 = 40;
     const LOCAL_IP6: i16 = 44;
-    // Opcodes.
-    const LOAD: u8 = 0x61; // dst = *(u32 *)(src + offset)
-    const STORE: u8 = 0x63; // *(u32 *)(dst + offset) = src
-    const MOVE: u8 = 0xb7; // dst = immediate
-    const COPY: u8 = 0xbf; // dst = src
-    const ADD: u8 = 0x07;
-    const AND: u8 = 0x57;
-    const OR_REGISTER: u8 = 0x4f;
-    const JUMP: u8 = 0x05;
-    const IF_EQUAL: u8 = 0x15;
-    const IF_NOT_EQUAL: u8 = 0x55;
-    const LOAD_MAP: u8 = 0x18;
-    const CALL: u8 = 0x85;
-    const EXIT: u8 = 0x95;
     // Helpers.
     const MAP_LOOKUP: i32 = 1;
     const SK_RELEASE: i32 = 86;
@@ -223,7 +214,7 @@ fn program(map: BorrowedFd<'_>) -> Vec<u64> {
     let net = |bytes: [u8; 4]| i32::from_ne_bytes(bytes);
     let word = |at: usize| net([ADDRESS6[at], ADDRESS6[at + 1], ADDRESS6[at + 2], ADDRESS6[at + 3]]);
     let (r0, r1, r2, r3, r4, r5, r6, r7, r10) = (0, 1, 2, 3, 4, 5, 6, 7, 10);
-    let code: [(u8, u8, u8, i16, i32); 46] = [
+    let code: [bpf::Instruction; 46] = [
         (COPY, r6, r1, 0, 0),
         // The key: on the stack, because lookups take a pointer.
         (LOAD, r2, r6, PROTOCOL, 0),
@@ -298,21 +289,7 @@ fn program(map: BorrowedFd<'_>) -> Vec<u64> {
             JUMP | IF_EQUAL | IF_NOT_EQUAL if offset >= V4 => target(offset) - position(index) - 1,
             _ => offset,
         };
-        let [offset_low, offset_high] = offset.to_ne_bytes();
-        let [a, b, c, d] = immediate.to_ne_bytes();
-        instructions.push(u64::from_ne_bytes([
-            opcode,
-            src << 4 | dst,
-            offset_low,
-            offset_high,
-            a,
-            b,
-            c,
-            d,
-        ]));
-        if opcode == LOAD_MAP {
-            instructions.push(0);
-        }
+        bpf::push(&mut instructions, (opcode, dst, src, offset, immediate));
     }
     instructions
 }

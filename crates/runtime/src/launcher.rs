@@ -30,12 +30,13 @@
 //! host's root.
 
 mod child;
+pub(crate) mod restore;
 mod root;
 mod spawner;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -59,7 +60,7 @@ use crate::setup::{self, Clocks, Parameters, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Hello, Reply, Request, Work};
-use crate::{archive, base, commit, netlink, schedule, seccomp, skeleton};
+use crate::{archive, base, checkpoint, commit, netlink, rebase, schedule, seccomp, skeleton};
 
 /// Maximum wait for each step of a start that another process performs. It takes milliseconds; the bound is for an
 /// overloaded host, and below the platform's own timeout, so that the error reaches it.
@@ -118,6 +119,8 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         Work::Sandboxes => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
         Work::Spawners => spawner::serve(socket, &tree),
         Work::Commit => commit::serve(socket, &hello.data_dir),
+        Work::Rebase => rebase::serve(socket, &hello.data_dir),
+        Work::Dump => checkpoint::dump::serve(socket),
         Work::Archive => {
             // The process keeps no directory of the host.
             drop(tree);
@@ -129,6 +132,10 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
 #[derive(Debug)]
 struct Launcher {
     data_dir: OwnedFd,
+    /// Path of the data directory on the host.
+    data_path: PathBuf,
+    /// The mounts of the host.
+    host_mounts: OwnedFd,
     tree: OpenTree,
     loops: Loops,
     templates: Vec<Template>,
@@ -169,11 +176,16 @@ impl Launcher {
         let data_dir = crate::files::open_dir(&hello.data_dir).during("open the data directory")?;
         sys::keep_capabilities_over_setuid(true).during("keep capabilities")?;
         let groups = hello.tree.shown(in_cpuset);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let host_mounts =
+            rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).during("open the host's mounts")?;
         make_private_root(&hello.data_dir, &groups).during("create the launcher's mounts")?;
         let interface = find_interface().during("find a kind of network interface")?;
         let loops = Loops::open(Path::new(HOST_DEV)).during("open /dev/loop-control")?;
         Ok(Self {
             data_dir,
+            data_path: hello.data_dir.clone(),
+            host_mounts,
             tree,
             loops,
             templates: Vec::new(),
@@ -203,14 +215,18 @@ impl Launcher {
                 name,
                 rootfs,
                 resources,
+                on_kept_disk,
+                processes,
             } = request
             else {
                 return Err(io::ErrorKind::InvalidInput.into());
             };
-            disk_mb = Some(resources.disk_mb);
-            let started = Name::parse(&name)
-                .ok_or(io::ErrorKind::InvalidInput.into())
-                .and_then(|name| self.start(&name, &rootfs, &resources, socket.as_fd()));
+            disk_mb = (!on_kept_disk).then_some(resources.disk_mb);
+            let started = Name::parse(&name).ok_or(io::ErrorKind::InvalidInput.into());
+            let started = started.and_then(|name| match &processes {
+                None => self.start(&name, (&rootfs, on_kept_disk), &resources, socket.as_fd()),
+                Some(image) => self.restore(&name, &rootfs, &resources, image, socket.as_fd()),
+            });
             let (reply, fds) = started.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             wire::send_message(socket, &reply, &fds)?;
@@ -247,7 +263,7 @@ impl Launcher {
     fn start(
         &mut self,
         name: &Name,
-        rootfs: &Rootfs,
+        (rootfs, on_kept_disk): (&Rootfs, bool),
         resources: &Resources,
         asked_by: BorrowedFd<'_>,
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {
@@ -309,7 +325,11 @@ impl Launcher {
         let net = namespace("net").during("open the network namespace")?;
         stages.end("clone");
 
-        let disk = self.make_disk(name, rootfs, resources.disk_mb, user.as_fd())?;
+        let disk = match on_kept_disk {
+            true => self.kept_disk(name)?,
+            false => self.make_disk(name, rootfs, resources.disk_mb)?,
+        };
+        sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user.as_fd())).during("map the disk's ids")?;
         stages.end("disk");
         // Once for all overlays: a detached mount cannot be attached again.
         let disk_at = match self.layer_fds {
@@ -348,7 +368,17 @@ impl Launcher {
             .tree
             .create_work(name, resources)
             .during("create the workload's cgroups")?;
-        wire::send(setup.as_fd(), b"groups", &[]).during("report the cgroups")?;
+        match wait.receive(setup.as_fd()).during("set up")? {
+            Some((message, _)) if message == setup::BEGUN => {}
+            other => return Err(reported(other)).during("set up"),
+        }
+        let spawned = spawner::begin(child.first(), &work, Some(spawner))?;
+        let namespace = spawned.namespace(wait).during("create the cgroup namespace")?;
+        if wire::send(setup.as_fd(), b"groups", &[namespace.as_fd()]).is_err() {
+            // It has failed meanwhile, and said why.
+            return Err(reported(wait.receive(setup.as_fd()).during("set up")?)).during("set up");
+        }
+        drop(namespace);
         if let Some(figures) = figures {
             let answered = wait.serve(setup.as_fd(), figures.kernel.as_fd(), || figures.answer());
             answered.during("serve the FUSE file system")?;
@@ -358,7 +388,7 @@ impl Launcher {
             other => return Err(reported(other)).during("set up"),
         }
         stages.end("setup");
-        let spawned = spawner::begin(child.first(), &work, Some(spawner))?;
+        spawned.enter().during("start the spawner")?;
         wait.finished(setup.as_fd()).during("agent")?;
         spawned.finish(wait).during("spawner")?;
         stages.end("exec");
@@ -367,7 +397,14 @@ impl Launcher {
         Ok((Reply::Started { pid, stages: stages.0 }, fds))
     }
 
-    fn make_disk(&mut self, name: &Name, rootfs: &Rootfs, disk_mb: u32, user: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// Mounts a disk that exists.
+    fn kept_disk(&self, name: &Name) -> io::Result<OwnedFd> {
+        let image = disk::open(self.data_dir.as_fd(), &name.disk).during("open the disk")?;
+        let mounted = self.loops.mount(image.as_fd(), !self.reserve_disks);
+        mounted.during("mount the disk")
+    }
+
+    fn make_disk(&mut self, name: &Name, rootfs: &Rootfs, disk_mb: u32) -> io::Result<OwnedFd> {
         let spare = self.spare.take().filter(|spare| spare.disk_mb == disk_mb);
         let disk = match spare.map(|spare| spare.into_disk(&name.disk)) {
             Some(Ok(disk)) => disk,
@@ -385,7 +422,6 @@ impl Launcher {
         for overlay in &rootfs.overlays {
             disk::make_upper(disk.as_fd(), &overlay.upper).during("create an upper")?;
         }
-        sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user)).during("map the disk's ids")?;
         Ok(disk)
     }
 

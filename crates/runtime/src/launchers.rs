@@ -96,6 +96,7 @@ impl LauncherPool {
     /// # Errors
     /// When the launcher does not reply in time.
     pub(crate) fn request(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let timeout = LAUNCH_TIMEOUT + request.extra_time();
         let mut launcher = {
             let mut free = self.free.lock();
             loop {
@@ -106,7 +107,9 @@ impl LauncherPool {
                 }
             }
         };
-        let answer = wire::send_message(&launcher.socket, request, &[])
+        let answer = set_socket_timeout(&launcher.socket, Timeout::Recv, Some(timeout))
+            .map_err(io::Error::from)
+            .and_then(|()| wire::send_message(&launcher.socket, request, &[]))
             .and_then(|()| wire::receive_message(&launcher.socket))
             .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher exited")));
         // A launcher that failed to reply may be in any state; it is replaced.
@@ -169,7 +172,42 @@ impl LauncherPool {
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<Reply> {
-        let mut launcher = self.start_one(work)?;
+        let mut once = self.begin_once(work)?;
+        once.ask(request, deadline, is_cancelled)
+    }
+
+    /// Starts a process for a few requests that belong together.
+    ///
+    /// # Errors
+    /// With the error that it reports.
+    pub(crate) fn begin_once(&self, work: Work) -> io::Result<Once> {
+        Ok(Once(self.start_one(work)?))
+    }
+
+    /// Shuts down all launchers. Called last: no requests are possible afterwards.
+    pub(crate) fn end(&self) {
+        self.free.lock().clear();
+        *self.spawners.lock() = None;
+        *self.locks.lock() = None;
+    }
+}
+
+/// A process for one thing. It is killed when it has not replied.
+#[derive(Debug)]
+pub(crate) struct Once(LauncherProcess);
+
+impl Once {
+    /// Sends a request with descriptors, and returns the reply. To be given up after the deadline, and when `is_cancelled`.
+    ///
+    /// # Errors
+    /// When it does not reply.
+    pub(crate) fn ask(
+        &mut self,
+        request: (&Request, &[BorrowedFd<'_>]),
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> io::Result<Reply> {
+        let launcher = &mut self.0;
         wire::send_message(&launcher.socket, request.0, request.1)?;
         // Until it replies, it does not notice that its socket closes, or only after a while.
         launcher.stuck = true;
@@ -197,13 +235,6 @@ impl LauncherPool {
         launcher.stuck = false;
         let (reply, _) = reply.ok_or_else(|| io::Error::other("the process exited without a reply"))?;
         Ok(reply)
-    }
-
-    /// Shuts down all launchers. Called last: no requests are possible afterwards.
-    pub(crate) fn end(&self) {
-        self.free.lock().clear();
-        *self.spawners.lock() = None;
-        *self.locks.lock() = None;
     }
 }
 

@@ -232,6 +232,19 @@ impl Layers {
         }
     }
 
+    /// Has the record of a disk survive a power cut.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    pub(crate) fn write_out(&self, disk: &DiskId) -> io::Result<()> {
+        match fs::File::open(self.record(disk)) {
+            // `base` has no record.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            record => record?.sync_all()?,
+        }
+        fs::File::open(&self.disks)?.sync_all()
+    }
+
     /// Forgets the file system of a disk that was removed.
     ///
     /// # Errors

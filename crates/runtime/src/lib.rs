@@ -4,11 +4,12 @@
 //!
 //! - The kernel's objects are the record. A sandbox is found by the name of its cgroup, its mounts exist only in its
 //!   own mount namespace, its loop device clears itself: when its processes are gone, all that remains is an empty
-//!   cgroup and one image file, and both carry the id of the sandbox's disk in their names.
+//!   cgroup and one image file, and both carry the id of the sandbox's disk in their names. What is to outlive the
+//!   processes is noted in the data directory before they end (`kept.rs`).
 //! - Nothing on the create path executes a program or sleeps.
 //! - This crate knows no teams, keys or database; to it, ids are only names.
 //! - Crates above it use the traits of `driver` and know nothing about the kind of isolation.
-//! - It is the only host-side crate with raw system calls; all `unsafe` is in `sys.rs`.
+//! - It is the only host-side crate with raw system calls; all `unsafe` is in files called `sys.rs`.
 
 #![cfg_attr(
     test,
@@ -17,8 +18,10 @@
 
 mod archive;
 pub mod base;
+mod bpf;
 mod cgroup;
 mod cgroup_view;
+mod checkpoint;
 mod commit;
 mod confine;
 pub mod container;
@@ -32,13 +35,17 @@ mod files;
 pub mod growth;
 mod holders;
 pub mod identity;
+mod kept;
 pub mod launcher;
 mod launchers;
 mod layers;
+mod modules;
 mod netlink;
 mod netns;
 pub mod probe;
+mod process_counter;
 mod processors;
+mod rebase;
 mod registry;
 pub mod rootfs;
 pub mod schedule;

@@ -53,15 +53,15 @@ const MASKED_FILES: [&str; 26] = [
     "zoneinfo",
 ];
 /// Directories of /proc that expose the host: covered with an empty directory.
-const MASKED_DIRS: [&str; 8] = ["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi"];
+pub(crate) const MASKED_DIRS: [&str; 8] = ["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi"];
 /// Maximum number of open terminals in a sandbox: they count against the host-wide `kernel.pty.max`.
 const TERMINALS: &str = "128";
 /// Parts of /proc that may be read but not written.
 const READ_ONLY: [&str; 2] = ["sys", "sysrq-trigger"];
 /// Parts of the sandbox's own sysfs that appear in its /sys, besides its processors; the rest is the launcher's.
-const SYS_OF_NETWORK: [&str; 2] = ["class/net", "devices/virtual/net"];
+pub(crate) const SYS_OF_NETWORK: [&str; 2] = ["class/net", "devices/virtual/net"];
 /// Directory of the processors in sysfs.
-const CPU: &str = "devices/system/cpu";
+pub(crate) const CPU: &str = "devices/system/cpu";
 
 /// Places in the launcher's root file system, from which a child's mount namespace is copied.
 pub(crate) mod place {
@@ -119,7 +119,9 @@ pub(crate) struct Parameters<'a> {
     pub(crate) began: Clocks,
 }
 
-/// Message of a child whose tree is complete.
+/// Message of the child: it has its clocks and its network.
+pub(crate) const BEGUN: &[u8] = b"begun";
+/// Message of the child: its tree is complete.
 pub(crate) const READY: &[u8] = b"ready";
 
 /// A step that failed.
@@ -160,9 +162,10 @@ pub(crate) fn become_agent(
     sys::close_all_but(&kept).step("close the launcher's descriptors")?;
     begin_time(parameters.began).step("create the time namespace")?;
     netlink::configure(parameters.interface).step("network")?;
-    // Without a gateway nothing answers: connections fail after seconds and not after minutes.
-    write_at(CWD, "/proc/sys/net/ipv4/tcp_syn_retries", SYN_RETRIES).step("limit TCP retries")?;
+    limit_retries().step("limit TCP retries")?;
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
+    // The spawner must be in the same time namespace.
+    wire::send(socket, BEGUN, &[]).step("report")?;
     let Some((_, mounts)) = wire::receive(socket).step("receive the file system")? else {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("receive the file system");
     };
@@ -188,9 +191,24 @@ pub(crate) fn become_agent(
 /// fails.
 pub(crate) fn become_spawner(spawner: OwnedFd) -> Result<Infallible, Failure> {
     processors::pin_to_window().step("set the CPU affinity")?;
-    // It and its children see the cgroup that it was born in as the root.
-    sys::unshare(libc::CLONE_NEWCGROUP).step("create the cgroup namespace")?;
+    if !is_root_of_namespace().step("read its cgroups")? {
+        // In a sandbox of an earlier version, the agent has another cgroup namespace than the workload.
+        sys::unshare(libc::CLONE_NEWCGROUP).step("create the cgroup namespace")?;
+    }
+    // Whoever has two user ids at exec is not dumpable after it, also where the program can be read. It is in a sandbox
+    // that was restored, and root inside could otherwise trace the spawner until it has seen to that itself.
+    sys::set_ids_of_user(NOBODY, 0, 0).step("set a second user id")?;
     become_program(&[(spawner, SPAWNER_FD)], &[c"ringfence", c"spawner"])
+}
+
+/// A user id that is not root's.
+const NOBODY: u32 = 65_534;
+
+/// Whether the groups of the calling process are the roots that it sees. Named hierarchies of others do not count.
+fn is_root_of_namespace() -> io::Result<bool> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup")?;
+    let mut paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    Ok(paths.all(|path| path == "/"))
 }
 
 /// Puts descriptors where the program expects them, confines the process and executes it.
@@ -254,6 +272,24 @@ fn begin_time(began: Clocks) -> io::Result<()> {
     )?;
     sys::setns(children.as_fd(), libc::CLONE_NEWTIME)?;
     sys::prctl(libc::PR_SET_DUMPABLE, 0)
+}
+
+/// Without a gateway nothing answers: connections fail after seconds and not after minutes. Applies to the network
+/// namespace of the calling process.
+pub(crate) fn limit_retries() -> io::Result<()> {
+    write_at(CWD, "/proc/sys/net/ipv4/tcp_syn_retries", SYN_RETRIES)
+}
+
+/// The parts of a sysfs of the calling process's network namespace that appear in a sandbox's `/sys`, with their places.
+pub(crate) fn sysfs_of_network() -> Result<Vec<(String, OwnedFd)>, Failure> {
+    let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC | attr::RDONLY;
+    let sysfs = mount("sysfs", &[], harmless)?;
+    let flags = clone_flags();
+    let part = |part: &str| {
+        let tree = rustix::mount::open_tree(&sysfs, part, flags).step("clone a mount")?;
+        Ok((format!("/sys/{part}"), tree))
+    };
+    SYS_OF_NETWORK.into_iter().map(part).collect()
 }
 
 /// Limits System V shared memory. Like files in memory, segments remain when their creators are gone, so that killing
@@ -346,9 +382,12 @@ fn build_tree(
 
     put(read_only(place::CONTROLLERS)?, "proc/cgroups").step("attach /proc/cgroups")?;
     // The launcher creates the workload's groups meanwhile.
-    if wire::receive(socket).step("wait for the cgroups")?.is_none() {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups");
-    }
+    let namespace = match wire::receive(socket).step("wait for the cgroups")? {
+        Some((_, mut namespaces)) if namespaces.len() == 1 => namespaces.swap_remove(0),
+        _ => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups"),
+    };
+    // That of the workload, in which its group is the root.
+    sys::setns(namespace.as_fd(), libc::CLONE_NEWCGROUP).step("enter the cgroup namespace")?;
     for (index, group) in parameters.groups.iter().enumerate() {
         let own = match group.scope {
             Scope::Workload => format!("/{}/work", parameters.name),
@@ -437,7 +476,7 @@ fn clone_flags() -> OpenTreeFlags {
     OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC
 }
 
-fn clone_tree(path: &str, recursive: bool) -> Result<OwnedFd, Failure> {
+pub(crate) fn clone_tree(path: &str, recursive: bool) -> Result<OwnedFd, Failure> {
     let flags = if recursive {
         clone_flags() | OpenTreeFlags::AT_RECURSIVE
     } else {
@@ -447,7 +486,7 @@ fn clone_tree(path: &str, recursive: bool) -> Result<OwnedFd, Failure> {
 }
 
 /// A clone of one of the launcher's mounts that the sandbox cannot write.
-fn read_only(path: &str) -> Result<OwnedFd, Failure> {
+pub(crate) fn read_only(path: &str) -> Result<OwnedFd, Failure> {
     let tree = clone_tree(path, false)?;
     let attributes = attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC;
     sys::mount_setattr(tree.as_fd(), false, attributes, None).step("protect a mount")?;

@@ -1,4 +1,5 @@
-//! The system calls that have no safe wrapper, one function each. All `unsafe` of the host side is in this file.
+//! The system calls that have no safe wrapper, one function each. All `unsafe` of the host side is in this file and, for
+//! programs in the kernel, in `bpf/sys.rs`.
 //!
 //! Everything here is called from the launcher, which has one thread, or from a child that the launcher cloned: that
 //! makes running ordinary code after `clone3` sound, and makes it safe to change per-process state (namespaces, user
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use libc::{c_int, c_long, c_ulong, c_void, pid_t, uid_t};
 
-fn check(result: c_long) -> io::Result<c_long> {
+pub(crate) fn check(result: c_long) -> io::Result<c_long> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {
@@ -93,6 +94,12 @@ pub(crate) fn set_ids(real: uid_t, effective: uid_t, saved: uid_t) -> io::Result
         check(libc::syscall(libc::SYS_setresuid, real, effective, saved))?;
     }
     Ok(())
+}
+
+/// Sets the real, effective and saved user ids of the calling thread.
+pub(crate) fn set_ids_of_user(real: uid_t, effective: uid_t, saved: uid_t) -> io::Result<()> {
+    // SAFETY: changes credentials only.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, real, effective, saved) }).map(drop)
 }
 
 /// Drops all supplementary groups.
@@ -440,91 +447,6 @@ pub(crate) fn in_namespace<T>(
         std::process::abort();
     }
     result
-}
-
-/// `BPF_MAP_CREATE`: a map of `entries` sockets by number.
-pub(crate) fn bpf_socket_map(entries: u32) -> io::Result<OwnedFd> {
-    const BPF_MAP_CREATE: c_int = 0;
-    const BPF_MAP_TYPE_SOCKMAP: u32 = 15;
-    let mut attributes = BpfAttributes::default();
-    // map_type, key_size, value_size, max_entries
-    attributes.0[0] = pack(BPF_MAP_TYPE_SOCKMAP, 4);
-    attributes.0[1] = pack(8, entries);
-    bpf_fd(BPF_MAP_CREATE, &attributes)
-}
-
-/// `BPF_MAP_UPDATE_ELEM` on a map of sockets.
-pub(crate) fn bpf_set_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
-    const BPF_MAP_UPDATE_ELEM: c_int = 2;
-    let value = u64::from(socket.as_raw_fd().cast_unsigned());
-    let mut attributes = BpfAttributes::default();
-    // map_fd, key, value, flags
-    attributes.0[0] = u64::from(map.as_raw_fd().cast_unsigned());
-    attributes.0[1] = (&raw const key).addr() as u64;
-    attributes.0[2] = (&raw const value).addr() as u64;
-    bpf(BPF_MAP_UPDATE_ELEM, &attributes).map(drop)
-}
-
-/// `BPF_PROG_LOAD`: a program that chooses the socket of a packet.
-pub(crate) fn bpf_load_sk_lookup(instructions: &[u64]) -> io::Result<OwnedFd> {
-    const BPF_PROG_LOAD: c_int = 5;
-    const BPF_PROG_TYPE_SK_LOOKUP: u32 = 30;
-    const LICENSE: &CStr = c"Apache-2.0";
-    let number = u32::try_from(instructions.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut attributes = BpfAttributes::default();
-    // prog_type, insn_cnt; insns; license; log_level, log_size; log_buf; kern_version, prog_flags; prog_name (16 bytes);
-    // prog_ifindex, expected_attach_type
-    attributes.0[0] = pack(BPF_PROG_TYPE_SK_LOOKUP, number);
-    attributes.0[1] = instructions.as_ptr().addr() as u64;
-    attributes.0[2] = LICENSE.as_ptr().addr() as u64;
-    attributes.0[8] = pack(0, BPF_SK_LOOKUP);
-    bpf_fd(BPF_PROG_LOAD, &attributes)
-}
-
-/// `BPF_LINK_CREATE`: lets a program choose the sockets of packets in a network namespace, until the link is closed.
-pub(crate) fn bpf_attach(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    const BPF_LINK_CREATE: c_int = 28;
-    let mut attributes = BpfAttributes::default();
-    // prog_fd, target_fd, attach_type, flags
-    attributes.0[0] = pack(
-        program.as_raw_fd().cast_unsigned(),
-        namespace.as_raw_fd().cast_unsigned(),
-    );
-    attributes.0[1] = pack(BPF_SK_LOOKUP, 0);
-    bpf_fd(BPF_LINK_CREATE, &attributes)
-}
-
-/// `BPF_SK_LOOKUP` of `enum bpf_attach_type`.
-const BPF_SK_LOOKUP: u32 = 36;
-
-/// The beginning of `union bpf_attr`; the kernel takes the rest as zero.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct BpfAttributes([u64; 16]);
-
-/// Two 32-bit fields that follow each other.
-const fn pack(first: u32, second: u32) -> u64 {
-    first as u64 | (second as u64) << 32
-}
-
-fn bpf(command: c_int, attributes: &BpfAttributes) -> io::Result<c_long> {
-    // SAFETY: the kernel reads `attributes` by its size. The memory that they point to outlives this call, is as long
-    // as they say, and is only read.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            &raw const *attributes,
-            size_of::<BpfAttributes>(),
-        )
-    })
-}
-
-fn bpf_fd(command: c_int, attributes: &BpfAttributes) -> io::Result<OwnedFd> {
-    let fd = bpf(command, attributes)?;
-    let fd = RawFd::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
-    // SAFETY: these commands return a new descriptor, which nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Turns an integer option of a socket on.

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::cgroup::Tree;
 use crate::cgroup::meters::Sum;
@@ -56,6 +57,8 @@ const CONTROL_FILE_MAX: usize = 8 * 1024;
 #[derive(Debug)]
 pub(crate) struct Meter {
     cpu: File,
+    work_cpu: File,
+    processes: File,
     memory_charged: File,
     memory_stat: File,
     memory_kills: File,
@@ -74,6 +77,8 @@ impl Meter {
         let limit = std::fs::read_to_string(&meters.memory_limit)?;
         Ok(Self {
             cpu: File::open(&meters.cpu)?,
+            work_cpu: File::open(&meters.work_cpu)?,
+            processes: File::open(&meters.processes)?,
             memory_charged: File::open(&meters.memory_charged)?,
             memory_stat: File::open(&meters.memory_stat)?,
             memory_kills: File::open(&meters.memory_kills)?,
@@ -93,7 +98,7 @@ impl Meter {
         let value = |name| field(stat, name).ok_or(io::ErrorKind::InvalidData);
         let cache = value(self.cache_field)?.saturating_sub(value(self.shared_field)?);
         let (memory_used_bytes, memory_cache_bytes) = split(charged, cache, self.memory_total_bytes);
-        let cpu_time_us = field(read_into(&self.cpu, &mut buffer)?, "usage_usec").ok_or(io::ErrorKind::InvalidData)?;
+        let cpu_time_us = time(&self.cpu)?;
         let disk = statfs_of(pid)?;
         // The agent is still running, so its pid was not reused while the disk was queried.
         if has_ended(agent)? {
@@ -107,6 +112,17 @@ impl Meter {
             disk_used_bytes: disk.used_bytes,
             disk_total_bytes: disk.total_bytes,
         })
+    }
+
+    /// Reads the processor time of the workload.
+    pub(crate) fn work_time(&self) -> io::Result<Duration> {
+        time(&self.work_cpu).map(Duration::from_micros)
+    }
+
+    /// Reads the number of processes and threads of the workload.
+    pub(crate) fn processes(&self) -> io::Result<u64> {
+        let mut buffer = [0; CONTROL_FILE_MAX];
+        number(read_into(&self.processes, &mut buffer)?)
     }
 
     /// Reads how many processes of the workload were killed for lack of memory.
@@ -192,6 +208,12 @@ pub(crate) fn statfs_of(pid: i32) -> io::Result<DiskStats> {
         free_bytes: bytes(disk.f_bfree),
         allowed_bytes: bytes(disk.f_bavail),
     })
+}
+
+/// Reads the processor time in `cpu.stat`, in microseconds.
+fn time(stat: &File) -> io::Result<u64> {
+    let mut buffer = [0; CONTROL_FILE_MAX];
+    field(read_into(stat, &mut buffer)?, "usage_usec").ok_or(io::ErrorKind::InvalidData.into())
 }
 
 /// Reads a control file in one call, because the kernel generates its text for each.

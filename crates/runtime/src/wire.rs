@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use model::id::{DiskId, LayerId};
 use model::resources::Resources;
@@ -36,6 +37,10 @@ pub(crate) enum Work {
     Spawners,
     /// One [`Request::Commit`].
     Commit,
+    /// One [`Request::Rebase`].
+    Rebase,
+    /// One [`Request::Dump`].
+    Dump,
     /// One [`Request::Pack`] or [`Request::Unpack`].
     Archive,
 }
@@ -48,6 +53,11 @@ pub(crate) enum Request {
         name: String,
         rootfs: Rootfs,
         resources: Resources,
+        /// Whether its disk exists. Otherwise it is created.
+        on_kept_disk: bool,
+        /// The image of its processes, if they are restored. Its disk exists then, and instead of the boot connection the
+        /// kernel's side of the `/proc` files is attached, if there are any.
+        processes: Option<crate::launcher::restore::Image>,
     },
     /// Gives a sandbox a new spawner. Attached are the pidfd of its agent and a socket, on which [`Reply::Done`] is
     /// sent; closing its other end aborts the attempt.
@@ -62,6 +72,12 @@ pub(crate) enum Request {
         /// Space on the file system of the data directory that has to stay free, in bytes.
         keep_free_bytes: u64,
     },
+    /// Prepares a disk, which no sandbox has, for layers that replaced those below it. Answered with [`Reply::Done`].
+    Rebase { disk: DiskId },
+    /// Writes an image of the processes of a sandbox.
+    Dump(crate::checkpoint::dump::Dump),
+    /// Ends the processes of which an image was written.
+    EndDumped,
     /// Writes a stored layer as an archive to the attached descriptor. Answered with [`Reply::Done`] or
     /// [`Reply::Refused`].
     Pack { layer: LayerId },
@@ -76,6 +92,18 @@ pub(crate) enum Request {
         /// Space on the file system of the data directory that has to stay free, in bytes.
         keep_free_bytes: u64,
     },
+}
+
+impl Request {
+    /// Time that it may take beyond what requests may take otherwise.
+    pub(crate) fn extra_time(&self) -> Duration {
+        match self {
+            Self::Start {
+                processes: Some(image), ..
+            } => image.time_to_read(),
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 /// Reply of a launcher.

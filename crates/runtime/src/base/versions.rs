@@ -86,6 +86,18 @@ impl Versions {
         self.all.join(CURRENT).is_dir()
     }
 
+    /// What tells the directories of the version that new sandboxes use from those of any other, also of one that was
+    /// removed and made again.
+    pub(crate) fn current(&self) -> Option<String> {
+        let name = fs::read_link(self.all.join(CURRENT)).ok()?;
+        let mut text = name.to_str()?.to_owned();
+        for part in ["root", "usr"] {
+            let found = fs::metadata(self.all.join(&name).join(part)).ok()?;
+            let _ = write!(text, " {} {}.{}", found.ino(), found.ctime(), found.ctime_nsec());
+        }
+        Some(text)
+    }
+
     /// Creates the version that matches the host now, unless it exists, and makes it current. Returns whether the
     /// current version changed.
     ///

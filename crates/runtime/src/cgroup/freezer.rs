@@ -64,11 +64,30 @@ impl Freezer {
         Ok(text.trim_end() == "1")
     }
 
-    /// Lets all processes continue.
+    /// The group.
+    pub(crate) fn group(&self) -> &Path {
+        &self.0
+    }
+
+    /// Lets those processes continue that are not frozen by a group below.
     ///
     /// # Errors
     /// When the group is gone.
-    pub(crate) fn thaw(&self) -> io::Result<()> {
+    pub(crate) fn thaw_this(&self) -> io::Result<()> {
         write(&self.0.join("cgroup.freeze"), "0")
+    }
+
+    /// Lets all processes continue, also those of the workload's own group, which is frozen while an image is written and
+    /// after a restore.
+    ///    ///
+    /// # Errors
+    /// When the group is gone.
+    pub(crate) fn thaw(&self) -> io::Result<()> {
+        match write(&self.0.join("work/cgroup.freeze"), "0") {
+            // Earlier versions had no such group.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        self.thaw_this()
     }
 }

@@ -50,6 +50,11 @@ impl Limits {
         write_at(group, "cpu.max", &format!("{} {CPU_PERIOD_US}", self.cpu_us))
     }
 
+    /// The processor time of the workload that belongs to that of the whole sandbox, which is whole cores and a margin.
+    pub(super) fn cpu_of_work(whole_us: u64) -> u64 {
+        whole_us - whole_us % CPU_PERIOD_US
+    }
+
     fn hold_memory_v1(&self, group: BorrowedFd<'_>) -> io::Result<()> {
         let memory = self.memory.to_string();
         write_at(group, "memory.limit_in_bytes", &memory)?;
@@ -82,7 +87,7 @@ const MARGIN: Limits = Limits {
 const SOCKET_MEMORY_SHARE: u64 = 4;
 
 /// The kernel's default period for CPU quotas, in microseconds.
-const CPU_PERIOD_US: u64 = 100_000;
+pub(super) const CPU_PERIOD_US: u64 = 100_000;
 
 /// Maximum number of processes of all sandboxes together: the host's limit minus an eighth, and at least 1,024,
 /// reserved for the host itself. The lower of the two kernel-wide limits applies: on large machines that is often the

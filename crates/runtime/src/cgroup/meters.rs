@@ -10,6 +10,10 @@ use crate::slot::Name;
 pub(crate) struct Meters {
     /// Has a line `usage_usec`.
     pub(crate) cpu: PathBuf,
+    /// The same of the workload alone.
+    pub(crate) work_cpu: PathBuf,
+    /// Number of processes and threads of the workload.
+    pub(crate) processes: PathBuf,
     pub(crate) memory_charged: PathBuf,
     /// The workload's limit, which is that of the sandbox's resources.
     pub(crate) memory_limit: PathBuf,
@@ -55,6 +59,8 @@ impl Tree {
                 let [whole, work] = self.metered(root, name);
                 Some(Meters {
                     cpu: whole.join("cpu.stat"),
+                    work_cpu: work.join("cpu.stat"),
+                    processes: work.join("pids.current"),
                     memory_charged: whole.join("memory.current"),
                     memory_limit: work.join("memory.max"),
                     memory_stat: whole.join("memory.stat"),
@@ -64,11 +70,14 @@ impl Tree {
                     sockets: None,
                 })
             }
-            Backend::Hybrid(unified, [memory, ..]) => {
-                let [cpu, _] = self.metered(unified, name);
+            Backend::Hybrid(unified, [memory, pids, _]) => {
+                let [_, processes] = self.metered(pids, name);
+                let [cpu, work_cpu] = self.metered(unified, name);
                 let [whole, work] = self.metered(memory, name);
                 Some(Meters {
                     cpu: cpu.join("cpu.stat"),
+                    work_cpu: work_cpu.join("cpu.stat"),
+                    processes: processes.join("pids.current"),
                     memory_charged: whole.join("memory.usage_in_bytes"),
                     memory_limit: work.join("memory.limit_in_bytes"),
                     memory_stat: whole.join("memory.stat"),

@@ -47,6 +47,11 @@ impl Entry {
         Ok(())
     }
 
+    /// The `tasks` files of version 1.
+    pub(crate) fn v1(&self) -> impl Iterator<Item = &File> {
+        self.v1.iter()
+    }
+
     /// The descriptors that a process needs for [`Entry::join`].
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let v1 = self.v1.iter().map(AsRawFd::as_raw_fd);
@@ -122,6 +127,12 @@ impl OpenTree {
             }
             Ok(tasks)
         })
+    }
+
+    /// Freezes the workload of a sandbox, without waiting until it is.
+    pub(crate) fn freeze_work(&self, name: &Name) -> io::Result<()> {
+        let file = format!("{}/cgroup.freeze", child(name, Role::Work));
+        write_at(self.roots[0].as_fd(), &file, "1")
     }
 
     /// The v1 hierarchies without limits, in which a sandbox has one group for all of its processes.

@@ -35,7 +35,11 @@ impl ChildWait<'_> {
     pub(super) fn receive(&self, child: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         let deadline = Instant::now() + self.step;
         while !self.wait(child, None, deadline)? {}
-        wire::receive(child)
+        match wire::receive(child)? {
+            // The kernel reports the end first where the child has left something unread.
+            None => wire::receive(child),
+            message => Ok(message),
+        }
     }
 
     /// Calls `serve` whenever there is something to read on `asked`, until there is something to read from the child.

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   launcher ─clone─▶ helper            cloned into the workload's group, still among the host's processes
-//!                     closes all that is the host's, enters every namespace, becomes the sandbox's root,
-//!                     connects to the agent if the spawner is not the first
+//!                     closes all that is the host's, enters every namespace, becomes the sandbox's root;
+//!                     for the first spawner it creates the cgroup namespace, which the agent enters, and waits until
+//!                     the mounts are complete; for others it connects to the agent
 //!                     ─clone─▶ first    in the sandbox's pid namespace, with a parent outside
 //!                              ─clone─▶ second   left by its parent, a child of the agent
 //!                                       confines itself, executes the spawner
@@ -11,7 +12,10 @@
 //!
 //! A process cannot enter a pid namespace itself, only its children are created there. So the helper enters all other
 //! namespaces before it clones a child: what appears inside has the sandbox's network, mounts and ids, no descriptors
-//! except its sockets to the launcher and to the agent, and memory that no process inside may read. From then on root
+//! except its sockets to the launcher and to the agent, and memory that no process inside may read.
+//!
+//! The root of a cgroup namespace is the group of the process that creates it, so the helper does that in the workload's.
+//! Agent and workload share it: an image of processes can contain only one. From then on root
 //! inside can stop or kill it, but not before the launcher has a pidfd of it, and nothing here waits longer than a step
 //! may take.
 
@@ -20,6 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
@@ -36,6 +41,9 @@ const CLONED: &[u8] = b"cloned";
 /// Message of the first process instead: that child becomes the spawner. The two messages come from two processes, in
 /// any order.
 const LAST: &[u8] = b"last";
+/// Message with the cgroup namespace, and the answer to it.
+const NAMESPACE: &[u8] = b"namespace";
+const ENTER: &[u8] = b"enter";
 /// Number of processes: helper, first and second.
 const PROCESSES: usize = 3;
 /// Maximum wait for each of them in a running sandbox. Together they take a millisecond; a sandbox that uses up its
@@ -69,7 +77,39 @@ pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd
     }
 }
 
+/// Opens the mount namespace of a process.
+fn mounts_of(pidfd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let pid = info
+        .lines()
+        .find_map(|line| line.strip_prefix("Pid:"))
+        .unwrap_or_default();
+    let path = format!("/proc/{}/ns/mnt", pid.trim());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 impl StartingSpawner {
+    /// The cgroup namespace of the sandbox, which the helper of the first spawner creates.
+    ///
+    /// # Errors
+    /// With the step that failed or took too long.
+    pub(super) fn namespace(&self, wait: ChildWait<'_>) -> io::Result<OwnedFd> {
+        match wait.receive(self.report.as_fd())? {
+            Some((message, mut namespaces)) if message == NAMESPACE && namespaces.len() == 1 => {
+                Ok(namespaces.swap_remove(0))
+            }
+            other => Err(reported(other)),
+        }
+    }
+
+    /// Lets the helper of the first spawner continue, once the mounts of the sandbox are complete.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(super) fn enter(&self) -> io::Result<()> {
+        wire::send(self.report.as_fd(), ENTER, &[])
+    }
+
     /// Waits until the spawner runs.
     ///
     /// # Errors
@@ -112,21 +152,46 @@ fn help(
     let fail = |what: &'static str| move |error: io::Error| setup::failure(what, error);
     work.join().map_err(fail("join the cgroup"))?;
     let spawner_fd = spawner.as_ref().map(AsRawFd::as_raw_fd);
-    let keep = |more: Option<i32>| {
-        let kept: Vec<i32> = [Some(socket.as_raw_fd()), spawner_fd, more]
-            .into_iter()
-            .flatten()
-            .collect();
+    let keep = |more: [Option<i32>; 2]| {
+        let kept = [Some(socket.as_raw_fd()), spawner_fd].into_iter().chain(more);
+        let kept: Vec<i32> = kept.flatten().collect();
         sys::close_all_but(&kept).map_err(fail("close the launcher's descriptors"))
     };
-    keep(Some(agent.as_raw_fd()))?;
+    let mounts = match spawner {
+        Some(_) => Some(mounts_of(agent).map_err(fail("open the mounts"))?),
+        None => None,
+    };
+    let agent_fd = agent;
+    let agent = agent.as_raw_fd();
+    let mounts_fd = mounts.as_ref().map(AsRawFd::as_raw_fd);
+    keep([Some(agent), mounts_fd])?;
     // This includes the pid namespace, which applies to children of this process.
-    sys::setns(agent, namespaces()).map_err(fail("enter the namespaces"))?;
-    keep(None)?;
+    let kinds = match mounts {
+        Some(_) => namespaces() & !libc::CLONE_NEWNS,
+        None => namespaces(),
+    };
+    sys::setns(agent_fd, kinds).map_err(fail("enter the namespaces"))?;
+    keep([mounts_fd, None])?;
     sys::set_ids(0, 0, 0).map_err(fail("become root of the sandbox"))?;
     sys::clear_groups().map_err(fail("drop groups"))?;
     // Changing ids may have reset it. The memory is a copy of the launcher's.
     sys::hide_memory().map_err(fail("disable access to the memory"))?;
+    if let Some(mounts) = mounts {
+        sys::unshare(libc::CLONE_NEWCGROUP).map_err(fail("create the cgroup namespace"))?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let own = rustix::fs::open("/proc/thread-self/ns/cgroup", flags, Mode::empty());
+        let own = own.map_err(|error| fail("open the cgroup namespace")(error.into()))?;
+        wire::send(socket, NAMESPACE, &[own.as_fd()]).map_err(fail("report"))?;
+        drop(own);
+        match wire::receive(socket).map_err(fail("wait for the mounts"))? {
+            Some((message, _)) if message == ENTER => {}
+            _ => sys::exit_now(1),
+        }
+        sys::setns(mounts.as_fd(), libc::CLONE_NEWNS).map_err(fail("enter the mounts"))?;
+        // Before its number is closed.
+        drop(mounts);
+        keep([None, None])?;
+    }
     let spawner = match spawner {
         Some(socket) => socket,
         None => connect_to_agent().map_err(fail("connect to the agent"))?,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use model::id::LayerId;
 use runtime::container::ContainerDriver;
-use runtime::driver::{CommitError, CommitRequest, Driver, StartError, StartRequest};
+use runtime::driver::{CommitError, CommitRequest, Driver, StartDisk, StartError, StartRequest};
 use runtime::rootfs::{Layer, Part, Rootfs};
 
 use crate::{agent_pid, clean, data_dir_of, disk_of, end, id, loops_of, request, start, until};
@@ -117,10 +117,14 @@ pub(crate) fn a_layer_that_does_not_fit_is_not_stored(container: &ContainerDrive
     // A start from a layer that is not there fails, and leaves nothing.
     container.remove_disk(&disk_of(&id("ione"))).unwrap();
     let missing = LayerId::from_hash(&[1; 32]);
-    let request = StartRequest {
-        rootfs: Rootfs::without_base(std::slice::from_ref(&missing)),
+    let on = |rootfs| StartRequest {
+        disk: StartDisk::New {
+            disk: disk_of(&id("ione")),
+            rootfs,
+        },
         ..request(&id("ione"))
     };
+    let request = on(Rootfs::without_base(std::slice::from_ref(&missing)));
     let error = container.start(&request).unwrap_err();
     assert!(matches!(error, StartError::NoLayer(layer) if layer == missing));
     assert!(container.find().unwrap().is_empty());
@@ -130,8 +134,7 @@ pub(crate) fn a_layer_that_does_not_fit_is_not_stored(container: &ContainerDrive
         layer: missing,
         part: Part::Usr,
     };
-    let request = StartRequest { rootfs, ..request };
-    assert!(container.start(&request).is_err());
+    assert!(container.start(&on(rootfs)).is_err());
 }
 
 pub(crate) fn a_commit_that_is_killed_leaves_nothing(container: &ContainerDriver) {

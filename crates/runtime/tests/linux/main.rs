@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test program of its own")]
 
 mod archives;
+mod kept;
 mod layers;
+mod limits;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant};
 use model::id::{DiskId, SandboxId};
 use model::resources::Resources;
 use runtime::container::{ContainerDriver, DriverSettings};
-use runtime::driver::{Driver, Sandbox, StartError, StartRequest, Started};
+use runtime::driver::{Driver, Sandbox, StartDisk, StartError, StartRequest, Started};
 use runtime::rootfs::{Layer, Overlay, Rootfs};
 use rustix::event::{PollFd, PollFlags};
 use testkit::privileged::{self, Subcommand};
@@ -50,13 +52,16 @@ fn main() -> ExitCode {
 }
 
 fn run_all() -> Vec<bool> {
-    let tests: [Test; 14] = [
+    let tests: [Test; 17] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,
         ),
         ("its ids are in a range of its own", has_ids_of_its_own),
-        ("its workload is limited, and with its agent a margin above", is_limited),
+        (
+            "its workload is limited, and with its agent a margin above",
+            limits::is_limited,
+        ),
         ("what it uses is measured from outside", is_measured),
         ("a sandbox is found by a later driver", is_found_again),
         ("a spawner is replaced inside the workload's group", spawner_is_replaced),
@@ -73,6 +78,18 @@ fn run_all() -> Vec<bool> {
         (
             "the control socket is accepted only from the agent",
             control_is_the_agents,
+        ),
+        (
+            "a sandbox is started again on its kept disk",
+            kept::a_sandbox_is_started_again_on_its_disk,
+        ),
+        (
+            "a kept disk fits another version of base",
+            kept::a_kept_disk_fits_another_version_of_base,
+        ),
+        (
+            "a kept disk that was cut off is repaired",
+            kept::a_kept_disk_that_was_cut_off_is_repaired,
         ),
         (
             "a disk is checked before it is a layer",
@@ -143,6 +160,7 @@ fn open(data_dir: &Path) -> Arc<ContainerDriver> {
         disks_mb: vec![RESOURCES.disk_mb],
         reserve_disks: false,
         base: true,
+        criu: None,
     };
     ContainerDriver::open(&settings).unwrap()
 }
@@ -161,9 +179,12 @@ fn disk_of(id: &SandboxId) -> DiskId {
 fn request(id: &SandboxId) -> StartRequest {
     StartRequest {
         id: id.clone(),
-        rootfs: Rootfs::base(),
-        disk: disk_of(id),
+        disk: StartDisk::New {
+            disk: disk_of(id),
+            rootfs: Rootfs::base(),
+        },
         resources: RESOURCES,
+        restore: false,
     }
 }
 
@@ -332,60 +353,6 @@ fn has_ids_of_its_own(container: &ContainerDriver) {
     assert_eq!(two[1], one[1] + 65_536);
 }
 
-fn is_limited(container: &ContainerDriver) {
-    let id = id("ione");
-    let started = start(container, &id);
-    let pid = agent_pid(&started.sandbox);
-    let own = format!("/ione.0.{}", disk_of(&id));
-    let group = |pid: i32, what: &str| {
-        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
-        let line = groups.lines().find(|line| line.split(':').nth(1) == Some(what));
-        line.or_else(|| groups.lines().find(|line| line.starts_with("0::")))
-            .unwrap()
-            .to_owned()
-    };
-    let spawner = processes(pid).into_iter().find(|other| *other != pid).unwrap();
-    for controller in ["memory", "pids", "cpu"] {
-        let (of_spawner, of_agent) = (group(spawner, controller), group(pid, controller));
-        assert!(of_spawner.ends_with(&format!("{own}/work")), "{of_spawner}");
-        // Version 1 holds the agent in the sandbox's own group.
-        let agents = ["", "/agent"]
-            .iter()
-            .any(|end| of_agent.ends_with(&format!("{own}{end}")));
-        assert!(agents, "{of_agent}");
-    }
-    let value = |above: &str, controller: &str, files: [&str; 2]| {
-        let path = group(spawner, controller).splitn(3, ':').nth(2).unwrap().to_owned();
-        let path = format!("{path}{above}");
-        let roots = [format!("/sys/fs/cgroup/{controller}"), "/sys/fs/cgroup".to_owned()];
-        let read = |root: &String, file: &str| fs::read_to_string(format!("{root}{path}/{file}")).ok();
-        let text = roots.iter().zip(files).find_map(|(root, file)| read(root, file));
-        text.unwrap().trim().to_owned()
-    };
-    let limits = |above: &str| {
-        let number = |text: String| text.split(' ').next().unwrap().parse::<u64>().unwrap();
-        [
-            number(value(above, "memory", ["memory.limit_in_bytes", "memory.max"])),
-            number(value(above, "pids", ["pids.max", "pids.max"])),
-            number(value(above, "cpu", ["cpu.cfs_quota_us", "cpu.max"])),
-        ]
-    };
-    let (work, whole) = (limits(""), limits("/.."));
-    assert_eq!(work, [64 << 20, 20, 100_000]);
-    let margin: Vec<u64> = whole.iter().zip(work).map(|(whole, work)| whole - work).collect();
-    assert_eq!(margin, [64 << 20, 16, 20_000]);
-    // While it is started, it is preferred to others.
-    let weight = || {
-        value("/..", "cpu", ["cpu.shares", "cpu.weight"])
-            .parse::<u64>()
-            .unwrap()
-    };
-    let starting = weight();
-    started.sandbox.settle().unwrap();
-    assert!([1024, 100].contains(&weight()), "{}", weight());
-    assert_eq!(starting, 50 * weight());
-}
-
 fn is_measured(container: &ContainerDriver) {
     let started = start(container, &id("ione"));
     let pid = agent_pid(&started.sandbox);
@@ -406,6 +373,11 @@ fn is_measured(container: &ContainerDriver) {
     fs::write(&file, "").unwrap();
     let empty = started.sandbox.usage().unwrap();
     assert!(empty.disk_used_bytes < before.disk_used_bytes + (1 << 20), "{empty:?}");
+    assert!(container.capabilities().process_counter);
+    assert_eq!(started.sandbox.processes_created().unwrap(), 0);
+    assert_eq!(container.processes_created().unwrap(), 0);
+    assert_eq!(started.sandbox.processes().unwrap(), 1);
+    assert!(started.sandbox.work_time().unwrap() <= Duration::from_micros(empty.cpu_time_us));
     let again = container.find().unwrap().pop().unwrap().alive.unwrap();
     assert!(again.usage().unwrap().cpu_time_us >= before.cpu_time_us);
     end(&started.sandbox);
@@ -417,7 +389,11 @@ fn is_found_again(container: &ContainerDriver) {
     let (one, two) = (id("ione"), id("itwo"));
     // As earlier versions named it: a disk that has the number of the slot.
     let mut request_of_earlier = request(&one);
-    request_of_earlier.disk = "0".parse().unwrap();
+    let disk_of_earlier: DiskId = "0".parse().unwrap();
+    request_of_earlier.disk = StartDisk::New {
+        disk: disk_of_earlier.clone(),
+        rootfs: Rootfs::base(),
+    };
     let first = container.start(&request_of_earlier).unwrap();
     let pid = agent_pid(&first.sandbox);
     let second = start(container, &two);
@@ -430,7 +406,7 @@ fn is_found_again(container: &ContainerDriver) {
     let mut found = later.find().unwrap();
     found.sort_by(|a, b| a.id.cmp(&b.id));
     let told: Vec<_> = found.iter().map(|found| (&found.id, found.disk.clone())).collect();
-    assert_eq!(told, [(&one, request_of_earlier.disk.clone()), (&two, disk_of(&two))]);
+    assert_eq!(told, [(&one, disk_of_earlier.clone()), (&two, disk_of(&two))]);
     // Their ids are in use, whichever driver started them.
     let exists = later.start(&request(&two)).unwrap_err();
     assert!(matches!(exists, StartError::Exists(_)), "{exists}");
@@ -451,7 +427,7 @@ fn is_found_again(container: &ContainerDriver) {
     // A disk in use is kept by its id.
     let disk = alive.disk().unwrap();
     assert!(disk.held_bytes > 0, "{disk:?}");
-    later.sweep_disks(&[request_of_earlier.disk]).unwrap();
+    later.sweep_disks(&[disk_of_earlier]).unwrap();
     assert_eq!(alive.disk().unwrap().size_bytes, 64 << 20);
     end(alive);
     clean(&later, &one);
@@ -508,7 +484,7 @@ fn failed_start_leaves_nothing(container: &ContainerDriver) {
     let id = id("ione");
     let mut request = request(&id);
     // A directory that `base` does not have.
-    request.rootfs.overlays.push(overlay("/nowhere"));
+    push(&mut request, overlay("/nowhere"));
     let error = container.start(&request).unwrap_err();
     assert!(error.to_string().contains("attach an overlay"), "{error}");
     let found = container.find().unwrap();
@@ -519,9 +495,19 @@ fn failed_start_leaves_nothing(container: &ContainerDriver) {
     start(container, &id);
     // An existing disk is never overwritten.
     let mut request = self::request(&self::id("itwo"));
-    request.disk = disk_of(&id);
+    request.disk = StartDisk::New {
+        disk: disk_of(&id),
+        rootfs: Rootfs::base(),
+    };
     let error = container.start(&request).unwrap_err();
     assert!(error.to_string().contains("create the disk"), "{error}");
+}
+
+fn push(request: &mut StartRequest, overlay: Overlay) {
+    match &mut request.disk {
+        StartDisk::New { rootfs, .. } => rootfs.overlays.push(overlay),
+        StartDisk::Kept(disk) => panic!("{disk}"),
+    }
 }
 
 fn overlay(target: &str) -> Overlay {
@@ -535,7 +521,7 @@ fn overlay(target: &str) -> Overlay {
 /// The driver has not seen this number of overlays or this disk size before.
 fn has_the_file_system_of_its_request(container: &ContainerDriver) {
     let mut request = request(&id("ione"));
-    request.rootfs.overlays.push(overlay("/opt"));
+    push(&mut request, overlay("/opt"));
     request.resources.disk_mb = 96;
     let started = container.start(&request).unwrap();
     let pid = agent_pid(&started.sandbox);

@@ -1,0 +1,75 @@
+//! Images of the processes of a sandbox, written and restored by CRIU, a separate program that is found at run time.
+//!
+//! A sandbox is written while all of its processes are frozen and its agent is quiet (`protocol::agent::quiet`), and its
+//! processes are ended only when the image and the disk are complete and written out. A restore is a start (`launcher`)
+//! in which CRIU makes the processes. CRIU runs as the first user of the sandbox's id range (`preload`), because what it
+//! makes belongs to that user then, as in every other sandbox.
+//!
+//! Facts about CRIU that this relies on:
+//!
+//! - With the network namespace left empty (`--empty-ns net`), connections within the sandbox survive: the script step
+//!   `setup-namespaces` sets up the interfaces before sockets are restored.
+//! - `--manage-cgroups=ignore`: what it restores is in the groups in which it runs, so memory is charged to the workload.
+//! - A tree that is frozen by version 2 can be written only with `--freeze-cgroup` on a group above all processes.
+
+pub(crate) mod agents;
+pub(crate) mod criu;
+pub(crate) mod dump;
+pub(crate) mod mounts;
+mod preload;
+pub(crate) mod program;
+pub(crate) mod save;
+pub(crate) mod sums;
+pub(crate) mod sys;
+
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// Options of CRIU that writing and restoring have in common.
+pub(crate) const OPTIONS: [&str; 8] = [
+    "-v1",
+    "--manage-cgroups=ignore",
+    "--tcp-established",
+    "--empty-ns",
+    "net",
+    "--file-locks",
+    "--link-remap",
+    "--timeout=120",
+];
+
+/// File in the directory of an image that says what it was written from.
+pub(crate) const ABOUT: &str = "about.json";
+
+/// What an image was written from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct About {
+    /// The version of CRIU.
+    pub(crate) criu: String,
+    /// The kernel's release.
+    pub(crate) kernel: String,
+    /// Hash of the agent's program.
+    pub(crate) agent: String,
+    /// Mount points, in the order of their names in the image.
+    pub(crate) mounts: Vec<String>,
+}
+
+impl About {
+    /// Reads what is known of an image.
+    ///
+    /// # Errors
+    /// When it is not there or damaged.
+    pub(crate) fn of(image: &Path) -> io::Result<Self> {
+        Ok(serde_json::from_slice(&std::fs::read(image.join(ABOUT))?)?)
+    }
+
+    fn write(&self, image: &Path) -> io::Result<()> {
+        std::fs::write(image.join(ABOUT), serde_json::to_vec(self)?)
+    }
+}
+
+/// The release of the running kernel.
+pub(crate) fn kernel() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}

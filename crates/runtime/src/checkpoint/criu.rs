@@ -1,0 +1,266 @@
+//! One run of CRIU.
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{CWD, FileType, MemfdFlags, Mode, OFlags};
+use rustix::process::{Signal, WaitId, WaitIdOptions};
+
+use super::preload;
+use super::sys as calls;
+use crate::setup::ABOVE_PLACES;
+use crate::sys::{self, Cloned};
+
+/// The program that CRIU starts at each step: at those that matter, it says which it is, and waits for the answer. It
+/// has no descriptors of CRIU's but the log, so both go through named pipes beside it.
+const SCRIPT: &str = r#"#!/bin/sh
+case $CRTOOLS_SCRIPT_ACTION in
+post-dump | setup-namespaces | post-restore | pre-resume)
+    exec 3<"${0%/*}/answer"
+    echo "$CRTOOLS_SCRIPT_ACTION $$ $CRTOOLS_INIT_PID" >"${0%/*}/step"
+    read answer <&3
+    test "$answer" = go
+    ;;
+esac
+"#;
+/// Names in the directory of a run.
+const SCRIPT_FILE: &str = "script";
+const STEP: &str = "step";
+const ANSWER: &str = "answer";
+/// Where programs are that CRIU starts: a shell, and `tar` for files in memory.
+const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Descriptor of the library that is loaded before CRIU's own.
+const PRELOAD: i32 = 3;
+const PRELOADED: &CStr = c"LD_PRELOAD=/proc/self/fd/3";
+/// Maximum length of a line that a script writes.
+const LINE_MAX: usize = 256;
+/// Maximum number of bytes of a log, or of standard error, that is read for an error.
+const LOG_MAX: u64 = 64 * 1024;
+
+/// A run of CRIU, killed on drop.
+#[derive(Debug)]
+pub(crate) struct Criu {
+    process: OwnedFd,
+    pid: i32,
+    /// The directory of its script.
+    directory: PathBuf,
+    steps: File,
+    answers: Option<File>,
+    errors: OwnedFd,
+    line: Vec<u8>,
+}
+
+/// What happened in a run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CriuEvent {
+    /// It has come to a step, and waits for [`Criu::go`].
+    Step {
+        action: String,
+        /// Pid of the script.
+        script: i32,
+        /// Pid of the first process of the sandbox, on the host; 0 where it is not known yet.
+        init: i32,
+    },
+    /// It has ended, with this status.
+    Ended(i32),
+}
+
+impl Criu {
+    /// Starts `program` with the user id `base`, and with its script in `directory`, which exists. `prepare` is called in its process before that.
+    ///
+    /// # Errors
+    /// When no process can be created. What fails after that is in the errors of the run.
+    pub(crate) fn start(
+        program: &Path,
+        arguments: &[String],
+        directory: &Path,
+        base: u32,
+        birth: Option<BorrowedFd<'_>>,
+        prepare: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let script = directory.join(SCRIPT_FILE);
+        std::fs::write(&script, SCRIPT)?;
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
+        let script_arguments = ["--action-script".to_owned(), script.to_string_lossy().into_owned()];
+        let pipe = |name: &str| -> io::Result<File> {
+            let path = directory.join(name);
+            rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+            // Open for both, so that neither end waits for the other or sees its end.
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            Ok(rustix::fs::open(&path, flags, Mode::empty())?.into())
+        };
+        let (steps, answers) = (pipe(STEP)?, pipe(ANSWER)?);
+        let errors = rustix::fs::memfd_create("errors", MemfdFlags::CLOEXEC)?;
+        let library = rustix::fs::memfd_create("geteuid", MemfdFlags::CLOEXEC)?;
+        std::fs::File::from(library.try_clone()?).write_all(&preload::library())?;
+        let program = CString::new(program.as_os_str().as_bytes())?;
+        let arguments = arguments
+            .iter()
+            .chain(&script_arguments)
+            .map(|argument| CString::new(argument.as_bytes()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let arguments: Vec<&CStr> = [c"criu"]
+            .into_iter()
+            .chain(arguments.iter().map(CString::as_c_str))
+            .collect();
+        match sys::clone3(0, birth)? {
+            Cloned::Parent { pid, pidfd } => Ok(Self {
+                process: pidfd,
+                pid,
+                directory: directory.to_owned(),
+                steps,
+                answers: Some(answers),
+                errors,
+                line: Vec::new(),
+            }),
+            Cloned::Child => {
+                let error = prepare()
+                    .and_then(|()| become_identity(base))
+                    .and_then(|()| place(&errors, &library))
+                    .map_or_else(
+                        |error| error,
+                        |()| calls::exec_with(&program, &arguments, &[PATH, PRELOADED]),
+                    );
+                let _ = std::fs::File::from(errors).write_all(error.to_string().as_bytes());
+                sys::exit_now(127)
+            }
+        }
+    }
+
+    /// The pid of the process, as long as it was not seen to end.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// What to poll for input, until [`Self::event`] can be called.
+    pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
+        [self.steps.as_fd(), self.process.as_fd()]
+    }
+
+    /// The next event, if there is one.
+    ///
+    /// # Errors
+    /// When a script writes something else.
+    pub(crate) fn event(&mut self) -> io::Result<Option<CriuEvent>> {
+        let ready = |fd: BorrowedFd<'_>| -> io::Result<bool> {
+            let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            Ok(rustix::event::poll(&mut poll, Some(&rustix::time::Timespec::default()))? > 0)
+        };
+        if ready(self.steps.as_fd())? {
+            let mut bytes = [0; LINE_MAX];
+            let length = self.steps.read(&mut bytes)?;
+            self.line.extend(&bytes[..length]);
+            if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.line.drain(..=end).collect();
+                let line = String::from_utf8_lossy(&line);
+                let mut words = line.split_whitespace();
+                let action = words.next().unwrap_or_default().to_owned();
+                let mut pid = || words.next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+                let (script, init) = (pid(), pid());
+                return Ok(Some(CriuEvent::Step { action, script, init }));
+            }
+            if self.line.len() > LINE_MAX {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
+        if !ready(self.process.as_fd())? {
+            return Ok(None);
+        }
+        let status = rustix::process::waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED)?;
+        let status = status.and_then(|status| status.exit_status()).unwrap_or(-1);
+        Ok(Some(CriuEvent::Ended(status)))
+    }
+
+    /// Lets it continue after a step.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(crate) fn go(&mut self) -> io::Result<()> {
+        match &mut self.answers {
+            Some(answers) => answers.write_all(b"go\n"),
+            None => Ok(()),
+        }
+    }
+
+    /// Why it failed: the last errors in its log, and what it wrote to standard error.
+    pub(crate) fn why(&self, log: &Path) -> String {
+        let mut text = String::new();
+        if let Ok(file) = std::fs::File::open(log) {
+            let _ = file.take(LOG_MAX).read_to_string(&mut text);
+        }
+        if let Ok(errors) = self.errors.try_clone() {
+            let mut errors = std::fs::File::from(errors);
+            let _ = errors.rewind();
+            let _ = errors.take(LOG_MAX).read_to_string(&mut text);
+        }
+        reason(&text)
+    }
+}
+
+impl Drop for Criu {
+    fn drop(&mut self) {
+        let _ = rustix::process::pidfd_send_signal(&self.process, Signal::KILL);
+        let _ = rustix::process::waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED);
+        // A script that waits for an answer sees the end of it, also one that is about to wait.
+        self.answers = None;
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let _ = rustix::fs::open(self.directory.join(ANSWER), flags, Mode::empty());
+        for name in [SCRIPT_FILE, STEP, ANSWER] {
+            let _ = std::fs::remove_file(self.directory.join(name));
+        }
+    }
+}
+
+/// The first error of a log, which is the cause of those that follow.
+fn reason(log: &str) -> String {
+    const HARMLESS: [&str; 1] = ["Can't setup RLIMIT_NOFILE for self"];
+    let errors = log.lines().filter(|line| line.contains("Error ("));
+    let mut errors = errors.filter(|line| !HARMLESS.iter().any(|harmless| line.contains(harmless)));
+    let line = errors.next().or_else(|| log.lines().last()).unwrap_or_default();
+    // `(00.012345)    123: Error (criu/files.c:12): text`
+    let text = line.split_once("Error (").and_then(|(_, rest)| rest.split_once("): "));
+    text.map_or(line, |(_, text)| text).trim().to_owned()
+}
+
+fn become_identity(base: u32) -> io::Result<()> {
+    sys::reset_signals();
+    sys::join_new_session_keyring()?;
+    sys::clear_groups()?;
+    sys::set_ids(base, base, 0)?;
+    calls::keep_capabilities_at_exec()?;
+    sys::prctl(libc::PR_SET_PDEATHSIG, u64::from(libc::SIGKILL.cast_unsigned()))?;
+    sys::prctl(libc::PR_SET_DUMPABLE, 1)
+}
+
+fn place(errors: &OwnedFd, library: &OwnedFd) -> io::Result<()> {
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let raise = |fd: i32| sys::raise_fd(fd, ABOVE_PLACES);
+    let placed = [
+        (raise(null.as_raw_fd())?, 0),
+        (raise(null.as_raw_fd())?, 1),
+        (raise(errors.as_raw_fd())?, 2),
+        (raise(library.as_raw_fd())?, PRELOAD),
+    ];
+    sys::close_from_at_exec(3)?;
+    placed.iter().try_for_each(|(fd, target)| sys::place_fd(*fd, *target))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_is_the_reason() {
+        let log = "(00.00) Warn  (a.c:1): x\n(00.00) Error (criu/util.c:15): rlimit: Can't setup RLIMIT_NOFILE for self: \
+                   Operation not permitted\n(00.01)  7: Error (criu/files.c:1): the cause\n(00.02) Error (b.c:1): after\n";
+        assert_eq!(reason(log), "the cause");
+        assert_eq!(reason("criu: not found\n"), "criu: not found");
+        assert_eq!(reason(""), "");
+    }
+}

@@ -1,0 +1,169 @@
+//! Writing an image: the process that runs CRIU for it.
+//!
+//! It is a process of this program in the mounts of the host. It ends with the platform, and CRIU with it; CRIU lets the
+//! processes of the sandbox go on when it is killed.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags};
+use serde::{Deserialize, Serialize};
+
+use super::criu::{Criu, CriuEvent};
+use super::{About, OPTIONS, kernel, mounts};
+use crate::figures::Figures;
+use crate::sys;
+use crate::wire::{self, Reply, Request};
+
+/// What to write, and where.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Dump {
+    /// CRIU.
+    pub(crate) program: PathBuf,
+    /// Its version.
+    pub(crate) version: String,
+    /// Pid of the agent on the host.
+    pub(crate) pid: i32,
+    /// Hash of the agent's program, which is kept.
+    pub(crate) program_of_agent: String,
+    /// First id of the sandbox's range.
+    pub(crate) base_id: u32,
+    /// The group that contains all of its processes, frozen.
+    pub(crate) group: PathBuf,
+    /// The directory that is made for the image.
+    pub(crate) image: PathBuf,
+    /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
+    pub(crate) deleted_files: u64,
+}
+
+/// Writes one image. Answered with [`Reply::Done`] when it is complete, but not written out; the next request then ends
+/// the processes of the sandbox, and is answered with another. Attached is the pidfd of the agent.
+pub(crate) fn serve(socket: &OwnedFd) -> io::Result<()> {
+    super::sys::notice_children();
+    sys::keep_capabilities_over_setuid(true)?;
+    wire::send_message(socket, &Reply::Ready, &[])?;
+    let Some((Request::Dump(dump), fds)) = wire::receive_message::<Request>(socket)? else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let [agent] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let reply = match write(&dump, agent.as_fd(), socket.as_fd()) {
+        Ok(reply) => reply,
+        Err(error) => Reply::Failed(error.to_string()),
+    };
+    wire::send_message(socket, &reply, &[])
+}
+
+fn write(dump: &Dump, agent: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result<Reply> {
+    let of_agent = |file: &str| PathBuf::from(format!("/proc/{}/{file}", dump.pid));
+    std::fs::DirBuilder::new().mode(0o700).create(&dump.image)?;
+    let points = mounts::points(&std::fs::read_to_string(of_agent("mountinfo"))?);
+    let about = About {
+        criu: dump.version.clone(),
+        kernel: kernel(),
+        agent: dump.program_of_agent.clone(),
+        mounts: points.clone(),
+    };
+    about.write(&dump.image)?;
+    let log = dump.image.join("dump.log");
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let mut arguments: Vec<String> = ["dump", "-t"].map(str::to_owned).into();
+    arguments.extend([dump.pid.to_string(), "-D".to_owned(), text(&dump.image)]);
+    arguments.extend(["-o".to_owned(), text(&log)]);
+    arguments.extend(OPTIONS.map(str::to_owned));
+    for option in [
+        "--network-lock",
+        "skip",
+        "--skip-in-flight",
+        "--cgroup-dump-controller=none",
+    ] {
+        arguments.push(option.to_owned());
+    }
+    arguments.push(format!("--freeze-cgroup={}", text(&dump.group)));
+    arguments.push(format!("--ghost-limit={}", dump.deleted_files));
+    arguments.extend(mounts::arguments_of_dump(&points));
+    let prepare = || {
+        // The name of the host belongs to the sandbox, and a user that is not root could not restore it.
+        sys::setns(agent, libc::CLONE_NEWUTS)
+    };
+    let mut criu = Criu::start(&dump.program, &arguments, &dump.image, dump.base_id, None, prepare)?;
+    let mut is_complete = false;
+    loop {
+        match next(&mut criu, socket, None)? {
+            CriuEvent::Step { action, .. } => {
+                if action == "post-dump" {
+                    open_to_readers(&dump.image)?;
+                    wire::send_message(socket, &Reply::Done, &[])?;
+                    match wire::receive_message::<Request>(socket)? {
+                        Some((Request::EndDumped, _)) => is_complete = true,
+                        _ => return Err(io::ErrorKind::ConnectionAborted.into()),
+                    }
+                }
+                criu.go()?;
+            }
+            CriuEvent::Ended(0) if is_complete => return Ok(Reply::Done),
+            CriuEvent::Ended(status) => {
+                let why = criu.why(&log);
+                return Ok(match why.is_empty() {
+                    true => Reply::Failed(format!("CRIU exited with status {status}")),
+                    false => Reply::Refused(why),
+                });
+            }
+        }
+    }
+}
+
+/// CRIU reads images also where it has no privileges on the host any more, with other ids than it wrote them with. Nobody
+/// else reaches them: the directory above belongs to root alone.
+fn open_to_readers(image: &Path) -> io::Result<()> {
+    let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+    for entry in std::fs::read_dir(image)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "img") {
+            set(&path, 0o644)?;
+        }
+    }
+    set(image, 0o711)
+}
+
+/// The next event of a run, unless the socket of the request is closed before.
+///
+/// Meanwhile requests to the file system of `/proc` files are answered.
+///
+/// # Errors
+/// When the socket is closed.
+pub(crate) fn next(criu: &mut Criu, socket: BorrowedFd<'_>, figures: Option<&Figures>) -> io::Result<CriuEvent> {
+    loop {
+        if let Some(event) = criu.event()? {
+            return Ok(event);
+        }
+        let [script, process] = criu.sources();
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(script, PollFlags::IN),
+            PollFd::from_borrowed_fd(process, PollFlags::IN),
+            PollFd::from_borrowed_fd(socket, PollFlags::empty()),
+        ];
+        fds.extend(figures.map(|figures| PollFd::new(&figures.kernel, PollFlags::IN)));
+        match rustix::event::poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            polled => {
+                polled?;
+                if !fds[2].revents().is_empty() {
+                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the platform ended"));
+                }
+                let asked = fds.get(3).is_some_and(|fd| !fd.revents().is_empty());
+                if let Some(figures) = figures.filter(|_| asked) {
+                    figures.answer()?;
+                }
+            }
+        }
+    }
+}
+
+/// A pidfd of a process that is known by its number only.
+pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}

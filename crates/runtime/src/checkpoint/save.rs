@@ -1,0 +1,174 @@
+//! What the platform does to write a sandbox: bring it to rest, have it written, and let it go on or end.
+
+use std::fs;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::time::{Duration, Instant};
+
+use protocol::agent::quiet;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType,
+};
+
+use crate::cgroup::Tree;
+use crate::container::has_ended;
+use crate::netns::SocketMaker;
+use crate::slot::Name;
+use crate::spawners;
+
+/// How long an agent may take to answer. It takes a millisecond, and a little longer than its own time limit when it fails.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two attempts to connect.
+const QUEUE_PAUSE: Duration = Duration::from_millis(1);
+/// Longest answer of an agent.
+const ANSWER_MAX: usize = 256;
+/// Device number of `/dev/fuse`.
+const FUSE: (u32, u32) = (10, 229);
+
+/// A sandbox whose processes run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) name: &'a Name,
+    pub(crate) pid: i32,
+    pub(crate) agent: BorrowedFd<'a>,
+    pub(crate) net: BorrowedFd<'a>,
+    pub(crate) sockets: &'a SocketMaker,
+}
+
+/// What a sandbox at rest gets back when it goes on.
+#[derive(Debug)]
+pub(crate) struct AtRest {
+    /// The kernel's side of its `/proc` files, if it has them.
+    figures: Option<OwnedFd>,
+}
+
+impl Subject<'_> {
+    /// Brings the sandbox to rest: its workload is stopped first, so that nothing in it runs while its agent is open to
+    /// inspection; then the agent gives up what leads out, and is stopped, too. `stopped` is called in between.
+    ///
+    /// # Errors
+    /// With the step that failed. The sandbox runs as before then, but for connections that its agent has given up.
+    pub(crate) fn rest(&self, stopped: &mut dyn FnMut()) -> io::Result<AtRest> {
+        let figures = self.figures();
+        let at_rest = AtRest { figures };
+        let rested = self.tree.work_freezer(self.name).and_then(|work| {
+            work.freeze()?;
+            stopped();
+            self.ask(quiet::QUIET, None)?;
+            // It has lost its agent, and its socket has an end on the host.
+            spawners::end_all(self.pid, self.agent)?;
+            self.tree.freezer(self.name)?.freeze()?;
+            // CRIU thaws one group alone, and works in each process.
+            work.thaw_this()
+        });
+        match rested {
+            Ok(()) => Ok(at_rest),
+            Err(error) => {
+                let _ = self.go_on(&at_rest);
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets a sandbox at rest go on.
+    ///
+    /// # Errors
+    /// When its agent does not respond.
+    pub(crate) fn go_on(&self, at_rest: &AtRest) -> io::Result<()> {
+        self.tree.work_freezer(self.name)?.freeze()?;
+        self.tree.freezer(self.name)?.thaw_this()?;
+        let asked = self.ask(quiet::CONTINUE, at_rest.figures.as_ref());
+        self.tree.freezer(self.name)?.thaw()?;
+        asked
+    }
+
+    /// Has the agent of a sandbox that was restored go on, while its workload stays frozen.
+    ///
+    /// # Errors
+    /// When it does not respond.
+    pub(crate) fn wake_agent(&self, figures: Option<&OwnedFd>) -> io::Result<()> {
+        self.ask(quiet::CONTINUE, figures)
+    }
+
+    /// The kernel's side of the `/proc` files, which an image cannot contain, and without which they could not be read any
+    /// more.
+    fn figures(&self) -> Option<OwnedFd> {
+        let directory = format!("/proc/{}/fd", self.pid);
+        fs::read_dir(&directory).ok()?.find_map(|entry| {
+            let entry = entry.ok()?;
+            let device = fs::metadata(entry.path()).ok()?.rdev();
+            let is_fuse = (rustix::fs::major(device), rustix::fs::minor(device)) == FUSE;
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            is_fuse.then(|| super::sys::descriptor_of(self.agent, number).ok())?
+        })
+    }
+
+    fn ask(&self, request: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
+        let socket = self.sockets.run(self.net, || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            Ok(rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                flags,
+                None,
+            )?)
+        })?;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        let address = SocketAddrUnix::new_abstract_name(quiet::SOCKET.as_bytes())?;
+        loop {
+            match rustix::net::connect(&socket, &address) {
+                // The workload has filled the queue. It is stopped, and the agent drops what is not the host's.
+                Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(QUEUE_PAUSE),
+                connected => break connected?,
+            }
+        }
+        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+        if peer.pid.as_raw_nonzero().get() != self.pid || has_ended(self.agent)? {
+            let why = "another process listens on the agent's socket";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        let descriptors: Vec<BorrowedFd<'_>> = descriptor.iter().map(|fd| fd.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        rustix::net::sendmsg(&socket, &[IoSlice::new(request)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        let answer = receive(&socket, deadline)?;
+        if answer != quiet::DONE {
+            let text = String::from_utf8_lossy(&answer).into_owned();
+            return Err(io::Error::other(format!("the agent responded: {text}")));
+        }
+        // The end of the connection: nothing of the host is open in it now.
+        match receive(&socket, deadline)?.is_empty() {
+            true => Ok(()),
+            false => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// The next packet; empty at the end of the connection.
+fn receive(socket: &OwnedFd, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; ANSWER_MAX];
+    loop {
+        match rustix::net::recv(socket, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((length, _)) => {
+                buffer.truncate(length);
+                return Ok(buffer);
+            }
+            Err(rustix::io::Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut poll = [PollFd::new(socket, PollFlags::IN)];
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        if left.is_zero() || rustix::event::poll(&mut poll, Some(&timeout))? == 0 {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Checksums of an image: a damaged one is refused before anything is started from it, instead of failing somewhere in
+//! the middle, or restoring processes with damaged memory.
+//!
+//! CRC-32 finds what disks and interrupted copies do to files. It does not find what somebody with access to the data
+//! directory does on purpose; root alone has that.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// File in the directory of an image with the checksums of the others. Written last.
+const FILE: &str = "sums.json";
+/// Logs are written while an image is read.
+const LOGS: &str = "log";
+/// Size of a read, in bytes.
+const BUFFER: usize = 256 * 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Sum {
+    bytes: u64,
+    crc32: u32,
+}
+
+/// Writes out the files of an image, and notes their checksums. Everything survives a power cut when this returns.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub(crate) fn write(image: &Path) -> io::Result<()> {
+    let mut sums = BTreeMap::new();
+    for entry in fs::read_dir(image)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            let file = File::open(entry.path())?;
+            if !is_log(&entry.path()) {
+                sums.insert(entry.file_name().to_string_lossy().into_owned(), sum(&file)?);
+            }
+            file.sync_all()?;
+        }
+    }
+    let path = image.join(FILE);
+    fs::write(&path, serde_json::to_vec(&sums)?)?;
+    File::open(path)?.sync_all()?;
+    File::open(image)?.sync_all()
+}
+
+/// Compares an image with its checksums, and returns its size in bytes.
+///
+/// # Errors
+/// When it is damaged, with what is. When it is not there.
+pub(crate) fn check(image: &Path) -> io::Result<u64> {
+    let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("the image is damaged: {what}"));
+    let sums = fs::read(image.join(FILE))?;
+    let sums: BTreeMap<String, Sum> =
+        serde_json::from_slice(&sums).map_err(|error| damaged(format!("{FILE}: {error}")))?;
+    let mut bytes = 0;
+    for (name, want) in sums {
+        let file = match File::open(image.join(&name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged(format!("{name} is missing"))),
+            file => file?,
+        };
+        let length = file.metadata()?.len();
+        if length != want.bytes {
+            return Err(damaged(format!("{name} has {length} bytes instead of {}", want.bytes)));
+        }
+        if sum(&file)? != want {
+            return Err(damaged(format!("the checksum of {name} is wrong")));
+        }
+        bytes += length;
+    }
+    Ok(bytes)
+}
+
+/// The space that the files of an image take on the disk, in bytes; 0 if there is none.
+pub(crate) fn space(image: &Path) -> io::Result<u64> {
+    let entries = match fs::read_dir(image) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
+    let mut bytes = 0;
+    for entry in entries {
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&entry?.metadata()?);
+        bytes += blocks.saturating_mul(512);
+    }
+    Ok(bytes)
+}
+
+fn is_log(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == LOGS)
+}
+
+fn sum(mut file: &File) -> io::Result<Sum> {
+    let mut hasher = crc32fast::Hasher::new();
+    let mut buffer = vec![0; BUFFER];
+    let mut bytes = 0;
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            length => {
+                hasher.update(&buffer[..length]);
+                bytes += length as u64;
+            }
+        }
+    }
+    let crc32 = hasher.finalize();
+    Ok(Sum { bytes, crc32 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path();
+        let pages = image.join("pages-1.img");
+        fs::write(&pages, vec![7; 3 * BUFFER + 1]).unwrap();
+        fs::write(image.join("about.json"), "{}").unwrap();
+        assert_eq!(check(image).unwrap_err().kind(), io::ErrorKind::NotFound);
+        write(image).unwrap();
+        assert_eq!(check(image).unwrap(), 3 * BUFFER as u64 + 3);
+        assert!(space(image).unwrap() >= 3 * BUFFER as u64);
+        // What is written while it is read does not count.
+        fs::write(image.join("restore.log"), "text").unwrap();
+        check(image).unwrap();
+
+        let why = || check(image).unwrap_err().to_string();
+        let mut flipped = vec![7; 3 * BUFFER + 1];
+        flipped[BUFFER] ^= 1;
+        fs::write(&pages, &flipped).unwrap();
+        assert!(why().contains("the checksum of pages-1.img is wrong"), "{}", why());
+        fs::write(&pages, &flipped[1..]).unwrap();
+        assert!(why().contains("pages-1.img has"), "{}", why());
+        fs::remove_file(&pages).unwrap();
+        assert!(why().contains("pages-1.img is missing"), "{}", why());
+        fs::write(image.join(FILE), "{").unwrap();
+        assert!(why().contains("sums.json"), "{}", why());
+        assert_eq!(space(&image.join("nowhere")).unwrap(), 0);
+    }
+}

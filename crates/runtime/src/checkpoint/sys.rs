@@ -1,0 +1,72 @@
+//! System calls for starting CRIU.
+
+#![expect(unsafe_code, reason = "raw system calls; each block says why it is sound")]
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::sys::check;
+
+/// Lets the next program that is executed keep every permitted capability, whatever the user id is.
+pub(crate) fn keep_capabilities_at_exec() -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: c_int,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    let header = Header {
+        version: 0x2008_0522, // _LINUX_CAPABILITY_VERSION_3
+        pid: 0,
+    };
+    let mut data = [Data::default(); 2];
+    // SAFETY: both structures have the layout the kernel wants, and `data` has room for the two words per set.
+    check(unsafe { libc::syscall(libc::SYS_capget, &raw const header, data.as_mut_ptr()) })?;
+    for word in &mut data {
+        word.inheritable = word.permitted;
+        word.effective = word.permitted;
+    }
+    // SAFETY: as above; the kernel only reads.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })?;
+    for capability in 0..64u64 {
+        const RAISE: usize = 2; // PR_CAP_AMBIENT_RAISE
+        // SAFETY: takes numbers only. The kernel refuses capabilities that are not permitted.
+        unsafe { libc::syscall(libc::SYS_prctl, libc::PR_CAP_AMBIENT, RAISE, capability, 0usize, 0usize) };
+    }
+    Ok(())
+}
+
+/// Replaces this process. Returns only the error.
+pub(crate) fn exec_with(path: &CStr, arguments: &[&CStr], environment: &[&CStr]) -> io::Error {
+    let list = |strings: &[&CStr]| {
+        let mut list: Vec<*const libc::c_char> = strings.iter().map(|string| string.as_ptr()).collect();
+        list.push(std::ptr::null());
+        list
+    };
+    let (argv, envp) = (list(arguments), list(environment));
+    // SAFETY: both arrays end with a null pointer and everything they point to outlives the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// A descriptor of another process, duplicated into this one.
+pub(crate) fn descriptor_of(process: BorrowedFd<'_>, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes numbers only.
+    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) })?;
+    let fd = RawFd::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
+    // SAFETY: a new descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Lets this process wait for its children again.
+pub(crate) fn notice_children() {
+    // SAFETY: SIG_DFL is a valid handler.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}

@@ -1,0 +1,102 @@
+//! The disks of sandboxes that have no processes: written out after the end, and made ready for another start.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use model::id::{DiskId, SandboxId};
+
+use super::ContainerDriver;
+use crate::checkpoint::sums;
+use crate::slot::Name;
+use crate::wire::{Reply, Request, Work};
+use crate::{disk, growth, kept};
+
+/// How long a disk may take to be written out after its sandbox was paused. Most of it was written out before.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// How long a disk may take to become free before a sandbox is started on it. It was free when the sandbox was paused.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a kept disk may take to be made ready for a start, where that is needed at all.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+/// Pause between two looks at whether a disk is in use. The kernel has usually released it before the first.
+const RELEASE_PAUSE: Duration = Duration::from_millis(5);
+
+impl ContainerDriver {
+    /// Creates the disk template of a size unless it exists. The lock is held meanwhile, so that it is created only
+    /// once.
+    pub(super) fn prepare_disks(&self, disk_mb: u32) -> io::Result<()> {
+        let mut sizes = self.disk_sizes.lock();
+        if !sizes.contains(&disk_mb) {
+            disk::make_template(&self.data_dir, disk_mb)?;
+            sizes.insert(disk_mb);
+        }
+        Ok(())
+    }
+
+    /// Waits until a disk is written out and survives a power cut, and notes that. Returns the space that it takes,
+    /// together with the image of its processes, if there is one.
+    pub(super) fn save_disk(&self, id: &SandboxId, disk: &DiskId, is_cancelled: &dyn Fn() -> bool) -> io::Result<u64> {
+        self.wait_for_disk(disk, Instant::now() + SAVE_TIMEOUT, is_cancelled)?;
+        let image = self.image(disk);
+        // The last that the kernel writes of a file system, when it is unmounted, is in the page cache.
+        kept::sync(&image)?;
+        kept::sync(&self.data_dir.join("disks"))?;
+        self.kept.mark_saved(id, disk)?;
+        let of_processes = sums::space(&self.kept.image(id, disk))?;
+        Ok(fs::metadata(image)?.blocks().saturating_mul(512) + of_processes)
+    }
+
+    /// Waits until the disk of a sandbox that has ended is written out, and no longer mounted.
+    pub(super) fn wait_for_disk(
+        &self,
+        disk: &DiskId,
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
+        let image = self.image(disk);
+        while growth::is_attached(&image)? {
+            if is_cancelled() || Instant::now() >= deadline {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the disk of an ended sandbox is still in use",
+                ));
+            }
+            std::thread::sleep(RELEASE_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Makes a kept disk ready for a start: nothing else uses it, it is free of errors, and it fits the version of `base`.
+    pub(super) fn prepare_kept(&self, name: &Name, base: Option<&str>) -> io::Result<()> {
+        let (id, disk) = (&name.id, &name.disk);
+        let during =
+            |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
+        let deadline = Instant::now() + PREPARE_TIMEOUT;
+        self.wait_for_disk(disk, Instant::now() + RELEASE_TIMEOUT, &|| false)?;
+        let image = self.image(disk);
+        if !disk::is_clean(&image).map_err(during("read the disk"))? {
+            tracing::warn!(sandbox.id = %id, "the disk of a sandbox was in use when the host stopped, and is repaired");
+            disk::repair(&image, &|| Instant::now() >= deadline)?;
+        }
+        if let Some(base) = base
+            && self.kept.base_of(id, disk).as_deref() != Some(base)
+        {
+            let order = Request::Rebase { disk: disk.clone() };
+            match self
+                .launchers
+                .request_once(Work::Rebase, (&order, &[]), deadline, &|| false)?
+            {
+                Reply::Done => {}
+                Reply::Failed(why) => return Err(io::Error::other(format!("fit the disk to `base`: {why}"))),
+                _ => return Err(io::Error::other("unexpected reply")),
+            }
+            self.wait_for_disk(disk, Instant::now() + RELEASE_TIMEOUT, &|| false)?;
+            self.kept
+                .set_base(id, disk, base)
+                .map_err(during("note the version of `base`"))?;
+        }
+        // What is written from now on is not what was saved.
+        self.kept.mark_used(id, disk)
+    }
+}

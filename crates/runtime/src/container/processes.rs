@@ -1,0 +1,111 @@
+//! Images of processes in the driver: where they are, and when they are complete.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::{ContainerDriver, Running};
+use crate::checkpoint::dump::Dump;
+use crate::checkpoint::{About, sums};
+use crate::driver::WriteError;
+use crate::launcher::restore::Image;
+use crate::slot::Name;
+use crate::wire::{Reply, Request, Work};
+
+/// How long writing an image of processes may take.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+/// Maximum size of an open file without a name in an image of processes, in bytes.
+const DELETED_FILES: u64 = 1 << 30;
+
+impl ContainerDriver {
+    pub(super) fn write_processes(
+        &self,
+        of: &Running,
+        stopped: &mut dyn FnMut(),
+        complete: &mut dyn FnMut() -> io::Result<()>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), WriteError> {
+        let (id, disk) = (&of.name.id, &of.name.disk);
+        self.kept.forget_image(id, disk)?;
+        let subject = of.subject(self);
+        let at_rest = subject.rest(stopped)?;
+        let written = self.dump(of, complete, is_cancelled);
+        if written.is_err() {
+            let _ = self.kept.forget_image(id, disk);
+            subject.go_on(&at_rest)?;
+        }
+        written
+    }
+
+    /// Writes an image of the processes of a sandbox at rest, and ends them.
+    fn dump(
+        &self,
+        of: &Running,
+        complete: &mut dyn FnMut() -> io::Result<()>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), WriteError> {
+        let Some(criu) = &self.criu else {
+            return Err(WriteError::Failed(io::ErrorKind::Unsupported.into()));
+        };
+        let (id, disk) = (&of.name.id, &of.name.disk);
+        let unfinished = self.kept.unfinished_image(id, disk);
+        let request = Request::Dump(Dump {
+            program: criu.path.clone(),
+            version: criu.version.clone(),
+            pid: of.pid,
+            program_of_agent: self.agents.keep(of.pid)?,
+            base_id: self.region.base_id(of.name.slot),
+            group: self.tree.freezer(&of.name)?.group().to_owned(),
+            image: unfinished.clone(),
+            deleted_files: DELETED_FILES,
+        });
+        let deadline = Instant::now() + DUMP_TIMEOUT;
+        let mut process = self.launchers.begin_once(Work::Dump)?;
+        match process.ask((&request, &[of.agent.as_fd()]), deadline, is_cancelled)? {
+            Reply::Done => {}
+            Reply::Refused(why) => return Err(WriteError::Refused(why)),
+            Reply::Failed(why) => return Err(io::Error::other(why).into()),
+            _ => return Err(io::Error::other("unexpected reply").into()),
+        }
+        sums::write(&unfinished)?;
+        self.kept.finish_image(id, disk)?;
+        complete()?;
+        // From here on the sandbox is what was written. Its processes are killed by others as well, so that it does not
+        // matter what becomes of this.
+        let _ = process.ask((&Request::EndDumped, &[]), deadline, is_cancelled);
+        Ok(())
+    }
+
+    /// Removes programs of agents that no image needs any more.
+    pub(super) fn sweep_agents(&self) -> io::Result<()> {
+        let mut needed = Vec::new();
+        for kept in self.kept.list()? {
+            match About::of(&self.kept.image(&kept.id, &kept.disk)) {
+                Ok(about) => needed.push(about.agent),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // Which one it needs is not known.
+                Err(error) => return Err(error),
+            }
+        }
+        self.agents.sweep(&needed)
+    }
+
+    /// The image to restore a sandbox from.
+    pub(super) fn restorable(&self, name: &Name, base: Option<&str>) -> io::Result<Image> {
+        let directory = self.kept.image(&name.id, &name.disk);
+        let Some(criu) = &self.criu else {
+            let why = "its processes were written by CRIU, which is not there or too old";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        };
+        if base.is_some() && self.kept.base_of(&name.id, &name.disk).as_deref() != base {
+            let why = "the packages of the host have changed, and its processes use files of the earlier ones";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let bytes = sums::check(&directory)?;
+        Ok(Image {
+            program: criu.path.clone(),
+            directory,
+            bytes,
+        })
+    }
+}

@@ -1,0 +1,211 @@
+//! A sandbox of the container driver.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::net::AddressFamily;
+use rustix::process::Signal;
+
+use super::{ContainerDriver, has_ended};
+use crate::checkpoint::save::Subject;
+use crate::driver::{DialFuture, Sandbox, WriteError};
+use crate::egress::EgressSockets;
+use crate::growth::{self, Disk};
+use crate::netns::SocketMaker;
+use crate::process_counter::ProcessesOf;
+use crate::slot::Name;
+use crate::usage::{Meter, Usage};
+use crate::{dial, kept, sockets, spawners};
+
+/// A sandbox of this driver.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) name: Name,
+    pub(super) pid: i32,
+    pub(super) agent: OwnedFd,
+    pub(super) net: OwnedFd,
+    /// Opened at the first measurement.
+    pub(super) meter: OnceLock<Meter>,
+    /// None where they cannot be counted.
+    pub(super) processes: Option<ProcessesOf>,
+    pub(super) sockets: Arc<SocketMaker>,
+    pub(super) driver: std::sync::Weak<ContainerDriver>,
+}
+
+impl Running {
+    pub(super) fn subject<'a>(&'a self, driver: &'a ContainerDriver) -> Subject<'a> {
+        Subject {
+            tree: &driver.tree,
+            name: &self.name,
+            pid: self.pid,
+            agent: self.agent.as_fd(),
+            net: self.net.as_fd(),
+            sockets: &self.sockets,
+        }
+    }
+
+    pub(super) fn meter(&self) -> io::Result<&Meter> {
+        if let Some(meter) = self.meter.get() {
+            return Ok(meter);
+        }
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let meter = Meter::open(&driver.tree, &self.name)?;
+        Ok(self.meter.get_or_init(|| meter))
+    }
+}
+
+impl Sandbox for Running {
+    fn ended(&self) -> BorrowedFd<'_> {
+        self.agent.as_fd()
+    }
+
+    fn dial(&self, port: u16) -> DialFuture<'_> {
+        Box::pin(async move { Ok(dial::dial(&self.sockets, self.net.as_fd(), port).await?.into()) })
+    }
+
+    fn control(&self) -> io::Result<OwnedFd> {
+        let socket = self.sockets.stream(self.net.as_fd(), AddressFamily::UNIX)?;
+        let address = rustix::net::SocketAddrUnix::new_abstract_name(protocol::agent::CONTROL_SOCKET.as_bytes())?;
+        rustix::net::connect(&socket, &address)?;
+        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+        // The pid is the agent's as long as the agent lives.
+        if peer.pid.as_raw_nonzero().get() == self.pid && !has_ended(self.agent.as_fd())? {
+            Ok(socket)
+        } else {
+            Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "another process listens on the agent's socket",
+            ))
+        }
+    }
+
+    fn respawn(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        // Where the kernel does not list children, a spawner that was only stopped remains; that is better than no new
+        // one.
+        let _ = spawners::end_all(self.pid, self.agent.as_fd());
+        driver
+            .launchers
+            .respawn(self.name.to_string(), self.agent.as_fd())
+            .inspect_err(|_| {
+                // Kill what the failed attempt left in the sandbox.
+                let _ = spawners::end_all(self.pid, self.agent.as_fd());
+            })
+    }
+
+    fn usage(&self) -> io::Result<Usage> {
+        self.meter()?.read(self.pid, self.agent.as_fd())
+    }
+
+    fn work_time(&self) -> io::Result<Duration> {
+        self.meter()?.work_time()
+    }
+
+    fn processes(&self) -> io::Result<u64> {
+        self.meter()?.processes()
+    }
+
+    fn processes_created(&self) -> io::Result<u64> {
+        self.processes.as_ref().ok_or(io::ErrorKind::Unsupported)?.read()
+    }
+
+    fn limit_cpu(&self, milli_cores: Option<u32>) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        driver.tree.limit_cpu(&self.name, milli_cores)
+    }
+
+    fn memory_kills(&self) -> io::Result<u64> {
+        self.meter()?.memory_kills()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let root = crate::files::open_dir(Path::new(&format!("/proc/{}/root", self.pid)))?;
+        if has_ended(self.agent.as_fd())? {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        rustix::fs::syncfs(&root)?;
+        drop(root);
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        kept::sync(&driver.image(&self.name.disk))
+    }
+
+    fn disk(&self) -> io::Result<Disk> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        growth::read(&driver.image(&self.name.disk), self.pid, self.agent.as_fd())
+    }
+
+    fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let device = driver.loops.of(&driver.image(&self.name.disk))?;
+        growth::allow(&device, disk, allowance)
+    }
+
+    fn uncharged_bytes(&self, enough: u64) -> io::Result<u64> {
+        let mut bytes = sockets::held_by_others(self.pid)?;
+        if sockets::most_of_inet(self.pid)? > enough {
+            let meter = self.meter()?;
+            let diagnosis = self.sockets.diagnosis(self.net.as_fd())?;
+            // The counters are not read at the same time, so the larger charge counts.
+            let charged = meter.sockets()?;
+            let held = sockets::held_by_inet(&diagnosis)?;
+            bytes += held.saturating_sub(charged.max(meter.sockets()?));
+        }
+        // The agent is still running, so its pid was not reused meanwhile.
+        match has_ended(self.agent.as_fd())? {
+            true => Err(io::ErrorKind::NotFound.into()),
+            false => Ok(bytes),
+        }
+    }
+
+    fn egress(&self) -> io::Result<EgressSockets> {
+        EgressSockets::open(&self.sockets, self.net.as_fd())
+    }
+
+    fn settle(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        driver.tree.settle(&self.name)
+    }
+
+    fn freeze(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        driver.tree.freezer(&self.name)?.freeze()
+    }
+
+    fn is_frozen(&self) -> io::Result<bool> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        match driver.tree.can_freeze() {
+            true => driver.tree.freezer(&self.name)?.is_frozen(),
+            false => Ok(false),
+        }
+    }
+
+    fn thaw(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        driver.tree.freezer(&self.name)?.thaw()
+    }
+
+    fn write_processes(
+        &self,
+        stopped: &mut dyn FnMut(),
+        complete: &mut dyn FnMut() -> io::Result<()>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), WriteError> {
+        let driver = self.driver.upgrade();
+        let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
+        driver.write_processes(self, stopped, complete, is_cancelled)
+    }
+
+    fn wake(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        self.subject(&driver).wake_agent(None)
+    }
+
+    fn kill(&self) {
+        // A process frozen by version 2 can be killed.
+        // Ends all processes of the sandbox: the agent is the first of their pid namespace.
+        let _ = rustix::process::pidfd_send_signal(&self.agent, Signal::KILL);
+    }
+}

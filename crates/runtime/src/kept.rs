@@ -1,0 +1,279 @@
+//! Disks that outlive the processes of their sandboxes, and which sandbox each belongs to.
+//!
+//! ```text
+//!   kept/<sandbox>.<disk>/         the disk is kept; what else there is of the sandbox lies in here
+//!   kept/<sandbox>.<disk>/saved    it is complete, and nothing has used it since
+//!   kept/<sandbox>.<disk>/base     the version of `base` that its files lie above, if that is known
+//!   kept/<sandbox>.<disk>/image    the image of its processes, complete
+//!   kept/<sandbox>.<disk>/image.new an image that is being written
+//!   kept/removed.…                 was forgotten, and is about to be removed
+//! ```
+//!
+//! While a sandbox has processes, the name of its cgroup says which disk it has; that ends with the processes, or with
+//! the host. So a disk is noted here before the processes end. A name says everything that must not be lost, so there is
+//! nothing that could be read in half. The note stays after the sandbox was started again, until the disk is removed: what
+//! interrupts that start must not lose the disk.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use model::id::{DiskId, SandboxId};
+
+use crate::driver::KeptDisk;
+
+const DIRECTORY: &str = "kept";
+const SAVED: &str = "saved";
+const BASE: &str = "base";
+const IMAGE: &str = "image";
+const UNFINISHED_IMAGE: &str = "image.new";
+const REMOVED: &str = "removed.";
+
+/// The kept disks of a data directory.
+#[derive(Debug)]
+pub(crate) struct KeptDisks {
+    dir: PathBuf,
+}
+
+impl KeptDisks {
+    /// Those of a data directory.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn open(data_dir: &Path) -> io::Result<Self> {
+        let dir = data_dir.join(DIRECTORY);
+        match fs::DirBuilder::new().mode(0o700).create(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => sync(data_dir)?,
+        }
+        Ok(Self { dir })
+    }
+
+    /// The directory of what is kept of a sandbox beside its disk.
+    pub(crate) fn path(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
+        self.dir.join(format!("{id}.{disk}"))
+    }
+
+    /// Notes a disk, and the version of `base` below it. Survives a power cut when this returns.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn keep(&self, id: &SandboxId, disk: &DiskId, base: Option<&str>) -> io::Result<()> {
+        let path = self.path(id, disk);
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        match base {
+            Some(base) => write(&path, BASE, base.as_bytes())?,
+            None => remove_file(&path.join(BASE))?,
+        }
+        sync(&path)?;
+        sync(&self.dir)
+    }
+
+    /// The image of the processes of a sandbox.
+    pub(crate) fn image(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
+        self.path(id, disk).join(IMAGE)
+    }
+
+    /// The image that is being written.
+    pub(crate) fn unfinished_image(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
+        self.path(id, disk).join(UNFINISHED_IMAGE)
+    }
+
+    /// Notes that the image is complete. Survives a power cut when this returns.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn finish_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        fs::rename(self.unfinished_image(id, disk), self.image(id, disk))?;
+        sync(&self.path(id, disk))
+    }
+
+    /// Removes the images of a sandbox.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        let unfinished = self.unfinished_image(id, disk);
+        remove_all(&unfinished)?;
+        // Renamed first, so that it is complete or does not count.
+        match fs::rename(self.image(id, disk), &unfinished) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => remove_all(&unfinished),
+        }
+    }
+
+    /// Notes that a disk is complete. Survives a power cut when this returns.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn mark_saved(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        write(&self.path(id, disk), SAVED, b"")?;
+        sync(&self.path(id, disk))
+    }
+
+    /// Notes that a disk is in use again.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn mark_used(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        remove_file(&self.path(id, disk).join(SAVED))
+    }
+
+    /// The version of `base` that the files of a disk lie above; none if that is not known.
+    pub(crate) fn base_of(&self, id: &SandboxId, disk: &DiskId) -> Option<String> {
+        fs::read_to_string(self.path(id, disk).join(BASE)).ok()
+    }
+
+    /// Notes it.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn set_base(&self, id: &SandboxId, disk: &DiskId, base: &str) -> io::Result<()> {
+        write(&self.path(id, disk), BASE, base.as_bytes())
+    }
+
+    /// Every kept disk.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub(crate) fn list(&self) -> io::Result<Vec<KeptDisk>> {
+        let mut kept = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            if let Some((id, disk)) = parse(&entry.file_name().to_string_lossy()) {
+                let is_saved = entry.path().join(SAVED).try_exists()?;
+                kept.push(KeptDisk { id, disk, is_saved });
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Forgets a disk, and removes what is kept beside it.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn forget(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        let removed = self.dir.join(format!("{REMOVED}{disk}"));
+        // Renamed first, so that it counts as forgotten from one moment on.
+        match fs::rename(self.path(id, disk), &removed) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            renamed => renamed?,
+        }
+        fs::remove_dir_all(removed)
+    }
+
+    /// Forgets all disks but these, and removes what an interrupted removal left.
+    ///
+    /// # Errors
+    /// When the directory cannot be read or written.
+    pub(crate) fn forget_all_but(&self, keep: &[DiskId]) -> io::Result<()> {
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            match parse(&entry.file_name().to_string_lossy()) {
+                Some((_, disk)) if keep.contains(&disk) => {}
+                Some((id, disk)) => self.forget(&id, &disk)?,
+                None => fs::remove_dir_all(entry.path())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse(name: &str) -> Option<(SandboxId, DiskId)> {
+    let (id, disk) = name.split_once('.')?;
+    match name.starts_with(REMOVED) {
+        true => None,
+        false => Some((id.parse().ok()?, disk.parse().ok()?)),
+    }
+}
+
+/// Writes a file so that it is either complete or absent after a power cut, once its directory is written out.
+fn write(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    let unfinished = dir.join(format!("{name}.new"));
+    let mut file = File::create(&unfinished)?;
+    io::Write::write_all(&mut file, content)?;
+    file.sync_all()?;
+    fs::rename(unfinished, dir.join(name))
+}
+
+fn remove_all(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Writes out a directory, or a file.
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_kept_until_they_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = KeptDisks::open(dir.path()).unwrap();
+        let kept = {
+            let (id, disk): (SandboxId, DiskId) = ("ione".parse().unwrap(), "d0123456789abcdefghij".parse().unwrap());
+            kept.keep(&id, &disk, Some("0123")).unwrap();
+            // Again, after it was adopted by a platform that does not know the version.
+            assert_eq!(kept.base_of(&id, &disk).as_deref(), Some("0123"));
+            kept.keep(&id, &disk, None).unwrap();
+            assert_eq!(kept.base_of(&id, &disk), None);
+            let list = |is_saved| {
+                let (id, disk) = (id.clone(), disk.clone());
+                vec![KeptDisk { id, disk, is_saved }]
+            };
+            assert_eq!(kept.list().unwrap(), list(false));
+            kept.mark_saved(&id, &disk).unwrap();
+            // The next platform finds it.
+            let kept = KeptDisks::open(dir.path()).unwrap();
+            assert_eq!(kept.list().unwrap(), list(true));
+            kept.mark_used(&id, &disk).unwrap();
+            kept.mark_used(&id, &disk).unwrap();
+            assert_eq!(kept.list().unwrap(), list(false));
+            fs::write(kept.path(&id, &disk).join("image"), "of processes").unwrap();
+            kept.forget(&id, &disk).unwrap();
+            kept.forget(&id, &disk).unwrap();
+            kept
+        };
+        assert_eq!(kept.list().unwrap(), []);
+        assert_eq!(fs::read_dir(dir.path().join(DIRECTORY)).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_no_sandbox_has_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = KeptDisks::open(dir.path()).unwrap();
+        let disks: [DiskId; 2] = ["d0123456789abcdefghij".parse().unwrap(), "17".parse().unwrap()];
+        for (id, disk) in ["ione", "itwo"].into_iter().zip(&disks) {
+            kept.keep(&id.parse().unwrap(), disk, None).unwrap();
+        }
+        // A removal was interrupted.
+        fs::create_dir(dir.path().join(DIRECTORY).join("removed.d99")).unwrap();
+        kept.forget_all_but(&disks[1..]).unwrap();
+        let left: Vec<String> = kept
+            .list()
+            .unwrap()
+            .into_iter()
+            .map(|kept| kept.id.to_string())
+            .collect();
+        assert_eq!(left, ["itwo"]);
+        assert_eq!(fs::read_dir(dir.path().join(DIRECTORY)).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,502 @@
+//! Restores a sandbox from an image of its processes.
+//!
+//! The launcher prepares what it does for any start, but for the processes: groups, the disk, the overlays. A child, the
+//! conductor, puts them into a copy of the host's mounts, where CRIU and its libraries are, runs CRIU, and does what is to
+//! be done between CRIU's steps:
+//!
+//! ```text
+//!   conductor                                   CRIU, in the workload's groups
+//!   mount everything below one directory
+//!   start it  ────────────────────────────────▶ create the namespaces
+//!   set up lo and eth0           ◀───────────── setup-namespaces
+//!                                               restore mounts, files, memory
+//!   attach the sysfs of the network ◀────────── post-restore
+//!   move the agent to its groups,
+//!   freeze the workload          ◀───────────── pre-resume
+//!                                               let go of the processes
+//! ```
+//!
+//! The workload stays frozen until the agent has its identity and the network its gateway.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use model::resources::Resources;
+use protocol::figures::FILES;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::net::SocketType;
+
+use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
+use super::{Attached, BASE, During, HOST_DEV, Launcher, STEP, Stages};
+use crate::cgroup::open::Entry;
+use crate::cgroup_view::Scope;
+use crate::checkpoint::criu::{Criu, CriuEvent};
+use crate::checkpoint::{self, About, OPTIONS, dump, mounts};
+use crate::figures::Figures;
+use crate::files::write_at;
+use crate::rootfs::Rootfs;
+use crate::setup::{self, Failure, place};
+use crate::slot::{IDS_PER_SLOT, Name};
+use crate::sys::{self, Cloned, attr};
+use crate::wire::{self, Reply};
+use crate::{base, netlink};
+
+/// Where the conductor collects what CRIU mounts. Processes without privileges on the host have to reach it, so it is not
+/// in the data directory; nothing of the host is needed from these directories.
+const PLACES: [&str; 2] = ["/run", "/mnt"];
+
+/// Which processes to restore.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Image {
+    /// CRIU.
+    pub(crate) program: PathBuf,
+    /// The directory of the image.
+    pub(crate) directory: PathBuf,
+    /// Size of the image, in bytes.
+    pub(crate) bytes: u64,
+}
+
+impl Image {
+    /// How long a restore may take beyond what a start may take: the time to read the image from a slow disk.
+    pub(crate) fn time_to_read(&self) -> Duration {
+        Duration::from_secs(self.bytes / SLOWEST_DISK)
+    }
+}
+
+/// What a disk reads in a second, at least, while other sandboxes use it, in bytes.
+const SLOWEST_DISK: u64 = 16 << 20;
+
+/// What a conductor needs.
+struct Parts<'a> {
+    name: &'a Name,
+    base_id: u32,
+    image: &'a Image,
+    about: About,
+    interface: &'a str,
+    /// Mounts, by the mount points for which they are the sources.
+    sources: Vec<(String, OwnedFd)>,
+    root: OwnedFd,
+    figures: Option<&'a Figures>,
+    agent: &'a Entry,
+    work: &'a Entry,
+    host_mounts: BorrowedFd<'a>,
+    data_dir: &'a Path,
+}
+
+impl Launcher {
+    pub(super) fn restore(
+        &mut self,
+        name: &Name,
+        rootfs: &Rootfs,
+        resources: &Resources,
+        image: &Image,
+        asked_by: BorrowedFd<'_>,
+    ) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let mut stages = Stages::new();
+        let about = self.about(image).during("read the image")?;
+        let agent_groups = self.tree.create(name, resources).during("create the cgroups")?;
+        let work = self.tree.create_work(name, resources);
+        let work = work.during("create the workload's cgroups")?;
+        stages.end("cgroup");
+        let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
+        let user = user_namespace(base_id).during("map ids")?;
+        let disk = self.kept_disk(name)?;
+        sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user.as_fd())).during("map the disk's ids")?;
+        stages.end("disk");
+        let mut sources = Vec::new();
+        let mut root = None;
+        {
+            let _disk_at = match self.layer_fds {
+                true => None,
+                false => Some(Attached::at(place::DISK, disk.as_fd()).during("attach the disk")?),
+            };
+            let base = match rootfs.has_base() {
+                true => format!("{BASE}/{}", base::CURRENT),
+                false => place::EMPTY.to_owned(),
+            };
+            let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+            let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
+            for overlay in &rootfs.overlays {
+                let mount = self.overlay(overlay, base.as_fd(), disk.as_fd(), user.as_fd(), base_id);
+                let mount = mount.during(&format!("mount {}", overlay.target))?;
+                match overlay.target.as_str() {
+                    "/" => root = Some(mount),
+                    target => sources.push((target.to_owned(), mount)),
+                }
+            }
+        }
+        drop(disk);
+        let root = root.ok_or(io::ErrorKind::InvalidInput)?;
+        let figures = match self.figures {
+            true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
+            false => None,
+        };
+        let agent = self.readable_agent(&about.agent).during("open the agent's program")?;
+        sources.extend(
+            self.pieces(name, resources, agent)
+                .map_err(|failure| io::Error::other(failure.to_string()))?,
+        );
+        stages.end("overlay");
+
+        let (ours, theirs) = pair(SocketType::SEQPACKET)?;
+        let parts = Parts {
+            name,
+            base_id,
+            image,
+            about,
+            interface: self.interface,
+            sources,
+            root,
+            figures: figures.as_ref(),
+            agent: &agent_groups,
+            work: &work,
+            host_mounts: self.host_mounts.as_fd(),
+            data_dir: &self.data_path,
+        };
+        let conductor = match sys::clone3(0, None).during("clone")? {
+            Cloned::Child => {
+                // It sees the end of this process by the end of that socket.
+                drop(ours);
+                run_child(&theirs, |socket| conduct(socket, &self.tree, &parts))
+            }
+            Cloned::Parent { pidfd, .. } => Unfinished::new(pidfd),
+        };
+        drop(theirs);
+        drop(parts);
+        let wait = ChildWait {
+            asked_by,
+            step: STEP * 2 + image.time_to_read(),
+        };
+        let told = wait.receive(ours.as_fd()).during("restore")?;
+        let pid = match &told {
+            Some((message, _)) => std::str::from_utf8(message)
+                .ok()
+                .and_then(|text| text.strip_prefix("restored ")?.parse::<i32>().ok()),
+            None => None,
+        };
+        let Some(pid) = pid else {
+            return Err(reported(told)).during("restore the processes");
+        };
+        // It exits once it has reported; CRIU has exited before.
+        let _ = has_ended(conductor.first(), STEP);
+        drop(conductor);
+        let agent = dump::pidfd(pid)?;
+        let net = rustix::fs::open(
+            format!("/proc/{pid}/ns/net"),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        stages.end("restore");
+        let mut fds = vec![agent, net];
+        fds.extend(figures.map(|figures| figures.kernel));
+        Ok((Reply::Started { pid, stages: stages.0 }, fds))
+    }
+
+    /// What an image was written from. The host's paths are not reachable here.
+    fn about(&self, image: &Image) -> io::Result<About> {
+        let relative = image
+            .directory
+            .strip_prefix(&self.data_path)
+            .map_err(io::Error::other)?;
+        let file = rustix::fs::openat(
+            &self.data_dir,
+            relative.join(checkpoint::ABOUT),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        Ok(serde_json::from_reader(std::fs::File::from(file))?)
+    }
+
+    /// A mount of the agent's program of an image. CRIU has to read it, unlike the one that others are started from.
+    fn readable_agent(&self, hash: &str) -> io::Result<OwnedFd> {
+        let path = format!("/agent-{hash}");
+        if !Path::new(&path).exists() {
+            let stored = Path::new(checkpoint::agents::DIRECTORY).join(hash);
+            let stored = rustix::fs::openat(&self.data_dir, stored, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let unfinished = format!("{path}.new");
+            io::copy(
+                &mut std::fs::File::from(stored),
+                &mut std::fs::File::create(&unfinished)?,
+            )?;
+            std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o755))?;
+            std::fs::rename(&unfinished, &path)?;
+        }
+        let tree = setup::clone_tree(&path, false).map_err(|failure| io::Error::other(failure.to_string()))?;
+        Ok(tree)
+    }
+
+    /// The mounts that do not depend on the file system of a sandbox.
+    fn pieces(
+        &mut self,
+        name: &Name,
+        resources: &Resources,
+        agent: OwnedFd,
+    ) -> Result<Vec<(String, OwnedFd)>, Failure> {
+        let cores = self.limited.then_some(resources.cpu_count);
+        let processors = self
+            .views
+            .of(cores, name.slot)
+            .map_err(|error| setup::failure("select processors", error))?;
+        let mut pieces = vec![
+            ("/dev".to_owned(), setup::clone_tree(place::DEV, false)?),
+            ("/dev/fuse".to_owned(), setup::clone_tree("/dev/fuse", false)?),
+            ("/sys".to_owned(), setup::clone_tree(place::SYS, false)?),
+            ("/proc/cgroups".to_owned(), setup::read_only(place::CONTROLLERS)?),
+            (format!("/{}", base::AGENT), agent),
+        ];
+        let host = format!("/sys/{}", setup::CPU);
+        match &processors.files {
+            None => pieces.push((host.clone(), setup::clone_tree(&host, false)?)),
+            Some(files) => {
+                pieces.push((host.clone(), setup::read_only(&format!("{files}/cpu"))?));
+                for number in &processors.numbers {
+                    let part = format!("{host}/cpu{number}");
+                    pieces.push((part.clone(), setup::clone_tree(&part, false)?));
+                }
+                let info = setup::read_only(&format!("{files}/cpuinfo"))?;
+                pieces.push(("/proc/cpuinfo".to_owned(), info));
+            }
+        }
+        for (index, group) in self.groups.iter().enumerate() {
+            let own = match group.scope {
+                Scope::Workload => format!("/{name}/work"),
+                Scope::Sandbox => format!("/{name}"),
+                Scope::All => String::new(),
+            };
+            let point = match group.name.as_str() {
+                "" => "/sys/fs/cgroup".to_owned(),
+                name => format!("/sys/fs/cgroup/{name}"),
+            };
+            let tree = setup::read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
+            pieces.push((point, tree));
+        }
+        pieces.push((EMPTY.to_owned(), setup::clone_tree(place::EMPTY, false)?));
+        Ok(pieces)
+    }
+}
+
+/// Name of the source for masked directories.
+const EMPTY: &str = "empty";
+
+/// A user namespace with the ids of a sandbox, to map the ids of mounts by.
+fn user_namespace(base_id: u32) -> io::Result<OwnedFd> {
+    let (ours, theirs) = pair(SocketType::STREAM)?;
+    sys::set_ids(base_id, base_id, 0)?;
+    let cloned = sys::clone3(libc::CLONE_NEWUSER, None);
+    let (pid, _pidfd) = match cloned {
+        Ok(Cloned::Child) => {
+            drop(ours);
+            // Until the parent has what it needs.
+            let _ = rustix::io::read(&theirs, &mut [0; 1]);
+            sys::exit_now(0)
+        }
+        Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
+        Err(error) => {
+            sys::set_ids(0, 0, 0)?;
+            return Err(error);
+        }
+    };
+    sys::set_ids(0, 0, 0)?;
+    let map = format!("0 {base_id} {IDS_PER_SLOT}\n");
+    for file in ["uid_map", "gid_map"] {
+        write_at(CWD, &format!("/proc/{pid}/{file}"), &map)?;
+    }
+    let path = format!("/proc/{pid}/ns/user");
+    let user = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    drop(ours);
+    Ok(user)
+}
+
+/// Runs in the conductor.
+fn conduct(
+    socket: BorrowedFd<'_>,
+    tree: &crate::cgroup::open::OpenTree,
+    parts: &Parts<'_>,
+) -> Result<Infallible, Failure> {
+    let pid = run(socket, tree, parts).map_err(|error| setup::failure("", error))?;
+    let told = wire::send(socket, format!("restored {pid}").as_bytes(), &[]);
+    told.map_err(|error| setup::failure("report", error))?;
+    sys::exit_now(0)
+}
+
+fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Parts<'_>) -> io::Result<i32> {
+    checkpoint::sys::notice_children();
+    let place = PLACES
+        .into_iter()
+        .find(|place| !parts.data_dir.starts_with(place))
+        .unwrap_or(PLACES[0]);
+    let root = assemble(parts, Path::new(place)).during("mount the sandbox's file systems")?;
+    let at = |point: &str| source_at(place, point);
+    let known: Vec<&str> = parts.sources.iter().map(|(point, _)| point.as_str()).collect();
+    let source = |point: &str| -> Option<String> {
+        if known.contains(&point) {
+            return Some(at(point));
+        }
+        let file = point.strip_prefix("/proc/")?;
+        match (
+            FILES.contains(&file) && parts.figures.is_some(),
+            mounts::is_masked_directory(file),
+        ) {
+            (true, _) => Some(format!("{place}/figures/{file}")),
+            (false, true) => Some(at(EMPTY)),
+            (false, false) => Some("/dev/null".to_owned()),
+        }
+    };
+    let log = parts.image.directory.join("restore.log");
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let mut arguments: Vec<String> = vec!["restore".to_owned(), "-d".to_owned()];
+    // The agent's program can be read here, other than where it was started.
+    arguments.push("--skip-file-rwx-check".to_owned());
+    arguments.extend(["-D".to_owned(), text(&parts.image.directory)]);
+    arguments.extend(["-o".to_owned(), text(&log), "--root".to_owned(), root]);
+    arguments.extend(OPTIONS.map(str::to_owned));
+    arguments.extend(
+        mounts::arguments_of_restore(&parts.about.mounts, source)
+            .map_err(|point| io::Error::other(format!("the image has an unknown mount at {point}")))?,
+    );
+    let prepare = || {
+        parts.work.join()?;
+        // What is restored sees the group that it is in as the root.
+        sys::unshare(libc::CLONE_NEWCGROUP | libc::CLONE_NEWUTS)?;
+        Ok(rustix::system::sethostname(base::HOST_NAME.as_bytes())?)
+    };
+    let birth = parts.work.birth.as_ref().map(AsFd::as_fd);
+    let mut criu = Criu::start(
+        &parts.image.program,
+        &arguments,
+        Path::new(place),
+        parts.base_id,
+        birth,
+        prepare,
+    )?;
+    let mut agent = 0;
+    loop {
+        let event = dump::next(&mut criu, socket, parts.figures)?;
+        match event {
+            CriuEvent::Step { action, script, init } => {
+                match action.as_str() {
+                    "setup-namespaces" => {
+                        let interface = parts.interface;
+                        in_child(|| set_up_network(init, interface)).during("network")?;
+                    }
+                    "post-restore" => in_child(|| attach_sysfs(init)).during("attach /sys/.../net")?,
+                    "pre-resume" => {
+                        agent = init;
+                        for pid in [init, criu.pid(), script] {
+                            parts.agent.take(pid).during("move the agent to its group")?;
+                        }
+                        tree.freeze_work(parts.name).during("freeze the workload")?;
+                    }
+                    _ => {}
+                }
+                criu.go()?;
+            }
+            CriuEvent::Ended(0) if agent > 0 => return Ok(agent),
+            CriuEvent::Ended(status) => {
+                let why = criu.why(&log);
+                return Err(io::Error::other(match why.is_empty() {
+                    true => format!("CRIU exited with status {status}"),
+                    false => why,
+                }));
+            }
+        }
+    }
+}
+
+fn source_at(place: &str, point: &str) -> String {
+    let name: String = point.trim_start_matches('/').replace('/', "_");
+    format!("{place}/mounts/{name}")
+}
+
+/// Enters a copy of the host's mounts and mounts there what CRIU needs. Returns the path of the sandbox's root.
+fn assemble(parts: &Parts<'_>, place: &Path) -> io::Result<String> {
+    sys::setns(parts.host_mounts, libc::CLONE_NEWNS)?;
+    sys::unshare(libc::CLONE_NEWNS)?;
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    rustix::mount::mount("tmpfs", place, "tmpfs", MountFlags::NOSUID, Some(c"mode=755"))?;
+    for dir in ["root", "mounts", "figures"] {
+        std::fs::create_dir(place.join(dir))?;
+    }
+    let path = |name: &str| place.join(name).to_string_lossy().into_owned();
+    setup::attach(parts.root.as_fd(), CWD, &path("root"))?;
+    for (point, mount) in &parts.sources {
+        let at = source_at(&place.to_string_lossy(), point);
+        let kind = rustix::fs::fstat(mount)?.st_mode;
+        match rustix::fs::FileType::from_raw_mode(kind).is_dir() {
+            true => std::fs::create_dir(&at)?,
+            false => std::fs::write(&at, "")?,
+        }
+        setup::attach(mount.as_fd(), CWD, &at)?;
+    }
+    if let Some(figures) = parts.figures {
+        setup::attach(figures.mount.as_fd(), CWD, &path("figures"))?;
+    }
+    Ok(path("root"))
+}
+
+/// Runs `work` in a child, so that this process stays in its namespaces.
+fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let (ours, theirs) = pair(SocketType::SEQPACKET)?;
+    match sys::clone3(0, None)? {
+        Cloned::Child => run_child(&theirs, |socket| {
+            work().map_err(|error| setup::failure("", error))?;
+            let _ = wire::send(socket, setup::READY, &[]);
+            sys::exit_now(0)
+        }),
+        Cloned::Parent { pidfd, .. } => {
+            drop(theirs);
+            let told = wire::receive(ours.as_fd())?;
+            let _ = rustix::process::waitid(
+                rustix::process::WaitId::PidFd(pidfd.as_fd()),
+                rustix::process::WaitIdOptions::EXITED,
+            );
+            match told {
+                Some((message, _)) if message == setup::READY => Ok(()),
+                other => Err(reported(other)),
+            }
+        }
+    }
+}
+
+fn namespace(init: i32, kind: &str) -> io::Result<OwnedFd> {
+    let path = format!("/proc/{init}/ns/{kind}");
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn set_up_network(init: i32, interface: &str) -> io::Result<()> {
+    sys::setns(namespace(init, "net")?.as_fd(), libc::CLONE_NEWNET)?;
+    netlink::configure(interface)?;
+    setup::limit_retries()
+}
+
+fn attach_sysfs(init: i32) -> io::Result<()> {
+    let mounts = namespace(init, "mnt")?;
+    sys::setns(namespace(init, "net")?.as_fd(), libc::CLONE_NEWNET)?;
+    let parts = setup::sysfs_of_network().map_err(|failure| io::Error::other(failure.to_string()))?;
+    sys::setns(mounts.as_fd(), libc::CLONE_NEWNS)?;
+    for (point, mount) in parts {
+        setup::attach(mount.as_fd(), CWD, &point)?;
+    }
+    Ok(())
+}
+
+impl Entry {
+    /// Moves a process, with all of its threads.
+    fn take(&self, pid: i32) -> io::Result<()> {
+        if let Some(birth) = &self.birth {
+            write_at(birth.as_fd(), "cgroup.procs", &pid.to_string())?;
+        }
+        for tasks in self.v1() {
+            for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+                let task = task?.file_name();
+                rustix::io::write(tasks, task.as_encoded_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -260,4 +260,10 @@ impl Attachment {
         self.sandbox.client.set_policy(Arc::clone(&policy));
         self.sandbox.policy.send_replace(policy);
     }
+
+    /// The policy.
+    #[must_use]
+    pub fn policy(&self) -> EgressPolicy {
+        EgressPolicy::clone(&self.sandbox.policy.borrow())
+    }
 }

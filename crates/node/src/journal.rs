@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use protocol::node::{DiskStops, NodeEvent, NodeEvents, SandboxLog, Snapshot};
+use protocol::node::{DiskStops, NodeEvent, NodeEvents, SandboxLog, Snapshot, Throttles};
 
 /// Maximum number of queued log entries. With entries of the largest size this is about 16 MiB.
 const LOGS: usize = 4096;
@@ -32,6 +32,9 @@ struct State {
     disk_stops: DiskStops,
     /// Whether `disk_stops` has not been sent to the subscriber yet.
     has_new_disk_stops: bool,
+    throttles: Throttles,
+    /// Likewise for `throttles`.
+    has_new_throttles: bool,
     /// The number of the last subscription.
     subscription: u64,
     /// An end was lost since the last subscription.
@@ -86,6 +89,17 @@ impl Journal {
         }
     }
 
+    /// Records what was done about sandboxes that create many processes. The subscriber gets the latest state, if it
+    /// changed.
+    pub(crate) fn throttles(&self, throttles: Throttles) {
+        let mut state = self.state.lock();
+        if state.throttles != throttles {
+            state.throttles = throttles;
+            state.has_new_throttles = true;
+            state.wake();
+        }
+    }
+
     /// Starts a subscription and ends the previous one. `look` takes the snapshot; an end that is lost from here on
     /// ends the new subscription.
     pub(crate) fn subscribe(self: &Arc<Self>, look: impl FnOnce() -> Snapshot) -> NodeEvents {
@@ -111,6 +125,9 @@ impl Journal {
         }
         if std::mem::take(&mut state.has_new_disk_stops) {
             return Poll::Ready(Some(NodeEvent::DiskStops(state.disk_stops)));
+        }
+        if std::mem::take(&mut state.has_new_throttles) {
+            return Poll::Ready(Some(NodeEvent::Throttles(state.throttles)));
         }
         if let Some(event) = state.queue.pop_front() {
             state.logs -= usize::from(matches!(event, NodeEvent::Log(_)));

@@ -6,7 +6,7 @@
 //! database rows.
 //!
 //! Crash-only: nothing is saved at shutdown and nothing repaired at startup. [`Node::reconcile`] reads what the kernel
-//! has and makes it match the desired state.
+//! has, and which disks are kept, and makes it match the desired state.
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
@@ -17,9 +17,13 @@ mod control;
 mod egress;
 mod events;
 mod guard;
+mod images;
 mod journal;
+mod kept;
 mod log_writer;
 mod pause;
+mod process_watch;
+mod reconcile;
 mod socket_memory;
 mod supervisor;
 
@@ -27,22 +31,22 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use model::id::{LayerId, SandboxId};
 use model::lifecycle::Kept;
-use model::log::Level;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo,
-    LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PausedSandbox, ResumeSandbox, SandboxSample,
-    SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted, WantedState,
+    LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox,
+    ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};
-use runtime::driver::{Driver, Found};
+use runtime::driver::Driver;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -50,12 +54,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::guard::Guard;
 use crate::journal::Journal;
-use crate::log_writer::{LogWriter, now_us};
-use crate::supervisor::SandboxHandle;
-
-/// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
-/// background.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(15);
+use crate::kept::KeptSandboxes;
+use crate::log_writer::now_us;
+use crate::supervisor::{Begin, SandboxHandle};
 
 /// Settings of a node.
 #[derive(Debug, Clone)]
@@ -72,8 +73,12 @@ pub struct NodeSettings {
     pub reserve_disks: bool,
     /// Prepare the template `base`. Without it sandboxes can only be ended, not started.
     pub base: bool,
+    /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
+    pub criu: Option<PathBuf>,
     /// Free space on the file system of the data directory that is reserved, in MiB.
     pub disk_floor_mb: u32,
+    /// How many processes a sandbox may create per second before its processor time is limited; `None` to limit none.
+    pub process_rate: Option<u32>,
     /// What the operator says about connections that leave sandboxes.
     pub egress: EgressSettings,
     /// The runtime on which connections of sandboxes are relayed; by default that of the caller.
@@ -89,20 +94,13 @@ pub struct Node {
     tasks: TaskTracker,
 }
 
-/// What happens to a sandbox once its processes have ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AfterEnd {
-    /// Everything that belongs to it is removed.
-    Clean,
-    /// Its disk is kept, and the record of which disk it has.
-    KeepDisk,
-}
-
 /// What the node and the tasks of its sandboxes share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) sandboxes: Mutex<HashMap<SandboxId, Arc<SandboxHandle>>>,
+    /// Those without processes, of which the disk is kept.
+    pub(crate) kept: KeptSandboxes,
     pub(crate) journal: Arc<Journal>,
     /// One permit for each start that the driver can run in parallel.
     pub(crate) starts: Semaphore,
@@ -110,10 +108,13 @@ pub(crate) struct Shared {
     pub(crate) commits: Semaphore,
     /// Each is held while an archive is written or read.
     pub(crate) archives: Arc<Semaphore>,
-    /// Space that layers leave free, in bytes.
+    /// Space that layers and images of processes leave free, in bytes.
     pub(crate) disk_floor_bytes: u64,
+    /// Space for images of processes that are being written, in bytes.
+    pub(crate) image_bytes: AtomicU64,
     pub(crate) stop: CancellationToken,
     pub(crate) disk: guard::GuardCounters,
+    pub(crate) throttles: process_watch::ThrottleCounters,
     /// None where sandboxes have no network.
     pub(crate) egress: Option<EgressGateway>,
 }
@@ -126,6 +127,7 @@ impl Node {
     /// When the host lacks something that sandboxes require.
     pub async fn start(settings: NodeSettings) -> io::Result<Arc<Self>> {
         let disk_floor_mb = settings.disk_floor_mb;
+        let process_rate = settings.process_rate;
         let gateway = EgressGateway::new(settings.egress, settings.traffic.unwrap_or_else(Handle::current));
         let settings = container::DriverSettings {
             data_dir: settings.data_dir,
@@ -134,9 +136,16 @@ impl Node {
             disks_mb: settings.disks_mb,
             reserve_disks: settings.reserve_disks,
             base: settings.base,
+            criu: settings.criu,
         };
         let container = blocking(move || ContainerDriver::open(&settings)).await??;
-        Self::with_driver(container, disk_floor_mb, Some(gateway))
+        let node = Self::with_driver(container, disk_floor_mb, Some(gateway))?;
+        if let Some(rate) = process_rate
+            && node.shared.driver.capabilities().process_counter
+        {
+            process_watch::watch(&node.shared, rate)?;
+        }
+        Ok(node)
     }
 
     /// Creates a node with this driver that keeps `disk_floor_mb` MiB free on the host. Its sandboxes reach the outside
@@ -155,14 +164,17 @@ impl Node {
         let shared = Arc::new(Shared {
             driver,
             sandboxes: Mutex::default(),
+            kept: KeptSandboxes::default(),
             journal: Journal::new(),
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
             respawns: Semaphore::new(supervisor::RESPAWNS),
             commits: Semaphore::new(commit::COMMITS),
             archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
+            image_bytes: AtomicU64::new(0),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
             stop: stop.clone(),
             disk: guard::GuardCounters::default(),
+            throttles: process_watch::ThrottleCounters::default(),
             egress: egress.filter(|_| capabilities.egress),
         });
         let guard = match capabilities.disk_limits {
@@ -235,148 +247,21 @@ impl Node {
         let tasks = self.tasks.clone();
         // A task of its own, so that a caller that is dropped does not leave a half-started sandbox.
         let start = self.tasks.spawn(async move {
-            let (handle, control, started) = supervisor::start(&shared, &tasks, &request).await?;
+            let begin = Begin {
+                id: &request.id,
+                template: &request.template,
+                disk: supervisor::new_disk(&request.image)?,
+                restore: false,
+                resources: request.resources,
+                init: &request.init,
+                egress: &request.egress,
+            };
+            let (handle, control, started) = supervisor::start(&shared, &tasks, begin).await?;
             shared.sandboxes.lock().insert(request.id, Arc::clone(&handle));
             tasks.spawn(supervisor::supervise(Arc::clone(&shared), handle, Some(control), stop));
             Ok(started)
         });
         start.await.map_err(failed)?
-    }
-
-    async fn adopt_all(&self, wanted: Vec<Wanted>) -> Result<Vec<Adopted>, NodeError> {
-        let driver = Arc::clone(&self.shared.driver);
-        let found = blocking(move || driver.find()).await.map_err(failed)?.map_err(failed)?;
-        let mut wanted: HashMap<SandboxId, Wanted> =
-            wanted.into_iter().map(|wanted| (wanted.id.clone(), wanted)).collect();
-        let (mut keep, mut end, mut remove) = (Vec::new(), Vec::new(), Vec::new());
-        let mut disks = Vec::new();
-        for found in found {
-            let wanted = wanted.remove(&found.id);
-            match wanted.as_ref().map(|wanted| wanted.state) {
-                Some(WantedState::Running | WantedState::RunningOrPaused(_) | WantedState::Paused(Kept::Memory))
-                    if found.alive.is_some() =>
-                {
-                    disks.push(found.disk.clone());
-                    keep.extend(wanted.map(|wanted| (found, wanted)));
-                }
-                Some(
-                    WantedState::Paused(Kept::Image | Kept::Filesystem)
-                    | WantedState::RunningOrPaused(Kept::Image | Kept::Filesystem),
-                ) => {
-                    disks.push(found.disk.clone());
-                    end.push(found);
-                }
-                Some(
-                    WantedState::Running
-                    | WantedState::Paused(Kept::Memory)
-                    | WantedState::RunningOrPaused(Kept::Memory),
-                )
-                | None => remove.push(found),
-            }
-        }
-        wanted.retain(|_, wanted| match wanted.state {
-            WantedState::Running | WantedState::Paused(Kept::Memory) | WantedState::RunningOrPaused(Kept::Memory) => {
-                false
-            }
-            WantedState::Paused(Kept::Image | Kept::Filesystem)
-            | WantedState::RunningOrPaused(Kept::Image | Kept::Filesystem) => true,
-        });
-        self.end_all(end, AfterEnd::KeepDisk).await;
-        self.end_all(remove, AfterEnd::Clean).await;
-        let mut adopted = Vec::with_capacity(keep.len());
-        for (Found { id, disk, alive }, wanted) in keep {
-            let Some(sandbox) = alive else { continue };
-            let is_paused = pause::settle(&id, &sandbox, wanted.state).await;
-            adopted.push(Adopted {
-                id: id.clone(),
-                is_paused,
-            });
-            let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
-            let event = ("event_type", "sandbox_adopted".to_owned());
-            let message = match is_paused {
-                true => "the platform was restarted; the sandbox stays paused",
-                false => "the platform was restarted; the sandbox kept running",
-            };
-            log.host(Level::Info, message, [event]);
-            let egress = match is_paused {
-                true => pause::closed(),
-                false => wanted.egress,
-            };
-            if let Err(error) = sandbox.settle() {
-                tracing::warn!(sandbox.id = %id, "an adopted sandbox may have more processor time than others: {error}");
-            }
-            let egress = match egress::attach(&self.shared, &id, &*sandbox, egress) {
-                Ok(egress) => egress,
-                Err(error) => {
-                    tracing::error!(sandbox.id = %id, "connect an adopted sandbox to the network: {error}");
-                    let event = ("event_type", "network_failed".to_owned());
-                    log.host(
-                        Level::Error,
-                        "the sandbox could not be connected to the network again",
-                        [event],
-                    );
-                    None
-                }
-            };
-            let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
-            handle.set_frozen(is_paused);
-            self.shared.sandboxes.lock().insert(id, Arc::clone(&handle));
-            self.tasks.spawn(supervisor::supervise(
-                Arc::clone(&self.shared),
-                handle,
-                None,
-                self.stop.clone(),
-            ));
-        }
-        if !wanted.is_empty() {
-            // The record of a sandbox names its disk. For these sandboxes there is no record, so any disk may be
-            // theirs.
-            tracing::warn!(
-                sandboxes = wanted.len(),
-                "paused sandboxes without a record of their disk: no disks are removed"
-            );
-            return Ok(adopted);
-        }
-        let driver = Arc::clone(&self.shared.driver);
-        blocking(move || driver.sweep_disks(&disks))
-            .await
-            .map_err(failed)?
-            .map_err(failed)?;
-        Ok(adopted)
-    }
-
-    /// Ends sandboxes in parallel and waits for that, for [`REMOVAL_TIMEOUT`] at most.
-    async fn end_all(&self, sandboxes: Vec<Found>, after: AfterEnd) {
-        let removals: Vec<_> = sandboxes
-            .into_iter()
-            .map(|Found { id, disk, alive }| {
-                match after {
-                    AfterEnd::Clean => tracing::info!(sandbox.id = %id, "removing an unwanted sandbox"),
-                    AfterEnd::KeepDisk => {
-                        tracing::info!(sandbox.id = %id, "ending leftover processes of a paused sandbox")
-                    }
-                }
-                let shared = Arc::clone(&self.shared);
-                self.tasks.spawn(async move {
-                    if let Some(sandbox) = alive {
-                        supervisor::end(&id, &sandbox).await;
-                    }
-                    if after == AfterEnd::Clean {
-                        supervisor::clean(&shared, &id, Some(disk)).await;
-                    }
-                })
-            })
-            .collect();
-        let all = async {
-            for removal in removals {
-                if let Err(error) = removal.await {
-                    tracing::error!("remove a sandbox: {error}");
-                }
-            }
-        };
-        if tokio::time::timeout(REMOVAL_TIMEOUT, all).await.is_err() {
-            tracing::error!("some unwanted sandboxes have not ended; their removal continues in the background");
-        }
     }
 
     async fn measure(&self) -> Result<Vec<SandboxSample>, NodeError> {
@@ -430,8 +315,10 @@ impl NodeApi for Node {
 
     fn kill<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(async move {
-            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
-            handle.kill().await;
+            match self.handle_of(id) {
+                Some(handle) => handle.kill().await,
+                None => kept::remove(&self.shared, &self.tasks, id).await?,
+            }
             Ok(())
         })
     }
@@ -451,21 +338,33 @@ impl NodeApi for Node {
         })
     }
 
-    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>> {
+    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
         Box::pin(async move {
-            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+            let shared = Arc::clone(&self.shared);
+            let Some(handle) = self.handle_of(&request.id) else {
+                return kept::pause_again(&shared, &request).await;
+            };
             // A task of its own: a caller that is dropped leaves no sandbox half paused.
-            let pausing = pause::pause(Arc::clone(&self.shared), handle);
-            self.tasks.spawn(pausing).await.map_err(failed)?
+            let pausing = match request.keep {
+                Kept::Filesystem => self.tasks.spawn(kept::pause(shared, handle)),
+                Kept::Memory => self.tasks.spawn(pause::pause(shared, handle)),
+                Kept::Image => self.tasks.spawn(images::pause(shared, handle)),
+            };
+            pausing.await.map_err(failed)?
         })
     }
 
-    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>> {
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(async move {
-            pause::check(request.kept)?;
-            let handle = self.handle_of(&request.id);
-            let handle = handle.ok_or_else(|| NodeError::NotFound(request.id.clone()))?;
-            self.tasks.spawn(pause::resume(handle, request)).await.map_err(failed)?
+            let resuming = match self.handle_of(&request.id) {
+                // One that runs already goes on.
+                Some(handle) => self.tasks.spawn(pause::resume(handle, request)),
+                None => {
+                    let (shared, tasks, stop) = (Arc::clone(&self.shared), self.tasks.clone(), self.stop.clone());
+                    self.tasks.spawn(kept::resume(shared, tasks, stop, request))
+                }
+            };
+            resuming.await.map_err(failed)?
         })
     }
 
@@ -546,18 +445,25 @@ impl NodeApi for Node {
 
     fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>> {
         Box::pin(async move {
-            Ok(self.shared.journal.subscribe(|| Snapshot {
-                sandboxes: self
-                    .shared
-                    .sandboxes
-                    .lock()
-                    .values()
-                    .map(|handle| LiveSandbox {
-                        id: handle.id().clone(),
-                        is_ending: handle.is_ending(),
-                    })
-                    .collect(),
-                disk_stops: self.shared.disk.stops(),
+            Ok(self.shared.journal.subscribe(|| {
+                // First, because one that is being resumed is one of the kept until it is one of the others; and one that
+                // is both is being paused.
+                let kept = self.shared.kept.ids();
+                let mut live: HashMap<SandboxId, bool> = (self.shared.sandboxes.lock().values())
+                    .map(|handle| (handle.id().clone(), handle.is_ending()))
+                    .collect();
+                let more = self.shared.kept.ids();
+                live.extend(kept.into_iter().chain(more).map(|id| (id, false)));
+                let mut sandboxes: Vec<LiveSandbox> = live
+                    .into_iter()
+                    .map(|(id, is_ending)| LiveSandbox { id, is_ending })
+                    .collect();
+                sandboxes.sort_by(|a, b| a.id.cmp(&b.id));
+                Snapshot {
+                    sandboxes,
+                    disk_stops: self.shared.disk.stops(),
+                    throttles: self.shared.throttles.read(),
+                }
             }))
         })
     }

@@ -1,4 +1,4 @@
-//! Pausing sandboxes: their processes are stopped where they are, and stay in memory.
+//! Pausing sandboxes in memory: their processes are stopped where they are, and stay there.
 //!
 //! The freezer of the kernel is the only record of it on the host, so it survives the platform: the next start finds a
 //! sandbox either stopped or running, and takes it over as it is. Nothing is asked of the agent of a paused sandbox, and
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use model::id::SandboxId;
 use model::lifecycle::Kept;
 use model::network::{Cidr, EgressPolicy};
-use protocol::node::{NodeError, PausedSandbox, ResumeSandbox, WantedState};
+use protocol::node::{NodeError, PausedSandbox, ResumeSandbox, ResumedSandbox, WantedState};
 use runtime::driver::Sandbox;
 
 use crate::supervisor::SandboxHandle;
@@ -54,6 +54,7 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
             Ok(PausedSandbox {
                 kept: Kept::Memory,
                 memory_bytes,
+                disk_bytes: handle.sandbox().disk().map_or(0, |disk| disk.held_bytes),
             })
         }
         Err(error) => {
@@ -63,19 +64,8 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     }
 }
 
-/// Refuses to resume what this version does not keep.
-pub(crate) fn check(kept: Kept) -> Result<(), NodeError> {
-    match kept {
-        Kept::Memory => Ok(()),
-        Kept::Image | Kept::Filesystem => {
-            let why = format!("this version cannot resume what was kept ({})", kept.as_str());
-            Err(NodeError::Unsupported(why))
-        }
-    }
-}
-
 /// Lets the processes of a paused sandbox continue.
-pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -> Result<(), NodeError> {
+pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -> Result<ResumedSandbox, NodeError> {
     let _changing = handle.change().await;
     if handle.is_ending() {
         return Err(NodeError::NotFound(request.id));
@@ -83,14 +73,27 @@ pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -
     // First, so that its processes find the network that they may use.
     handle.set_egress(request.egress);
     // One write to a file of the kernel.
-    if let Err(error) = handle.sandbox().thaw() {
+    let thawed = handle.sandbox().thaw();
+    if handle.is_adopted() && thawed.is_ok() {
+        wake(&handle).await;
+    }
+    if let Err(error) = thawed {
         if handle.is_frozen() {
             handle.set_egress(closed());
         }
         return Err(failed(error));
     }
     handle.set_frozen(false);
-    Ok(())
+    Ok(ResumedSandbox::default())
+}
+
+/// Has the agent of an adopted sandbox accept connections: its platform may have ended while it wrote its processes to disk.
+async fn wake(handle: &Arc<SandboxHandle>) {
+    let sandbox = Arc::clone(handle.sandbox());
+    if let Err(error) = blocking(move || sandbox.wake()).await.and_then(|woken| woken) {
+        // Agents of earlier versions do not know the question.
+        tracing::debug!(sandbox.id = %handle.id(), "wake the agent: {error}");
+    }
 }
 
 /// Brings the processes of a sandbox that is adopted into the wanted state, and returns whether they are stopped.
@@ -99,16 +102,24 @@ pub(crate) async fn settle(id: &SandboxId, sandbox: &Arc<dyn Sandbox>, wanted: W
     let settled = blocking(move || {
         let is_frozen = sandbox.is_frozen()?;
         match (wanted, is_frozen) {
-            (WantedState::Running, true) => sandbox.thaw()?,
+            // One of which only the disk was to be kept was not to stay stopped in memory.
+            (WantedState::Running | WantedState::RunningOrPaused(Kept::Filesystem), true) => {
+                sandbox.thaw()?;
+                let _ = sandbox.wake();
+            }
             // Again, because it may have been interrupted before all of them had stopped.
             (WantedState::Paused(_), _) | (WantedState::RunningOrPaused(_), true) => sandbox.freeze()?,
-            (WantedState::Running | WantedState::RunningOrPaused(_), false) => {}
+            // A part of it may be stopped, because a restore was interrupted.
+            (WantedState::Running | WantedState::RunningOrPaused(_), false) => {
+                sandbox.thaw()?;
+                let _ = sandbox.wake();
+            }
         }
         io::Result::Ok(is_frozen)
     });
     match settled.await.and_then(|settled| settled) {
         Ok(is_frozen) => match wanted {
-            WantedState::Running => false,
+            WantedState::Running | WantedState::RunningOrPaused(Kept::Filesystem) => false,
             WantedState::Paused(_) => true,
             WantedState::RunningOrPaused(_) => is_frozen,
         },

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use model::id::{DiskId, SandboxId};
+use model::id::{DiskId, SandboxId, TemplateId};
 use model::log::Level;
 use model::network::EgressPolicy;
+use model::resources::Resources;
 use model::secret::Secret;
 use parking_lot::Mutex;
 use protocol::agent::Init;
-use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartSandbox, StartedSandbox};
+use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartedSandbox};
 use proxy::egress::{Attachment, authority_certificate};
-use runtime::driver::{Sandbox, StartError, StartRequest};
+use runtime::driver::{Sandbox, StartDisk, StartError, StartRequest};
 use runtime::rootfs::Rootfs;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -24,7 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::control::Control;
 use crate::log_writer::LogWriter;
-use crate::{AGENT_TIMEOUT, Shared, blocking, egress, events, failed};
+use crate::{AGENT_TIMEOUT, Shared, blocking, egress, events, failed, images, kept};
 
 /// Minimum time between two attempts to connect to an agent or to replace a spawner: a sandbox whose root keeps killing
 /// its spawner costs the host no more than this.
@@ -55,6 +56,8 @@ pub(crate) struct SandboxHandle {
     ending: watch::Sender<bool>,
     /// Becomes true when no process of it is left.
     ended: watch::Sender<bool>,
+    /// Becomes true when nothing of it is left on the host but a disk that is kept. Outlives the handle.
+    cleaned: Arc<watch::Sender<bool>>,
     log: LogWriter,
     /// Processes that the kernel had killed for lack of memory at the last check; `None` before the first check of an
     /// adopted sandbox.
@@ -63,12 +66,14 @@ pub(crate) struct SandboxHandle {
     egress: Mutex<Option<Attachment>>,
     /// Whether it was started by an earlier platform.
     is_adopted: bool,
-    /// Whether its disk is kept after its end, for a commit.
+    /// Whether its disk is kept after its end, for a commit or a pause.
     keeps_disk: AtomicBool,
     /// Whether the events of its agent are followed.
     following: watch::Sender<bool>,
     /// Whether it is frozen, so that its agent does not respond.
     frozen: watch::Sender<bool>,
+    /// Whether its processor time is limited for the processes that it creates.
+    throttled: Mutex<bool>,
     /// Held while it is paused or resumed, or gets a new spawner.
     changing: tokio::sync::Mutex<()>,
     /// The seed of the authority whose certificate its agent got at the start.
@@ -113,6 +118,7 @@ impl SandboxHandle {
             sandbox,
             ending: watch::Sender::new(false),
             ended: watch::Sender::new(false),
+            cleaned: Arc::new(watch::Sender::new(false)),
             log,
             memory_kills: Mutex::default(),
             egress: Mutex::new(egress),
@@ -120,6 +126,7 @@ impl SandboxHandle {
             keeps_disk: AtomicBool::new(false),
             following: watch::Sender::new(false),
             frozen: watch::Sender::new(false),
+            throttled: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             authority: None,
         }
@@ -148,8 +155,45 @@ impl SandboxHandle {
         }
     }
 
+    /// Limits the processor time of its workload, or ends that.
+    ///
+    /// # Errors
+    /// When the sandbox is gone.
+    pub(crate) fn limit_cpu(&self, milli_cores: Option<u32>) -> io::Result<()> {
+        let mut throttled = self.throttled.lock();
+        if milli_cores.is_some() && self.is_ending() {
+            return Ok(());
+        }
+        self.sandbox.limit_cpu(milli_cores)?;
+        *throttled = milli_cores.is_some();
+        Ok(())
+    }
+
+    /// Ends a limit of the processor time, with which its processes would take long to exit.
+    fn hurry(&self) {
+        let mut throttled = self.throttled.lock();
+        if std::mem::take(&mut *throttled)
+            && let Err(error) = self.sandbox.limit_cpu(None)
+        {
+            tracing::debug!(sandbox.id = %self.id, "end the limit of the processor time: {error}");
+        }
+    }
+
+    /// What the sandbox may reach; none where it has no network.
+    pub(crate) fn egress(&self) -> Option<EgressPolicy> {
+        self.egress.lock().as_ref().map(Attachment::policy)
+    }
+
     pub(crate) fn id(&self) -> &SandboxId {
         &self.id
+    }
+
+    pub(crate) fn disk(&self) -> &DiskId {
+        &self.disk
+    }
+
+    pub(crate) fn cleaned(&self) -> watch::Receiver<bool> {
+        self.cleaned.subscribe()
     }
 
     pub(crate) fn sandbox(&self) -> &Arc<dyn Sandbox> {
@@ -175,7 +219,16 @@ impl SandboxHandle {
     /// Ends the sandbox, unless it is ending already, and waits until no process is left. Returns its disk, which the
     /// caller then removes.
     pub(crate) async fn end_and_keep_disk(&self) -> Option<&DiskId> {
-        let is_first = self.ending.send_if_modified(|ending| {
+        if !self.begin_end_and_keep_disk() {
+            return None;
+        }
+        self.kill().await;
+        Some(&self.disk)
+    }
+
+    /// Requests the end of the sandbox, but not of its disk; `false` if it is ending already.
+    pub(crate) fn begin_end_and_keep_disk(&self) -> bool {
+        self.ending.send_if_modified(|ending| {
             let is_first = !*ending;
             if is_first {
                 // Before the end is known to any other.
@@ -183,12 +236,7 @@ impl SandboxHandle {
                 *ending = true;
             }
             is_first
-        });
-        if !is_first {
-            return None;
-        }
-        self.kill().await;
-        Some(&self.disk)
+        })
     }
 
     /// Whether its agent got the certificate of the authority of this policy at the start.
@@ -224,20 +272,47 @@ impl SandboxHandle {
     }
 }
 
+/// A sandbox to start.
+#[derive(Debug)]
+pub(crate) struct Begin<'a> {
+    pub(crate) id: &'a SandboxId,
+    pub(crate) template: &'a TemplateId,
+    pub(crate) disk: StartDisk,
+    /// Whether its processes are restored from their image.
+    pub(crate) restore: bool,
+    pub(crate) resources: Resources,
+    pub(crate) init: &'a Init,
+    pub(crate) egress: &'a EgressPolicy,
+}
+
+/// The new disk of a sandbox with this image.
+pub(crate) fn new_disk(image: &Image) -> Result<StartDisk, NodeError> {
+    Ok(StartDisk::New {
+        disk: random_disk().map_err(failed)?,
+        rootfs: rootfs(image)?,
+    })
+}
+
 /// Starts a sandbox and gives its agent the identity. On an error nothing of it runs, and what is left is removed here
-/// or soon after.
+/// or soon after, except a disk that was kept.
 pub(crate) async fn start(
     shared: &Arc<Shared>,
     tasks: &TaskTracker,
-    request: &StartSandbox,
+    begin: Begin<'_>,
 ) -> Result<(Arc<SandboxHandle>, Control, StartedSandbox), NodeError> {
     let driver = Arc::clone(&shared.driver);
-    let (id, disk, resources) = (request.id.clone(), new_disk().map_err(failed)?, request.resources);
+    let (id, disk, resources) = (begin.id.clone(), begin.disk.id().clone(), begin.resources);
+    let new_disk = matches!(begin.disk, StartDisk::New { .. }).then(|| disk.clone());
+    let message = match &begin.disk {
+        StartDisk::New { .. } => "sandbox started",
+        StartDisk::Kept(_) if begin.restore => "sandbox resumed with its processes",
+        StartDisk::Kept(_) => "sandbox started anew on its disk",
+    };
     let start_request = StartRequest {
         id: id.clone(),
-        rootfs: rootfs(&request.image)?,
-        disk: disk.clone(),
+        disk: begin.disk,
         resources,
+        restore: begin.restore,
     };
     // Waits here, where waiting occupies no thread: blocking threads are few and shared.
     let permit = shared.starts.acquire().await.map_err(failed)?;
@@ -249,14 +324,14 @@ pub(crate) async fn start(
         Err(error @ StartError::Exists(_)) => return Err(failed(error)),
         Err(StartError::NoLayer(layer)) => return Err(NodeError::NoLayer(layer)),
         Err(StartError::Failed(error)) => {
-            clean_failed_start(shared, tasks, id, disk).await;
+            clean_failed_start(shared, tasks, id, new_disk).await;
             return Err(failed(error));
         }
     };
     let before_init = Instant::now();
     let init = async {
         let mut control = Control::open(started.boot).await?;
-        let identity = init_of(&request.init, &request.egress)?;
+        let identity = init_of(begin.init, begin.egress)?;
         let version = control.init(&identity).await?;
         started.sandbox.settle()?;
         io::Result::Ok((control, version))
@@ -264,7 +339,7 @@ pub(crate) async fn start(
     // While the agent is set up, in a thread because of some system calls.
     let attach = {
         let (shared, id, sandbox) = (Arc::clone(shared), id.clone(), Arc::clone(&started.sandbox));
-        let policy = request.egress.clone();
+        let policy = begin.egress.clone();
         blocking(move || egress::attach(&shared, &id, &*sandbox, policy))
     };
     let attach = async {
@@ -272,7 +347,17 @@ pub(crate) async fn start(
             .await?
             .map_err(|error| io::Error::new(error.kind(), format!("network: {error}")))
     };
-    match tokio::try_join!(init, attach) {
+    let begun = async {
+        let begun = tokio::try_join!(init, attach)?;
+        if begin.restore {
+            // The workload continues last, when the network and the agent are as they should be.
+            let (driver, id, disk) = (Arc::clone(&shared.driver), id.clone(), disk.clone());
+            let sandbox = Arc::clone(&started.sandbox);
+            blocking(move || images::let_continue(&*driver, &id, &disk, &*sandbox)).await??;
+        }
+        io::Result::Ok(begun)
+    };
+    match begun.await {
         Ok(((control, agent_version), egress)) => {
             let stages = started.stages.into_iter().map(|(name, took)| Stage::new(name, took));
             let init_stage = Stage::new("init", before_init.elapsed());
@@ -280,19 +365,19 @@ pub(crate) async fn start(
             let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
             let fields = [
                 ("event_type", "sandbox_start".to_owned()),
-                ("template_id", request.template.to_string()),
+                ("template_id", begin.template.to_string()),
                 ("cpu_count", resources.cpu_count.to_string()),
                 ("memory_mb", resources.memory_mb.to_string()),
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
-            log.host(Level::Info, "sandbox started", fields);
-            let network = (egress, authority_of(&request.egress).cloned());
+            log.host(Level::Info, message, fields);
+            let network = (egress, authority_of(begin.egress).cloned());
             let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, network, log));
             Ok((handle, control, StartedSandbox { agent_version, stages }))
         }
         Err(error) => {
             end(&id, &started.sandbox).await;
-            clean_failed_start(shared, tasks, id, disk).await;
+            clean_failed_start(shared, tasks, id, new_disk).await;
             Err(NodeError::Failed(Failure::during("the agent did not respond", &error)))
         }
     }
@@ -317,7 +402,7 @@ fn authority_of(policy: &EgressPolicy) -> Option<&Secret> {
 }
 
 /// A random id for a new disk.
-fn new_disk() -> io::Result<DiskId> {
+fn random_disk() -> io::Result<DiskId> {
     let mut random = [0; 20];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     Ok(DiskId::from_random(&random))
@@ -361,6 +446,7 @@ pub(crate) async fn supervise(
         () = stop.cancelled() => return,
     };
     handle.ending.send_replace(true);
+    handle.hurry();
     drop(handle.egress.lock().take());
     if died {
         shared.journal.end(NodeEvent::Ending(handle.id.clone()));
@@ -382,8 +468,10 @@ pub(crate) async fn supervise(
     }
     let id = handle.id.clone();
     let disk = (!handle.keeps_disk.load(Ordering::SeqCst)).then(|| handle.disk.clone());
+    let cleaned = Arc::clone(&handle.cleaned);
     drop(handle);
     clean(&shared, &id, disk).await;
+    cleaned.send_replace(true);
 }
 
 /// Kills a sandbox and waits until none of its processes is left, or until [`KILL_TIMEOUT`] shows that they are blocked
@@ -399,9 +487,9 @@ pub(crate) async fn end(id: &SandboxId, sandbox: &Arc<dyn Sandbox>) {
 }
 
 /// Removes what a failed start left, and waits for that, for [`FAILED_START_TIMEOUT`] at most.
-async fn clean_failed_start(shared: &Arc<Shared>, tasks: &TaskTracker, id: SandboxId, disk: DiskId) {
+async fn clean_failed_start(shared: &Arc<Shared>, tasks: &TaskTracker, id: SandboxId, disk: Option<DiskId>) {
     let shared = Arc::clone(shared);
-    let cleaning = tasks.spawn(async move { clean(&shared, &id, Some(disk)).await });
+    let cleaning = tasks.spawn(async move { clean(&shared, &id, disk).await });
     let _ = tokio::time::timeout(FAILED_START_TIMEOUT, cleaning).await;
 }
 
@@ -414,7 +502,7 @@ pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, mut disk: Option
     loop {
         let (driver, id_to_clean, disk) = (Arc::clone(&shared.driver), id.clone(), disk.take());
         let clean = move || {
-            if let Some(Err(error)) = disk.map(|disk| driver.remove_disk(&disk)) {
+            if let Some(Err(error)) = disk.map(|disk| kept::remove_disk(&*driver, &id_to_clean, &disk)) {
                 tracing::warn!(sandbox.id = %id_to_clean, "remove the disk of an ended sandbox: {error}");
             }
             driver.clean(&id_to_clean)

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   disks/<disk>                   an empty file
+//!   kept/<id>                      which disk is kept of it
 //!   sandboxes/<id>/disk            which disk it has
 //!   sandboxes/<id>/process         the identity of its process
 //!   sandboxes/<id>/control         the agent's control channel
@@ -18,13 +19,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use model::id::{DiskId, LayerId, SandboxId};
 use protocol::node::{Committed, LayerInfo, SandboxStream};
 use runtime::driver::{
-    ArchiveError, Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, Sandbox, StartError,
-    StartRequest, Started, UnpackRequest,
+    ArchiveError, Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, KeptDisk, Sandbox, StartDisk,
+    StartError, StartRequest, Started, UnpackRequest, WriteError,
 };
 use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
@@ -45,7 +46,7 @@ pub(crate) struct Processes {
 
 impl Processes {
     pub(crate) fn open(dir: &Path) -> Arc<Self> {
-        for part in ["sandboxes", "disks"] {
+        for part in ["sandboxes", "disks", "kept"] {
             fs::create_dir_all(dir.join(part)).unwrap();
         }
         Arc::new(Self { dir: dir.to_owned() })
@@ -77,7 +78,9 @@ impl Driver for Processes {
             limits: false,
             disk_limits: false,
             uncharged_memory: false,
+            process_counter: false,
             freeze: false,
+            images: false,
             layers: false,
             egress: false,
         }
@@ -93,8 +96,13 @@ impl Driver for Processes {
             return Err(StartError::Full);
         }
         fs::create_dir(&home)?;
-        fs::write(home.join("disk"), request.disk.as_str())?;
-        fs::write(self.disk(&request.disk), "")?;
+        let disk = request.disk.id();
+        fs::write(home.join("disk"), disk.as_str())?;
+        match &request.disk {
+            StartDisk::New { .. } => fs::write(self.disk(disk), "")?,
+            StartDisk::Kept(_) if self.disk(disk).exists() => {}
+            StartDisk::Kept(_) => return Err(io::Error::from(io::ErrorKind::NotFound).into()),
+        }
         if request.id.as_str() == BROKEN {
             return Err(io::Error::other("broken sandbox").into());
         }
@@ -152,6 +160,14 @@ impl Driver for Processes {
         }
     }
 
+    fn has_image(&self, _: &SandboxId, _: &DiskId) -> bool {
+        false
+    }
+
+    fn forget_image(&self, _: &SandboxId, _: &DiskId) -> io::Result<()> {
+        Ok(())
+    }
+
     fn commit(&self, _: &CommitRequest, _: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
@@ -182,6 +198,33 @@ impl Driver for Processes {
         Ok(())
     }
 
+    fn keep(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        fs::write(self.dir.join("kept").join(id.as_str()), disk.as_str())
+    }
+
+    fn save(&self, _: &SandboxId, disk: &DiskId, _: &dyn Fn() -> bool) -> io::Result<u64> {
+        Ok(fs::metadata(self.disk(disk))?.len())
+    }
+
+    fn kept(&self) -> io::Result<Vec<KeptDisk>> {
+        let kept = self.entries("kept").into_iter().map(|name| {
+            let disk = fs::read_to_string(self.dir.join("kept").join(&name))?;
+            Ok(KeptDisk {
+                id: name.parse().map_err(io::Error::other)?,
+                disk: disk.parse().map_err(io::Error::other)?,
+                is_saved: false,
+            })
+        });
+        kept.collect()
+    }
+
+    fn forget(&self, id: &SandboxId, _: &DiskId) -> io::Result<()> {
+        match fs::remove_file(self.dir.join("kept").join(id.as_str())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn capacity(&self) -> io::Result<Capacity> {
         Ok(Capacity {
             memory_available_bytes: 1,
@@ -191,6 +234,10 @@ impl Driver for Processes {
 
     fn disk_available(&self) -> io::Result<u64> {
         Ok(2)
+    }
+
+    fn processes_created(&self) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn uncharged_bytes(&self) -> io::Result<u64> {
@@ -239,8 +286,28 @@ impl Sandbox for Process {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    fn processes(&self) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn work_time(&self) -> io::Result<Duration> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn processes_created(&self) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn limit_cpu(&self, _: Option<u32>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn memory_kills(&self) -> io::Result<u64> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 
     fn disk(&self) -> io::Result<Disk> {
@@ -269,6 +336,19 @@ impl Sandbox for Process {
 
     fn thaw(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn write_processes(
+        &self,
+        _: &mut dyn FnMut(),
+        _: &mut dyn FnMut() -> io::Result<()>,
+        _: &dyn Fn() -> bool,
+    ) -> Result<(), WriteError> {
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
+    fn wake(&self) -> io::Result<()> {
+        Ok(())
     }
 
     fn kill(&self) {

@@ -8,6 +8,7 @@
     reason = "a test program of its own"
 )]
 
+mod images;
 mod layers;
 mod pause;
 
@@ -21,7 +22,6 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
-use model::lifecycle::Kept;
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -29,8 +29,8 @@ use node::{Node, NodeSettings};
 use protocol::agent::Init;
 use protocol::connect::Codec;
 use protocol::node::{
-    Adopted, Image, Logger, NodeApi, NodeEvent, NodeEvents, SandboxLog, SandboxSample, Snapshot, StartSandbox, Wanted,
-    WantedState,
+    Adopted, AdoptedState, Image, Logger, NodeApi, NodeEvent, NodeEvents, SandboxLog, SandboxSample, Snapshot,
+    StartSandbox, Wanted, WantedState,
 };
 use protocol::process::{ProcessConfig, StartRequest};
 use proxy::egress::EgressSettings;
@@ -59,11 +59,20 @@ fn main() -> ExitCode {
 fn run_all() -> Vec<bool> {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let passed = vec![
+        passes("a sandbox whose processes are on disk continues where it was", || {
+            block_on(images::continues_where_it_was(dir.path()));
+        }),
+        passes("what cannot be written stays in memory", || {
+            block_on(images::stays_in_memory(dir.path()));
+        }),
+        passes("a damaged image is refused, and the disk is kept", || {
+            block_on(images::damaged_images_are_refused(dir.path()));
+        }),
         passes("a sandbox is logged and measured from start to end", || {
             block_on(logs_and_measures_a_sandbox(dir.path()));
         }),
-        passes("a paused sandbox keeps its disk", || {
-            block_on(keeps_the_disks_of_paused_sandboxes(dir.path()));
+        passes("a sandbox is paused on its disk, and starts anew there", || {
+            block_on(pause::only_the_disk_is_kept(dir.path()));
         }),
         passes(
             "a sandbox that is paused in memory stands still until it is resumed",
@@ -114,7 +123,9 @@ async fn open(data_dir: &Path) -> Host {
         disks_mb: vec![RESOURCES.disk_mb],
         reserve_disks: false,
         base: true,
+        criu: Some(images::criu()),
         disk_floor_mb: 0,
+        process_rate: None,
         egress: EgressSettings::default(),
         traffic: None,
     };
@@ -124,7 +135,8 @@ async fn open(data_dir: &Path) -> Host {
     Host {
         node,
         events,
-        id: "inode".parse().unwrap(),
+        // Another run of these tests may be under way on this host.
+        id: format!("inode{}", std::process::id()).parse().unwrap(),
     }
 }
 
@@ -237,35 +249,6 @@ async fn logs_and_measures_a_sandbox(data_dir: &Path) {
 }
 
 /// A sandbox whose desired state is paused is not adopted, and its disk is kept as long as the state says so.
-async fn keeps_the_disks_of_paused_sandboxes(data_dir: &Path) {
-    let host = open(data_dir).await;
-    host.node.start(request(&host.id)).await.unwrap();
-    assert_eq!(disks(data_dir), 1);
-    host.node.release().await;
-    drop(host);
-    // The second time, none of its processes is left.
-    for state in [
-        WantedState::Paused(Kept::Filesystem),
-        WantedState::RunningOrPaused(Kept::Image),
-    ] {
-        let host = open(data_dir).await;
-        let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
-        assert_eq!(adopted, []);
-        assert_eq!(host.node.samples().await.unwrap(), []);
-        assert_eq!(disks(data_dir), 1, "{state:?}");
-        host.node.release().await;
-    }
-    let host = open(data_dir).await;
-    let adopted = host
-        .node
-        .reconcile(vec![wanted(&host.id, WantedState::Running)])
-        .await
-        .unwrap();
-    assert_eq!(adopted, []);
-    assert_eq!(disks(data_dir), 0);
-    host.node.release().await;
-}
-
 /// Number of sandbox disks in the data directory.
 fn disks(data_dir: &Path) -> usize {
     let entries = fs::read_dir(data_dir.join("disks")).unwrap();
@@ -283,7 +266,7 @@ fn disks(data_dir: &Path) -> usize {
 fn running(id: &SandboxId) -> Adopted {
     Adopted {
         id: id.clone(),
-        is_paused: false,
+        state: AdoptedState::Running,
     }
 }
 

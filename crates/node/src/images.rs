@@ -1,0 +1,165 @@
+//! Sandboxes whose processes are kept on disk, in an image beside it.
+//!
+//! ```text
+//!   pause:   note the disk ─▶ stop the processes ─▶ write the image, the disk ─▶ end the processes ─▶ mark as saved
+//!            └───────────────── until here, a failure leaves it running ────────┘
+//!   resume:  restore on the disk, the workload stopped ─▶ identity, network ─▶ remove the image ─▶ let it continue
+//!            └───────────── a failure ends what was restored, and all is kept ────────────────────┘
+//! ```
+//!
+//! What cannot be written stays in memory (`pause`). An image belongs to the disk as it was when it was written, so it is
+//! gone before anything in the sandbox can change that.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use model::id::{DiskId, SandboxId};
+use model::lifecycle::Kept;
+use model::log::Level;
+use protocol::node::{NodeError, PausedSandbox};
+use runtime::driver::{Driver, Sandbox, WriteError};
+
+use crate::supervisor::SandboxHandle;
+use crate::{Shared, blocking, kept, pause};
+
+/// How long what an ended sandbox held on the host may take to be removed before the pause is over nevertheless.
+const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
+/// What an image has beside the memory of its processes, at most, in bytes: a few hundred KiB in most cases.
+const IMAGE_MARGIN: u64 = 16 << 20;
+
+/// Writes the processes of a sandbox to disk, and ends them. Where that is not possible, they are stopped in memory.
+pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Result<PausedSandbox, NodeError> {
+    if !shared.driver.capabilities().images || handle.is_frozen() {
+        return pause::pause(shared, handle).await;
+    }
+    let changing = handle.change().await;
+    if handle.is_ending() {
+        return Err(NodeError::NotFound(handle.id().clone()));
+    }
+    let (id, disk) = (handle.id().clone(), handle.disk().clone());
+    // Before, so that nothing more is asked of its agent.
+    handle.set_frozen(true);
+    let policy = handle.egress();
+    let mut cleaned = handle.cleaned();
+    let written = blocking({
+        let (shared, handle) = (Arc::clone(&shared), Arc::clone(&handle));
+        move || write(&shared, &handle)
+    });
+    let written = written.await.unwrap_or_else(|error| Err(error.into()));
+    if let Err(error) = written {
+        if handle.is_ending() {
+            return Err(NodeError::NotFound(id));
+        }
+        if let Some(policy) = policy {
+            handle.set_egress(policy);
+        }
+        let sandbox = Arc::clone(handle.sandbox());
+        if let Err(error) = blocking(move || sandbox.respawn())
+            .await
+            .and_then(|respawned| respawned)
+        {
+            tracing::warn!(sandbox.id = %id, "replace the spawner after a pause that failed: {error}");
+        }
+        handle.set_frozen(false);
+        drop(changing);
+        let why = match error {
+            WriteError::Refused(why) => why,
+            WriteError::Failed(error) => {
+                tracing::error!(sandbox.id = %id, "write the processes of a sandbox to disk: {error}");
+                error.to_string()
+            }
+        };
+        let fields = [("event_type", "kept_in_memory".to_owned()), ("reason", why)];
+        let message = "the processes could not be written to disk, and stay in memory while the sandbox is paused";
+        handle.log().host(Level::Warn, message, fields);
+        return pause::pause(shared, handle).await;
+    }
+    drop(changing);
+    drop(handle);
+    if tokio::time::timeout(CLEAN_TIMEOUT, cleaned.wait_for(|cleaned| *cleaned))
+        .await
+        .is_err()
+    {
+        tracing::error!(sandbox.id = %id, "something of a paused sandbox is still on the host");
+    }
+    let disk_bytes = kept::save(&shared, id, disk).await;
+    Ok(PausedSandbox {
+        kept: Kept::Image,
+        memory_bytes: 0,
+        disk_bytes,
+    })
+}
+
+fn write(shared: &Shared, handle: &SandboxHandle) -> Result<(), WriteError> {
+    let (id, disk) = (handle.id(), handle.disk());
+    shared.driver.keep(id, disk)?;
+    let sandbox = handle.sandbox();
+    // Most of what it has to write, while it still runs.
+    sandbox.sync()?;
+    let _space = Space::take(shared, &**sandbox)?;
+    let mut stopped = || handle.set_egress(pause::closed());
+    let mut complete = || {
+        sandbox.sync()?;
+        // From here on it is saved, whatever happens. First, so that it is one of the two at any time.
+        shared.kept.insert(id.clone(), disk.clone());
+        if handle.begin_end_and_keep_disk() {
+            return Ok(());
+        }
+        shared.kept.forget(id);
+        Err(io::Error::from(io::ErrorKind::NotFound))
+    };
+    sandbox.write_processes(&mut stopped, &mut complete, &|| shared.stop.is_cancelled())
+}
+
+/// Lets the workload of a sandbox continue whose processes were restored.
+pub(crate) fn let_continue(
+    driver: &dyn Driver,
+    id: &SandboxId,
+    disk: &DiskId,
+    sandbox: &dyn Sandbox,
+) -> io::Result<()> {
+    driver.forget_image(id, disk)?;
+    sandbox.thaw()?;
+    if let Err(error) = sandbox.respawn() {
+        // It is tried again when the events of the agent are followed.
+        tracing::warn!(sandbox.id = %id, "start the spawner of a restored sandbox: {error}");
+    }
+    Ok(())
+}
+
+/// Space for an image that is being written, so that several at once do not count on the same.
+struct Space<'a> {
+    taken: &'a AtomicU64,
+    bytes: u64,
+}
+
+impl<'a> Space<'a> {
+    /// Takes what the memory of a sandbox may need.
+    ///
+    /// # Errors
+    /// Refused when the host has not that much beyond the space that it keeps free.
+    fn take(shared: &'a Shared, sandbox: &dyn Sandbox) -> Result<Self, WriteError> {
+        let bytes = sandbox.usage()?.memory_used_bytes.saturating_add(IMAGE_MARGIN);
+        let taken = &shared.image_bytes;
+        let all = taken.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let space = Self { taken, bytes };
+        let kept_free = shared.disk_floor_bytes.saturating_add(shared.disk.owed());
+        let available = shared.driver.disk_available()?.saturating_sub(kept_free);
+        match all <= available {
+            true => Ok(space),
+            false => Err(WriteError::Refused(format!(
+                "its memory needs {} MiB on the host's disk, where {} MiB are free for images",
+                bytes >> 20,
+                available.saturating_sub(all - bytes) >> 20
+            ))),
+        }
+    }
+}
+
+impl Drop for Space<'_> {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,261 @@
+//! Making the host match the desired state after a restart of the platform, or of the host.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::id::{DiskId, SandboxId};
+use model::lifecycle::Kept;
+use model::log::Level;
+use protocol::node::{Adopted, AdoptedState, NodeError, Wanted, WantedState};
+use runtime::driver::{Found, KeptDisk};
+
+use crate::log_writer::LogWriter;
+use crate::supervisor::{self, SandboxHandle};
+use crate::{Node, blocking, egress, failed, kept, pause};
+
+/// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
+/// background.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// What is done with a sandbox of which the driver has found something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decision {
+    /// It is adopted, running or stopped.
+    Adopt,
+    /// Its processes are ended, if it has any, and its disk is kept.
+    KeepDisk,
+    /// Everything of it is removed.
+    Remove,
+}
+
+/// What happens to a sandbox once its processes have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AfterEnd {
+    /// Everything that belongs to it is removed.
+    Clean,
+    /// Its disk is kept.
+    KeepDisk,
+}
+
+/// What is done with a sandbox, which has processes (`is_alive`), or whose disk is complete and unused (`is_saved`).
+fn decide(wanted: Option<WantedState>, is_alive: bool, is_saved: bool) -> Decision {
+    match wanted {
+        Some(WantedState::Running | WantedState::RunningOrPaused(_)) if is_alive => Decision::Adopt,
+        Some(WantedState::Paused(Kept::Memory)) if is_alive => Decision::Adopt,
+        Some(
+            WantedState::Paused(Kept::Image | Kept::Filesystem)
+            | WantedState::RunningOrPaused(Kept::Image | Kept::Filesystem),
+        ) => Decision::KeepDisk,
+        // A row that was written later was lost with the power of the host.
+        Some(WantedState::Running | WantedState::Paused(_) | WantedState::RunningOrPaused(_)) if is_saved => {
+            Decision::KeepDisk
+        }
+        Some(WantedState::Running | WantedState::Paused(_) | WantedState::RunningOrPaused(_)) | None => {
+            Decision::Remove
+        }
+    }
+}
+
+impl Node {
+    pub(crate) async fn adopt_all(&self, wanted: Vec<Wanted>) -> Result<Vec<Adopted>, NodeError> {
+        let driver = Arc::clone(&self.shared.driver);
+        let read = blocking(move || std::io::Result::Ok((driver.find()?, driver.kept()?)));
+        let (found, noted) = read.await.map_err(failed)?.map_err(failed)?;
+        let mut wanted: HashMap<SandboxId, Wanted> =
+            wanted.into_iter().map(|wanted| (wanted.id.clone(), wanted)).collect();
+        let mut noted: HashMap<SandboxId, KeptDisk> = noted.into_iter().map(|disk| (disk.id.clone(), disk)).collect();
+
+        // Names of two files, which are looked for.
+        let kept_of = |id: &SandboxId, disk: &DiskId| match self.shared.driver.has_image(id, disk) {
+            true => Kept::Image,
+            false => Kept::Filesystem,
+        };
+        let (mut adopt, mut end, mut remove) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut disks, mut keep) = (Vec::new(), Vec::new());
+        for found in found {
+            let wanted = wanted.remove(&found.id);
+            let is_saved = noted.remove(&found.id).is_some_and(|noted| noted.is_saved);
+            let state = wanted.as_ref().map(|wanted| wanted.state);
+            match decide(state, found.alive.is_some(), is_saved) {
+                Decision::Adopt => {
+                    disks.push(found.disk.clone());
+                    adopt.extend(wanted.map(|wanted| (found, wanted)));
+                }
+                Decision::KeepDisk => {
+                    keep.push((found.id.clone(), found.disk.clone(), kept_of(&found.id, &found.disk)));
+                    end.push(found);
+                }
+                Decision::Remove => remove.push(found),
+            }
+        }
+        // Those of which nothing but the disk is left.
+        for (id, KeptDisk { disk, is_saved, .. }) in noted {
+            let state = wanted.get(&id).map(|wanted| wanted.state);
+            if decide(state, false, is_saved) == Decision::KeepDisk {
+                let kept = kept_of(&id, &disk);
+                keep.push((id, disk, kept));
+            }
+        }
+        disks.extend(keep.iter().map(|(_, disk, _)| disk.clone()));
+        self.note_disks(&keep).await?;
+        self.end_all(end, AfterEnd::KeepDisk).await;
+        self.end_all(remove, AfterEnd::Clean).await;
+
+        let mut adopted = Vec::with_capacity(adopt.len() + keep.len());
+        for (found, wanted) in adopt {
+            adopted.extend(self.adopt(found, wanted).await);
+        }
+        for (id, disk, kept) in keep {
+            let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
+            let event = ("event_type", "sandbox_adopted".to_owned());
+            log.host(
+                Level::Info,
+                "the platform was restarted; the sandbox stays paused",
+                [event],
+            );
+            self.shared.kept.insert(id.clone(), disk);
+            let state = AdoptedState::Paused(kept);
+            adopted.push(Adopted { id, state });
+        }
+        let driver = Arc::clone(&self.shared.driver);
+        let swept = blocking(move || driver.sweep_disks(&disks)).await;
+        swept.map_err(failed)?.map_err(failed)?;
+        Ok(adopted)
+    }
+
+    /// Has the driver keep disks of sandboxes that are about to lose their processes, or have lost them: the record of
+    /// their disks ends with those.
+    async fn note_disks(&self, keep: &[(SandboxId, DiskId, Kept)]) -> Result<(), NodeError> {
+        let driver = Arc::clone(&self.shared.driver);
+        let keep: Vec<_> = keep.iter().map(|(id, disk, _)| (id.clone(), disk.clone())).collect();
+        let noted = blocking(move || {
+            let known: Vec<DiskId> = driver.kept()?.into_iter().map(|kept| kept.disk).collect();
+            let mut new = keep.iter().filter(|(_, disk)| !known.contains(disk));
+            new.try_for_each(|(id, disk)| driver.keep(id, disk))
+        });
+        noted.await.map_err(failed)?.map_err(failed)
+    }
+
+    async fn adopt(&self, found: Found, wanted: Wanted) -> Option<Adopted> {
+        let Found { id, disk, alive } = found;
+        let sandbox = alive?;
+        // One that was written when the platform ended is not what these processes make of the disk.
+        let driver = Arc::clone(&self.shared.driver);
+        let image_of = (id.clone(), disk.clone());
+        if let Err(error) = blocking(move || driver.forget_image(&image_of.0, &image_of.1))
+            .await
+            .and_then(|done| done)
+        {
+            tracing::error!(sandbox.id = %id, "remove the image of a sandbox that runs: {error}");
+        }
+        let is_paused = pause::settle(&id, &sandbox, wanted.state).await;
+        let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
+        let event = ("event_type", "sandbox_adopted".to_owned());
+        let message = match is_paused {
+            true => "the platform was restarted; the sandbox stays paused",
+            false => "the platform was restarted; the sandbox kept running",
+        };
+        log.host(Level::Info, message, [event]);
+        let egress = match is_paused {
+            true => pause::closed(),
+            false => wanted.egress,
+        };
+        if let Err(error) = sandbox.settle() {
+            tracing::warn!(sandbox.id = %id, "an adopted sandbox may have more processor time than others: {error}");
+        }
+        if let Err(error) = sandbox.limit_cpu(None)
+            && error.kind() != std::io::ErrorKind::Unsupported
+        {
+            tracing::warn!(sandbox.id = %id, "an adopted sandbox may have less processor time than it should: {error}");
+        }
+        let egress = match egress::attach(&self.shared, &id, &*sandbox, egress) {
+            Ok(egress) => egress,
+            Err(error) => {
+                tracing::error!(sandbox.id = %id, "connect an adopted sandbox to the network: {error}");
+                let event = ("event_type", "network_failed".to_owned());
+                log.host(
+                    Level::Error,
+                    "the sandbox could not be connected to the network again",
+                    [event],
+                );
+                None
+            }
+        };
+        let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
+        handle.set_frozen(is_paused);
+        self.shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
+        let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
+        self.tasks.spawn(supervisor::supervise(shared, handle, None, stop));
+        let state = match is_paused {
+            true => AdoptedState::Paused(Kept::Memory),
+            false => AdoptedState::Running,
+        };
+        Some(Adopted { id, state })
+    }
+
+    /// Ends sandboxes in parallel and waits for that, for [`REMOVAL_TIMEOUT`] at most.
+    async fn end_all(&self, sandboxes: Vec<Found>, after: AfterEnd) {
+        let removals: Vec<_> = sandboxes
+            .into_iter()
+            .map(|Found { id, disk, alive }| {
+                match after {
+                    AfterEnd::Clean => tracing::info!(sandbox.id = %id, "removing an unwanted sandbox"),
+                    AfterEnd::KeepDisk => {
+                        tracing::info!(sandbox.id = %id, "ending leftover processes of a paused sandbox")
+                    }
+                }
+                let shared = Arc::clone(&self.shared);
+                self.tasks.spawn(async move {
+                    if let Some(sandbox) = alive {
+                        supervisor::end(&id, &sandbox).await;
+                    }
+                    let removed = (after == AfterEnd::Clean).then(|| disk.clone());
+                    supervisor::clean(&shared, &id, removed).await;
+                    if after == AfterEnd::KeepDisk {
+                        kept::save(&shared, id, disk).await;
+                    }
+                })
+            })
+            .collect();
+        let all = async {
+            for removal in removals {
+                if let Err(error) = removal.await {
+                    tracing::error!("remove a sandbox: {error}");
+                }
+            }
+        };
+        if tokio::time::timeout(REMOVAL_TIMEOUT, all).await.is_err() {
+            tracing::error!("some unwanted sandboxes have not ended; their removal continues in the background");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_with_what_is_found() {
+        use Decision::{Adopt, KeepDisk, Remove};
+        use Kept::{Filesystem, Image, Memory};
+        use WantedState::{Paused, Running, RunningOrPaused};
+        #[rustfmt::skip]
+        let table = [
+            //                                  alive     saved     neither
+            (None,                              [Remove,   Remove,   Remove]),
+            (Some(Running),                     [Adopt,    KeepDisk, Remove]),
+            (Some(Paused(Memory)),              [Adopt,    KeepDisk, Remove]),
+            (Some(RunningOrPaused(Memory)),     [Adopt,    KeepDisk, Remove]),
+            (Some(Paused(Filesystem)),          [KeepDisk, KeepDisk, KeepDisk]),
+            (Some(RunningOrPaused(Filesystem)), [Adopt,    KeepDisk, KeepDisk]),
+            (Some(Paused(Image)),               [KeepDisk, KeepDisk, KeepDisk]),
+            (Some(RunningOrPaused(Image)),      [Adopt,    KeepDisk, KeepDisk]),
+        ];
+        for (wanted, [alive, saved, neither]) in table {
+            assert_eq!(decide(wanted, true, false), alive, "{wanted:?}");
+            assert_eq!(decide(wanted, false, true), saved, "{wanted:?}");
+            assert_eq!(decide(wanted, false, false), neither, "{wanted:?}");
+        }
+    }
+}

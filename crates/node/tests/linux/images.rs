@@ -1,0 +1,162 @@
+//! Sandboxes whose processes are kept on disk.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use model::id::SandboxId;
+use model::lifecycle::Kept;
+use model::network::EgressPolicy;
+use protocol::node::{
+    Adopted, AdoptedState, Boot, NodeApi, NodeError, PauseSandbox, PausedSandbox, ResumeSandbox, WantedState,
+};
+
+use super::pause::{count, counting, goes_on, processes};
+use super::{Host, disks, open, request, run, wanted};
+
+/// The CRIU that `scripts/criu.sh` has installed.
+pub(super) fn criu() -> PathBuf {
+    let path = std::env::var_os("RINGFENCE_CRIU").expect("RINGFENCE_CRIU names a CRIU, see scripts/criu.sh");
+    PathBuf::from(path)
+}
+
+async fn pause(host: &Host) -> PausedSandbox {
+    let request = PauseSandbox {
+        id: host.id.clone(),
+        keep: Kept::Image,
+    };
+    host.node.pause(request).await.unwrap()
+}
+
+async fn resume(host: &Host, kept: Kept) -> Result<(), NodeError> {
+    let start = request(&host.id);
+    let request = ResumeSandbox {
+        id: host.id.clone(),
+        kept,
+        egress: EgressPolicy::default(),
+        boot: Some(Boot {
+            template: start.template,
+            resources: start.resources,
+            init: start.init,
+        }),
+    };
+    host.node.resume(request).await.map(drop)
+}
+
+/// The directory of what is kept of the sandbox.
+fn kept_of(data_dir: &Path, id: &SandboxId) -> PathBuf {
+    let entries = fs::read_dir(data_dir.join("kept")).unwrap();
+    let mut found = entries.map(|entry| entry.unwrap().path());
+    found
+        .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with(id.as_str()))
+        .unwrap()
+}
+
+/// Groups of sandboxes in the cgroup tree of version 2.
+fn has_groups(id: &SandboxId) -> bool {
+    let info = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let unified = info.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+    let unified = Path::new(unified.split(' ').nth(4).unwrap());
+    let trees = fs::read_dir(unified).unwrap().flatten();
+    let mut trees = trees.filter(|tree| tree.file_name().to_str().unwrap().starts_with("ringfence-"));
+    trees.any(|tree| {
+        let mut groups = fs::read_dir(tree.path()).unwrap().flatten();
+        groups.any(|group| group.file_name().to_str().unwrap().starts_with(&format!("{id}.")))
+    })
+}
+
+pub(super) async fn continues_where_it_was(data_dir: &Path) {
+    let mut host = counting(data_dir).await;
+    let answer = run(
+        &host.node,
+        &host.id,
+        "head -1 /proc/meminfo; cut -d: -f2- /proc/self/cgroup",
+    )
+    .await;
+    let mut counted = goes_on(&host, 0).await;
+    for cycle in 0..4 {
+        let paused = pause(&host).await;
+        assert_eq!((paused.kept, paused.memory_bytes), (Kept::Image, 0));
+        assert!(paused.disk_bytes > 0);
+        // Nothing of it is on the host but its disk and its image.
+        assert_eq!(processes(&host.id), []);
+        assert!(!has_groups(&host.id));
+        assert!(kept_of(data_dir, &host.id).join("image").is_dir());
+        if cycle % 2 == 1 {
+            host.node.release().await;
+            drop(host);
+            host = open(data_dir).await;
+            let state = WantedState::Paused(Kept::Image);
+            let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
+            let state = AdoptedState::Paused(Kept::Image);
+            let id = host.id.clone();
+            assert_eq!(adopted, [Adopted { id, state }]);
+        }
+        resume(&host, Kept::Image).await.unwrap();
+        // The image is not what the sandbox is any more.
+        assert!(!kept_of(data_dir, &host.id).join("image").exists());
+        let now = count(&host).await;
+        assert!(now >= counted, "{now} {counted}");
+        counted = goes_on(&host, now).await;
+        // What it sees of itself is what it saw.
+        let again = run(
+            &host.node,
+            &host.id,
+            "head -1 /proc/meminfo; cut -d: -f2- /proc/self/cgroup",
+        )
+        .await;
+        let output = |answer: &str| {
+            let parts = answer.split("\"stdout\":\"").skip(1);
+            parts
+                .map(|part| part.split('"').next().unwrap().to_owned())
+                .collect::<String>()
+        };
+        assert_eq!(output(&again), output(&answer));
+    }
+    host.node.kill(&host.id).await.unwrap();
+    host.node.release().await;
+    assert_eq!(disks(data_dir), 0);
+}
+
+/// A message queue cannot be written.
+pub(super) async fn stays_in_memory(data_dir: &Path) {
+    let host = counting(data_dir).await;
+    let counted = goes_on(&host, 0).await;
+    host.run("touch /dev/mqueue/queue").await;
+    let paused = pause(&host).await;
+    assert_eq!(paused.kept, Kept::Memory);
+    assert!(!processes(&host.id).is_empty());
+    let kept = kept_of(data_dir, &host.id);
+    assert!(!kept.join("image").exists() && !kept.join("image.new").exists());
+    resume(&host, Kept::Memory).await.unwrap();
+    goes_on(&host, counted).await;
+    // The next time nothing is in the way.
+    host.run("rm /dev/mqueue/queue").await;
+    assert_eq!(pause(&host).await.kept, Kept::Image);
+    resume(&host, Kept::Image).await.unwrap();
+    host.node.kill(&host.id).await.unwrap();
+    host.node.release().await;
+}
+
+pub(super) async fn damaged_images_are_refused(data_dir: &Path) {
+    let host = counting(data_dir).await;
+    goes_on(&host, 0).await;
+    assert_eq!(pause(&host).await.kept, Kept::Image);
+    let image = kept_of(data_dir, &host.id).join("image");
+    let core = image.join("core-1.img");
+    let whole = fs::read(&core).unwrap();
+    fs::write(&core, &whole[..whole.len() / 2]).unwrap();
+    resume(&host, Kept::Image).await.unwrap_err();
+    assert_eq!(processes(&host.id), []);
+    // It is as it was, and can be repaired.
+    fs::write(&core, &whole).unwrap();
+    resume(&host, Kept::Image).await.unwrap();
+    goes_on(&host, 0).await;
+    // Without an image it starts anew from its disk.
+    assert_eq!(pause(&host).await.kept, Kept::Image);
+    fs::remove_dir_all(&image).unwrap();
+    resume(&host, Kept::Image).await.unwrap_err();
+    resume(&host, Kept::Filesystem).await.unwrap();
+    assert!(count(&host).await > 0);
+    host.node.kill(&host.id).await.unwrap();
+    host.node.release().await;
+}

@@ -26,9 +26,8 @@ use crate::settings::{CapacitySettings, Limits};
 pub(crate) struct Admission {
     /// The share of the team's quota.
     reservation: Arc<Reservation>,
-    /// The share of the host.
-    #[expect(dead_code, reason = "released when dropped")]
-    capacity: Arc<CapacityPermit>,
+    /// The share of the host, released when dropped; none while nothing of the sandbox runs.
+    capacity: Option<Arc<CapacityPermit>>,
 }
 
 impl Admission {
@@ -40,6 +39,21 @@ impl Admission {
     /// The same regardless of the limits.
     pub(crate) fn force(&self, share: ResourceUse) {
         self.reservation.force(share);
+    }
+
+    /// Releases the share of the host.
+    pub(crate) fn leave_host(&mut self) {
+        self.capacity = None;
+    }
+
+    /// Whether it has a share of the host.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.capacity.is_some()
+    }
+
+    /// Takes a share of the host.
+    pub(crate) fn enter_host(&mut self, permit: CapacityPermit) {
+        self.capacity = Some(Arc::new(permit));
     }
 }
 
@@ -103,7 +117,7 @@ impl AdmissionControl {
         })?;
         Ok(Admission {
             reservation: Arc::new(reservation),
-            capacity: Arc::new(permit),
+            capacity: Some(Arc::new(permit)),
         })
     }
 
@@ -122,7 +136,7 @@ impl AdmissionControl {
     ) -> Result<Admission, AdmissionError> {
         Ok(Admission {
             reservation: Arc::new(quota.reserve(share)?),
-            capacity,
+            capacity: Some(capacity),
         })
     }
 
@@ -159,7 +173,7 @@ impl AdmissionControl {
         let quota = self.quota_of(team).await?;
         Ok(Admission {
             reservation: Arc::new(quota.occupy(share)),
-            capacity: Arc::new(self.capacity.occupy()),
+            capacity: Some(Arc::new(self.capacity.occupy())),
         })
     }
 

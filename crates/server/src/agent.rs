@@ -187,6 +187,19 @@ impl Agent<'_> {
         Ok((response, connection))
     }
 
+    /// Asks the agent whether it responds.
+    pub(crate) async fn health(&self) -> Result<(), AgentError> {
+        let request = Request::get("/health")
+            .header(header::HOST, "localhost")
+            .body(Full::new(Bytes::new()))
+            .expect("a valid request");
+        let (response, _connection) = self.send(request).await?;
+        match response.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(AgentError::Status(status)),
+        }
+    }
+
     /// Writes a file as a user.
     pub(crate) async fn upload(&self, user: &str, path: &str, length: u64, content: Pieces) -> Result<(), AgentError> {
         let request = self

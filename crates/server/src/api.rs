@@ -11,6 +11,7 @@ mod body;
 mod docs;
 mod error;
 mod injection_rules;
+pub(crate) mod injection_values;
 mod json;
 mod mcp;
 mod not_built;
@@ -111,6 +112,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         ))
         .routes(routes!(templates::start::start_build))
         .routes(routes!(templates::start::start_build_v1))
+        .routes(routes!(templates::cancel::cancel_build))
         .routes(routes!(templates::status::get_build_status))
         .routes(routes!(templates::status::get_build_logs))
         .routes(routes!(

@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 use self::context::{BuildContext, Pins, StepSandboxes};
 use self::files::BuildFiles;
 use self::log::BuildLog;
-use self::recipe::{BuildFailure, BuildResult, Job, Recipe, Registry, Source, layers_of};
+use self::recipe::{BuildFailure, BuildResult, Job, Recipe, Source, layers_of};
 use crate::admission::AdmissionControl;
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
@@ -170,9 +170,10 @@ impl Builds {
     }
 
     /// The sealed credentials of a recipe.
-    pub(crate) fn seal(&self, id: &BuildId, registry: &Registry) -> Result<String, SealError> {
-        let text = serde_json::to_string(registry).map_err(|_| SealError::Corrupt)?;
-        self.sealer.seal(&registry_owner(id), &text)
+    pub(crate) fn seal(&self, id: &BuildId, source: &Source) -> Result<Option<String>, SealError> {
+        let Some(text) = source.to_seal() else { return Ok(None) };
+        let text = text.map_err(|_| SealError::Corrupt)?;
+        self.sealer.seal(&registry_owner(id), &text).map(Some)
     }
 
     /// A build of this node was started, and these were cancelled because of it.
@@ -427,9 +428,9 @@ impl Builds {
 
     fn recipe(&self, row: &BuildJob) -> Result<Recipe, InvalidRecipe> {
         let mut recipe: Recipe = serde_json::from_str(&row.recipe_json)?;
-        if let (Source::Image { registry, .. }, Some(sealed)) = (&mut recipe.source, &row.registry_sealed) {
+        if let Some(sealed) = &row.registry_sealed {
             let text = self.sealer.open(&registry_owner(&row.id), sealed.as_str())?;
-            *registry = Some(serde_json::from_str(&text)?);
+            recipe.source.unsealed(&text)?;
         }
         Ok(recipe)
     }

@@ -19,7 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage};
+use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage, Throttles};
 
 use self::egress::EgressSeries;
 use self::pool::PoolSeries;
@@ -60,6 +60,7 @@ struct Series {
     creates: Family<Labels, Counter>,
     create_stages: Histograms<StageLabels>,
     sandboxes: Family<Labels, Gauge>,
+    paused_disk: Gauge,
     ends: Family<Labels, Counter>,
     pauses: Family<Labels, Counter>,
     resumes: Family<Labels, Counter>,
@@ -77,6 +78,8 @@ struct Series {
     disk_stopped: Gauge,
     disk_stops: Counter,
     disk_ends: Counter,
+    throttled: Gauge,
+    throttles: Counter,
     repositories: RepositorySeries,
     pool: PoolSeries,
     egress: EgressSeries,
@@ -88,6 +91,8 @@ struct Series {
 pub(crate) struct MetricsSnapshot {
     /// Sandboxes, by their state.
     pub(crate) sandboxes: Vec<(&'static str, usize)>,
+    /// Space that paused sandboxes take on disks, in bytes.
+    pub(crate) paused_disk_bytes: u64,
     /// Sandboxes of the warm pool, by their state.
     pub(crate) pooled: [(&'static str, usize); 2],
     /// Open connections to sandboxes.
@@ -192,6 +197,13 @@ impl Metrics {
         series.disk_ends.inner().store(disk.ends, Ordering::Relaxed);
     }
 
+    /// Takes over the node's counts of sandboxes whose processor time is limited.
+    pub(crate) fn throttles(&self, throttles: Throttles) {
+        self.series.throttled.set(throttles.throttled.into());
+        let total = self.series.throttles.inner();
+        total.store(throttles.throttles, Ordering::Relaxed);
+    }
+
     /// Counts the repositories of a create request: how many it has, and how many of them were made with a copy.
     pub(crate) fn repositories(&self, count: usize, prepared: &Result<usize, RepositoryError>) {
         self.series.repositories.count(count, prepared);
@@ -227,6 +239,9 @@ impl Metrics {
             let gauge = series.sandboxes.get_or_create(&[("state", *state)]);
             gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
         }
+        series
+            .paused_disk
+            .set(i64::try_from(snapshot.paused_disk_bytes).unwrap_or(i64::MAX));
         series.pool.set(snapshot.pooled);
         series
             .connections
@@ -294,6 +309,12 @@ impl Series {
         );
         let sandboxes = Family::<Labels, Gauge>::default();
         registry.register("sandboxes", "Sandboxes, by state", sandboxes.clone());
+        let paused_disk = Gauge::default();
+        registry.register(
+            "paused_disk_bytes",
+            "Space that paused sandboxes take on the disks of the host, in bytes",
+            paused_disk.clone(),
+        );
         let ends = Family::<Labels, Counter>::default();
         registry.register("sandbox_ends", "Sandboxes that ended, by reason", ends.clone());
         let pauses = Family::<Labels, Counter>::default();
@@ -387,6 +408,18 @@ impl Series {
             "Sandboxes that were ended because they kept taking space on a nearly full disk",
             disk_ends.clone(),
         );
+        let throttled = Gauge::default();
+        registry.register(
+            "sandboxes_throttled",
+            "Sandboxes whose processor time is limited because they create many processes",
+            throttled.clone(),
+        );
+        let throttles = Counter::default();
+        registry.register(
+            "sandbox_throttles",
+            "How often the processor time of a sandbox was limited because it created many processes",
+            throttles.clone(),
+        );
         let certificate_expiry = FloatGauge::default();
         registry.register_with_unit(
             "tls_certificate_expiry_timestamp",
@@ -413,6 +446,7 @@ impl Series {
             creates,
             create_stages,
             sandboxes,
+            paused_disk,
             ends,
             pauses,
             resumes,
@@ -429,6 +463,8 @@ impl Series {
             disk_stopped,
             disk_stops,
             disk_ends,
+            throttled,
+            throttles,
             repositories: RepositorySeries::register(registry),
             pool: PoolSeries::register(registry),
             egress: EgressSeries::register(registry),

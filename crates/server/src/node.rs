@@ -10,6 +10,7 @@ use protocol::node::{Image, NodeApi, NodeError, StartSandbox, StartedSandbox};
 use tokio::time::Instant;
 
 use crate::layers::StoredLayers;
+use crate::layers::turns::Payer;
 
 /// How long a start waits for layers of the blob store. They arrive nevertheless, for another try.
 const FETCH_WAIT: Duration = Duration::from_secs(20);
@@ -33,25 +34,38 @@ impl NodeHandle {
 
     /// As [`NodeApi::start`]. Layers that the node lacks are fetched from the blob store before, for as long as a client
     /// waits: [`NodeError::Unavailable`] when that takes longer.
-    pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
-        self.start_until(request, Some(Instant::now() + FETCH_WAIT)).await
+    pub(crate) async fn start(&self, payer: &Payer, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
+        self.start_until(payer, request, Some(Instant::now() + FETCH_WAIT))
+            .await
     }
 
     /// As [`Self::start`], for callers that wait for as long as it takes.
-    pub(crate) async fn start_patiently(&self, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
-        self.start_until(request, None).await
+    pub(crate) async fn start_patiently(
+        &self,
+        payer: &Payer,
+        request: StartSandbox,
+    ) -> Result<StartedSandbox, NodeError> {
+        self.start_until(payer, request, None).await
     }
 
-    async fn start_until(&self, request: StartSandbox, end: Option<Instant>) -> Result<StartedSandbox, NodeError> {
+    async fn start_until(
+        &self,
+        payer: &Payer,
+        request: StartSandbox,
+        end: Option<Instant>,
+    ) -> Result<StartedSandbox, NodeError> {
         let Some(stored) = &self.stored else {
             return self.node.start(request).await;
         };
+        if let Image::Layers { layers, .. } = &request.image {
+            stored.note_used(layers);
+        }
         // The node says one at a time, and each may be missing once.
         for _ in 0..Image::LAYERS_MAX {
             match (self.node.start(request.clone()).await, end) {
-                (Err(NodeError::NoLayer(layer)), None) => stored.fetch(&layer).await?,
+                (Err(NodeError::NoLayer(layer)), None) => stored.fetch(payer, &layer).await?,
                 (Err(NodeError::NoLayer(layer)), Some(end)) => {
-                    let fetched = tokio::time::timeout_at(end, stored.fetch(&layer)).await;
+                    let fetched = tokio::time::timeout_at(end, stored.fetch(payer, &layer)).await;
                     fetched.unwrap_or_else(|_| {
                         let why = format!("layer {layer} is still being fetched from the blob store");
                         Err(NodeError::Unavailable(why))
@@ -64,14 +78,14 @@ impl NodeHandle {
     }
 
     /// Brings layers to the node that it lacks, if there is a blob store.
-    pub(crate) async fn fetch_missing(&self, layers: &[LayerId]) -> Result<(), NodeError> {
+    pub(crate) async fn fetch_missing(&self, payer: &Payer, layers: &[LayerId]) -> Result<(), NodeError> {
         let Some(stored) = &self.stored else {
             return Ok(());
         };
         let known = self.node.layers().await?;
         for layer in layers {
             if !known.iter().any(|known| known.id == *layer) {
-                stored.fetch(layer).await?;
+                stored.fetch(payer, layer).await?;
             }
         }
         Ok(())

@@ -68,6 +68,15 @@ pub struct OperatorSandbox {
     pub memory_mb: u32,
     /// Disk, in MiB.
     pub disk_mb: u32,
+    /// What is kept of it while it is paused: `memory` (its processes) or `filesystem` (its disk alone).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
+    /// Space that it takes on the disk of the host while it is paused, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_bytes: Option<u64>,
+    /// Why it could not be resumed the last time, while it is paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_error: Option<String>,
     /// The latest sample of its usage, if there is one.
     pub usage: Option<OperatorUsage>,
 }
@@ -254,6 +263,9 @@ fn show_building(names: &HashMap<TeamId, String>, sandbox: &BuildSandbox) -> Ope
         cpu_count: sandbox.resources.cpu_count,
         memory_mb: sandbox.resources.memory_mb,
         disk_mb: sandbox.resources.disk_mb,
+        kept: None,
+        kept_bytes: None,
+        resume_error: None,
         usage: None,
     }
 }
@@ -266,6 +278,7 @@ async fn show(
     let latest = operator.records.latest(&row.team_id, &row.id).await?;
     // The registry is the first to know that a sandbox is stopping.
     let state = operator.registry.get(&row.id).map_or(row.state, |entry| entry.state());
+    let is_paused = matches!(state, lifecycle::State::Paused | lifecycle::State::Resuming);
     Ok(OperatorSandbox {
         id: row.id.as_str().to_owned(),
         team: team_name(names, &row.team_id),
@@ -279,6 +292,12 @@ async fn show(
         cpu_count: row.cpu_count,
         memory_mb: row.memory_mb,
         disk_mb: row.disk_mb,
+        kept: row.kept.filter(|_| is_paused).map(|kept| kept.as_str().to_owned()),
+        kept_bytes: row
+            .kept_bytes
+            .filter(|_| is_paused)
+            .and_then(|bytes| u64::try_from(bytes).ok()),
+        resume_error: row.resume_error.filter(|_| is_paused),
         usage: latest.as_ref().map(usage),
     })
 }
@@ -299,6 +318,9 @@ fn pooled(pooled: &PooledSandbox) -> OperatorSandbox {
         cpu_count: pooled.cpu_count,
         memory_mb: pooled.memory_mb,
         disk_mb: pooled.disk_mb,
+        kept: None,
+        kept_bytes: None,
+        resume_error: None,
         usage: None,
     }
 }

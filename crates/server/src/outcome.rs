@@ -50,6 +50,8 @@ pub(crate) enum EndReason {
     Operator,
     /// Its deadline passed.
     Expired,
+    /// It was paused for as long as the operator keeps any.
+    Retention,
     /// It ended by itself.
     Exited,
     /// It did not run any more when the platform started.
@@ -58,7 +60,14 @@ pub(crate) enum EndReason {
 
 impl EndReason {
     /// All of them.
-    pub(crate) const ALL: [Self; 5] = [Self::Killed, Self::Operator, Self::Expired, Self::Exited, Self::Lost];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Killed,
+        Self::Operator,
+        Self::Expired,
+        Self::Retention,
+        Self::Exited,
+        Self::Lost,
+    ];
 
     /// The name in metrics and logs.
     pub(crate) fn as_str(self) -> &'static str {
@@ -66,6 +75,7 @@ impl EndReason {
             Self::Killed => "killed",
             Self::Operator => "operator",
             Self::Expired => "expired",
+            Self::Retention => "retention",
             Self::Exited => "exited",
             Self::Lost => "lost",
         }
@@ -79,17 +89,20 @@ pub(crate) enum PauseReason {
     Client,
     /// Its deadline passed.
     Timeout,
+    /// The platform is being stopped.
+    Shutdown,
 }
 
 impl PauseReason {
     /// All of them.
-    pub(crate) const ALL: [Self; 2] = [Self::Client, Self::Timeout];
+    pub(crate) const ALL: [Self; 3] = [Self::Client, Self::Timeout, Self::Shutdown];
 
     /// The name in metrics and logs.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Client => "client",
             Self::Timeout => "timeout",
+            Self::Shutdown => "shutdown",
         }
     }
 }

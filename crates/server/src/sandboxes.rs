@@ -21,8 +21,11 @@ pub(crate) mod policy;
 mod pooled;
 pub(crate) mod registry;
 pub(crate) mod repositories;
+mod restart;
+pub(crate) mod resume;
 mod start_command;
 mod stop;
+mod unrecorded;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +37,7 @@ use store::Store;
 use store::error::StoreError;
 use store::nodes::NodeRows;
 use store::sandboxes::SandboxRow;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::policy::Policies;
@@ -78,6 +82,8 @@ pub(crate) struct Sandboxes {
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: TaskTracker,
+    /// Cancelled when the server is stopped: nothing waits for better times from then on.
+    pub(crate) stopping: CancellationToken,
 }
 
 /// Settings of the operator for every sandbox.
@@ -87,6 +93,10 @@ pub(crate) struct Defaults {
     pub(crate) resources: Resources,
     /// Every agent requires its token, even if a client asked for an open one.
     pub(crate) always_secure: bool,
+    /// How long a sandbox may be paused, in seconds; none for any time.
+    pub(crate) retention_s: Option<u32>,
+    /// Whether the processes of paused sandboxes are written to disk.
+    pub(crate) processes_on_disk: bool,
 }
 
 impl Sandboxes {

@@ -48,6 +48,8 @@ use crate::space;
 
 /// How long API requests and the work that they started may take to finish once the server is stopped.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
+/// The same where running sandboxes are paused: service managers wait for 90 s by default.
+const PAUSE_BOUND: Duration = Duration::from_secs(75);
 /// How long completed responses may take to be sent.
 const FLUSH_BOUND: Duration = Duration::from_millis(250);
 
@@ -74,6 +76,8 @@ pub struct Server {
     gateway: Arc<Gateway>,
     /// Work that requests started and that outlives them.
     work: TaskTracker,
+    /// Those that are paused when the server is stopped, if the operator wants that.
+    pauses: Option<Arc<Sandboxes>>,
     connections: TaskTracker,
     streams: TaskTracker,
     background: TaskTracker,
@@ -125,10 +129,11 @@ impl Server {
             builds,
             pool,
             blobs,
+            pause,
         } = settings;
         let stored = blobs.map(|blobs| {
             let means = (Arc::clone(&node), clock.clone(), work.clone());
-            Arc::new(StoredLayers::new(blobs, means))
+            Arc::new(StoredLayers::new(blobs, store.clone(), means))
         });
         let handle = NodeHandle::new(Arc::clone(&node), stored);
         let longest_s = limits.longest_lifetime_s();
@@ -195,6 +200,8 @@ impl Server {
             defaults: Defaults {
                 resources,
                 always_secure,
+                retention_s: pause.retention_s,
+                processes_on_disk: pause.processes_on_disk,
             },
             policies: Policies {
                 sealer,
@@ -208,6 +215,7 @@ impl Server {
             pool: Arc::clone(&pool),
             clock: clock.clone(),
             work: work.clone(),
+            stopping: stop.clone(),
         });
         let readers = Arc::new(Readers::new());
         let api = ApiState::new(Services {
@@ -268,6 +276,7 @@ impl Server {
             },
             gateway,
             work,
+            pauses: pause.at_shutdown.then(|| Arc::clone(&sandboxes)),
             connections: TaskTracker::new(),
             streams,
             background: TaskTracker::new(),
@@ -376,11 +385,18 @@ impl Server {
         let begun = async {
             self.gateway.requests.close();
             self.gateway.requests.wait().await;
+            if let Some(sandboxes) = &self.pauses {
+                sandboxes.pause_all().await;
+            }
             self.work.close();
             self.work.wait().await;
         };
-        if tokio::time::timeout(DRAIN_BOUND, begun).await.is_err() {
-            tracing::warn!("requests unfinished after {DRAIN_BOUND:?}: the next start undoes their changes");
+        let bound = match self.pauses {
+            Some(_) => PAUSE_BOUND,
+            None => DRAIN_BOUND,
+        };
+        if tokio::time::timeout(bound, begun).await.is_err() {
+            tracing::warn!("requests unfinished after {bound:?}: the next start undoes their changes");
         }
         self.connections.close();
         // Connections without a stream close by themselves once their responses are sent.

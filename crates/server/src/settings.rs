@@ -67,6 +67,19 @@ pub struct ServerSettings {
     pub pool: PoolSettings,
     /// Where layers and uploaded files are kept besides the node; none to keep them on the node only.
     pub blobs: Option<BlobSettings>,
+    /// Paused sandboxes.
+    pub pause: PauseSettings,
+}
+
+/// Settings of paused sandboxes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PauseSettings {
+    /// How long a sandbox may be paused before it is ended, in seconds; none for any time.
+    pub retention_s: Option<u32>,
+    /// Whether running sandboxes are paused when the server is stopped: their files are kept.
+    pub at_shutdown: bool,
+    /// Whether the node is asked to write the processes of paused sandboxes to disk. What it cannot write stays in memory.
+    pub processes_on_disk: bool,
 }
 
 /// Settings of the blob store.
@@ -76,6 +89,8 @@ pub struct BlobSettings {
     pub store: Arc<Blobs>,
     /// The name of the database, to which the objects must belong: see [`Blobs::claim`].
     pub owner: String,
+    /// Maximum size of the layers on the node, in bytes; none for no limit.
+    pub cache_bytes: Option<u64>,
     /// How long an object that nothing refers to is kept, in seconds. Longer than a build takes, where several nodes
     /// share the database.
     pub grace_s: u32,
@@ -106,6 +121,7 @@ impl ServerSettings {
             builds: BuildSettings::default(),
             pool: PoolSettings::default(),
             blobs: None,
+            pause: PauseSettings::default(),
         }
     }
 }
@@ -311,6 +327,8 @@ pub struct TeamLimits {
     pub egress_default_allow: Option<bool>,
     /// Maximum number of paused sandboxes.
     pub paused_sandboxes: u32,
+    /// Space that its paused sandboxes may take on disks, in MiB. One is paused while they take less.
+    pub paused_disk_mb: Option<u32>,
     /// Maximum number of builds of templates that have not ended.
     pub builds: u32,
     /// Maximum number of cores of the sandboxes of one template.
@@ -330,6 +348,7 @@ impl Default for TeamLimits {
             requests_per_second: None,
             egress_default_allow: None,
             paused_sandboxes: 100,
+            paused_disk_mb: None,
             builds: 20,
             template_cpu_count: 8,
             template_memory_mb: 8192,

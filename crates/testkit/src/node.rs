@@ -12,10 +12,10 @@ use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, DialError, DiskStops, EgressCounters, FrozenSandbox, HostCapacity, Image,
-    LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PausedSandbox,
-    ResumeSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted,
-    WantedState,
+    Adopted, AdoptedState, ClaimSandbox, Committed, DialError, DiskStops, EgressCounters, FrozenSandbox, HostCapacity,
+    Image, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox,
+    PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage,
+    StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -63,10 +63,20 @@ pub struct FakeNode {
     pub claimed: Mutex<Vec<ClaimSandbox>>,
     /// Behaviour of a pause.
     pub pause: Mutex<Behaviour>,
+    /// Behaviour of a pause that keeps the disk alone.
+    pub pause_to_disk: Mutex<Behaviour>,
     /// Behaviour of a resume.
     pub resume: Mutex<Behaviour>,
     /// The paused sandboxes.
     pub paused: Mutex<HashSet<SandboxId>>,
+    /// The sandboxes without processes, of which the disk is kept.
+    pub kept: Mutex<HashSet<SandboxId>>,
+    /// Sandboxes whose disk a reconcile does not find.
+    pub lost: Mutex<HashSet<SandboxId>>,
+    /// Space that a kept disk takes, in bytes.
+    pub kept_bytes: AtomicU64,
+    /// The requests of all resumes that started a sandbox anew.
+    pub booted: Mutex<Vec<ResumeSandbox>>,
     /// The memory of a frozen sandbox, in bytes.
     pub frozen_bytes: AtomicU64,
     /// Behaviour of a commit. On a failure the sandbox ends, too.
@@ -136,8 +146,13 @@ impl FakeNode {
             frozen: Mutex::default(),
             claimed: Mutex::default(),
             pause: Mutex::new(Behaviour::Works),
+            pause_to_disk: Mutex::new(Behaviour::Works),
             resume: Mutex::new(Behaviour::Works),
             paused: Mutex::default(),
+            kept: Mutex::default(),
+            lost: Mutex::default(),
+            kept_bytes: AtomicU64::new(64 << 20),
+            booted: Mutex::default(),
             frozen_bytes: AtomicU64::new(1 << 20),
             commit: Mutex::new(Behaviour::Works),
             remove_layer: Mutex::new(Behaviour::Works),
@@ -289,7 +304,8 @@ impl NodeApi for FakeNode {
             self.kills.fetch_add(1, Ordering::SeqCst);
             let behaviour = *self.kill.lock();
             self.behave(behaviour).await?;
-            if !self.running.lock().remove(id) {
+            let was_kept = self.kept.lock().remove(id);
+            if !self.running.lock().remove(id) && !was_kept {
                 return Err(NodeError::NotFound(id.clone()));
             }
             self.frozen.lock().remove(id);
@@ -338,44 +354,76 @@ impl NodeApi for FakeNode {
         })
     }
 
-    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>> {
+    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
         Box::pin(async move {
-            let behaviour = *self.pause.lock();
+            let PauseSandbox { id, keep } = request;
+            let behaviour = match keep {
+                Kept::Memory => *self.pause.lock(),
+                Kept::Filesystem => *self.pause_to_disk.lock(),
+                Kept::Image => Behaviour::Unsupported,
+            };
             self.behave(behaviour).await?;
-            if !self.running.lock().contains(id) {
-                return Err(NodeError::NotFound(id.clone()));
+            if !self.running.lock().contains(&id) && !self.kept.lock().contains(&id) {
+                return Err(NodeError::NotFound(id));
             }
-            self.paused.lock().insert(id.clone());
+            match keep {
+                Kept::Filesystem => {
+                    self.running.lock().remove(&id);
+                    self.paused.lock().remove(&id);
+                    self.kept.lock().insert(id.clone());
+                }
+                Kept::Memory | Kept::Image => drop(self.paused.lock().insert(id.clone())),
+            }
             match behaviour {
-                Behaviour::ExitsEarly => self.exit(id).await,
+                Behaviour::ExitsEarly => self.exit(&id).await,
                 Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
                 _ => {}
             }
             Ok(PausedSandbox {
-                kept: Kept::Memory,
-                memory_bytes: self.frozen_bytes.load(Ordering::SeqCst),
+                kept: keep,
+                memory_bytes: match keep {
+                    Kept::Memory => self.frozen_bytes.load(Ordering::SeqCst),
+                    Kept::Image | Kept::Filesystem => 0,
+                },
+                disk_bytes: self.kept_bytes.load(Ordering::SeqCst),
             })
         })
     }
 
-    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>> {
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(async move {
-            if request.kept != Kept::Memory {
+            if request.kept == Kept::Image {
                 return Err(NodeError::Unsupported(SECRET.to_owned()));
             }
             let behaviour = *self.resume.lock();
             self.behave(behaviour).await?;
-            if !self.running.lock().contains(&request.id) {
-                return Err(NodeError::NotFound(request.id));
+            let id = request.id.clone();
+            let boots = request.kept == Kept::Filesystem && !self.running.lock().contains(&id);
+            if boots {
+                if request.boot.is_none() {
+                    return Err(NodeError::failed("no boot"));
+                }
+                if !self.kept.lock().remove(&id) {
+                    return Err(NodeError::NotFound(id));
+                }
+                self.running.lock().insert(id.clone());
+            } else if !self.running.lock().contains(&id) {
+                return Err(NodeError::NotFound(id));
             }
-            self.paused.lock().remove(&request.id);
-            self.egress.lock().insert(request.id.clone(), request.egress);
+            self.paused.lock().remove(&id);
+            self.egress.lock().insert(id.clone(), request.egress.clone());
+            if boots {
+                self.booted.lock().push(request);
+            }
             match behaviour {
-                Behaviour::ExitsEarly => self.exit(&request.id).await,
+                Behaviour::ExitsEarly => self.exit(&id).await,
                 Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
                 _ => {}
             }
-            Ok(())
+            Ok(ResumedSandbox {
+                agent_version: boots.then(|| self.agent_version.lock().clone()),
+                stages: vec![Stage::new("init", Duration::from_micros(500))],
+            })
         })
     }
 
@@ -502,47 +550,60 @@ impl NodeApi for FakeNode {
             let behaviour = *self.reconcile.lock();
             self.behave(behaviour).await?;
             let adopts_all = self.adopts_all.load(Ordering::SeqCst);
-            let adoptable = self.adoptable.lock();
-            let adopted: Vec<Wanted> = wanted
-                .into_iter()
-                .filter(|wanted| !matches!(wanted.state, WantedState::Paused(Kept::Image | Kept::Filesystem)))
-                .filter(|wanted| adopts_all || adoptable.contains(&wanted.id))
-                .collect();
-            let mut paused = self.paused.lock();
-            for wanted in &adopted {
-                match wanted.state {
-                    WantedState::Running => drop(paused.remove(&wanted.id)),
-                    WantedState::Paused(_) => drop(paused.insert(wanted.id.clone())),
-                    WantedState::RunningOrPaused(_) => {}
+            let (adoptable, lost) = (self.adoptable.lock(), self.lost.lock());
+            let (mut paused, mut kept) = (self.paused.lock(), self.kept.lock());
+            let mut adopted = Vec::new();
+            for wanted in wanted {
+                let id = wanted.id;
+                let is_alive = adopts_all || adoptable.contains(&id);
+                let state = match wanted.state {
+                    WantedState::Running if is_alive => AdoptedState::Running,
+                    WantedState::Paused(Kept::Memory) if is_alive => AdoptedState::Paused(Kept::Memory),
+                    WantedState::RunningOrPaused(keep) if is_alive && adoptable.contains(&id) => {
+                        match keep == Kept::Memory && paused.contains(&id) {
+                            true => AdoptedState::Paused(Kept::Memory),
+                            false => AdoptedState::Running,
+                        }
+                    }
+                    WantedState::Paused(keep @ (Kept::Image | Kept::Filesystem))
+                    | WantedState::RunningOrPaused(keep @ (Kept::Image | Kept::Filesystem))
+                        if !lost.contains(&id) =>
+                    {
+                        AdoptedState::Paused(keep)
+                    }
+                    WantedState::RunningOrPaused(_) if is_alive => AdoptedState::Running,
+                    _ => continue,
+                };
+                match state {
+                    AdoptedState::Running => drop(paused.remove(&id)),
+                    AdoptedState::Paused(Kept::Memory) => drop(paused.insert(id.clone())),
+                    AdoptedState::Paused(_) => drop(kept.insert(id.clone())),
                 }
+                if !kept.contains(&id) {
+                    self.running.lock().insert(id.clone());
+                    self.egress.lock().insert(id.clone(), wanted.egress);
+                }
+                adopted.push(Adopted { id, state });
             }
-            self.running
-                .lock()
-                .extend(adopted.iter().map(|wanted| wanted.id.clone()));
-            let as_adopted = |wanted: &Wanted| Adopted {
-                id: wanted.id.clone(),
-                is_paused: paused.contains(&wanted.id),
-            };
-            let ids = adopted.iter().map(as_adopted).collect();
-            let policies = adopted.into_iter().map(|wanted| (wanted.id, wanted.egress));
-            self.egress.lock().extend(policies);
-            Ok(ids)
+            Ok(adopted)
         })
     }
 
     fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>> {
         Box::pin(async move {
             let (sender, events) = mpsc::channel(1024);
-            let running = self.running.lock();
+            let (running, kept) = (self.running.lock(), self.kept.lock());
             let snapshot = Snapshot {
                 sandboxes: running
                     .iter()
+                    .chain(kept.iter())
                     .map(|id| LiveSandbox {
                         id: id.clone(),
                         is_ending: false,
                     })
                     .collect(),
                 disk_stops: *self.disk_stops.lock(),
+                ..Snapshot::default()
             };
             let sent = sender.try_send(NodeEvent::Snapshot(snapshot));
             sent.map_err(|error| NodeError::failed(error.to_string()))?;

@@ -12,8 +12,8 @@ use model::id::{LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo,
-    LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PausedSandbox, ResumeSandbox, SandboxSample,
-    SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox,
+    ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -39,7 +39,7 @@ enum Call {
     Kill(SandboxId),
     Freeze(SandboxId),
     Claim(Box<ClaimSandbox>),
-    Pause(SandboxId),
+    Pause(PauseSandbox),
     Resume(Box<ResumeSandbox>),
     Commit(SandboxId, bool),
     Layers,
@@ -117,11 +117,11 @@ impl NodeApi for RemoteNode {
         Box::pin(self.call(Call::Claim(Box::new(request))))
     }
 
-    fn pause<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<PausedSandbox, NodeError>> {
-        Box::pin(self.call(Call::Pause(id.clone())))
+    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
+        Box::pin(self.call(Call::Pause(request)))
     }
 
-    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<(), NodeError>> {
+    fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(self.call(Call::Resume(Box::new(request))))
     }
 
@@ -248,7 +248,7 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
         Call::Freeze(id) => write_frame(connection, &node.freeze(&id).await).await,
         Call::Claim(request) => write_frame(connection, &node.claim(*request).await).await,
-        Call::Pause(id) => write_frame(connection, &node.pause(&id).await).await,
+        Call::Pause(request) => write_frame(connection, &node.pause(request).await).await,
         Call::Resume(request) => write_frame(connection, &node.resume(*request).await).await,
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
         Call::Layers => write_frame(connection, &node.layers().await).await,

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use model::id::TeamId;
+use model::lifecycle::Kept;
 use parking_lot::{Mutex, RwLock};
 use store::Store;
 use store::error::StoreError;
@@ -19,6 +20,9 @@ use crate::settings::{Limits, TeamLimits};
 
 /// What paused sandboxes are called in messages.
 pub(crate) const PAUSED: &str = "paused sandboxes";
+/// What they take on disks.
+pub(crate) const PAUSED_DISK: &str = "MiB of disks of paused sandboxes";
+const MIB: u64 = 1 << 20;
 
 /// The limits and the use of one team.
 #[derive(Debug)]
@@ -43,6 +47,8 @@ pub(crate) struct ResourceUse {
     pub(crate) memory_mb: u64,
     /// Number of paused sandboxes.
     pub(crate) paused: u64,
+    /// Space that they take on disks, in MiB.
+    pub(crate) paused_disk_mb: u64,
 }
 
 impl ResourceUse {
@@ -53,16 +59,22 @@ impl ResourceUse {
             cpu_count: cpu_count.into(),
             memory_mb: memory_mb.into(),
             paused: 0,
+            paused_disk_mb: 0,
         }
     }
 
-    /// The same for a paused sandbox. Its processes are not counted, but they keep their memory.
-    pub(crate) fn paused(self) -> Self {
+    /// The same for a paused sandbox, which takes that space. Its processes are not counted, but those that are kept in
+    /// memory keep that.
+    pub(crate) fn paused(self, kept: Kept, disk_bytes: u64) -> Self {
         Self {
             sandboxes: 0,
             cpu_count: 0,
-            memory_mb: self.memory_mb,
+            memory_mb: match kept {
+                Kept::Memory => self.memory_mb,
+                Kept::Image | Kept::Filesystem => 0,
+            },
             paused: self.sandboxes,
+            paused_disk_mb: disk_bytes.div_ceil(MIB),
         }
     }
 }
@@ -71,6 +83,8 @@ impl ResourceUse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the team may use {limit} {resource}, it uses {used}, and this sandbox needs {requested}")]
 pub(crate) struct OverQuota {
+    /// The setting.
+    pub(crate) key: &'static str,
     /// What is limited, with its unit.
     pub(crate) resource: &'static str,
     /// The limit.
@@ -79,6 +93,13 @@ pub(crate) struct OverQuota {
     pub(crate) used: u64,
     /// What the sandbox needs.
     pub(crate) requested: u64,
+}
+
+impl OverQuota {
+    /// Whether some of it may be used at all.
+    pub(crate) fn is_soft(&self) -> bool {
+        self.limit > 0
+    }
 }
 
 /// What one sandbox takes of its team's quota, until this is dropped.
@@ -109,22 +130,22 @@ impl TeamQuota {
 
     /// Whether `share` fits beside what is used. What is not needed is not compared: a limit may have been lowered.
     fn check(&self, used: ResourceUse, share: ResourceUse) -> Result<(), OverQuota> {
-        for (resource, limit, used, requested) in [
-            (
-                "concurrent sandboxes",
-                self.limits.sandboxes,
-                used.sandboxes,
-                share.sandboxes,
-            ),
-            ("cores", self.limits.cpu_count, used.cpu_count, share.cpu_count),
-            ("MiB of memory", self.limits.memory_mb, used.memory_mb, share.memory_mb),
-            (PAUSED, Some(self.limits.paused_sandboxes), used.paused, share.paused),
-        ] {
+        let limits = &self.limits;
+        #[rustfmt::skip]
+        let table = [
+            ("limits.sandboxes", "concurrent sandboxes", limits.sandboxes, used.sandboxes, share.sandboxes),
+            ("limits.cpu_count", "cores", limits.cpu_count, used.cpu_count, share.cpu_count),
+            ("limits.memory_mb", "MiB of memory", limits.memory_mb, used.memory_mb, share.memory_mb),
+            ("limits.paused_sandboxes", PAUSED, Some(limits.paused_sandboxes), used.paused, share.paused),
+            ("limits.paused_disk_mb", PAUSED_DISK, limits.paused_disk_mb, used.paused_disk_mb, share.paused_disk_mb),
+        ];
+        for (key, resource, limit, used, requested) in table {
             if let Some(limit) = limit
                 && requested > 0
                 && used + requested > u64::from(limit)
             {
                 return Err(OverQuota {
+                    key,
                     resource,
                     limit,
                     used,
@@ -133,6 +154,21 @@ impl TeamQuota {
             }
         }
         Ok(())
+    }
+
+    /// Whether a new sandbox may be promised to be paused at its deadline: while a limit is reached, it would be one more
+    /// beyond it. Where there are to be no paused sandboxes at all, it ends at its deadline.
+    pub(crate) fn check_auto_pause(&self) -> Result<(), OverQuota> {
+        let one = ResourceUse {
+            paused: 1,
+            paused_disk_mb: 1,
+            ..ResourceUse::default()
+        };
+        let used = *self.used.lock();
+        match self.check(used, one) {
+            Err(over) if over.is_soft() => Err(over),
+            _ => Ok(()),
+        }
     }
 
     /// Reserves `share` regardless of the limits: for a sandbox that is running already.
@@ -179,6 +215,7 @@ impl ResourceUse {
         self.cpu_count += share.cpu_count;
         self.memory_mb += share.memory_mb;
         self.paused += share.paused;
+        self.paused_disk_mb += share.paused_disk_mb;
     }
 
     /// What this is more than the other.
@@ -188,6 +225,7 @@ impl ResourceUse {
             cpu_count: self.cpu_count.saturating_sub(other.cpu_count),
             memory_mb: self.memory_mb.saturating_sub(other.memory_mb),
             paused: self.paused.saturating_sub(other.paused),
+            paused_disk_mb: self.paused_disk_mb.saturating_sub(other.paused_disk_mb),
         }
     }
 
@@ -196,6 +234,7 @@ impl ResourceUse {
         self.cpu_count -= share.cpu_count;
         self.memory_mb -= share.memory_mb;
         self.paused -= share.paused;
+        self.paused_disk_mb -= share.paused_disk_mb;
     }
 }
 
@@ -355,16 +394,20 @@ mod tests {
         });
         let share = ResourceUse::one_sandbox(2, 512);
         let first = team.reserve(share).expect("within the limits");
-        first.exchange(share.paused()).expect("within the limits");
+        first
+            .exchange(share.paused(Kept::Memory, 0))
+            .expect("within the limits");
         let second = team.reserve(share).expect("the other one is paused");
         // Neither can be in the state of the other.
-        let over = second.exchange(share.paused()).expect_err("one is paused");
+        let over = second
+            .exchange(share.paused(Kept::Memory, 0))
+            .expect_err("one is paused");
         assert_eq!((over.resource, over.limit, over.used), (PAUSED, 1, 1));
         let over = first.exchange(share).expect_err("one runs");
         assert_eq!((over.resource, over.limit, over.used), ("concurrent sandboxes", 1, 1));
         first.force(share);
         assert_eq!(team.used.lock().sandboxes, 2);
-        first.force(share.paused());
+        first.force(share.paused(Kept::Memory, 0));
         drop(second);
         // The memory of the paused one is still taken.
         let over = team.reserve(ResourceUse::one_sandbox(2, 1025)).expect_err("too much");
@@ -374,6 +417,45 @@ mod tests {
         first.exchange(share).expect("none runs");
         drop(first);
         assert_eq!(*team.used.lock(), ResourceUse::default());
+    }
+
+    #[test]
+    fn disks_of_paused_sandboxes_count_until_the_limit_is_reached() {
+        let team = team(TeamLimits {
+            memory_mb: Some(512),
+            paused_disk_mb: Some(3),
+            ..TeamLimits::default()
+        });
+        let share = ResourceUse::one_sandbox(2, 512);
+        let first = team.reserve(share).expect("within the limits");
+        // Without processes it takes no memory. What it takes of the disk is known only afterwards.
+        first
+            .exchange(share.paused(Kept::Filesystem, 1))
+            .expect("within the limits");
+        first.force(share.paused(Kept::Filesystem, (5 << 20) - 1));
+        assert_eq!(team.used.lock().paused_disk_mb, 5);
+        let over = team.check_auto_pause().expect_err("beyond the limit");
+        assert_eq!((over.key, over.limit, over.used), ("limits.paused_disk_mb", 3, 5));
+        let second = team.reserve(share).expect("the other one takes no memory");
+        let over = second
+            .exchange(share.paused(Kept::Filesystem, 1))
+            .expect_err("beyond the limit");
+        assert!(over.is_soft() && over.resource == PAUSED_DISK, "{over:?}");
+        first.exchange(share).expect_err("the second has the memory");
+        drop(second);
+        first.exchange(share).expect("none runs");
+        team.check_auto_pause().expect("none is paused");
+        drop(first);
+        assert_eq!(*team.used.lock(), ResourceUse::default());
+    }
+
+    #[test]
+    fn where_none_may_be_paused_new_ones_are_not_refused() {
+        let none = TeamLimits {
+            paused_sandboxes: 0,
+            ..TeamLimits::default()
+        };
+        team(none).check_auto_pause().expect("it ends at its deadline");
     }
 
     #[test]

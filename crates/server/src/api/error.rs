@@ -10,11 +10,12 @@ use http::{HeaderName, HeaderValue, StatusCode, header};
 use model::id::InvalidId;
 use serde::Serialize;
 use store::error::StoreError;
+use store::tags::TAGS_MAX;
 use utoipa::ToSchema;
 
 use super::observe::StoreFailed;
 use crate::admission::AdmissionError;
-use crate::admission::quota::{OverQuota, PAUSED};
+use crate::admission::quota::{OverQuota, PAUSED, PAUSED_DISK};
 use crate::admission::rate::Level;
 use crate::authentication::AuthenticationError;
 use crate::chain::Chain;
@@ -215,6 +216,18 @@ impl ApiError {
         )
         .code("build_limit_reached")
         .retry_after(BUILD_AFTER_S)
+    }
+
+    /// 400: the template would have too many tags.
+    pub(crate) fn tag_limit() -> Self {
+        Self::invalid(format!(
+            "a template can have {TAGS_MAX} tags: remove some with DELETE /templates/tags"
+        ))
+    }
+
+    /// 409: the build has ended.
+    pub(crate) fn build_ended(id: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::CONFLICT, format!("build \"{id}\" has ended"))
     }
 
     /// 404: no sandbox can be created from the template.
@@ -545,9 +558,10 @@ impl From<OverQuota> for ApiError {
             limit,
             used,
             requested,
+            key: _,
         } = over;
         let what = match resource {
-            PAUSED => "resume or kill a paused sandbox",
+            PAUSED | PAUSED_DISK => "resume or kill a paused sandbox",
             _ => "kill a sandbox",
         };
         let mut error = Self::new(

@@ -6,22 +6,21 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::response::Response;
 use http::{StatusCode, request};
-use model::injection::spec::{Injection, InjectionItem, SAVED, SavedInjection};
+use model::injection::spec::{Injection, InjectionItem, SAVED};
 use model::limits::INJECTION_RULES_MAX;
 use model::secret::Secret;
 use serde::Serialize;
-use serde_json::Value;
 use store::Store;
 use store::error::StoreError;
 use store::injection_rules::{InjectionRuleChange, InjectionRuleRow};
 use utoipa::ToSchema;
-use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 
 use super::auth::Caller;
 use super::body::RequiredBody;
-use super::body::shape::{BodyValue, FieldPath, Nullable, body};
-use super::body::values::{Name, Texts};
+use super::body::shape::{Nullable, body};
+use super::body::values::Name;
 use super::error::{ApiError, ErrorBody};
+use super::injection_values::InjectionValue;
 use super::json::json;
 use super::state::ApiState;
 use crate::clock::{Clock, rfc3339};
@@ -34,96 +33,11 @@ const ID_PREFIX: &str = "rule_";
 const ID_BYTES: usize = 10;
 
 body! {
-    /// Headers that are set on HTTPS requests of a sandbox. Which keys are required depends on `type`.
-    pub(crate) struct InjectionSettings {
-        /// `http` for headers of your own, or a provider: `openai` (`provider_a`), `anthropic` (`provider_b`), `gemini`
-        /// (`provider_c`), `qiniu` (`provider_own`), `sufy`, `github` (`code_host`), or one of the operator. In a sandbox
-        /// also `id`, for a saved rule.
-        "type" kind: String;
-        /// The id of a saved rule, with type `id`.
-        "id" id: Nullable<String>;
-        /// The requests that it is for: `[https://]host[:port][/path]`, in which the path may end with `*`. Required with
-        /// type `http`; for providers, the default is the provider's host.
-        "base_url" base_url: Nullable<String>;
-        /// The headers to set, with type `http`.
-        "headers" headers: Nullable<Texts>;
-        /// The key for an AI provider.
-        "api_key" api_key: Nullable<String>;
-        /// The token for a code host.
-        "token" token: Nullable<String>;
-        /// Headers that requests must have, with exactly these values.
-        "if_headers" if_headers: Nullable<Texts>;
-        /// Query parameters that requests must have, with exactly these values.
-        "if_queries" if_queries: Nullable<Texts>;
-    }
-}
-
-impl InjectionSettings {
-    /// The injection, which is not checked yet.
-    fn injection(self) -> Result<Injection, ApiError> {
-        if self.id.0.is_some() {
-            return Err(ApiError::invalid(format!("id: type {} does not have it", self.kind)));
-        }
-        let secrets = |texts: Texts| {
-            texts
-                .into_iter()
-                .map(|(name, text)| (name, Secret::new(text)))
-                .collect()
-        };
-        Ok(Injection {
-            kind: self.kind,
-            base_url: self.base_url.0,
-            headers: self.headers.0.map(secrets),
-            api_key: self.api_key.0.map(Secret::new),
-            token: self.token.0.map(Secret::new),
-            if_headers: self.if_headers.0,
-            if_queries: self.if_queries.0,
-        })
-    }
-
-    /// The injection or the reference, which is not checked yet.
-    pub(crate) fn item(self) -> Result<InjectionItem, ApiError> {
-        if self.kind != SAVED {
-            return self.injection().map(InjectionItem::Own);
-        }
-        match self.id.0 {
-            Some(id) => Ok(InjectionItem::Saved(SavedInjection::new(id))),
-            None => Err(ApiError::invalid("id: type id requires it")),
-        }
-    }
-}
-
-/// An injection of a request. Which keys are required depends on its type, so the document describes it as a whole.
-pub(crate) struct InjectionValue(pub(crate) InjectionSettings);
-
-impl BodyValue for InjectionValue {
-    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
-        <InjectionSettings as BodyValue>::read(value, at).map(Self)
-    }
-
-    #[expect(
-        deprecated,
-        reason = "its successor is a list, which not all readers of the document support"
-    )]
-    fn schema() -> RefOr<Schema> {
-        let example = serde_json::json!({
-            "type": "http",
-            "base_url": "https://api.example.com/v1/*",
-            "headers": {"Authorization": "Bearer a-secret"},
-        });
-        ObjectBuilder::new()
-            .schema_type(Type::Object)
-            .example(Some(example))
-            .into()
-    }
-}
-
-body! {
     /// A rule to save.
     pub(crate) struct NewInjectionRule {
         /// The name, unique for the user.
         "name" name: Name;
-        /// What it injects: `type` and the keys of that type, described on the page about injection. Type `id` is not allowed.
+        /// What it injects.
         "injection" injection: InjectionValue;
     }
 }

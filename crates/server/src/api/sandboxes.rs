@@ -211,6 +211,14 @@ struct SandboxDetail {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pause_storage: Option<PauseStorage>,
+    /// Space that it takes on the disk of the host, in bytes, while it is paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pause_disk_bytes: Option<i64>,
+    /// Why it could not be resumed the last time, while it is paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    resume_error: Option<String>,
 }
 
 /// What happens to a sandbox at its deadline, and on traffic after that.
@@ -257,6 +265,8 @@ impl SandboxDetail {
                 Kept::Memory => PauseStorage::Memory,
                 Kept::Image | Kept::Filesystem => PauseStorage::Disk,
             }),
+            pause_disk_bytes: row.kept_bytes.filter(|bytes| is_paused && *bytes > 0),
+            resume_error: row.resume_error.clone().filter(|_| is_paused),
             facts: SandboxFacts::new(row),
         }
     }

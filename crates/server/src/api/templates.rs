@@ -4,6 +4,7 @@
 //! even if they are public: those can be used by their id but are not listed.
 
 pub(crate) mod build;
+pub(crate) mod cancel;
 pub(crate) mod files;
 pub(crate) mod history;
 pub(crate) mod manage;

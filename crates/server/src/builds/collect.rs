@@ -19,6 +19,10 @@ use crate::clock::SECOND_US;
 /// How long the layers of a deleted template stay, for create requests that have found it before.
 pub(super) const DELETED_FOR_S: i64 = 600;
 
+/// How long ago what is kept for later builds was used at the latest, if the operator has it removed. Files that were
+/// uploaded for a build that waits are newer.
+const UNUSED_FOR_S: i64 = 3600;
+
 /// What one collection did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
@@ -141,6 +145,14 @@ impl Builds {
             .collect()))
     }
 
+    /// For the operator: removes results of steps and uploaded files that no build has used lately, and returns the number
+    /// of each.
+    pub(crate) async fn forget_unused(&self) -> Result<(u64, usize), StoreError> {
+        let since_us = self.clock.now_us() - UNUSED_FOR_S * SECOND_US;
+        let results = self.rows.layer_cache_purge(since_us, i64::MAX).await?;
+        Ok((results, self.files.purge(since_us).await?))
+    }
+
     /// For the operator: removes the layers that nothing uses now, or only returns them.
     pub(crate) async fn collect_now(&self, is_dry: bool) -> Result<Result<Vec<LayerInfo>, String>, StoreError> {
         let removal = self.removal.write().await;
@@ -161,6 +173,9 @@ impl Builds {
         drop(removal);
         if let Err(error) = self.collect_objects().await {
             return Ok(Err(format!("cannot tidy the blob store: {}", Chain(&error))));
+        }
+        if let Err(error) = self.limit_copies().await {
+            return Ok(Err(format!("cannot limit the layers of the node: {}", Chain(&error))));
         }
         Ok(Ok(removed))
     }

@@ -112,7 +112,7 @@ impl BuildContext {
             _capacity: self.capacity().await?,
         };
         self.sandboxes.lock().insert(id.clone(), sandbox);
-        let started = self.node.start_patiently(request).await;
+        let started = self.node.start_patiently(&Some(self.team.clone()), request).await;
         if started.is_err() && !matches!(started, Err(NodeError::Unreachable(_))) {
             self.sandboxes.lock().remove(&id);
         }

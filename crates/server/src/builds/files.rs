@@ -407,9 +407,15 @@ impl BuildFiles {
         let mut upload = synced.await.unwrap_or_else(|error| Err(io::Error::other(error)))?;
         // Before anything says that there is such a file.
         if let Some(stored) = &self.stored {
-            let file = tokio::fs::File::open(&upload.partial.path).await?;
             let name = Name::File(team.clone(), hash.to_owned());
-            stored.blobs.put(&name, Appending::new(file)).await?;
+            let mut removal = stored.last_removal(&name).await?;
+            loop {
+                let file = tokio::fs::File::open(&upload.partial.path).await?;
+                stored.blobs.put(&name, Appending::new(file)).await?;
+                if !stored.was_removed(&name, &mut removal).await? {
+                    break;
+                }
+            }
         }
         let row = FileRow {
             team_id: team.clone(),

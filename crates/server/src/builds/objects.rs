@@ -2,7 +2,7 @@
 //!
 //! The database says which of them are needed. A build is final only once its layers are stored, and an upload once its
 //! file is. What nothing refers to is removed when its object is old, so that what a build of another node has just
-//! stored stays until its row says so; what is missing is stored again by the node that has it.
+//! stored stays until its row says so, and other nodes are told before; what is missing is stored again by the node that has it.
 
 use std::collections::HashSet;
 
@@ -17,6 +17,9 @@ use super::collect::{DELETED_FOR_S, layers_in};
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::layers::{KeepError, StoredLayers};
+
+/// How many objects are removed after one look at what is needed.
+const REMOVED_TOGETHER: usize = 100;
 
 /// Why layers or files of builds were not stored, or their objects not removed.
 #[derive(Debug, thiserror::Error)]
@@ -102,26 +105,84 @@ impl Builds {
         };
         used.extend(self.pinned());
         let files: HashSet<_> = self.rows.store().template_file_names().await?.into_iter().collect();
-        for (name, object) in old {
-            let is_used = match &name {
-                Name::Layer(layer) => used.contains(layer),
-                Name::File(team, hash) => files.contains(&(team.clone(), hash.clone())),
-            };
-            if !is_used && self.remove(stored, &name, object).await? {
-                round.removed += 1;
-            }
+        old.retain(|(name, _)| match name {
+            Name::Layer(layer) => !used.contains(layer),
+            Name::File(team, hash) => !files.contains(&(team.clone(), hash.clone())),
+        });
+        for unused in old.chunks(REMOVED_TOGETHER) {
+            round.removed += self.remove(stored, unused).await?;
         }
+        stored.forget_removals().await?;
         Ok(round)
     }
 
-    /// Removes an object that nothing referred to, unless it was stored again meanwhile.
-    async fn remove(&self, stored: &StoredLayers, name: &Name, seen: Object) -> Result<bool, ObjectError> {
-        if stored.blobs.head(name).await? != Some(seen) {
-            return Ok(false);
+    /// Removes objects that nothing referred to, except those that were stored again or are referred to meanwhile. Other
+    /// nodes know of it before: see [`store::removals`]. If it fails, some of the objects may be deleted yet, so the
+    /// announcements stay until their time is over.
+    async fn remove(&self, stored: &StoredLayers, unused: &[(Name, Object)]) -> Result<usize, ObjectError> {
+        let mut announced = Vec::with_capacity(unused.len());
+        for (name, seen) in unused {
+            if let Some(removing) = stored.begin_removal(name).await? {
+                announced.push((name, *seen, removing));
+            }
         }
-        stored.blobs.delete(name).await?;
-        tracing::info!(object = %name, "removed an object of the blob store that nothing refers to");
-        Ok(true)
+        let mut needed = self.referenced(self.clock.now_us() - DELETED_FOR_S * SECOND_US).await?;
+        needed.extend(self.pinned());
+        let mut removed = 0;
+        for (name, seen, removing) in announced {
+            let is_needed = match name {
+                Name::Layer(layer) => needed.contains(layer),
+                Name::File(team, hash) => self.rows.store().template_file_exists(team, hash).await?,
+            };
+            if !is_needed && stored.blobs.head(name).await? == Some(seen) && !stored.is_late(&removing) {
+                stored.blobs.delete(name).await?;
+                tracing::info!(object = %name, "removed an object of the blob store that nothing refers to");
+                removed += 1;
+            }
+            stored.end_removal(removing).await?;
+        }
+        Ok(removed)
+    }
+
+    /// Removes layers of the node that are in the blob store, if all together are larger than they may be. Returns how
+    /// many.
+    pub(crate) async fn limit_copies(&self) -> Result<usize, ObjectError> {
+        let Some(stored) = self.node.stored().filter(|stored| stored.cache_bytes.is_some()) else {
+            return Ok(0);
+        };
+        let mut needed = HashSet::new();
+        for json in self.rows.layer_references_of_sandboxes().await? {
+            layers_in(&json, &mut needed)?;
+        }
+        needed.extend(self.pinned());
+        // What is in no object cannot come back.
+        let known = self.node.layers().await?;
+        let mut lost = HashSet::new();
+        let mut copies = Vec::new();
+        loop {
+            let excess = stored.excess(known.clone(), &(&needed | &lost));
+            let Some(layer) = excess.get(copies.len()) else { break };
+            match stored.blobs.head(&Name::Layer(layer.id.clone())).await? {
+                Some(_) => copies.push(layer.id.clone()),
+                None => {
+                    lost.insert(layer.id.clone());
+                }
+            }
+        }
+        let _removal = self.removal.write().await;
+        needed.extend(self.pinned());
+        copies.retain(|layer| !needed.contains(layer));
+        for layer in &copies {
+            self.node.remove_layer(layer).await?;
+        }
+        if !copies.is_empty() {
+            let layers = copies.len();
+            tracing::info!(
+                layers,
+                "removed layers from the data directory that are in the blob store"
+            );
+        }
+        Ok(copies.len())
     }
 
     /// Stores the layers that are referred to, are on this node and are not in the blob store: those of before it was
@@ -154,6 +215,9 @@ impl Builds {
                 tracing::info!(removed, stored, "the blob store has what is needed");
             }
             Err(error) => tracing::error!(error = %Chain(&error), "cannot tidy the blob store"),
+        }
+        if let Err(error) = self.limit_copies().await {
+            tracing::error!(error = %Chain(&error), "cannot limit the layers of the node");
         }
     }
 }

@@ -70,6 +70,33 @@ const BASE_IMAGES: [&str; 4] = [
 ];
 
 impl Source {
+    /// The credentials that it has, as they are sealed; none if there are none.
+    pub(crate) fn to_seal(&self) -> Option<serde_json::Result<String>> {
+        match self {
+            Self::Image {
+                registry: Some(registry),
+                ..
+            } => Some(serde_json::to_string(registry)),
+            Self::Dockerfile(file) if !file.registries.is_empty() => Some(serde_json::to_string(&file.registries)),
+            Self::Base
+            | Self::Template { .. }
+            | Self::Image { .. }
+            | Self::Archive { .. }
+            | Self::Scratch
+            | Self::Dockerfile(_) => None,
+        }
+    }
+
+    /// Puts the credentials back that [`Self::to_seal`] gave.
+    pub(crate) fn unsealed(&mut self, text: &str) -> serde_json::Result<()> {
+        match self {
+            Self::Image { registry, .. } => *registry = Some(serde_json::from_str(text)?),
+            Self::Dockerfile(file) => file.registries = serde_json::from_str(text)?,
+            Self::Base | Self::Template { .. } | Self::Archive { .. } | Self::Scratch => {}
+        }
+        Ok(())
+    }
+
     /// The image with this name.
     pub(crate) fn image(reference: &str, registry: Option<Registry>) -> Self {
         match BASE_IMAGES.contains(&reference) {
@@ -96,7 +123,13 @@ pub(crate) struct DockerfileSource {
     /// The hashes of uploaded archives with the files of COPY and ADD, by the line of the instruction.
     #[serde(default)]
     pub(crate) files: BTreeMap<usize, String>,
+    /// The credentials for the registries of its images, by host. They are never stored with the recipe.
+    #[serde(skip)]
+    pub(crate) registries: Logins,
 }
+
+/// Credentials for registries, by `host` or `host:port`.
+pub(crate) type Logins = BTreeMap<String, Registry>;
 
 impl DockerfileSource {
     /// Parses it for this host.

@@ -17,7 +17,7 @@ mod step;
 use self::progress::{Progressing, State, USER};
 use self::step::Instruction;
 use super::context::BuildContext;
-use super::recipe::{BuildFailure, BuildResult, BuildSpec, Job, Recipe, Source, StartCommand};
+use super::recipe::{BuildFailure, BuildResult, BuildSpec, Job, Logins, Recipe, Source, StartCommand};
 
 /// Runs a build to its end. To cancel it, the future is dropped.
 pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult, BuildFailure> {
@@ -32,7 +32,7 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
     if let Source::Dockerfile(file) = &recipe.source {
         from_file = dockerfile::run(&mut progressing, file).await?;
     } else {
-        progressing.load(&recipe.source).await?;
+        progressing.load(&recipe.source, &Logins::new()).await?;
         if recipe.steps_as_root {
             progressing.become_user("root");
         }

@@ -102,7 +102,11 @@ impl Builds {
             return refused("the template has no files: it is not finished, or an earlier version built it");
         };
         let wanted = layers_of(&config.image);
-        self.node.fetch_missing(wanted).await.map_err(TransferError::Node)?;
+        // Whoever reads a template as a file is the operator.
+        self.node
+            .fetch_missing(&None, wanted)
+            .await
+            .map_err(TransferError::Node)?;
         let known = self.node.layers().await.map_err(TransferError::Node)?;
         let mut layers = Vec::new();
         for id in wanted {
@@ -185,6 +189,7 @@ impl Builds {
                 template
             }
             BuildRequested::AliasIsId => return refused("the name is the id of a template: give another one"),
+            BuildRequested::TooManyTags => return refused("the template has too many tags: remove some first"),
             BuildRequested::AliasTaken | BuildRequested::NoTemplate | BuildRequested::TooMany => {
                 return refused("the template was changed or deleted meanwhile: try again");
             }

@@ -61,6 +61,7 @@ pub(crate) async fn serve(listener: TcpListener, sources: MetricSources, tasks: 
 async fn read_metrics(State(sources): State<MetricSources>) -> Response {
     let snapshot = MetricsSnapshot {
         sandboxes: sources.registry.count_by_state(),
+        paused_disk_bytes: sources.registry.paused_disk_bytes(),
         pooled: sources.pool.counts(),
         connections: sources.streams.len(),
         clients: sources.connections.counts(),

@@ -58,6 +58,10 @@ pub struct OperatorLayer {
 pub struct OperatorCollection {
     /// Layers that nothing uses.
     pub layers: Vec<OperatorLayer>,
+    /// Number of results of steps that were removed.
+    pub results: u64,
+    /// Number of uploaded files that were removed.
+    pub files: usize,
     /// The space of each team afterwards.
     pub teams: Vec<OperatorSpace>,
 }
@@ -177,13 +181,20 @@ async fn import_from(
 pub(super) struct CollectionParameters {
     #[serde(default)]
     dry_run: bool,
+    /// Whether results of steps and uploaded files are removed, too.
+    #[serde(default)]
+    cache: bool,
 }
 
-/// Removes layers that nothing uses, or only names them.
+/// Removes layers that nothing uses, and what is kept for later builds if that is wanted, or only names the layers.
 pub(super) async fn collect(
     State(operator): State<Operator>,
     Query(wanted): Query<CollectionParameters>,
 ) -> Result<Json<OperatorCollection>, ErrorResponse> {
+    let (results, files) = match wanted.cache && !wanted.dry_run {
+        true => operator.builds.forget_unused().await?,
+        false => (0, 0),
+    };
     let collected = operator.builds.collect_now(wanted.dry_run).await?;
     let collected = collected.map_err(|why| ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))?;
     let layers = collected.into_iter().map(|layer| OperatorLayer {
@@ -192,6 +203,8 @@ pub(super) async fn collect(
     });
     Ok(Json(OperatorCollection {
         layers: layers.collect(),
+        results,
+        files,
         teams: space(&operator).await?,
     }))
 }

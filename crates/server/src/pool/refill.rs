@@ -168,7 +168,7 @@ impl Pool {
         };
         self.state.lock().members.insert(id.clone(), member);
         let request = self.request(&id, &key, &demand);
-        let started = self.services.node.start(request).await;
+        let started = self.services.node.start(&demand.owner, request).await;
         match started {
             Ok(_) => {}
             Err(NodeError::Capacity(_)) => {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::lifecycle::Kept;
 use model::log::Level;
 use store::sandboxes::SandboxRow;
 
@@ -23,9 +24,15 @@ pub(crate) enum LifecycleEvent<'a> {
     /// Its injections were changed.
     InjectionsChanged,
     /// It was paused, for this reason.
-    Paused(PauseReason),
+    Paused(PauseReason, Kept),
+    /// It is about to be paused at its deadline in another way than usual, for this reason.
+    PausedOtherwise(&'static str),
     /// It could not be paused at its deadline, for this reason.
     NotPaused(&'static str),
+    /// It could not be resumed and is still paused, for this reason.
+    NotResumed(&'static str),
+    /// It was started anew, and is not ready, for this reason.
+    NotReady(&'static str),
     /// It was resumed, for this reason.
     Resumed(ResumeReason, &'a SandboxRow),
     /// It ends or has ended, for this reason.
@@ -40,12 +47,30 @@ impl LifecycleEvent<'_> {
             Self::TimeoutChanged(_) => (Level::Info, "the timeout was changed", "timeout_changed"),
             Self::NetworkChanged => (Level::Info, "the network settings were changed", "network_changed"),
             Self::InjectionsChanged => (Level::Info, "the injections were changed", "injections_changed"),
-            Self::Paused(reason) => {
+            Self::Paused(reason, _) => {
                 let message = match reason {
                     PauseReason::Client => "a client paused the sandbox",
                     PauseReason::Timeout => "the timeout was reached, and the sandbox was paused",
+                    PauseReason::Shutdown => "the platform is being stopped, and the sandbox was paused",
                 };
                 (Level::Info, message, "sandbox_paused")
+            }
+            Self::PausedOtherwise("processes") => {
+                let message =
+                    "the timeout was reached; this host cannot keep the processes, so only the files are kept";
+                (Level::Warn, message, "pause_without_processes")
+            }
+            Self::PausedOtherwise(_) => {
+                let message = "the timeout was reached; the sandbox is kept beyond a limit of its team";
+                (Level::Warn, message, "pause_beyond_limit")
+            }
+            Self::NotResumed(_) => {
+                let message = "the sandbox could not be resumed, and is still paused";
+                (Level::Error, message, "resume_failed")
+            }
+            Self::NotReady(_) => {
+                let message = "the sandbox was started anew, and its start command has failed";
+                (Level::Warn, message, "start_command_failed")
             }
             Self::NotPaused(_) => {
                 let message = "the timeout was reached, and the sandbox cannot be paused";
@@ -63,6 +88,10 @@ impl LifecycleEvent<'_> {
                     EndReason::Killed => (Level::Info, "a client asked to kill the sandbox"),
                     EndReason::Operator => (Level::Warn, "the operator of the platform killed the sandbox"),
                     EndReason::Expired => (Level::Info, "the timeout was reached"),
+                    EndReason::Retention => (
+                        Level::Warn,
+                        "the sandbox was paused for as long as this platform keeps one",
+                    ),
                     EndReason::Exited => (Level::Warn, "the sandbox ended by itself"),
                     EndReason::Lost => (Level::Warn, "the sandbox ended while the platform did not run"),
                 };
@@ -76,8 +105,13 @@ impl LifecycleEvent<'_> {
             ],
             Self::TimeoutChanged(end_us) => vec![("end_at", rfc3339(*end_us))],
             Self::NetworkChanged | Self::InjectionsChanged => Vec::new(),
-            Self::Paused(reason) => vec![("reason", reason.as_str().to_owned())],
-            Self::NotPaused(why) => vec![("reason", (*why).to_owned())],
+            Self::Paused(reason, kept) => vec![
+                ("reason", reason.as_str().to_owned()),
+                ("kept", kept.as_str().to_owned()),
+            ],
+            Self::NotPaused(why) | Self::PausedOtherwise(why) | Self::NotResumed(why) | Self::NotReady(why) => {
+                vec![("reason", (*why).to_owned())]
+            }
             Self::Resumed(reason, row) => vec![("reason", reason.as_str().to_owned()), ("end_at", rfc3339(row.end_us))],
             Self::Ending(reason) => vec![("reason", reason.as_str().to_owned())],
         };

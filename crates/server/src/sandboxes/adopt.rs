@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use model::id::SandboxId;
 use model::lifecycle::{Kept, Recovery, State};
-use protocol::node::{NodeError, Wanted, WantedState};
+use protocol::node::{AdoptedState, NodeError, Wanted, WantedState};
 use store::error::StoreError;
-use store::sandboxes::SandboxRow;
+use store::sandboxes::{Pause, SandboxRow};
 
 use super::Sandboxes;
+use super::registry::CountedAs;
 use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
 use crate::injections::SandboxInjections;
@@ -41,36 +42,32 @@ impl Sandboxes {
             wanted.extend(self.wanted(row, injections.get(&row.id)).await?);
         }
         let adopted = self.node.reconcile(wanted).await?.into_iter();
-        let adopted: HashMap<SandboxId, bool> = adopted.map(|one| (one.id, one.is_paused)).collect();
+        let adopted: HashMap<SandboxId, AdoptedState> = adopted.map(|one| (one.id, one.state)).collect();
         let mut count = 0;
         for row in rows {
-            let is_paused = adopted.get(&row.id).copied();
+            let state = adopted.get(&row.id).copied();
             let was_known = row.state.recovery() != Recovery::Remove;
-            let row = match (row.state.recovery(), is_paused) {
-                (Recovery::AdoptOrKeep, Some(false)) => self.settle_running(row).await?,
-                (Recovery::AdoptOrKeep, Some(true)) => self.settle_paused(row).await?,
-                (Recovery::AdoptOrKeep, None) if kept(&row) != Kept::Memory => self.settle_paused(row).await?,
-                (Recovery::Adopt | Recovery::Keep | Recovery::AdoptOrKeep | Recovery::Remove, _) => row,
-            };
-            let exists = match row.state {
-                State::Running => is_paused.is_some(),
+            let exists = state.is_some() && was_known;
+            let row = match state.filter(|_| was_known) {
+                Some(AdoptedState::Running) => self.settle_running(row).await?,
+                Some(AdoptedState::Paused(kept)) => self.settle_paused(row, kept).await?,
                 // What is kept in memory is lost with the processes, for example when the host was restarted.
-                State::Paused => is_paused.is_some() || kept(&row) != Kept::Memory,
-                State::Creating | State::Pausing | State::Resuming | State::Stopping | State::Gone => false,
+                None => row,
             };
             if exists {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
-                let share = match row.state {
-                    State::Paused => share.paused(),
-                    _ => share,
-                };
-                let admission = admission.occupy(&row.team_id, share).await?;
+                let counted = CountedAs::of(&row);
+                let admission = admission.occupy(&row.team_id, counted.share(share)).await?;
                 let entry = self.register(&row, admission);
                 if let Some(injections) = injections.get(&row.id) {
                     entry.set_saved_rules(injections.saved_rules());
                 }
                 if row.state == State::Paused {
                     self.records.stop_sampling(&row.id);
+                    if kept(&row) != Kept::Memory {
+                        entry.leave_host();
+                    }
+                    self.retain(&entry, row.paused_us.unwrap_or_else(|| self.clock.now_us()));
                 } else {
                     self.records.start_sampling(&row);
                     self.deadlines.set(&row.id, row.end_us);
@@ -95,30 +92,42 @@ impl Sandboxes {
     /// Stores that a sandbox runs which was being paused or resumed when the platform stopped.
     async fn settle_running(&self, row: SandboxRow) -> Result<SandboxRow, StoreError> {
         let started_us = match row.state {
+            State::Running => return Ok(row),
             State::Resuming => self.clock.now_us(),
             _ => row.started_us,
         };
         let change = self
             .rows
-            .sandbox_resumed(&row.id, row.version, started_us, row.end_us)
+            .sandbox_resumed(&row.id, row.version, (started_us, row.end_us), None)
             .await?;
         // Nothing else changes rows before the start is over.
         let state = State::Running;
         Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
     }
 
-    /// Stores that a sandbox is paused which was being paused or resumed when the platform stopped.
-    async fn settle_paused(&self, row: SandboxRow) -> Result<SandboxRow, StoreError> {
+    /// Stores that a sandbox is paused, and what is kept of it: one that was being paused or resumed when the platform
+    /// stopped, and one whose last row was lost with the power of the host.
+    async fn settle_paused(&self, mut row: SandboxRow, kept: Kept) -> Result<SandboxRow, StoreError> {
+        if row.state == State::Paused && row.kept == Some(kept) {
+            return Ok(row);
+        }
         let paused_us = match (row.state, row.paused_us) {
-            (State::Resuming, Some(paused_us)) => paused_us,
+            (State::Paused | State::Resuming, Some(paused_us)) => paused_us,
             _ => self.clock.now_us(),
         };
-        let change = self
-            .rows
-            .sandbox_paused(&row.id, row.version, kept(&row), paused_us)
-            .await?;
-        let state = State::Paused;
-        Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
+        if row.state == State::Running {
+            let change = self.rows.sandbox_pausing(&row.id, row.version, kept).await?;
+            row = change.applied().unwrap_or(row);
+        }
+        let pause = Pause {
+            kept,
+            kept_bytes: row.kept_bytes.unwrap_or(0),
+            paused_us,
+            resume_error: None,
+        };
+        let change = self.rows.sandbox_paused(&row.id, row.version, pause).await?;
+        let (state, kept) = (State::Paused, Some(kept));
+        Ok(change.applied().unwrap_or(SandboxRow { state, kept, ..row }))
     }
 
     /// The state in which the node should keep the sandbox of a row, if any.
@@ -130,6 +139,10 @@ impl Sandboxes {
         let state = match row.state.recovery() {
             Recovery::Adopt => WantedState::Running,
             Recovery::Keep => WantedState::Paused(kept(row)),
+            // What was started anew on its disk has not got all that a client was told of it.
+            Recovery::AdoptOrKeep if row.state == State::Resuming && kept(row) == Kept::Filesystem => {
+                WantedState::Paused(Kept::Filesystem)
+            }
             Recovery::AdoptOrKeep => WantedState::RunningOrPaused(kept(row)),
             Recovery::Remove => return Ok(None),
         };

@@ -212,6 +212,7 @@ impl Sandboxes {
         let context = self.policies.context_of(&team, Some(&injections)).await?;
         let mut row = self.row_of(id, team, user, spec);
         row.injections_sealed = self.injections.seal_sandbox(&row.id, &injections)?;
+        row.environment_sealed = self.seal_environment(&row.id, &env_vars)?;
         let clock = Instant::now();
         let row = self.rows.sandbox_insert(row).await?;
         let mut store_time = clock.elapsed();
@@ -230,8 +231,9 @@ impl Sandboxes {
             false => preparation_policy(&egress),
         };
         let request = self.start_request(&row, &build, env_vars, first);
+        let payer = Some(row.team_id.clone());
         let started = loop {
-            match self.node.start(request.clone()).await {
+            match self.node.start(&payer, request.clone()).await {
                 // What is pooled may have what this one needs.
                 Err(NodeError::Capacity(_)) if self.pool.evict().await => {}
                 started => break started,
@@ -386,6 +388,7 @@ impl Sandboxes {
             network_json,
             lifecycle_json: super::lifecycle::to_json(spec.lifecycle),
             injections_sealed: None,
+            environment_sealed: None,
             created_us: now_us,
         }
     }

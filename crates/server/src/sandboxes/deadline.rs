@@ -101,6 +101,13 @@ impl Sandboxes {
                 drop(guard);
                 self.pause_at_deadline(entry).await;
             }
+            State::Paused
+                if entry
+                    .retained_until_us()
+                    .is_some_and(|until_us| until_us <= self.clock.now_us()) =>
+            {
+                self.begin_stop(entry, EndReason::Retention);
+            }
             State::Pausing | State::Paused | State::Resuming => {}
             State::Creating | State::Running | State::Stopping | State::Gone => {
                 self.begin_stop(entry, EndReason::Expired);

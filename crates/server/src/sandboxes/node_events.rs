@@ -78,12 +78,14 @@ impl Sandboxes {
                 }
             }
             NodeEvent::DiskStops(disk_stops) => self.metrics.disk_stops(disk_stops),
+            NodeEvent::Throttles(throttles) => self.metrics.throttles(throttles),
             NodeEvent::Ending(id) => self.cut_streams(&id),
             NodeEvent::Exited(id) if !draining.is_cancelled() => self.handle_exit(&id),
             // The next start detects it.
             NodeEvent::Exited(_) => {}
             NodeEvent::Snapshot(snapshot) => {
                 self.metrics.disk_stops(snapshot.disk_stops);
+                self.metrics.throttles(snapshot.throttles);
                 if !draining.is_cancelled() {
                     self.apply_snapshot(running, &snapshot);
                 }

@@ -1,41 +1,42 @@
-//! Pausing and resuming sandboxes. Row first, then the node, then the row again.
+//! Pausing sandboxes. Row first, then the node, then the row again.
 //!
 //! The states between are short, and no client gets stuck in them: whoever asks meanwhile waits for the change in progress
 //! and shares its result, or goes on from there. After a crash, the next start adopts the sandbox as its processes are,
-//! running or stopped. So the row of a sandbox that is being resumed has its new deadline before its processes continue,
-//! and that of a sandbox that is being paused keeps its deadline until they have stopped.
+//! running or stopped, or keeps its disk. So the row of a sandbox that is being resumed has its new deadline before its
+//! processes continue, and that of a sandbox that is being paused keeps its deadline until they have stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream};
 use model::lifecycle::{Kept, State, Transition};
-use model::network::EgressPolicy;
-use model::sandbox::LifecycleSpec;
-use protocol::node::{Failure, NodeError, PausedSandbox, ResumeSandbox};
+use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
 use store::Change;
 use store::error::StoreError;
-use store::sandboxes::{Resumption, SandboxRow};
+use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
-use super::change::ChangeError;
-use super::deadline::Deadline;
-use super::lifecycle::to_json;
-use super::registry::SandboxEntry;
+use super::registry::{CountedAs, SandboxEntry};
+use super::unrecorded::Unrecorded;
+use crate::admission::capacity::NoCapacity;
 use crate::admission::quota::OverQuota;
+use crate::agent::Agent;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
-use crate::outcome::{EndReason, PauseReason, ResumeReason};
+use crate::outcome::{EndReason, PauseReason};
 use crate::records::LifecycleEvent;
 
 /// How long a node may take to stop the processes of a sandbox, or to let them continue. It takes a second at most; the
 /// bound is for a node that does not answer, because the sandbox cannot be ended meanwhile.
 const NODE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a client that connects starts again because the state has changed meanwhile.
-const CONNECT_ATTEMPTS: usize = 3;
+/// How long it may take to write out a disk, or to check one and start a sandbox on it.
+const DISK_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// How long an agent may take to say that it is well.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Sandboxes that are paused at the same time when the server is stopped. Each writes out its disk.
+const PAUSES: usize = 8;
 /// Pause before a sandbox is paused again that could not be paused at its deadline, in microseconds.
 const PAUSE_RETRY_US: i64 = SECOND_US;
-/// Shortest time until the deadline of a sandbox that traffic has resumed, in seconds.
-const WOKEN_FLOOR_S: u32 = 300;
 
 /// Why a sandbox was not paused or resumed.
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +51,16 @@ pub(crate) enum PauseError {
     Stopping,
     #[error("the sandbox is gone")]
     Gone,
+    /// It is being resumed, and not in the way that was asked for.
+    #[error("the sandbox is being started already")]
+    Starting,
     #[error(transparent)]
     OverQuota(#[from] OverQuota),
+    #[error(transparent)]
+    NoCapacity(NoCapacity),
+    /// Its agent does not respond, and the client requires that.
+    #[error("the agent does not respond")]
+    Unhealthy,
     /// The node cannot do it at all.
     #[error("{0}")]
     Unsupported(String),
@@ -62,26 +71,15 @@ pub(crate) enum PauseError {
     TaskFailed,
 }
 
-/// How a sandbox is resumed.
+/// How a sandbox is paused.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ResumeRequest {
-    /// Seconds until its deadline.
-    pub(crate) timeout_s: u32,
-    /// The longest lifetime that its team may give it, in seconds.
-    pub(crate) max_lifetime_s: u32,
-    /// Whether it is paused at its deadline from now on; none to leave that.
-    pub(crate) auto_pause: Option<bool>,
+pub(crate) struct PauseRequest {
     /// Why.
-    pub(crate) reason: ResumeReason,
-}
-
-/// A sandbox to which a client has connected.
-#[derive(Debug)]
-pub(crate) struct Connected {
-    /// Its row.
-    pub(crate) row: SandboxRow,
-    /// Whether it had to be resumed.
-    pub(crate) was_paused: bool,
+    pub(crate) reason: PauseReason,
+    /// What is kept of it.
+    pub(crate) keep: Kept,
+    /// Whether limits of its team keep it from being paused.
+    pub(crate) is_limited: bool,
 }
 
 impl Sandboxes {
@@ -89,8 +87,9 @@ impl Sandboxes {
     pub(crate) async fn pause(
         self: &Arc<Self>,
         entry: &Arc<SandboxEntry>,
-        reason: PauseReason,
+        request: PauseRequest,
     ) -> Result<(), PauseError> {
+        let reason = request.reason;
         if entry.state() == State::Paused {
             return Err(PauseError::Paused);
         }
@@ -101,7 +100,7 @@ impl Sandboxes {
             let _guard = entry.change_lock.lock().await;
             match entry.state() {
                 State::Running if reason == PauseReason::Timeout && entry.end_us() > sandboxes.clock.now_us() => Ok(()),
-                State::Running => sandboxes.pause_locked(&entry, reason).await,
+                State::Running => sandboxes.pause_locked(&entry, request).await,
                 State::Paused if shares => Ok(()),
                 State::Paused => Err(PauseError::Paused),
                 State::Stopping => Err(PauseError::Stopping),
@@ -111,8 +110,29 @@ impl Sandboxes {
         self.on_task(entry, pausing).await
     }
 
+    /// Pauses a sandbox if its agent responds.
+    pub(crate) async fn pause_if_healthy(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: PauseRequest,
+    ) -> Result<(), PauseError> {
+        if entry.state() == State::Running {
+            let agent = Agent {
+                node: &self.node,
+                id: &entry.id,
+                token: entry.access_token.clone(),
+                work: &self.work,
+            };
+            let health = tokio::time::timeout(HEALTH_TIMEOUT, agent.health()).await;
+            if !matches!(health, Ok(Ok(()))) {
+                return Err(PauseError::Unhealthy);
+            }
+        }
+        self.pause(entry, request).await
+    }
+
     /// Runs a change on a task, so that a client disconnect leaves nothing half done, and nor does a panic.
-    async fn on_task<T: Send + 'static>(
+    pub(super) async fn on_task<T: Send + 'static>(
         self: &Arc<Self>,
         entry: &Arc<SandboxEntry>,
         change: impl Future<Output = Result<T, PauseError>> + Send + 'static,
@@ -130,48 +150,90 @@ impl Sandboxes {
         task.await.unwrap_or(Err(PauseError::TaskFailed))
     }
 
-    /// Lets a sandbox run whose pause or resume panicked at an unknown point.
-    async fn recover(&self, entry: &SandboxEntry) {
+    /// Brings a sandbox whose pause or resume panicked at an unknown point into a known state.
+    async fn recover(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
         let _guard = entry.change_lock.lock().await;
         if !matches!(entry.state(), State::Pausing | State::Resuming) {
             return;
         }
-        match self.store.sandbox_by_id(&entry.id).await {
-            Ok(Some(row)) => {
-                if let Err(error) = self.let_continue(&row).await {
-                    tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot resume a sandbox after a panic");
-                }
-                let now_us = self.clock.now_us();
-                match self
-                    .rows
-                    .sandbox_resumed(&row.id, row.version, now_us, row.end_us)
-                    .await
-                {
-                    Ok(Change::Applied(row)) => entry.follow(&row),
-                    Ok(Change::Stale | Change::Missing) => {}
-                    Err(error) => self.log_store_error(&error, &entry.id, "cannot record that a sandbox runs"),
+        let row = match self.store.sandbox_by_id(&entry.id).await {
+            Ok(row) => row,
+            Err(error) => {
+                self.log_store_error(&error, &entry.id, "cannot read the row of a sandbox");
+                None
+            }
+        };
+        if let Some(row) = row {
+            // Its processes may be ended already, and its disk is what was asked for.
+            if row.state == State::Pausing && row.kept == Some(Kept::Filesystem) {
+                // On a task, because it may panic again.
+                let (sandboxes, row_of_task) = (Arc::clone(self), row.clone());
+                let again = self
+                    .work
+                    .spawn(async move { sandboxes.pause_on_node(&row_of_task, Kept::Filesystem).await });
+                if let Ok(Ok(paused)) = again.await {
+                    self.finish_pause(entry, row.version, paused).await;
+                    entry.apply(Transition::Saved);
+                    return;
                 }
             }
-            Ok(None) => {}
-            Err(error) => self.log_store_error(&error, &entry.id, "cannot read the row of a sandbox"),
+            if let Err(error) = self.let_continue(&row).await {
+                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot resume a sandbox after a panic");
+            }
+            let running = Unrecorded::Running {
+                started_us: self.clock.now_us(),
+                end_us: row.end_us,
+                agent_version: None,
+            };
+            entry.update(row.version, row.end_us);
+            if let Some(row) = self.record(entry, row.version, running).await {
+                entry.follow(&row);
+            }
         }
         if !entry.apply(Transition::Started) {
             return self.keep_running(entry);
         }
-        entry.force_count(false);
+        entry.force_count(CountedAs::Running);
         entry.reopen();
         let again_us = self.clock.now_us() + PAUSE_RETRY_US;
         self.deadlines.set(&entry.id, entry.end_us().max(again_us));
     }
 
-    async fn pause_locked(&self, entry: &SandboxEntry, reason: PauseReason) -> Result<(), PauseError> {
+    /// Has the node pause the sandbox of a row.
+    pub(super) async fn pause_on_node(&self, row: &SandboxRow, keep: Kept) -> Result<PausedSandbox, NodeError> {
+        let request = PauseSandbox {
+            id: row.id.clone(),
+            keep,
+        };
+        within(bound(keep), self.node.pause(request)).await
+    }
+
+    async fn pause_locked(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: PauseRequest,
+    ) -> Result<(), PauseError> {
+        let PauseRequest {
+            reason,
+            keep,
+            is_limited,
+        } = request;
+        let keep = match keep {
+            Kept::Memory if self.defaults.processes_on_disk => Kept::Image,
+            keep => keep,
+        };
         let id = &entry.id;
-        entry.count_as_paused(true)?;
+        // What its disk takes is not known yet.
+        let counted = CountedAs::Paused { keep, disk_bytes: 1 };
+        match is_limited {
+            true => entry.count(counted)?,
+            false => entry.force_count(counted),
+        }
         if !entry.apply(Transition::Pause) {
-            entry.force_count(false);
+            entry.force_count(CountedAs::Running);
             return Err(PauseError::Stopping);
         }
-        let row = match self.rows.sandbox_pausing(id, entry.version(), Kept::Memory).await {
+        let row = match self.rows.sandbox_pausing(id, entry.version(), keep).await {
             Ok(Change::Applied(row)) => row,
             Ok(Change::Stale | Change::Missing) => {
                 self.keep_running(entry);
@@ -185,25 +247,21 @@ impl Sandboxes {
         entry.update(row.version, row.end_us);
         self.deadlines.remove(id);
         entry.cut();
-        let paused = match within(self.node.pause(id)).await {
+        let paused = match self.pause_on_node(&row, keep).await {
             Ok(paused) => paused,
             Err(error) => return Err(self.give_up_pause(entry, row, error).await),
         };
-        let PausedSandbox { kept, memory_bytes } = paused;
-        match self
-            .rows
-            .sandbox_paused(id, row.version, kept, self.clock.now_us())
-            .await
-        {
-            Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),
-            // Its processes have stopped, so it is paused. The next start, or a resume, finds that out.
-            Ok(Change::Stale | Change::Missing) => {}
-            Err(error) => self.log_store_error(&error, id, "cannot record that a sandbox is paused"),
-        }
+        self.finish_pause(entry, row.version, paused).await;
         self.records.stop_sampling(id);
-        self.records.log_event(id, &LifecycleEvent::Paused(reason));
+        self.records.log_event(id, &LifecycleEvent::Paused(reason, paused.kept));
         self.metrics.pause(reason);
-        tracing::info!(sandbox.id = %id, reason = reason.as_str(), memory_bytes, "sandbox paused");
+        let PausedSandbox {
+            kept,
+            memory_bytes,
+            disk_bytes,
+        } = paused;
+        let (reason, kept) = (reason.as_str(), kept.as_str());
+        tracing::info!(sandbox.id = %id, reason, kept, memory_bytes, disk_bytes, "sandbox paused");
         match entry.apply(Transition::Saved) {
             true => Ok(()),
             // It is being ended, which waits for this task.
@@ -211,9 +269,37 @@ impl Sandboxes {
         }
     }
 
+    /// Records what the node has kept of a sandbox, and counts it.
+    pub(super) async fn finish_pause(self: &Arc<Self>, entry: &Arc<SandboxEntry>, version: i64, paused: PausedSandbox) {
+        let PausedSandbox { kept, disk_bytes, .. } = paused;
+        let paused_us = self.clock.now_us();
+        let state = Unrecorded::Paused {
+            kept,
+            kept_bytes: i64::try_from(disk_bytes).unwrap_or(i64::MAX),
+            paused_us,
+            resume_error: None,
+        };
+        // Its processes have stopped, so it is paused, whether or not that can be recorded now.
+        self.record(entry, version, state).await;
+        entry.force_count(CountedAs::Paused { keep: kept, disk_bytes });
+        if kept != Kept::Memory {
+            entry.leave_host();
+        }
+        self.retain(entry, paused_us);
+    }
+
+    /// Has a paused sandbox end when it has been paused for as long as the operator keeps any.
+    pub(super) fn retain(&self, entry: &SandboxEntry, paused_us: i64) {
+        if let Some(seconds) = self.defaults.retention_s {
+            let until_us = paused_us.saturating_add(i64::from(seconds) * SECOND_US);
+            entry.set_retained_until(until_us);
+            self.deadlines.set(&entry.id, until_us);
+        }
+    }
+
     /// Undoes the beginning of a pause.
     fn keep_running(&self, entry: &SandboxEntry) {
-        entry.force_count(false);
+        entry.force_count(CountedAs::Running);
         entry.reopen();
         if entry.apply(Transition::Failed) {
             let again_us = self.clock.now_us() + PAUSE_RETRY_US;
@@ -222,7 +308,12 @@ impl Sandboxes {
     }
 
     /// A failed pause leaves the sandbox running.
-    async fn give_up_pause(&self, entry: &SandboxEntry, row: SandboxRow, error: NodeError) -> PauseError {
+    async fn give_up_pause(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        row: SandboxRow,
+        error: NodeError,
+    ) -> PauseError {
         let id = &entry.id;
         if !matches!(error, NodeError::Unsupported(_)) {
             tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot pause a sandbox");
@@ -233,15 +324,12 @@ impl Sandboxes {
                 tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot undo the pause of a sandbox");
             }
         }
-        match self
-            .rows
-            .sandbox_resumed(id, row.version, row.started_us, row.end_us)
-            .await
-        {
-            Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),
-            Ok(Change::Stale | Change::Missing) => {}
-            Err(error) => self.log_store_error(&error, id, "cannot record that a sandbox was not paused"),
-        }
+        let running = Unrecorded::Running {
+            started_us: row.started_us,
+            end_us: row.end_us,
+            agent_version: None,
+        };
+        self.record(entry, row.version, running).await;
         self.keep_running(entry);
         match error {
             // Its end is about to be reported.
@@ -251,238 +339,91 @@ impl Sandboxes {
         }
     }
 
-    /// Resumes a paused sandbox. Callers that ask while it is being resumed share the result, and each has at least the
-    /// time that it asked for.
-    pub(crate) async fn resume(
-        self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
-        request: ResumeRequest,
-    ) -> Result<SandboxRow, PauseError> {
-        if entry.state() == State::Running {
-            return Err(PauseError::Running);
-        }
-        let (sandboxes, entry_of_task) = (Arc::clone(self), Arc::clone(entry));
-        let resuming = async move {
-            let entry = entry_of_task;
-            let guard = entry.change_lock.lock().await;
-            match entry.state() {
-                State::Paused => {
-                    let changes = sandboxes.injections.changes();
-                    let resumed = sandboxes.resume_locked(&entry, request).await;
-                    drop(guard);
-                    if resumed.is_ok() && sandboxes.injections.changes() != changes {
-                        // A rule or a secret was changed meanwhile, when it was not among those that run.
-                        sandboxes.apply_again(&entry).await;
-                    }
-                    resumed.map(Some)
-                }
-                // Another caller has resumed it.
-                State::Running => Ok(None),
-                State::Stopping => Err(PauseError::Stopping),
-                State::Creating | State::Pausing | State::Resuming | State::Gone => Err(PauseError::Gone),
-            }
+    /// Pauses every running sandbox because the server is being stopped: its disk is kept, and survives the host. Those that
+    /// cannot be paused go on running, until the host stops them.
+    pub(crate) async fn pause_all(self: &Arc<Self>) {
+        let request = PauseRequest {
+            reason: PauseReason::Shutdown,
+            keep: Kept::Filesystem,
+            is_limited: false,
         };
-        match self.on_task(entry, resuming).await? {
-            Some(row) => Ok(row),
-            None => self.extend(entry, request).await,
-        }
-    }
-
-    async fn resume_locked(&self, entry: &SandboxEntry, request: ResumeRequest) -> Result<SandboxRow, PauseError> {
-        let id = &entry.id;
-        entry.count_as_paused(false)?;
-        if !entry.apply(Transition::Resume) {
-            entry.force_count(true);
-            return Err(PauseError::Stopping);
-        }
-        let row = match self.begin_resume(entry, request).await {
-            Ok(row) => row,
-            Err(error) => {
-                self.keep_paused(entry);
-                return Err(error);
+        let entries = self.registry.all_running();
+        tracing::info!(
+            sandboxes = entries.len(),
+            "pausing what runs, because the platform is being stopped"
+        );
+        let pauses = entries.into_iter().map(|entry| async move {
+            if let Err(error) = self.pause(&entry, request).await {
+                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot pause a sandbox at the end");
             }
-        };
-        if let Err(error) = self.let_continue(&row).await {
-            let (kept, paused_us) = (row.kept.unwrap_or(Kept::Memory), row.paused_us);
-            let paused_us = paused_us.unwrap_or_else(|| self.clock.now_us());
-            match self.rows.sandbox_paused(id, row.version, kept, paused_us).await {
-                Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),
-                Ok(Change::Stale | Change::Missing) => {}
-                Err(error) => self.log_store_error(&error, id, "cannot record that a sandbox was not resumed"),
-            }
-            self.keep_paused(entry);
-            return Err(error);
-        }
-        // The resume does not count as lifetime, so the times are taken now.
-        let now_us = self.clock.now_us();
-        let end_us = (now_us + i64::from(request.timeout_s) * SECOND_US).min(row.max_end_us);
-        let row = match self.rows.sandbox_resumed(id, row.version, now_us, end_us).await {
-            Ok(Change::Applied(row)) => row,
-            // It runs. The next start finds that out.
-            Ok(Change::Stale | Change::Missing) => SandboxRow { end_us, ..row },
-            Err(error) => {
-                self.log_store_error(&error, id, "cannot record that a sandbox was resumed");
-                SandboxRow { end_us, ..row }
-            }
-        };
-        entry.follow(&row);
-        entry.set_policy_pending(false);
-        entry.reopen();
-        if !entry.apply(Transition::Started) {
-            return Err(PauseError::Stopping);
-        }
-        self.deadlines.set(id, row.end_us);
-        self.records.start_sampling(&row);
-        self.records
-            .log_event(id, &LifecycleEvent::Resumed(request.reason, &row));
-        self.metrics.resume(request.reason);
-        tracing::info!(sandbox.id = %id, reason = request.reason.as_str(), "sandbox resumed");
-        Ok(row)
+        });
+        stream::iter(pauses).buffer_unordered(PAUSES).collect::<()>().await;
     }
 
-    async fn begin_resume(&self, entry: &SandboxEntry, request: ResumeRequest) -> Result<SandboxRow, PauseError> {
-        let now_us = self.clock.now_us();
-        let before = entry.lifecycle();
-        let lifecycle = LifecycleSpec {
-            auto_pause: request.auto_pause.unwrap_or(before.auto_pause),
-            ..before
-        };
-        let max_end_us = now_us + i64::from(request.max_lifetime_s) * SECOND_US;
-        let resumption = Resumption {
-            end_us: (now_us + i64::from(request.timeout_s) * SECOND_US).min(max_end_us),
-            max_end_us,
-            execution_id: uuid::Uuid::new_v4().to_string(),
-            lifecycle_json: to_json(lifecycle),
-        };
-        match self
-            .rows
-            .sandbox_resuming(&entry.id, entry.version(), &resumption)
-            .await?
-        {
-            Change::Applied(row) => {
-                entry.update(row.version, row.end_us);
-                Ok(row)
-            }
-            Change::Stale | Change::Missing => Err(PauseError::Gone),
-        }
-    }
-
-    /// Undoes the beginning of a resume.
-    fn keep_paused(&self, entry: &SandboxEntry) {
-        entry.force_count(true);
-        entry.apply(Transition::Failed);
-    }
-
-    /// Has the node continue a sandbox, with the policy of its row.
-    async fn let_continue(&self, row: &SandboxRow) -> Result<(), PauseError> {
-        let request = ResumeSandbox {
-            id: row.id.clone(),
-            // A version that did not know what is kept kept the disk.
-            kept: row.kept.unwrap_or(Kept::Filesystem),
-            egress: self.policy_of(row).await?,
-        };
-        within(self.node.resume(request)).await.map_err(|error| match error {
-            NodeError::NotFound(_) => PauseError::Gone,
-            NodeError::Unsupported(why) => PauseError::Unsupported(why),
-            error => {
-                tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot resume a sandbox");
-                PauseError::Node(error)
-            }
-        })
-    }
-
-    /// What a sandbox with this row may reach now.
-    pub(super) async fn policy_of(&self, row: &SandboxRow) -> Result<EgressPolicy, StoreError> {
-        let injections = self.injections.of_sandbox(&row.id).await?;
-        let context = self.policies.context_of(&row.team_id, injections.as_ref()).await?;
-        self.policies.of(row, context).await
-    }
-
-    /// Connects to a sandbox: resumes it if it is paused, and otherwise extends its deadline.
-    pub(crate) async fn connect(
-        self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
-        request: ResumeRequest,
-    ) -> Result<Connected, PauseError> {
-        let mut last = PauseError::Gone;
-        for _ in 0..CONNECT_ATTEMPTS {
-            let was_paused = match entry.state() {
-                State::Running => false,
-                State::Pausing | State::Paused | State::Resuming => true,
-                State::Stopping => return Err(PauseError::Stopping),
-                State::Creating | State::Gone => return Err(PauseError::Gone),
-            };
-            let connected = match was_paused {
-                true => self.resume(entry, request).await,
-                false => self.extend(entry, request).await,
-            };
-            match connected {
-                Ok(row) => return Ok(Connected { row, was_paused }),
-                // It was paused or resumed in between.
-                Err(error @ (PauseError::Paused | PauseError::Running | PauseError::Gone)) => last = error,
-                Err(error) => return Err(error),
-            }
-        }
-        Err(last)
-    }
-
-    /// Never shortens: of two clients that connect, the one with the shorter timeout must not end the other's sandbox.
-    async fn extend(
-        self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
-        request: ResumeRequest,
-    ) -> Result<SandboxRow, PauseError> {
-        let wanted_us = self.clock.now_us() + i64::from(request.timeout_s) * SECOND_US;
-        let deadline = Deadline::AtLeast(wanted_us.min(entry.max_end_us()));
-        self.set_deadline(entry, deadline).await.map_err(|error| match error {
-            ChangeError::Store(error) => PauseError::Store(error),
-            ChangeError::Stopping => PauseError::Stopping,
-            ChangeError::Changing(_) | ChangeError::Gone => PauseError::Paused,
-            ChangeError::NotApplied(error) => PauseError::Node(error),
-            ChangeError::NoToken | ChangeError::Seal(_) | ChangeError::TaskFailed => PauseError::TaskFailed,
-        })
-    }
-
-    /// Resumes a sandbox because of traffic to it, with the time that it was created with.
-    pub(crate) async fn wake(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
-        let quota = self.policies.admission.quota_of(&entry.team).await?;
-        let max_lifetime_s = quota.limits.max_lifetime_s;
-        let request = ResumeRequest {
-            timeout_s: entry.lifecycle().timeout_s.max(WOKEN_FLOOR_S).min(max_lifetime_s),
-            max_lifetime_s,
-            auto_pause: None,
-            reason: ResumeReason::Traffic,
-        };
-        match self.resume(entry, request).await {
-            Ok(_) | Err(PauseError::Running) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Pauses a sandbox at its deadline. One that cannot be paused at all is ended, as its client was told that it does not
-    /// run any longer than that.
+    /// Pauses a sandbox at its deadline. A limit of its team does not end it, because its client was told that it is kept:
+    /// no new ones are accepted instead. Where the host cannot keep its processes, its disk is kept. It is ended only
+    /// where the operator wants no paused sandboxes at all, or the host can keep nothing.
     pub(super) async fn pause_at_deadline(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
-        let why = match self.pause(entry, PauseReason::Timeout).await {
-            Ok(()) | Err(PauseError::Paused | PauseError::Running | PauseError::Stopping | PauseError::Gone) => return,
-            Err(PauseError::OverQuota(_)) => "limits.paused_sandboxes",
-            Err(PauseError::Unsupported(why)) => {
-                tracing::warn!(sandbox.id = %entry.id, "a sandbox is ended at its deadline, and not paused: {why}");
-                "unsupported"
-            }
-            // It has another deadline, at which it is tried again.
-            Err(PauseError::Store(error)) => {
-                return self.log_store_error(&error, &entry.id, "cannot pause a sandbox at its deadline");
-            }
-            Err(PauseError::Node(_) | PauseError::TaskFailed) => return,
+        let mut request = PauseRequest {
+            reason: PauseReason::Timeout,
+            keep: entry.lifecycle().keep(),
+            is_limited: true,
         };
+        // Each of the two reasons occurs once.
+        for _ in 0..3 {
+            let why = match self.pause(entry, request).await {
+                Ok(()) | Err(PauseError::Paused | PauseError::Running | PauseError::Stopping | PauseError::Gone) => {
+                    return;
+                }
+                Err(PauseError::OverQuota(over)) if request.is_limited && over.is_soft() => {
+                    request.is_limited = false;
+                    over.key
+                }
+                Err(PauseError::OverQuota(over)) => return self.end_at_deadline(entry, over.key),
+                Err(PauseError::Unsupported(why)) => {
+                    tracing::warn!(sandbox.id = %entry.id, "the processes of a sandbox are not kept: {why}");
+                    if request.keep == Kept::Filesystem {
+                        return self.end_at_deadline(entry, "unsupported");
+                    }
+                    request.keep = Kept::Filesystem;
+                    "processes"
+                }
+                // It has another deadline, at which it is tried again.
+                Err(PauseError::Store(error)) => {
+                    return self.log_store_error(&error, &entry.id, "cannot pause a sandbox at its deadline");
+                }
+                Err(
+                    PauseError::Node(_)
+                    | PauseError::NoCapacity(_)
+                    | PauseError::Starting
+                    | PauseError::Unhealthy
+                    | PauseError::TaskFailed,
+                ) => return,
+            };
+            self.records.log_event(&entry.id, &LifecycleEvent::PausedOtherwise(why));
+        }
+    }
+
+    fn end_at_deadline(self: &Arc<Self>, entry: &Arc<SandboxEntry>, why: &'static str) {
         self.records.log_event(&entry.id, &LifecycleEvent::NotPaused(why));
         self.begin_stop(entry, EndReason::Expired);
     }
 }
 
+/// How long a node may take to pause or resume a sandbox of which this is kept.
+pub(super) fn bound(kept: Kept) -> Duration {
+    match kept {
+        Kept::Memory => NODE_TIMEOUT,
+        Kept::Image | Kept::Filesystem => DISK_TIMEOUT,
+    }
+}
+
 /// The answer of a node, or that there was none in time.
-async fn within<T>(answer: impl Future<Output = Result<T, NodeError>>) -> Result<T, NodeError> {
-    match tokio::time::timeout(NODE_TIMEOUT, answer).await {
+pub(super) async fn within<T>(
+    bound: Duration,
+    answer: impl Future<Output = Result<T, NodeError>>,
+) -> Result<T, NodeError> {
+    match tokio::time::timeout(bound, answer).await {
         Ok(answer) => answer,
         Err(elapsed) => Err(NodeError::Unreachable(Failure::of(&elapsed))),
     }

@@ -37,6 +37,7 @@ impl Sandboxes {
         let context = self.policies.context_of(team, Some(injections)).await?;
         let mut new = self.row_of(taken.id().clone(), team.clone(), user.clone(), spec.clone());
         new.injections_sealed = self.injections.seal_sandbox(&new.id, injections)?;
+        new.environment_sealed = self.seal_environment(&new.id, &spec.env_vars)?;
         let row = self.rows.sandbox_unstored(new.clone());
         let egress = self.policies.of(&row, context).await?;
         if let Some(claim) = claim {

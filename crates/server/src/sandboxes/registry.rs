@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use model::id::{SandboxId, TeamId};
-use model::lifecycle::{State, Transition};
+use model::lifecycle::{Kept, State, Transition};
 use model::sandbox::LifecycleSpec;
 use parking_lot::{Mutex, RwLock};
 use proxy::ingress::Access;
@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::lifecycle::lifecycle_of;
 use super::policy::spec_of;
 use crate::admission::Admission;
+use crate::admission::capacity::CapacityPermit;
 use crate::admission::quota::{OverQuota, ResourceUse};
 
 /// A sandbox in the registry.
@@ -44,6 +45,8 @@ pub(crate) struct SandboxEntry {
     current: Mutex<EntryState>,
     stopped: watch::Sender<Option<StopOutcome>>,
     admission: Mutex<Option<Admission>>,
+    /// As what it counts in the quota of its team.
+    counted: Mutex<CountedAs>,
     /// The saved injection rules that it refers to.
     saved_rules: Mutex<BTreeSet<String>>,
 }
@@ -55,7 +58,44 @@ struct EntryState {
     end_us: i64,
     max_end_us: i64,
     lifecycle: LifecycleSpec,
+    /// Until when it is kept while it is paused, in microseconds since the Unix epoch; none for any time.
+    retained_until_us: Option<i64>,
     stop_failed: bool,
+}
+
+/// As what a sandbox counts in the quota of its team.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CountedAs {
+    /// As one that runs.
+    Running,
+    /// As one that is paused.
+    Paused {
+        /// What is kept of it.
+        keep: Kept,
+        /// Space that it takes on the disk of the host, in bytes.
+        disk_bytes: u64,
+    },
+}
+
+impl CountedAs {
+    /// As what the sandbox of a row counts.
+    pub(crate) fn of(row: &SandboxRow) -> Self {
+        match row.state {
+            State::Paused => Self::Paused {
+                keep: row.kept.unwrap_or(Kept::Filesystem),
+                disk_bytes: row.kept_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
+            },
+            _ => Self::Running,
+        }
+    }
+
+    /// What a sandbox that needs `share` while it runs takes of the quota of its team.
+    pub(crate) fn share(self, share: ResourceUse) -> ResourceUse {
+        match self {
+            Self::Running => share,
+            Self::Paused { keep, disk_bytes } => share.paused(keep, disk_bytes),
+        }
+    }
 }
 
 /// The outcome of ending a sandbox.
@@ -111,10 +151,12 @@ impl SandboxEntry {
                 end_us: row.end_us,
                 max_end_us: row.max_end_us,
                 lifecycle: lifecycle_of(row),
+                retained_until_us: None,
                 stop_failed: false,
             }),
             stopped: watch::Sender::new(None),
             admission: Mutex::new(Some(admission)),
+            counted: Mutex::new(CountedAs::of(row)),
             saved_rules: Mutex::default(),
         })
     }
@@ -218,27 +260,55 @@ impl SandboxEntry {
         (self.traffic(), self.is_secure)
     }
 
-    /// Counts it as paused, or as running, in the quota of its team.
-    pub(crate) fn count_as_paused(&self, is_paused: bool) -> Result<(), OverQuota> {
-        let admission = self.admission.lock();
-        let Some(admission) = admission.as_ref() else {
-            return Ok(());
-        };
-        admission.exchange(self.share_if(is_paused))
+    /// As what it counts in the quota of its team.
+    pub(crate) fn counted(&self) -> CountedAs {
+        *self.counted.lock()
+    }
+
+    /// Counts it like this in the quota of its team, unless a limit does not allow that.
+    pub(crate) fn count(&self, counted: CountedAs) -> Result<(), OverQuota> {
+        if let Some(admission) = self.admission.lock().as_ref() {
+            admission.exchange(counted.share(self.share))?;
+        }
+        *self.counted.lock() = counted;
+        Ok(())
     }
 
     /// The same regardless of the limits.
-    pub(crate) fn force_count(&self, is_paused: bool) {
+    pub(crate) fn force_count(&self, counted: CountedAs) {
         if let Some(admission) = self.admission.lock().as_ref() {
-            admission.force(self.share_if(is_paused));
+            admission.force(counted.share(self.share));
+        }
+        *self.counted.lock() = counted;
+    }
+
+    /// Gives back its place on the host.
+    pub(crate) fn leave_host(&self) {
+        if let Some(admission) = self.admission.lock().as_mut() {
+            admission.leave_host();
         }
     }
 
-    fn share_if(&self, is_paused: bool) -> ResourceUse {
-        match is_paused {
-            true => self.share.paused(),
-            false => self.share,
+    /// Whether it has a place on the host.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.admission.lock().as_ref().is_none_or(Admission::is_on_host)
+    }
+
+    /// Gives it a place on the host again.
+    pub(crate) fn enter_host(&self, permit: CapacityPermit) {
+        if let Some(admission) = self.admission.lock().as_mut() {
+            admission.enter_host(permit);
         }
+    }
+
+    /// Until when it is kept while it is paused, in microseconds since the Unix epoch; none for any time.
+    pub(crate) fn retained_until_us(&self) -> Option<i64> {
+        self.current.lock().retained_until_us
+    }
+
+    /// Sets that.
+    pub(crate) fn set_retained_until(&self, until_us: i64) {
+        self.current.lock().retained_until_us = Some(until_us);
     }
 
     /// Makes a transition. `false` when the current state does not allow it.
@@ -314,6 +384,16 @@ impl Registry {
         self.0.read().get(id).cloned()
     }
 
+    /// Space that paused sandboxes take on the disk of the host, in bytes.
+    pub(crate) fn paused_disk_bytes(&self) -> u64 {
+        let entries = self.0.read();
+        let of = |entry: &Arc<SandboxEntry>| match entry.counted() {
+            CountedAs::Running => 0,
+            CountedAs::Paused { disk_bytes, .. } => disk_bytes,
+        };
+        entries.values().map(of).sum()
+    }
+
     /// Number of sandboxes by state.
     pub(crate) fn count_by_state(&self) -> Vec<(&'static str, usize)> {
         let counted = [
@@ -359,7 +439,7 @@ impl Registry {
         self.all_in(|state| state == State::Running)
     }
 
-    /// Every sandbox that has processes on the node, stopped ones included, and is known to clients.
+    /// Every sandbox that the node has, paused ones included, and that is known to clients.
     pub(crate) fn all_present(&self) -> Vec<Arc<SandboxEntry>> {
         self.all_in(|state| matches!(state, State::Running | State::Pausing | State::Paused | State::Resuming))
     }

@@ -206,8 +206,8 @@ async fn unsupported_features_are_refused_by_name() {
         (too_long.as_str(), "2 hours"),
         (r#""autoPauseMemory":false"#, "requires autoPause"),
         (
-            r#""autoPause":true,"autoPauseMemory":false"#,
-            "autoPauseMemory: false is not available",
+            r#""autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}"#,
+            "autoPauseMemory: false excludes autoResume",
         ),
         (r#""resources":[{}]"#, "resources"),
         (r#""volumeMounts":[{"name":"a","path":"/b"}]"#, "volumeMounts"),

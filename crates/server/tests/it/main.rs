@@ -9,6 +9,7 @@ use testkit::node::FakeNode;
 
 mod auth;
 mod builds;
+mod cancel;
 mod connections;
 mod create;
 mod drain;
@@ -16,6 +17,7 @@ mod errors;
 mod hostile;
 mod idempotency;
 mod injections;
+mod kept;
 mod keys;
 mod lifetime;
 mod limits;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use protocol::node::{DiskStops, DnsCounters, EgressConnections, EgressCounters, NodeEvent};
+use protocol::node::{DiskStops, DnsCounters, EgressConnections, EgressCounters, NodeEvent, Throttles};
 
 use super::platform::{Behaviour, KEY, OTHER_KEY, Reply, TestPlatform, send, within};
 
@@ -293,6 +293,14 @@ async fn the_metrics_address_serves_only_metrics() {
     read.is("ringfence_sandboxes_disk_stopped", 3.0);
     read.is("ringfence_sandbox_disk_stops_total", 5.0);
     read.is("ringfence_sandbox_disk_ends_total", 7.0);
+    let throttles = Throttles {
+        throttled: 2,
+        throttles: 9,
+    };
+    platform.node.report(NodeEvent::Throttles(throttles)).await;
+    let read = scrape(&platform).await;
+    read.is("ringfence_sandboxes_throttled", 2.0);
+    read.is("ringfence_sandbox_throttles_total", 9.0);
     *platform.node.room.lock() = None;
     platform.clock.advance(1);
     let read = scrape(&platform).await;

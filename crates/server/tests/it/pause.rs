@@ -64,7 +64,7 @@ pub(crate) async fn state(platform: &TestPlatform, id: &str) -> State {
 }
 
 /// Waits until clients see the sandbox in a state.
-async fn until_state(platform: &TestPlatform, id: &str, wanted: &str) {
+pub(crate) async fn until_state(platform: &TestPlatform, id: &str, wanted: &str) {
     within(async { while detail(platform, id).await["state"] != wanted {} }).await;
 }
 
@@ -190,8 +190,11 @@ async fn bodies_and_unknown_sandboxes() {
     for body in ["{", r#"{"memory":1}"#, r#"{"requireHealthyGuest":"x"}"#, "[]"] {
         post(&platform, &id, "pause", body).await.error(400);
     }
-    let reply = post(&platform, &id, "pause", r#"{"memory":false}"#).await;
-    assert!(reply.error(501).contains("memory: false"), "{reply:?}");
+    // Nothing answers as its agent.
+    let reply = post(&platform, &id, "pause", r#"{"requireHealthyGuest":true}"#).await;
+    assert!(reply.error(503).contains("does not respond"), "{reply:?}");
+    assert_eq!(reply.json["error_code"], "sandbox_guest_agent_unresponsive");
+    *platform.node.origin.lock() = Some(origin().await);
     let missing = post(&platform, "inobody", "pause", "").await;
     let foreign = platform
         .call_as(Some(OTHER_KEY), "POST", &format!("/sandboxes/{id}/pause"), "")
@@ -208,11 +211,8 @@ async fn bodies_and_unknown_sandboxes() {
         "",
     ] {
         assert_eq!(post(&platform, &id, "pause", body).await.status, 204, "{body}");
-        // Their memory cannot be given up, and a resume with no time would end it.
+        // A resume with no time would end it.
         for what in ["resume", "connect"] {
-            let reply = post(&platform, &id, what, r#"{"timeout":5,"memory":false}"#).await;
-            assert!(reply.error(400).contains("memory: false"), "{reply:?}");
-            assert_eq!(reply.json["error_code"], "sandbox_memory_override_disabled");
             post(&platform, &id, what, r#"{"timeout":0}"#).await.error(400);
             let body = format!("{{\"timeout\":{}}}", MAX_LIFETIME_S + 1);
             post(&platform, &id, what, &body).await.error(400);
@@ -390,7 +390,11 @@ async fn a_failed_resume_leaves_the_sandbox_paused() {
     for what in ["resume", "connect"] {
         let reply = post(&platform, &id, what, r#"{"timeout":5}"#).await;
         assert!(reply.error(503).contains("still paused"), "{reply:?}");
-        assert_eq!(detail(&platform, &id).await, paused);
+        let mut still = detail(&platform, &id).await;
+        let why = still["resumeError"].take();
+        assert!(why.as_str().is_some_and(|why| why.contains("the host failed")), "{why}");
+        still.as_object_mut().expect("an object").remove("resumeError");
+        assert_eq!(still, paused);
         assert_eq!(state(&platform, &id).await, State::Paused);
     }
     *platform.node.resume.lock() = Behaviour::Works;
@@ -557,9 +561,10 @@ async fn deadlines_pause_where_that_was_asked_for() {
     .await;
     assert_eq!(platform.node.kills.load(Ordering::SeqCst), before);
 
-    // A host that cannot pause ends it.
+    // A host that can keep nothing of it ends it.
     let id = platform.create(r#","timeout":10,"autoPause":true"#).await;
     *platform.node.pause.lock() = Behaviour::Unsupported;
+    *platform.node.pause_to_disk.lock() = Behaviour::Unsupported;
     platform.clock.advance(11);
     platform.until_gone(&id).await;
     let log = platform.call("GET", &format!("/v2/sandboxes/{id}/logs"), "").await;

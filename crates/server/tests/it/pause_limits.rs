@@ -5,7 +5,7 @@ use model::lifecycle::State;
 use serde_json::json;
 use server::settings::ServerSettings;
 
-use super::pause::{detail, origin, pause, platform, post, state, traffic};
+use super::pause::{detail, origin, pause, platform, post, state, traffic, until_state};
 use super::platform::{Behaviour, TestPlatform, send, within};
 
 #[tokio::test]
@@ -124,18 +124,116 @@ async fn limits_count_what_is_paused_apart_from_what_runs() {
     let platform = platform.restart().await;
     post(&platform, &first, "resume", "").await.error(429);
     post(&platform, &second, "pause", "").await.error(429);
-    // At its deadline, one that cannot be paused ends.
+    // No other is promised to be paused at its deadline.
+    let body = r#"{"templateID":"base","autoPause":true}"#;
+    let reply = platform.call("POST", "/sandboxes", body).await;
+    assert!(reply.error(429).contains("1 paused sandboxes"), "{reply:?}");
+    // One that was promised that is kept beyond the limit.
     platform.clock.advance(21);
-    platform.until_gone(&second).await;
+    until_state(&platform, &second, "paused").await;
     let log = platform.call("GET", &format!("/v2/sandboxes/{second}/logs"), "").await;
     assert!(log.text.contains("limits.paused_sandboxes"), "{}", log.text);
     assert_eq!(post(&platform, &first, "resume", "").await.status, 201);
-    pause(&platform, &third).await;
-    assert_eq!(
-        platform.call("DELETE", &format!("/sandboxes/{third}"), "").await.status,
-        204
+    // Both places are taken by what runs and by what is paused.
+    assert!(
+        post(&platform, &third, "pause", "")
+            .await
+            .error(429)
+            .contains("1 are in use")
     );
+    for id in [&second, &third] {
+        assert_eq!(
+            platform.call("DELETE", &format!("/sandboxes/{id}"), "").await.status,
+            204
+        );
+    }
     pause(&platform, &first).await;
+}
+
+#[tokio::test]
+async fn where_nothing_may_be_paused_it_ends_at_its_deadline() {
+    let platform = TestPlatform::start_adjusted(none).await;
+    let id = platform.create(r#","timeout":20,"autoPause":true"#).await;
+    platform.clock.advance(21);
+    platform.until_gone(&id).await;
+    let log = platform.call("GET", &format!("/v2/sandboxes/{id}/logs"), "").await;
+    assert!(log.text.contains("pause_failed"), "{}", log.text);
+}
+
+fn one_disk(settings: &mut ServerSettings) {
+    settings.limits.default.paused_disk_mb = Some(100);
+    settings.limits.default.memory_mb = Some(2048);
+    settings.capacity.max_sandboxes = Some(2);
+}
+
+#[tokio::test]
+async fn a_sandbox_on_disk_takes_nothing_but_that() {
+    let platform = TestPlatform::start_adjusted(one_disk).await;
+    let one = || platform.create(r#","timeout":1000"#);
+    let (first, second) = (one().await, one().await);
+    let to_disk = r#"{"memory":false}"#;
+    // Each takes 64 MiB.
+    for id in [&first, &second] {
+        assert_eq!(post(&platform, id, "pause", to_disk).await.status, 204);
+    }
+    // Neither their memory nor their places on the host are taken.
+    let (third, fourth) = (one().await, one().await);
+    let full = platform.call("POST", "/sandboxes", r#"{"templateID":"base"}"#).await;
+    full.error(429);
+    let reply = post(&platform, &third, "pause", to_disk).await;
+    let message = reply.error(429);
+    assert!(
+        message.contains("100 MiB of disks of paused sandboxes, 128 are in use"),
+        "{message}"
+    );
+    post(&platform, &first, "resume", "").await.error(429);
+    // After a restart it is the same.
+    let platform = platform.restart().await;
+    post(&platform, &third, "pause", to_disk).await.error(429);
+    post(&platform, &first, "resume", "").await.error(429);
+    for id in [&third, &second] {
+        assert_eq!(
+            platform.call("DELETE", &format!("/sandboxes/{id}"), "").await.status,
+            204
+        );
+    }
+    assert_eq!(post(&platform, &first, "resume", "").await.status, 201);
+    assert_eq!(post(&platform, &fourth, "pause", to_disk).await.status, 204);
+}
+
+fn for_an_hour(settings: &mut ServerSettings) {
+    settings.pause.retention_s = Some(3600);
+}
+
+#[tokio::test]
+async fn paused_sandboxes_are_kept_as_long_as_the_operator_says() {
+    let platform = TestPlatform::start_adjusted(for_an_hour).await;
+    let mut ids = Vec::new();
+    for body in ["", r#"{"memory":false}"#] {
+        let id = platform.create(r#","timeout":1000"#).await;
+        assert_eq!(post(&platform, &id, "pause", body).await.status, 204);
+        ids.push(id);
+    }
+    let resumed = platform.create(r#","timeout":1000"#).await;
+    pause(&platform, &resumed).await;
+    platform.clock.advance(3500);
+    assert_eq!(
+        post(&platform, &resumed, "resume", r#"{"timeout":3000}"#).await.status,
+        201
+    );
+    // Also those of an earlier start.
+    let platform = platform.restart().await;
+    for id in &ids {
+        assert_eq!(detail(&platform, id).await["state"], "paused");
+    }
+    platform.clock.advance(101);
+    for id in &ids {
+        platform.until_gone(id).await;
+        let log = platform.call("GET", &format!("/v2/sandboxes/{id}/logs"), "").await;
+        assert!(log.text.contains("retention"), "{}", log.text);
+    }
+    assert!(platform.node.kept.lock().is_empty());
+    assert_eq!(detail(&platform, &resumed).await["state"], "running");
 }
 
 fn none(settings: &mut ServerSettings) {

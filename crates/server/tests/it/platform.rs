@@ -309,6 +309,7 @@ impl TestPlatform {
         let node = FakeNode::new();
         *node.adoptable.lock() = running;
         node.paused.lock().clone_from(&self.node.paused.lock());
+        node.lost.lock().clone_from(&self.node.lost.lock());
         Self::over(self.directory, self.store, node, self.clock, None, self.adjust, self.n).await
     }
 

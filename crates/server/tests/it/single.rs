@@ -100,11 +100,25 @@ async fn a_deleted_sandbox_is_gone_everywhere() {
 #[tokio::test]
 async fn concurrent_deletes_share_one_termination() {
     let platform = Arc::new(TestPlatform::start().await);
+    // On an overloaded machine, the second request may come after the end, which is then not shared.
+    let mut second = 404;
+    for kills in 1..=10 {
+        second = two_deletes(&platform).await;
+        assert_eq!(platform.node.kills.load(Ordering::SeqCst), kills);
+        if second != 404 {
+            break;
+        }
+    }
+    assert_eq!(second, 204);
+}
+
+/// Deletes a sandbox twice at the same time, and returns the status of the second answer.
+async fn two_deletes(platform: &Arc<TestPlatform>) -> u16 {
     let id = platform.create("").await;
     let path = format!("/sandboxes/{id}");
     *platform.node.kill.lock() = Behaviour::Waits;
     let delete = || {
-        let (platform, path) = (Arc::clone(&platform), path.clone());
+        let (platform, path) = (Arc::clone(platform), path.clone());
         tokio::spawn(async move { platform.call("DELETE", &path, "").await.status })
     };
     let first = delete();
@@ -123,8 +137,7 @@ async fn concurrent_deletes_share_one_termination() {
     assert_eq!(platform.call("GET", "/sandboxes", "").await.text, "[]");
     platform.node.go.notify_one();
     assert_eq!(within(first).await.expect("no panic"), 204);
-    assert_eq!(within(second).await.expect("no panic"), 204);
-    assert_eq!(platform.node.kills.load(Ordering::SeqCst), 1);
+    within(second).await.expect("no panic").as_u16()
 }
 
 #[tokio::test]

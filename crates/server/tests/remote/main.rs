@@ -11,6 +11,8 @@ use testkit::remote::RemoteNode;
 
 #[path = "../it/builds.rs"]
 mod builds;
+#[path = "../it/cancel.rs"]
+mod cancel;
 #[path = "../it/create.rs"]
 mod create;
 #[path = "../it/drain.rs"]

@@ -146,6 +146,7 @@ impl Rows {
             network_json: None,
             lifecycle_json: None,
             injections_sealed: None,
+            environment_sealed: None,
             created_us: started_us,
         };
         let rows = self.of_node();

@@ -12,25 +12,20 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, why).retry_after(IN_PROGRESS_AFTER_S)
     }
 
-    /// 501: only the files of a sandbox would be kept.
-    pub(crate) fn no_filesystem_pause() -> Self {
-        let why = "pausing without memory (memory: false) is not built yet: this platform keeps the processes of a paused \
-                   sandbox; send memory: true, or no body";
-        Self::new(StatusCode::NOT_IMPLEMENTED, why).code("not_built")
-    }
-
-    /// 400: the processes of a paused sandbox would be given up.
-    pub(crate) fn no_memory_override() -> Self {
-        let why = "memory: false is not available on this platform: the processes of a paused sandbox continue when it \
-                   is resumed";
-        Self::invalid(why).code("sandbox_memory_override_disabled")
-    }
-
     /// The response when a sandbox was not paused.
     pub(crate) fn not_paused(error: PauseError, id: impl std::fmt::Display) -> Self {
         match error {
             PauseError::Paused => Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is already paused")),
             PauseError::Running | PauseError::Stopping | PauseError::Gone => Self::no_sandbox(id),
+            PauseError::Unhealthy => {
+                let why = format!(
+                    "the agent of sandbox \"{id}\" does not respond, and requireHealthyGuest is true: the sandbox runs on"
+                );
+                // Clients take 409 for a sandbox that is paused already.
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+                    .code("sandbox_guest_agent_unresponsive")
+                    .retry_after(IN_PROGRESS_AFTER_S)
+            }
             PauseError::Node(_) | PauseError::TaskFailed => {
                 let why = format!("sandbox \"{id}\" could not be paused, and runs on: try again");
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)
@@ -66,6 +61,13 @@ impl ApiError {
         match error {
             PauseError::Store(error) => error.into(),
             PauseError::OverQuota(over) => over.into(),
+            PauseError::NoCapacity(_) => Self::no_capacity(IN_PROGRESS_AFTER_S).caused_by(error),
+            PauseError::Starting => {
+                let why = "the sandbox is being started already, and may keep its processes: try again in a moment";
+                Self::new(StatusCode::CONFLICT, why)
+                    .code("sandbox_start_in_flight")
+                    .retry_after(IN_PROGRESS_AFTER_S)
+            }
             PauseError::Unsupported(_) => Self::new(
                 StatusCode::NOT_IMPLEMENTED,
                 "this host cannot do that: its operator finds the reason with `ringfence doctor`",

@@ -29,7 +29,7 @@ use crate::api::body::values::{
     TemplateReference, Texts, Variables, WorkingTreePath,
 };
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::injection_rules::InjectionValue;
+use crate::api::injection_values::ItemValue;
 use crate::api::json::json;
 use crate::api::state::ApiState;
 use crate::builds::recipe::BuildSpec;
@@ -42,7 +42,7 @@ use crate::sandboxes::idempotency::{Claimed, KeyedRequest, StoredSandbox};
 use crate::sandboxes::repositories::code_hosts;
 use crate::templates::TemplateName;
 
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+pub(super) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// The path of a create request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,12 +84,14 @@ body! {
         "network" network: Option<NewSandboxNetwork>;
         /// Whether it is paused at its deadline, and not killed.
         "autoPause" auto_pause: Nullable<bool> = false;
-        "autoPauseMemory" auto_pause_memory: Nullable<bool> = true => hidden;
+        /// `false`: only its files are kept when it is paused at its deadline. Requires `autoPause`, and excludes
+        /// `autoResume`.
+        "autoPauseMemory" auto_pause_memory: Nullable<bool> = true;
         "autoResume" auto_resume: Option<AutoResume>;
         "iam" iam: Option<Iam> => hidden;
         "volumeMounts" volume_mounts: Option<AnyArray<{ usize::MAX }>> => hidden;
         /// Headers that are set on its HTTPS requests: `type` and the keys of that type, described on the page about injection.
-        "injections" injections: Option<List<InjectionValue, 0, ATTACHMENTS_MAX>>;
+        "injections" injections: Option<List<ItemValue, 0, ATTACHMENTS_MAX>>;
         /// Repositories that it gets as working trees before the request is answered.
         "resources" resources: Option<List<SandboxResource, 0, ATTACHMENTS_MAX>>;
         ignored {
@@ -410,6 +412,9 @@ async fn prepare(
     }
     let checked = state.sandboxes.injections.check(&injections).await;
     checked.map_err(injections::refused)?;
+    if spec.lifecycle.auto_pause {
+        caller.quota.check_auto_pause()?;
+    }
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
     let pooled = pool.take((&spec.template, owner.as_ref()), &key, &built);
@@ -457,7 +462,7 @@ fn random_id() -> Result<SandboxId, ApiError> {
 }
 
 /// The stages as a `Server-Timing` header: milliseconds with three digits.
-fn server_timing(stages: &[Stage]) -> String {
+pub(super) fn server_timing(stages: &[Stage]) -> String {
     stages.iter().fold(String::new(), |mut text, Stage { name, took }| {
         let separator = if text.is_empty() { "" } else { ", " };
         let _ = write!(text, "{separator}{name};dur={:.3}", took.as_secs_f64() * 1000.0);
@@ -547,6 +552,7 @@ impl CreateParameters {
             network,
             lifecycle: LifecycleSpec {
                 auto_pause: common.auto_pause,
+                auto_pause_discards: !common.auto_pause_memory,
                 auto_resume: common.auto_resume.is_some_and(|resume| resume.enabled),
                 timeout_s,
             },
@@ -578,13 +584,12 @@ impl CreateParameters {
             );
         }
         if !common.auto_pause_memory {
-            let why = match common.auto_pause {
-                true => {
-                    "autoPauseMemory: false is not available on this platform: the processes of a paused sandbox are kept"
-                }
-                false => "autoPauseMemory: false requires autoPause: true",
-            };
-            return Some(why.to_owned());
+            let resumes = common.auto_resume.as_ref().is_some_and(|resume| resume.enabled);
+            match (common.auto_pause, resumes) {
+                (false, _) => return Some("autoPauseMemory: false requires autoPause: true".to_owned()),
+                (true, true) => return Some("autoPauseMemory: false excludes autoResume".to_owned()),
+                (true, false) => {}
+            }
         }
         let iam = common.iam.as_ref().and_then(|iam| iam.tokens.0);
         iam.is_some_and(|tokens| !tokens.is_empty).then(|| unavailable("iam"))

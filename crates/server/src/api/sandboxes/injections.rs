@@ -16,7 +16,8 @@ use crate::api::body::RequiredBody;
 use crate::api::body::shape::body;
 use crate::api::body::values::List;
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::injection_rules::{InjectionValue, ShownInjection};
+use crate::api::injection_rules::ShownInjection;
+use crate::api::injection_values::ItemValue;
 use crate::api::json::json;
 use crate::injections::{RefusedInjections, SandboxInjections};
 use crate::sandboxes::Sandboxes;
@@ -26,7 +27,7 @@ body! {
     /// The injections of a sandbox from now on.
     pub(crate) struct SandboxInjectionsUpdate {
         /// All of them, in order of precedence.
-        "injections" injections: List<InjectionValue, 0, ATTACHMENTS_MAX>;
+        "injections" injections: List<ItemValue, 0, ATTACHMENTS_MAX>;
     }
 }
 
@@ -46,7 +47,7 @@ struct ShownInjections {
 }
 
 /// The injections of a request, which are not checked yet.
-pub(super) fn items(settings: List<InjectionValue, 0, ATTACHMENTS_MAX>) -> Result<Vec<InjectionItem>, ApiError> {
+pub(super) fn items(settings: List<ItemValue, 0, ATTACHMENTS_MAX>) -> Result<Vec<InjectionItem>, ApiError> {
     let List(settings) = settings;
     let items = settings.into_iter().enumerate();
     let items = items.map(|(index, one)| {

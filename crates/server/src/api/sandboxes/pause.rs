@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
-use model::lifecycle;
+use http::{HeaderValue, StatusCode};
+use model::lifecycle::{self, Kept};
 use model::limits::{DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
 
 use super::ConnectionInfo;
+use super::create::{SERVER_TIMING, server_timing};
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::Lifetime;
@@ -18,18 +19,17 @@ use crate::api::json::json;
 use crate::api::state::SandboxAccess;
 use crate::outcome::{PauseReason, ResumeReason};
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::pause::ResumeRequest;
+use crate::sandboxes::pause::PauseRequest;
 use crate::sandboxes::registry::SandboxEntry;
+use crate::sandboxes::resume::{Connected, ResumeRequest};
 
 body! {
     /// Parameters for pausing a sandbox.
     pub(crate) struct PauseSandbox {
-        /// `true`: its processes are kept and continue at a resume. Without them (`false`) it cannot be paused yet.
+        /// `true`: its processes are kept and continue at a resume. `false`: they are ended, and only its files are kept.
         "memory" memory: Nullable<bool> = true;
-        ignored {
-            /// Without effect: a sandbox whose agent does not respond is paused as it is.
-            "requireHealthyGuest": Option<bool>;
-        }
+        /// `true`: it is not paused unless its agent responds.
+        "requireHealthyGuest" require_healthy_guest: Nullable<bool> = false;
     }
 }
 
@@ -38,7 +38,8 @@ body! {
     pub(crate) struct ConnectSandboxV1 {
         /// Seconds from now. A later deadline of a running sandbox is kept. A paused sandbox needs at least 1.
         "timeout" timeout: Lifetime<0>;
-        /// `true`: the processes of a paused sandbox continue. It cannot be resumed without them (`false`).
+        /// `true`: the processes of a paused sandbox continue, if they are kept. `false`: they are given up, and it starts
+        /// anew with its files.
         "memory" memory: Option<bool> = true;
     }
 }
@@ -48,7 +49,8 @@ body! {
     pub(crate) struct ConnectSandbox {
         /// Seconds from now. A later deadline of a running sandbox is kept. A paused sandbox needs at least 1.
         "timeout" timeout: Nullable<Lifetime<0>> = DEFAULT_TIMEOUT_V2_S;
-        /// `true`: the processes of a paused sandbox continue. It cannot be resumed without them (`false`).
+        /// `true`: the processes of a paused sandbox continue, if they are kept. `false`: they are given up, and it starts
+        /// anew with its files.
         "memory" memory: Option<bool> = true;
     }
 }
@@ -60,13 +62,13 @@ body! {
         "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V1_S;
         /// Whether it is paused at its deadline, instead of what it was created with.
         "autoPause" auto_pause: Option<bool> => deprecated;
-        /// `true`: its processes continue. It cannot be resumed without them (`false`).
+        /// `true`: its processes continue, if they are kept. `false`: they are given up, and it starts anew with its files.
         "memory" memory: Option<bool> = true;
     }
 }
 
-/// Pauses a sandbox: its processes are stopped and kept in memory, its connections are cut, and it has no deadline until
-/// it is resumed. A restart of the host ends it.
+/// Pauses a sandbox: its connections are cut, and it has no deadline until it is resumed. Its processes are stopped and
+/// kept in the memory of the host, whose restart ends it; or they are ended, and its files are kept on the disk of the host.
 #[utoipa::path(
     post,
     path = "/sandboxes/{sandboxID}/pause",
@@ -78,8 +80,8 @@ body! {
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
         (status = 409, description = "The sandbox is paused already", body = ErrorBody),
         (status = 429, description = "The team has as many paused sandboxes as it can have", body = ErrorBody),
-        (status = 501, description = "`memory` is `false`, or the host cannot pause sandboxes", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be paused and runs on", body = ErrorBody),
+        (status = 501, description = "The host cannot keep the processes of sandboxes", body = ErrorBody),
+        (status = 503, description = "The sandbox could not be paused, or its agent does not respond, and it runs on", body = ErrorBody),
     )
 )]
 pub(crate) async fn pause_sandbox(
@@ -88,13 +90,21 @@ pub(crate) async fn pause_sandbox(
     SandboxPath(id): SandboxPath,
     body: OptionalBody<PauseSandbox>,
 ) -> Result<StatusCode, ApiError> {
-    let memory = body.read()?.memory;
+    let body = body.read()?;
     let entry = sandboxes.entry_of_team(&id, &caller.team).await;
     let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
-    if !memory {
-        return Err(ApiError::no_filesystem_pause());
-    }
-    let paused = sandboxes.pause(&entry, PauseReason::Client).await;
+    let request = PauseRequest {
+        reason: PauseReason::Client,
+        keep: match body.memory {
+            true => Kept::Memory,
+            false => Kept::Filesystem,
+        },
+        is_limited: true,
+    };
+    let paused = match body.require_healthy_guest {
+        true => sandboxes.pause_if_healthy(&entry, request).await,
+        false => sandboxes.pause(&entry, request).await,
+    };
     paused.map_err(|error| ApiError::not_paused(error, &id))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -109,7 +119,7 @@ pub(crate) async fn pause_sandbox(
     responses(
         (status = 201, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is already running", body = ErrorBody),
+        (status = 409, description = "The sandbox is already running, or being started in another way", body = ErrorBody),
         (status = 429, description = "The team is at one of its limits", body = ErrorBody),
         (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
     )
@@ -122,17 +132,13 @@ pub(crate) async fn resume_sandbox(
     body: OptionalBody<ResumeSandbox>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
-    let request = request(
-        &caller,
-        body.timeout.within(caller.quota.limits.max_lifetime_s)?,
-        body.auto_pause,
-    );
+    let timeout_s = body.timeout.within(caller.quota.limits.max_lifetime_s)?;
+    let request = request(&caller, timeout_s, body.auto_pause, body.memory);
     let entry = sandboxes.entry_of_team(&id, &caller.team).await;
     let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
-    check_memory(&entry, body.memory)?;
     let resumed = sandboxes.resume(&entry, request).await;
-    let row = resumed.map_err(|error| ApiError::not_resumed(error, &id))?;
-    json(StatusCode::CREATED, &ConnectionInfo::new(row, &access))
+    let resumed = resumed.map_err(|error| ApiError::not_resumed(error, &id))?;
+    answer(resumed, &access)
 }
 
 /// Connects to a sandbox, with a required timeout. A paused sandbox is resumed.
@@ -146,7 +152,7 @@ pub(crate) async fn resume_sandbox(
         (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed, or being started in another way", body = ErrorBody),
         (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
         (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
     )
@@ -173,7 +179,7 @@ pub(crate) async fn connect_sandbox_v1(
         (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
+        (status = 409, description = "The sandbox is being killed, or being started in another way", body = ErrorBody),
         (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
         (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
     )
@@ -198,25 +204,37 @@ async fn connect(
     let timeout_s = timeout.within(caller.quota.limits.max_lifetime_s)?;
     let entry = sandboxes.entry_of_team(&id, &caller.team).await;
     let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
-    check_memory(&entry, memory)?;
     if timeout_s == 0 && is_asleep(&entry) {
         let why = format!("sandbox \"{id}\" is paused, and with timeout 0 it would end at once: send at least 1");
         return Err(ApiError::invalid(why));
     }
-    let connected = sandboxes.connect(&entry, request(caller, timeout_s, None)).await;
+    let connected = sandboxes
+        .connect(&entry, request(caller, timeout_s, None, memory))
+        .await;
     let connected = connected.map_err(|error| ApiError::not_connected(error, &id))?;
+    answer(connected, access)
+}
+
+fn answer(connected: Connected, access: &SandboxAccess) -> Result<Response, ApiError> {
     let status = match connected.was_paused {
         true => StatusCode::CREATED,
         false => StatusCode::OK,
     };
-    json(status, &ConnectionInfo::new(connected.row, access))
+    let mut response = json(status, &ConnectionInfo::new(connected.row, access))?;
+    if !connected.stages.is_empty()
+        && let Ok(value) = HeaderValue::try_from(server_timing(&connected.stages))
+    {
+        response.headers_mut().insert(SERVER_TIMING, value);
+    }
+    Ok(response)
 }
 
-fn request(caller: &Caller, timeout_s: u32, auto_pause: Option<bool>) -> ResumeRequest {
+fn request(caller: &Caller, timeout_s: u32, auto_pause: Option<bool>, memory: bool) -> ResumeRequest {
     ResumeRequest {
         timeout_s,
         max_lifetime_s: caller.quota.limits.max_lifetime_s,
         auto_pause,
+        discards_processes: !memory,
         reason: ResumeReason::Client,
     }
 }
@@ -224,12 +242,4 @@ fn request(caller: &Caller, timeout_s: u32, auto_pause: Option<bool>) -> ResumeR
 fn is_asleep(entry: &SandboxEntry) -> bool {
     use lifecycle::State::{Paused, Pausing, Resuming};
     matches!(entry.state(), Pausing | Paused | Resuming)
-}
-
-/// Refuses to give up the processes of a paused sandbox.
-fn check_memory(entry: &SandboxEntry, memory: bool) -> Result<(), ApiError> {
-    match !memory && is_asleep(entry) {
-        true => Err(ApiError::no_memory_override()),
-        false => Ok(()),
-    }
 }

@@ -197,6 +197,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
                 "name \"{alias}\" is that of another template of your team"
             )));
         }
+        BuildRequested::TooManyTags => return Err(ApiError::tag_limit()),
         BuildRequested::NoTemplate => return Err(ApiError::no_template("the template does not exist any more")),
     };
     tracing::info!(template.id = %template, build.id = %build, "requested a build");

@@ -111,7 +111,7 @@ impl TagOrder {
 #[derive(Serialize, ToSchema)]
 struct TemplateTagCount {
     /// Number of tags that have a finished build.
-    total: usize,
+    total: u64,
 }
 
 /// Whether a template has a tag.
@@ -228,7 +228,7 @@ pub(crate) async fn count_template_tags(
     NamePath(text): NamePath,
 ) -> Result<Response, ApiError> {
     let row = find(&text, &caller.team, &store).await?;
-    let total = store.tag_summaries(&row.id).await?.len();
+    let total = store.tag_count(&row.id).await?;
     json(StatusCode::OK, &TemplateTagCount { total })
 }
 

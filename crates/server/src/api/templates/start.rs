@@ -26,13 +26,17 @@ use crate::api::body::values::{List, Texts};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::state::ApiState;
 use crate::builds::files::is_hash;
-use crate::builds::recipe::{BuildSpec, DockerfileSource, Recipe, Registry, Source, Step};
+use crate::builds::recipe::{BuildSpec, DockerfileSource, Logins, Recipe, Registry, Source, Step};
 use crate::templates::{TemplateError, TemplateName};
 
 /// Maximum number of steps.
 const STEPS_MAX: usize = 1000;
 /// Maximum number of arguments of a step.
 const ARGS_MAX: usize = 10_000;
+/// Maximum length of the host of a registry.
+const HOST_MAX: usize = 260;
+/// Maximum number of registries with credentials.
+const REGISTRIES_MAX: usize = 16;
 /// The version of SDKs from which on steps run as the user of sandboxes.
 const STEPS_AS_USER: (u64, u64, u64) = (2, 3, 0);
 
@@ -70,6 +74,19 @@ body! {
         "target" target: Nullable<String>;
         /// The hashes of uploaded files, by the line of the `COPY` or `ADD` that copies from them.
         "files" files: Option<Texts>;
+        /// The credentials for the registries of its images.
+        "registries" registries: Option<List<RegistryLogin, 0, REGISTRIES_MAX>>;
+    }
+}
+
+body! {
+    /// The credentials for one registry.
+    struct RegistryLogin {
+        /// `host` or `host:port`, as in the names of images; `docker.io` for names without one. The credentials are sent
+        /// to this registry, and to where it has tokens given out.
+        "host" host: String;
+        /// The credentials.
+        "credentials" credentials: RegistryCredentials;
     }
 }
 
@@ -107,9 +124,10 @@ body! {
 }
 
 impl RegistryCredentials {
-    fn read(self) -> Result<Registry, ApiError> {
+    /// What they are, at a place in the body.
+    fn read(self, at: &str) -> Result<Registry, ApiError> {
         let needs = |value: Nullable<String>, key: &str| {
-            let missing = || ApiError::schema(format_args!("/fromImageRegistry/{key}: property \"{key}\" is missing"));
+            let missing = || ApiError::schema(format_args!("{at}/{key}: property \"{key}\" is missing"));
             value.0.ok_or_else(missing)
         };
         match self.kind.as_str() {
@@ -125,9 +143,9 @@ impl RegistryCredentials {
             "gcp" => Ok(Registry::Gcp {
                 service_account: Secret::new(needs(self.service_account, "serviceAccountJson")?),
             }),
-            _ => Err(ApiError::schema(
-                "/fromImageRegistry/type: value is not one of the allowed values [\"registry\",\"aws\",\"gcp\"]",
-            )),
+            _ => Err(ApiError::schema(format_args!(
+                "{at}/type: value is not one of the allowed values [\"registry\",\"aws\",\"gcp\"]"
+            ))),
         }
     }
 }
@@ -170,7 +188,24 @@ impl DockerfileToBuild {
                 ))
             })
         });
+        let mut registries = Logins::new();
+        let logins = self.registries.map_or_else(Vec::new, |List(logins)| logins);
+        for RegistryLogin { host, credentials } in logins {
+            let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+            if host.is_empty() || host.len() > HOST_MAX || !host.bytes().all(is_host) {
+                return Err(ApiError::invalid(
+                    "fromDockerfile: registries: host must be host or host:port, without a scheme and a path",
+                ));
+            }
+            let credentials = credentials.read("/fromDockerfile/registries/credentials")?;
+            if registries.insert(host.to_ascii_lowercase(), credentials).is_some() {
+                return Err(ApiError::invalid(format!(
+                    "fromDockerfile: registries: host \"{host}\" is there twice"
+                )));
+            }
+        }
         Ok(DockerfileSource {
+            registries,
             text: self.dockerfile,
             args: self.args.unwrap_or_default(),
             target: self.target.0,
@@ -218,7 +253,7 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
     }
     if registry.is_some() && (dockerfile.is_some() || archive.is_some()) {
         return Err(ApiError::invalid(
-            "fromImageRegistry is for fromImage: images of a Dockerfile are fetched without credentials",
+            "fromImageRegistry is for fromImage: the credentials for images of a Dockerfile are fromDockerfile.registries",
         ));
     }
     if let Some(dockerfile) = dockerfile {
@@ -295,7 +330,9 @@ pub(crate) async fn start_build(
     body: RequiredBody<BuildToStart>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
-    let registry = body.registry.0.map(RegistryCredentials::read).transpose()?;
+    let registry = body.registry.0;
+    let registry = registry.map(|registry| registry.read("/fromImageRegistry"));
+    let registry = registry.transpose()?;
     let _: BuildId = path.build.to_ascii_lowercase().parse()?;
     let template = find_own(&path.template, &caller.team, &state.store).await?;
     let build = build_of(&state.builds, &template.id, &path.build).await?;
@@ -314,16 +351,8 @@ pub(crate) async fn start_build(
         Ok(source) => source,
         Err(why) => return refuse(&state, &template.id, &build.id, why).await,
     };
-    let registry = match &source {
-        Source::Image { registry, .. } => registry.as_ref(),
-        Source::Base | Source::Template { .. } | Source::Archive { .. } | Source::Scratch | Source::Dockerfile(_) => {
-            None
-        }
-    };
-    let sealed = registry.map(|registry| state.builds.seal(&build.id, registry));
-    let sealed = sealed
-        .transpose()
-        .map_err(|error| ApiError::internal().caused_by(error))?;
+    let sealed = state.builds.seal(&build.id, &source);
+    let sealed = sealed.map_err(|error| ApiError::internal().caused_by(error))?;
     let steps = body.steps.map_or_else(Vec::new, |List(steps)| steps);
     let recipe = Recipe {
         source,
@@ -385,6 +414,7 @@ pub(crate) async fn start_build_v1(
         args: BTreeMap::new(),
         target: None,
         files: BTreeMap::new(),
+        registries: Logins::new(),
     };
     if let Err(refusal) = dockerfile.plan() {
         return refuse(&state, &template.id, &build.id, refusal.to_string()).await;

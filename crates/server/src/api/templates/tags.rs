@@ -119,7 +119,9 @@ pub(crate) async fn assign_template_tags(
             )));
         }
     };
-    store.tags_assign(&row.id, &build, &tags, clock.now_us()).await?;
+    if !store.tags_assign(&row.id, &build, &tags, clock.now_us()).await? {
+        return Err(ApiError::tag_limit());
+    }
     let assigned = AssignedTags {
         tags,
         build_id: build.into(),

@@ -148,7 +148,7 @@ impl<'a> Run<'a, '_> {
                 };
                 let mut progress = self.first.clone();
                 progress
-                    .load(&source)
+                    .load(&source, &self.source.registries)
                     .await
                     .map_err(|failure| at(stage.line, failure))?;
                 progress.become_user("root");
@@ -286,7 +286,8 @@ impl<'a> Run<'a, '_> {
             Origin::Image(reference) => {
                 if !self.images.contains_key(&reference) {
                     let mut progress = self.first.clone();
-                    progress.load(&Source::image(&reference, None)).await?;
+                    let source = Source::image(&reference, None);
+                    progress.load(&source, &self.source.registries).await?;
                     self.first.learn(&progress);
                     self.images.insert(reference.clone(), progress);
                 }

@@ -329,6 +329,7 @@ impl Output for Report<'_> {
             let line = self.line.split_to(end + 1);
             match serde_json::from_slice(&line) {
                 Ok(Progress::Log { message }) => self.context.log(Level::Info, Some(self.step), message),
+                Ok(Progress::State { message }) => self.context.log(Level::Debug, Some(self.step), message),
                 Ok(result) => self.last = Some(result),
                 Err(error) => return Err(io::Error::other(error)),
             }

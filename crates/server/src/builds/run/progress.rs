@@ -18,7 +18,7 @@ use super::machine::Machine;
 use super::step::{Archive, Files, Instruction, Key};
 use crate::agent::login_shell;
 use crate::builds::context::BuildContext;
-use crate::builds::recipe::{BuildFailure, BuildSpec, Job, Registry, Source, Step};
+use crate::builds::recipe::{BuildFailure, BuildSpec, Job, Logins, Registry, Source, Step};
 
 /// Changed when the same steps would make other layers than before.
 const FORMAT: &str = "1";
@@ -139,12 +139,13 @@ impl<'a> Progressing<'a> {
         })
     }
 
-    /// The source of the recipe: the first step, which clients call `base`.
-    pub(super) async fn load(&mut self, source: &Source) -> Result<(), BuildFailure> {
+    /// The source of the recipe: the first step, which clients call `base`. An image without credentials of its own is
+    /// fetched with those of `logins` for its registry.
+    pub(super) async fn load(&mut self, source: &Source, logins: &Logins) -> Result<(), BuildFailure> {
         match source {
             Source::Base => self.log(BASE, "[base] FROM base".to_owned()),
             Source::Template { spec, .. } => self.inherit(spec),
-            Source::Image { reference, registry } => self.import(reference, registry.as_ref()).await?,
+            Source::Image { reference, registry } => self.import(reference, (registry.as_ref(), logins)).await?,
             Source::Archive { hash } => self.unpack(hash).await?,
             Source::Scratch => self.scratch().await?,
             // It has sources of its own.
@@ -186,7 +187,11 @@ impl<'a> Progressing<'a> {
     }
 
     /// An image of a registry, with what every template needs.
-    async fn import(&mut self, reference: &str, registry: Option<&Registry>) -> Result<(), BuildFailure> {
+    async fn import(
+        &mut self,
+        reference: &str,
+        (registry, logins): (Option<&Registry>, &Logins),
+    ) -> Result<(), BuildFailure> {
         let settings = &self.context.settings;
         let pull = |resolve| PullJob {
             reference: reference.to_owned(),
@@ -194,6 +199,10 @@ impl<'a> Progressing<'a> {
             target: IMPORTED.into(),
             work: WORK.into(),
             credentials: registry.map(credentials),
+            logins: logins
+                .iter()
+                .map(|(host, login)| (host.clone(), credentials(login)))
+                .collect(),
             arch: None,
             mirrors: settings
                 .registry_mirrors

@@ -115,6 +115,17 @@ impl Document {
         }
     }
 
+    /// An example of a schema, or of the first of its alternatives whose example needs nothing else to exist: neither a
+    /// saved rule nor a provider of the operator.
+    pub(super) fn example<'a>(&'a self, schema: &'a Value) -> Option<&'a Value> {
+        let alternatives = schema["anyOf"].as_array().into_iter().flatten();
+        let mut alternatives = alternatives.map(|one| self.resolve(one)).filter(|one| {
+            let words = &one["properties"]["type"]["enum"];
+            words.is_array() && words[0] != "id"
+        });
+        schema.get("example").or_else(|| alternatives.next()?.get("example"))
+    }
+
     /// Valid and invalid values of a schema, on both sides of every bound, and of other types if `is_typed`: in a query
     /// everything is text.
     pub(super) fn cases(&self, schema: &Value, is_typed: bool) -> Vec<Case> {
@@ -144,7 +155,7 @@ impl Document {
             add(text(most + 1), false);
         }
         let items = self.resolve(&schema["items"]);
-        let (words, example) = (items["enum"].as_array(), items.get("example"));
+        let (words, example) = (items["enum"].as_array(), self.example(items));
         let item = |n: usize| match (words, example) {
             (Some(words), _) => words[n % words.len()].clone(),
             (None, Some(example)) => example.clone(),

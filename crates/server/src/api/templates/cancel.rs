@@ -1,0 +1,55 @@
+//! Cancelling a build.
+
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use http::StatusCode;
+use model::id::BuildId;
+
+use super::build::build_of;
+use super::find_own;
+use super::status::BuildPath;
+use crate::api::auth::Caller;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::state::ApiState;
+
+/// The reason of a build that its owner has cancelled.
+const CANCELLED: &str = "the build was cancelled";
+
+/// Cancels a build that waits or is in progress: its sandboxes are ended, and its status is `error`. What its finished
+/// steps have made is kept for later builds, as always. This operation is an extension: no SDK sends it.
+#[utoipa::path(
+    post,
+    path = "/templates/{templateID}/builds/{buildID}/cancel",
+    tag = "templates",
+    params(
+        ("templateID" = String, Path, description = "The id of the template"),
+        ("buildID" = String, Path, description = "The id of the build"),
+    ),
+    responses(
+        (status = 204, description = "The build was cancelled"),
+        (status = 403, description = "The template belongs to another team", body = ErrorBody),
+        (status = 404, description = "The team has no such template, or it has no such build", body = ErrorBody),
+        (status = 409, description = "The build has ended", body = ErrorBody),
+    )
+)]
+pub(crate) async fn cancel_build(
+    State(state): State<ApiState>,
+    caller: Caller,
+    path: BuildPath,
+) -> Result<Response, ApiError> {
+    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
+    let template = find_own(&path.template, &caller.team, &state.store).await?;
+    let build = build_of(&state.builds, &template.id, &path.build).await?.id;
+    let now_us = state.clock.now_us();
+    if !state
+        .store
+        .build_cancel(&template.id, &build, CANCELLED, now_us)
+        .await?
+    {
+        return Err(ApiError::build_ended(&build));
+    }
+    tracing::info!(template.id = %template.id, build.id = %build, "cancelled a build");
+    // One of another node is cancelled there when it looks at its row the next time.
+    state.builds.cancel(&[build]);
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

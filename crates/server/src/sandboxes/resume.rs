@@ -1,0 +1,402 @@
+//! Resuming sandboxes, and connecting to them. Row first, then the node, then the row again; see `pause`.
+
+use std::sync::Arc;
+
+use model::lifecycle::{Kept, State, Transition};
+use model::network::EgressPolicy;
+use model::sandbox::LifecycleSpec;
+use protocol::node::{NodeError, ResumeSandbox, Stage};
+use store::Change;
+use store::error::StoreError;
+use store::sandboxes::{Pause, Resumption, SandboxRow};
+
+use super::Sandboxes;
+use super::change::ChangeError;
+use super::create::known_version;
+use super::deadline::Deadline;
+use super::lifecycle::to_json;
+use super::pause::{PauseError, bound, within};
+use super::registry::{CountedAs, SandboxEntry};
+use super::unrecorded::Unrecorded;
+use crate::chain::Chain;
+use crate::clock::SECOND_US;
+use crate::outcome::ResumeReason;
+use crate::records::LifecycleEvent;
+
+/// How often a client that connects starts again because the state has changed meanwhile.
+const CONNECT_ATTEMPTS: usize = 3;
+/// Shortest time until the deadline of a sandbox that traffic has resumed, in seconds.
+const WOKEN_FLOOR_S: u32 = 300;
+
+/// How a sandbox is resumed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ResumeRequest {
+    /// Seconds until its deadline.
+    pub(crate) timeout_s: u32,
+    /// The longest lifetime that its team may give it, in seconds.
+    pub(crate) max_lifetime_s: u32,
+    /// Whether it is paused at its deadline from now on; none to leave that.
+    pub(crate) auto_pause: Option<bool>,
+    /// Whether its processes are given up, if they are kept: it is started anew on its disk.
+    pub(crate) discards_processes: bool,
+    /// Why.
+    pub(crate) reason: ResumeReason,
+}
+
+/// A sandbox that runs, for a client that asked for it.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    /// Its row.
+    pub(crate) row: SandboxRow,
+    /// Whether it had to be resumed.
+    pub(crate) was_paused: bool,
+    /// How long each stage of that took, in order.
+    pub(crate) stages: Vec<Stage>,
+}
+
+/// What the node has done for a resume.
+#[derive(Debug, Default)]
+pub(super) struct Continued {
+    /// The version of its agent, if that is a new one.
+    agent_version: Option<String>,
+    stages: Vec<Stage>,
+}
+
+impl Sandboxes {
+    /// Resumes a paused sandbox. Callers that ask while it is being resumed share the result, and each has at least the
+    /// time that it asked for.
+    pub(crate) async fn resume(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: ResumeRequest,
+    ) -> Result<Connected, PauseError> {
+        match entry.state() {
+            State::Running => return Err(PauseError::Running),
+            // What is under way may keep the processes.
+            State::Resuming if request.discards_processes => return Err(PauseError::Starting),
+            _ => {}
+        }
+        let (sandboxes, entry_of_task) = (Arc::clone(self), Arc::clone(entry));
+        let resuming = async move {
+            let entry = entry_of_task;
+            let guard = entry.change_lock.lock().await;
+            match entry.state() {
+                State::Paused => {
+                    let changes = sandboxes.injections.changes();
+                    let resumed = sandboxes.resume_locked(&entry, request).await;
+                    drop(guard);
+                    if resumed.is_ok() && sandboxes.injections.changes() != changes {
+                        // A rule or a secret was changed meanwhile, when it was not among those that run.
+                        sandboxes.apply_again(&entry).await;
+                    }
+                    resumed.map(Some)
+                }
+                // Another caller has resumed it.
+                State::Running => Ok(None),
+                State::Stopping => Err(PauseError::Stopping),
+                State::Creating | State::Pausing | State::Resuming | State::Gone => Err(PauseError::Gone),
+            }
+        };
+        match self.on_task(entry, resuming).await? {
+            Some(resumed) => Ok(resumed),
+            None => Ok(Connected {
+                row: self.extend(entry, request).await?,
+                was_paused: true,
+                stages: Vec::new(),
+            }),
+        }
+    }
+
+    async fn resume_locked(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: ResumeRequest,
+    ) -> Result<Connected, PauseError> {
+        let id = &entry.id;
+        let counted = entry.counted();
+        entry.count(CountedAs::Running)?;
+        if let Err(error) = self.enter_host(entry).await {
+            entry.force_count(counted);
+            return Err(error);
+        }
+        if !entry.apply(Transition::Resume) {
+            self.keep_paused(entry, counted);
+            return Err(PauseError::Stopping);
+        }
+        if request.discards_processes
+            && let Err(error) = self.discard_processes(entry).await
+        {
+            self.keep_paused(entry, counted);
+            return Err(error);
+        }
+        let row = match self.begin_resume(entry, request).await {
+            Ok(row) => row,
+            Err(error) => {
+                self.keep_paused(entry, counted);
+                return Err(error);
+            }
+        };
+        let continued = match self.let_continue(&row).await {
+            Ok(continued) => continued,
+            Err(error) => {
+                let paused = Unrecorded::Paused {
+                    kept: row.kept.unwrap_or(Kept::Filesystem),
+                    kept_bytes: row.kept_bytes.unwrap_or(0),
+                    paused_us: row.paused_us.unwrap_or_else(|| self.clock.now_us()),
+                    resume_error: Some(reason_of(&error).to_owned()),
+                };
+                self.record(entry, row.version, paused).await;
+                self.records
+                    .log_event(id, &LifecycleEvent::NotResumed(reason_of(&error)));
+                self.keep_paused(entry, counted);
+                return Err(error);
+            }
+        };
+        // The resume does not count as lifetime, so the times are taken now.
+        let now_us = self.clock.now_us();
+        let end_us = (now_us + i64::from(request.timeout_s) * SECOND_US).min(row.max_end_us);
+        let running = Unrecorded::Running {
+            started_us: now_us,
+            end_us,
+            agent_version: continued
+                .agent_version
+                .as_deref()
+                .map(|version| known_version(version).to_owned()),
+        };
+        let recorded = self.record(entry, row.version, running).await;
+        // It runs, whether or not that can be recorded now.
+        let row = recorded.unwrap_or(SandboxRow {
+            started_us: now_us,
+            end_us,
+            ..row
+        });
+        entry.follow(&row);
+        entry.set_policy_pending(false);
+        entry.reopen();
+        if !entry.apply(Transition::Started) {
+            return Err(PauseError::Stopping);
+        }
+        self.deadlines.set(id, row.end_us);
+        self.records.start_sampling(&row);
+        self.records
+            .log_event(id, &LifecycleEvent::Resumed(request.reason, &row));
+        self.metrics.resume(request.reason);
+        tracing::info!(sandbox.id = %id, reason = request.reason.as_str(), "sandbox resumed");
+        Ok(Connected {
+            row,
+            was_paused: true,
+            stages: continued.stages,
+        })
+    }
+
+    /// Has a paused sandbox that took nothing of the host take its share again.
+    async fn enter_host(&self, entry: &SandboxEntry) -> Result<(), PauseError> {
+        if entry.is_on_host() {
+            return Ok(());
+        }
+        let admission = &self.policies.admission;
+        let mut permit = admission.admit_to_host().await;
+        if permit.is_err() && self.pool.evict().await {
+            // What is pooled may have what this one needs.
+            permit = admission.admit_to_host().await;
+        }
+        entry.enter_host(permit.map_err(PauseError::NoCapacity)?);
+        Ok(())
+    }
+
+    /// Gives up what is kept of a paused sandbox besides its disk.
+    async fn discard_processes(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
+        let Some(row) = self.store.sandbox_by_id(&entry.id).await? else {
+            return Err(PauseError::Gone);
+        };
+        if row.kept == Some(Kept::Filesystem) {
+            return Ok(());
+        }
+        let pause = |kept| Pause {
+            kept,
+            kept_bytes: row.kept_bytes.unwrap_or(0),
+            paused_us: row.paused_us.unwrap_or(row.end_us),
+            resume_error: None,
+        };
+        // First, so that after a crash nobody looks for processes that were ended.
+        let change = self
+            .rows
+            .sandbox_paused(&row.id, entry.version(), pause(Kept::Filesystem))
+            .await?;
+        let Change::Applied(given_up) = change else {
+            return Err(PauseError::Gone);
+        };
+        entry.update(given_up.version, given_up.end_us);
+        let Err(error) = self.pause_on_node(&row, Kept::Filesystem).await else {
+            return Ok(());
+        };
+        tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot end the processes of a paused sandbox");
+        let kept = row.kept.unwrap_or(Kept::Filesystem);
+        let change = self.rows.sandbox_paused(&row.id, given_up.version, pause(kept)).await?;
+        if let Change::Applied(row) = change {
+            entry.update(row.version, row.end_us);
+        }
+        Err(match error {
+            NodeError::NotFound(_) => PauseError::Gone,
+            NodeError::Unsupported(why) => PauseError::Unsupported(why),
+            error => PauseError::Node(error),
+        })
+    }
+
+    async fn begin_resume(&self, entry: &SandboxEntry, request: ResumeRequest) -> Result<SandboxRow, PauseError> {
+        let now_us = self.clock.now_us();
+        let before = entry.lifecycle();
+        let lifecycle = LifecycleSpec {
+            auto_pause: request.auto_pause.unwrap_or(before.auto_pause),
+            ..before
+        };
+        let max_end_us = now_us + i64::from(request.max_lifetime_s) * SECOND_US;
+        let resumption = Resumption {
+            end_us: (now_us + i64::from(request.timeout_s) * SECOND_US).min(max_end_us),
+            max_end_us,
+            execution_id: uuid::Uuid::new_v4().to_string(),
+            lifecycle_json: to_json(lifecycle),
+        };
+        match self
+            .rows
+            .sandbox_resuming(&entry.id, entry.version(), &resumption)
+            .await?
+        {
+            Change::Applied(row) => {
+                entry.update(row.version, row.end_us);
+                Ok(row)
+            }
+            Change::Stale | Change::Missing => Err(PauseError::Gone),
+        }
+    }
+
+    /// Undoes the beginning of a resume.
+    fn keep_paused(&self, entry: &SandboxEntry, counted: CountedAs) {
+        entry.force_count(counted);
+        if matches!(counted, CountedAs::Paused { keep, .. } if keep != Kept::Memory) {
+            entry.leave_host();
+        }
+        entry.apply(Transition::Failed);
+    }
+
+    /// Has the node continue a sandbox, with the policy of its row, or start it anew on its disk.
+    pub(super) async fn let_continue(&self, row: &SandboxRow) -> Result<Continued, PauseError> {
+        // A version that did not know what is kept kept the disk.
+        let kept = row.kept.unwrap_or(Kept::Filesystem);
+        let restart = match kept {
+            Kept::Memory => None,
+            Kept::Image | Kept::Filesystem => Some(self.restart_of(row).await?),
+        };
+        let request = ResumeSandbox {
+            id: row.id.clone(),
+            kept,
+            egress: self.policy_of(row).await?,
+            boot: restart.as_ref().map(|restart| restart.boot.clone()),
+        };
+        let resumed = within(bound(kept), self.node.resume(request)).await;
+        let resumed = resumed.map_err(|error| match error {
+            NodeError::NotFound(_) if kept == Kept::Memory => PauseError::Gone,
+            NodeError::Unsupported(why) => PauseError::Unsupported(why),
+            error => {
+                tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot resume a sandbox");
+                PauseError::Node(error)
+            }
+        })?;
+        let mut stages = resumed.stages;
+        if kept == Kept::Filesystem
+            && let Some(restart) = &restart
+        {
+            stages.extend(self.run_again(&row.id, restart).await);
+        }
+        Ok(Continued {
+            agent_version: resumed.agent_version,
+            stages,
+        })
+    }
+
+    /// What a sandbox with this row may reach now.
+    pub(super) async fn policy_of(&self, row: &SandboxRow) -> Result<EgressPolicy, StoreError> {
+        let injections = self.injections.of_sandbox(&row.id).await?;
+        let context = self.policies.context_of(&row.team_id, injections.as_ref()).await?;
+        self.policies.of(row, context).await
+    }
+
+    /// Connects to a sandbox: resumes it if it is paused, and otherwise extends its deadline.
+    pub(crate) async fn connect(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: ResumeRequest,
+    ) -> Result<Connected, PauseError> {
+        let mut last = PauseError::Gone;
+        for _ in 0..CONNECT_ATTEMPTS {
+            let was_paused = match entry.state() {
+                State::Running => false,
+                State::Pausing | State::Paused | State::Resuming => true,
+                State::Stopping => return Err(PauseError::Stopping),
+                State::Creating | State::Gone => return Err(PauseError::Gone),
+            };
+            let connected = match was_paused {
+                true => self.resume(entry, request).await,
+                false => self.extend(entry, request).await.map(|row| Connected {
+                    row,
+                    was_paused,
+                    stages: Vec::new(),
+                }),
+            };
+            match connected {
+                Ok(connected) => return Ok(connected),
+                // It was paused or resumed in between.
+                Err(error @ (PauseError::Paused | PauseError::Running | PauseError::Gone)) => last = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    /// Never shortens: of two clients that connect, the one with the shorter timeout must not end the other's sandbox.
+    async fn extend(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: ResumeRequest,
+    ) -> Result<SandboxRow, PauseError> {
+        let wanted_us = self.clock.now_us() + i64::from(request.timeout_s) * SECOND_US;
+        let deadline = Deadline::AtLeast(wanted_us.min(entry.max_end_us()));
+        self.set_deadline(entry, deadline).await.map_err(|error| match error {
+            ChangeError::Store(error) => PauseError::Store(error),
+            ChangeError::Stopping => PauseError::Stopping,
+            ChangeError::Changing(_) | ChangeError::Gone => PauseError::Paused,
+            ChangeError::NotApplied(error) => PauseError::Node(error),
+            ChangeError::NoToken | ChangeError::Seal(_) | ChangeError::TaskFailed => PauseError::TaskFailed,
+        })
+    }
+
+    /// Resumes a sandbox because of traffic to it, with the time that it was created with.
+    pub(crate) async fn wake(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
+        let quota = self.policies.admission.quota_of(&entry.team).await?;
+        let max_lifetime_s = quota.limits.max_lifetime_s;
+        let request = ResumeRequest {
+            timeout_s: entry.lifecycle().timeout_s.max(WOKEN_FLOOR_S).min(max_lifetime_s),
+            max_lifetime_s,
+            auto_pause: None,
+            discards_processes: false,
+            reason: ResumeReason::Traffic,
+        };
+        match self.resume(entry, request).await {
+            Ok(_) | Err(PauseError::Running) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Why a sandbox could not be resumed, for its client.
+fn reason_of(error: &PauseError) -> &'static str {
+    match error {
+        PauseError::Unsupported(_) => "this host cannot resume what is kept of it",
+        PauseError::Store(_) => "the database failed",
+        PauseError::Node(NodeError::Capacity(_)) => "the host has no capacity for it",
+        PauseError::Node(NodeError::NoLayer(_)) => "a layer of its template is not on the host",
+        PauseError::Node(NodeError::NotFound(_)) | PauseError::Gone => "the host has not found it",
+        PauseError::Node(NodeError::Unreachable(_)) => "the host did not answer in time",
+        _ => "the host failed to start it; the log of the platform has the cause",
+    }
+}

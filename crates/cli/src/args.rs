@@ -108,6 +108,9 @@ pub(crate) enum Command {
         /// Only show what would be removed
         #[arg(long)]
         dry_run: bool,
+        /// Also remove results of steps and uploaded files that no build has used for an hour
+        #[arg(long, conflicts_with = "dry_run")]
+        cache: bool,
         /// Output format
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
@@ -430,6 +433,9 @@ pub(crate) struct BuildArgs {
     /// Memory of its sandboxes in MiB, an even number [default: 1024]
     #[arg(long, value_name = "MB")]
     pub(crate) memory: Option<u32>,
+    /// Send the platform what `docker login` has left for this registry, to fetch images of it; can be repeated
+    #[arg(long, value_name = "HOST", conflicts_with = "from_archive")]
+    pub(crate) registry_login: Vec<String>,
     /// Take nothing from earlier builds
     #[arg(long)]
     pub(crate) no_cache: bool,

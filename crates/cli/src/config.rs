@@ -29,8 +29,8 @@ use model::injection::provider::Providers;
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
 use server::settings::{
-    BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PoolSettings, RecordSettings,
-    RepositorySettings, SigningSettings, TeamLimits,
+    BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PauseSettings, PoolSettings,
+    RecordSettings, RepositorySettings, SigningSettings, TeamLimits,
 };
 
 use self::blobs::BlobConfig;
@@ -111,6 +111,9 @@ impl fmt::Display for Source {
     }
 }
 
+/// How many processes a sandbox may create per second by default.
+const PROCESS_RATE: u32 = 2000;
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogFormat {
@@ -178,6 +181,8 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     /// Whether the whole disk of a sandbox is allocated at its start.
     pub(crate) reserve_disks: bool,
+    /// How many processes a sandbox may create per second; none without a limit.
+    pub(crate) process_rate: Option<u32>,
     /// The capacity reserved on this host.
     pub(crate) capacity: CapacitySettings,
     /// How many connections clients may have.
@@ -202,6 +207,10 @@ pub(crate) struct Config {
     pub(crate) blobs: Option<BlobConfig>,
     /// Sandboxes that are started in advance.
     pub(crate) pool: PoolSettings,
+    /// Paused sandboxes.
+    pub(crate) pause: PauseSettings,
+    /// The program that writes the processes of paused sandboxes to disk.
+    pub(crate) criu: Option<PathBuf>,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
@@ -300,6 +309,9 @@ impl Sources {
             base_template: given.parse(keys::BASE_TEMPLATE, boolean)?.unwrap_or(true),
             resources,
             reserve_disks,
+            process_rate: given
+                .parse(keys::SANDBOX_PROCESSES_PER_SECOND, |text| limit(text, 1_000_000))?
+                .unwrap_or(Some(PROCESS_RATE)),
             limits: given.limits()?,
             connections: given.connections()?,
             mcp: given.mcp()?,
@@ -308,6 +320,8 @@ impl Sources {
             registry_ca_files: given.registry_ca_files()?,
             blobs: given.blobs()?,
             pool: given.pool()?,
+            pause: given.pause()?,
+            criu: given.criu()?,
             capacity: given.capacity(reserve_disks.then_some(resources.disk_mb))?,
             records: RecordSettings {
                 log_retention_s: number(keys::LOGS_RETENTION_S, 0, u32::MAX, records.log_retention_s)?,
@@ -569,6 +583,7 @@ fn team_limits(
         paused_sandboxes: value(keys::LIMITS_PAUSED_SANDBOXES, size)?
             .flatten()
             .unwrap_or(base.paused_sandboxes),
+        paused_disk_mb: value(keys::LIMITS_PAUSED_DISK_MB, any)?.unwrap_or(base.paused_disk_mb),
         builds: value(keys::LIMITS_BUILDS, size)?.flatten().unwrap_or(base.builds),
         template_cpu_count: value(keys::LIMITS_TEMPLATE_CPU_COUNT, size)?
             .flatten()

@@ -52,7 +52,9 @@ async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Re
         disks_mb: Vec::new(),
         reserve_disks: false,
         base: false,
+        criu: None,
         disk_floor_mb: 0,
+        process_rate: None,
         egress: EgressSettings {
             enabled: false,
             ..EgressSettings::default()

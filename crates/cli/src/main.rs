@@ -168,7 +168,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         }
         Command::Sandbox(command) => sandboxes::run(settings, &command),
         Command::Template(command) => template::run(settings, sources, &command),
-        Command::Gc { dry_run, format } => transfer::collect(settings, dry_run, format),
+        Command::Gc { dry_run, cache, format } => transfer::collect(settings, dry_run, cache, format),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }
 }

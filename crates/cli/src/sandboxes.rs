@@ -126,6 +126,15 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
         ("memory", format!("{} MiB", sandbox.memory_mb)),
         ("disk", format!("{} MiB", sandbox.disk_mb)),
     ];
+    if let Some(kept) = sandbox.kept {
+        lines.push(("kept", kept));
+    }
+    if let Some(bytes) = sandbox.kept_bytes {
+        lines.push(("kept on disk", mib(bytes)));
+    }
+    if let Some(why) = sandbox.resume_error {
+        lines.push(("not resumed", why));
+    }
     if let Some(usage) = sandbox.usage {
         lines.push(("measured", usage.at));
         lines.push(("cpu used", format!("{:.1}% of its cores", usage.cpu_percent)));
@@ -236,6 +245,9 @@ mod tests {
             cpu_count,
             memory_mb: 1,
             disk_mb: 1,
+            kept: None,
+            kept_bytes: None,
+            resume_error: None,
             usage: usage.map(|(cpu_percent, memory_used_bytes, disk_used_bytes)| OperatorUsage {
                 at: String::new(),
                 cpu_percent,

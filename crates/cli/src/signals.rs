@@ -7,6 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    has_arrived: bool,
 }
 
 impl Signals {
@@ -18,14 +19,22 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
+            has_arrived: false,
         })
+    }
+
+    /// Whether [`Self::next`] has returned.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.has_arrived
     }
 
     /// The name of the next signal.
     pub(crate) async fn next(&mut self) -> &'static str {
-        tokio::select! {
+        let name = tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
-        }
+        };
+        self.has_arrived = true;
+        name
     }
 }

@@ -6,6 +6,7 @@
 mod build;
 mod client;
 mod context;
+mod progress;
 mod tar;
 
 use std::process::ExitCode;

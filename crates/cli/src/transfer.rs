@@ -1,7 +1,7 @@
 //! `ringfence template push` and `pull`, and `ringfence gc`: through the operator socket, because layers belong to the
 //! node. It is this command that connects to registries, and not the platform, so it reaches what its operator reaches.
 
-mod login;
+pub(crate) mod login;
 mod oci;
 mod reference;
 mod registry;
@@ -112,9 +112,9 @@ fn open(config: &Config, args: &RegistryArgs, of: &Reference, writes: bool) -> R
 ///
 /// # Errors
 /// When no platform runs on the data directory, or the request fails.
-pub(crate) fn collect(config: &Config, dry_run: bool, format: Format) -> Result<ExitCode> {
+pub(crate) fn collect(config: &Config, dry_run: bool, cache: bool, format: Format) -> Result<ExitCode> {
     let dir = DataDir::existing(&config.data_dir)?;
-    let path = format!("/collections?dry_run={dry_run}");
+    let path = format!("/collections?dry_run={dry_run}&cache={cache}");
     let collected: OperatorCollection = block_on(ask(&dir, Method::POST, &path))?;
     if format == Format::Json {
         output::json(&collected)?;
@@ -126,6 +126,12 @@ pub(crate) fn collect(config: &Config, dry_run: bool, format: Format) -> Result<
         output::line(&format!("{verb} {} {}", layer.id, mib(layer.bytes)))?;
     }
     output::line(&format!("{verb} {} layers, {}", collected.layers.len(), mib(total)))?;
+    if cache {
+        let (results, files) = (collected.results, collected.files);
+        output::line(&format!(
+            "removed {results} results of steps and {files} uploaded files"
+        ))?;
+    }
     if !collected.teams.is_empty() {
         let rows = collected.teams.into_iter().map(|space| {
             vec![

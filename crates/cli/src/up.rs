@@ -207,7 +207,9 @@ async fn start(
         disks_mb: vec![settings.resources.disk_mb],
         reserve_disks: settings.reserve_disks,
         base: settings.base_template,
+        criu: settings.criu.clone(),
         disk_floor_mb: settings.capacity.disk_floor_mb,
+        process_rate: settings.process_rate,
         egress: egress.clone(),
         traffic: Some(traffic.clone()),
     })
@@ -242,6 +244,7 @@ async fn start(
                 ..settings.builds.clone()
             },
             pool: settings.pool.clone(),
+            pause: settings.pause,
             blobs,
             resources: settings.resources,
             egress,
@@ -303,6 +306,7 @@ async fn open_blobs(config: &BlobConfig, dir: &DataDir, token_seed: &[u8; 32]) -
         store,
         owner,
         grace_s: config.grace_s,
+        cache_bytes: config.cache_mb.map(|mb| u64::from(mb) << 20),
     })
 }
 

@@ -35,6 +35,8 @@ pub(crate) struct BlobConfig {
     ca_file: Option<PathBuf>,
     /// How long an object that nothing refers to is kept, in seconds.
     pub(crate) grace_s: u32,
+    /// Maximum size of the layers in the data directory, in MiB.
+    pub(crate) cache_mb: Option<u32>,
 }
 
 impl BlobConfig {
@@ -144,6 +146,7 @@ impl Given<'_> {
             },
             key,
             ca_file: self.parse(keys::BLOBS_CA_FILE, file)?,
+            cache_mb: self.parse(keys::BLOBS_CACHE_MB, |text| integer(text, 0, u32::MAX))?,
             grace_s: self
                 .parse(keys::BLOBS_GRACE_S, |text| integer(text, 0, 365 * 24 * 60 * 60))?
                 .unwrap_or(GRACE_S),

@@ -270,6 +270,11 @@ keys! {
         "How long an object that nothing refers to is kept, in seconds. Must be longer than a build takes if several \
          nodes share the database.",
     },
+    BLOBS_CACHE_MB = {
+        "blobs.cache_mb", None, Integer, "no limit",
+        "Maximum size of the layers in the data directory, in MiB. Those that were not used for long are removed from it \
+         if they are in the bucket, and come back when they are needed.",
+    },
     SIGNING_SCHEMES = {
         "signing.schemes", None, Text, "Ringfence,Qiniu,Sufy",
         "Comma-separated words of the header Authorization that announce a signed request, such as Qiniu in \
@@ -330,6 +335,24 @@ keys! {
         "sandbox.pids", None, Integer, "512",
         "Maximum number of processes and threads of a sandbox, at least 32.",
     },
+    SANDBOX_PROCESSES_PER_SECOND = {
+        "sandbox.processes_per_second", None, Integer, "2000",
+        "How many processes and threads a sandbox may create per second in the long run, before its processor time is \
+         limited for some time; 0 limits none. All sandboxes together may create as many for every core.",
+    },
+    PAUSE_RETENTION_S = {
+        "pause.retention_s", None, Integer, "0",
+        "How long a sandbox may be paused, in seconds; then it is ended, with all that is kept of it. 0 is no limit.",
+    },
+    PAUSE_CRIU = {
+        "pause.criu", None, Text, "none",
+        "Path of CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk. Without it they stay in memory.",
+    },
+    PAUSE_AT_SHUTDOWN = {
+        "pause.at_shutdown", None, Boolean, "false",
+        "Whether running sandboxes are paused when the platform is stopped: their files are kept on disk, and their \
+         processes end. Otherwise they go on running until the host stops.",
+    },
     POOL_BASE = {
         "pool.base", None, Integer, "0",
         "How many sandboxes of `base` are started in advance and kept ready.",
@@ -374,7 +397,11 @@ keys! {
     },
     LIMITS_PAUSED_SANDBOXES = {
         "limits.paused_sandboxes", None, Integer, "100",
-        "Maximum number of paused sandboxes of a team, whose memory stays in use; 0 means that none can be paused.",
+        "Maximum number of paused sandboxes of a team; 0 means that none can be paused.",
+    },
+    LIMITS_PAUSED_DISK_MB = {
+        "limits.paused_disk_mb", None, Integer, "0",
+        "Space that the disks of all paused sandboxes of a team take at most, in MiB: none is paused at or beyond it; 0 is no limit.",
     },
     LIMITS_BUILDS = {
         "limits.builds", None, Integer, "20",
@@ -506,6 +533,7 @@ pub(crate) const PER_TEAM: &[&Key] = &[
     LIMITS_CREATES_PER_MINUTE,
     LIMITS_REQUESTS_PER_SECOND,
     LIMITS_PAUSED_SANDBOXES,
+    LIMITS_PAUSED_DISK_MB,
     LIMITS_BUILDS,
     LIMITS_TEMPLATE_CPU_COUNT,
     LIMITS_TEMPLATE_MEMORY_MB,

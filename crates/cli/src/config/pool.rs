@@ -1,8 +1,10 @@
-//! Settings of what the host keeps free, and of the warm pool.
+//! Settings of what the host keeps free, of the warm pool, and of paused sandboxes.
 
-use server::settings::{CapacitySettings, PoolSettings};
+use std::path::PathBuf;
 
-use super::{ConfigError, Given, integer, keys, limit};
+use server::settings::{CapacitySettings, PauseSettings, PoolSettings};
+
+use super::{ConfigError, Given, boolean, integer, keys, limit, values};
 
 impl Given<'_> {
     /// `disk_mb` is the disk space that each sandbox preallocates, if any.
@@ -18,6 +20,21 @@ impl Given<'_> {
                 .parse(keys::CAPACITY_MAX_SANDBOXES, |text| limit(text, u32::MAX))?
                 .flatten(),
         })
+    }
+
+    pub(super) fn pause(&self) -> Result<PauseSettings, ConfigError> {
+        Ok(PauseSettings {
+            retention_s: self
+                .parse(keys::PAUSE_RETENTION_S, |text| limit(text, u32::MAX))?
+                .flatten(),
+            at_shutdown: self.parse(keys::PAUSE_AT_SHUTDOWN, boolean)?.unwrap_or(false),
+            processes_on_disk: self.criu()?.is_some(),
+        })
+    }
+
+    /// The program that writes the processes of paused sandboxes to disk.
+    pub(super) fn criu(&self) -> Result<Option<PathBuf>, ConfigError> {
+        self.parse(keys::PAUSE_CRIU, values::file)
     }
 
     pub(super) fn pool(&self) -> Result<PoolSettings, ConfigError> {

@@ -30,6 +30,7 @@ fn defaults_are_what_the_table_says() {
     assert!(config.has_own_database());
     assert_eq!(config.base_template.to_string(), keys::BASE_TEMPLATE.default);
     assert_eq!(config.unlimited.to_string(), keys::UNLIMITED.default);
+    assert_eq!(config.pause.at_shutdown.to_string(), keys::PAUSE_AT_SHUTDOWN.default);
     assert!(config.limits.teams.is_empty());
     let limits = config.limits.default;
     assert_eq!(limits.max_lifetime_s.to_string(), keys::SANDBOX_MAX_LIFETIME_S.default);
@@ -39,7 +40,9 @@ fn defaults_are_what_the_table_says() {
         (limits.memory_mb, keys::LIMITS_MEMORY_MB),
         (limits.creates_per_minute, keys::LIMITS_CREATES_PER_MINUTE),
         (limits.requests_per_second, keys::LIMITS_REQUESTS_PER_SECOND),
+        (limits.paused_disk_mb, keys::LIMITS_PAUSED_DISK_MB),
         (config.capacity.max_sandboxes, keys::CAPACITY_MAX_SANDBOXES),
+        (config.pause.retention_s, keys::PAUSE_RETENTION_S),
     ] {
         assert_eq!((value, key.default), (None, "0"), "{}", key.name);
     }

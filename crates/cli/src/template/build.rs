@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, IsTerminal as _, Read as _, Seek as _, Write as _};
+use std::io::{Read as _, Seek as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use dockerfile::{Kind, Plan, TEXT_MAX};
 use http::Method;
 use serde_json::{Map, Value, json};
@@ -15,14 +15,19 @@ use sha2::{Digest as _, Sha256};
 
 use super::client::Client;
 use super::context::Context;
+use super::progress::Progress;
 use super::tar::hex;
 use crate::args::BuildArgs;
 use crate::output::{self, Format};
+use crate::signals::Signals;
+use crate::transfer::login::Login;
 
 /// Delay between two questions for the status.
 const PAUSE: Duration = Duration::from_millis(250);
 /// How many questions in a row may fail, while the platform restarts.
 const FAILURES_MAX: u32 = 240;
+/// Exit code of a build that a signal has cancelled, as shells have it for SIGINT.
+const INTERRUPTED: u8 = 130;
 
 /// What a template is built from.
 enum From {
@@ -39,10 +44,12 @@ enum From {
 pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode> {
     let begun = Instant::now();
     let from = from(args)?;
+    let logins = logins(args)?;
     let mut request = json!({"cpuCount": args.cpu, "memoryMB": args.memory});
     if let Some(name) = &args.name {
         request["name"] = json!(name);
     }
+    let mut signals = Signals::listen()?;
     let made = client.json(Method::POST, "/v3/templates", Some(&request)).await?;
     let (Some(template), Some(build)) = (made["templateID"].as_str(), made["buildID"].as_str()) else {
         bail!("the platform answered without the id of a template");
@@ -53,37 +60,29 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode> {
         "the platform answered with invalid ids"
     );
     let mut progress = Progress::new();
-    let mut start = json!({"force": args.no_cache, "startCmd": args.start_cmd, "readyCmd": args.ready_cmd});
-    match from {
-        From::Image(reference) => start["fromImage"] = json!(reference),
-        From::Archive(file, hash) => {
-            upload(client, &mut progress, template, ("the archive", &hash), file).await?;
-            start["fromArchive"] = json!(hash);
-        }
-        From::Dockerfile {
-            text,
-            args: given,
-            files,
-        } => {
-            let mut hashes = Map::new();
-            for (line, file, hash) in files {
-                upload(
-                    client,
-                    &mut progress,
-                    template,
-                    (&format!("files of line {line}"), &hash),
-                    file,
-                )
-                .await?;
-                hashes.insert(line.to_string(), json!(hash));
+    let to_end = Box::pin(build_to_end(
+        client,
+        args,
+        (from, logins),
+        (template, build),
+        &mut progress,
+    ));
+    let ended = tokio::select! {
+        biased;
+        signal = signals.next() => Err(signal),
+        ended = to_end => Ok(ended),
+    };
+    let ended = match ended {
+        Ok(ended) => ended?,
+        Err(signal) => {
+            progress.line(&format!("{signal}: cancelling the build"));
+            tokio::select! {
+                biased;
+                signal = signals.next() => bail!("{signal}: the build may go on"),
+                cancelled = cancel(client, template, build) => cancelled?,
             }
-            start["fromDockerfile"] =
-                json!({"dockerfile": text, "buildArgs": given, "target": args.target, "files": hashes});
         }
-    }
-    let path = format!("/v2/templates/{template}/builds/{build}");
-    client.send(Method::POST, &path, Some(&start)).await?;
-    let ended = follow(client, &mut progress, template, build).await?;
+    };
     progress.clear();
     let took = begun.elapsed().as_secs_f64();
     let status = ended["status"].as_str().unwrap_or_default();
@@ -104,7 +103,92 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let reason = reason.unwrap_or_else(|| format!("unknown status {status:?}"));
+    if signals.has_arrived() {
+        output::error(&anyhow!("after {took:.1} s {reason}"));
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
     bail!("the build failed after {took:.1} s: {reason}")
+}
+
+/// Cancels a build, and returns its status, which is another one if it has ended before.
+async fn cancel(client: &Client, template: &str, build: &str) -> Result<Value> {
+    let path = format!("/templates/{template}/builds/{build}");
+    let cancelled = client.send(Method::POST, &format!("{path}/cancel"), None).await;
+    let status = client
+        .json(Method::GET, &format!("{path}/status?limit=0"), None)
+        .await?;
+    match status["status"].as_str() {
+        Some("waiting" | "building") => {
+            cancelled.context("cancel the build")?;
+            Ok(status)
+        }
+        _ => Ok(status),
+    }
+}
+
+/// Uploads what a build needs, starts it and waits for its end. Returns its last status.
+async fn build_to_end(
+    client: &Client,
+    args: &BuildArgs,
+    (from, logins): (From, Vec<(String, Value)>),
+    (template, build): (&str, &str),
+    progress: &mut Progress,
+) -> Result<Value> {
+    let mut start = json!({"force": args.no_cache, "startCmd": args.start_cmd, "readyCmd": args.ready_cmd});
+    match from {
+        From::Image(reference) => {
+            start["fromImage"] = json!(reference);
+            start["fromImageRegistry"] = json!(logins.into_iter().next().map(|(_, login)| login));
+        }
+        From::Archive(file, hash) => {
+            upload(client, progress, template, ("the archive", &hash), file).await?;
+            start["fromArchive"] = json!(hash);
+        }
+        From::Dockerfile {
+            text,
+            args: given,
+            files,
+        } => {
+            let mut hashes = Map::new();
+            for (line, file, hash) in files {
+                let what = format!("files of line {line}");
+                upload(client, progress, template, (&what, &hash), file).await?;
+                hashes.insert(line.to_string(), json!(hash));
+            }
+            let logins = logins.into_iter();
+            let registries: Vec<Value> = logins
+                .map(|(host, login)| json!({"host": host, "credentials": login}))
+                .collect();
+            start["fromDockerfile"] = json!({
+                "dockerfile": text,
+                "buildArgs": given,
+                "target": args.target,
+                "files": hashes,
+                "registries": registries,
+            });
+        }
+    }
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    client.send(Method::POST, &path, Some(&start)).await?;
+    follow(client, progress, template, build).await
+}
+
+/// The credentials that the platform is to have, by registry. None are sent that were not asked for.
+fn logins(args: &BuildArgs) -> Result<Vec<(String, Value)>> {
+    if let Some(reference) = &args.from_image {
+        let is_of = |host: &str| reference.strip_prefix(host).is_some_and(|rest| rest.starts_with('/'));
+        if let Some(other) = args.registry_login.iter().find(|host| !is_of(host)) {
+            bail!(
+                "{reference} does not begin with {other}/, so it is not fetched with the credentials for that registry"
+            );
+        }
+    }
+    let known = args.registry_login.iter().map(|host| {
+        let login = Login::known(host)?;
+        let login = login.with_context(|| format!("there are no credentials for {host}: run `docker login {host}`"))?;
+        Ok((host.clone(), login.body()))
+    });
+    known.collect()
 }
 
 fn from(args: &BuildArgs) -> Result<From> {
@@ -212,7 +296,7 @@ async fn follow(client: &Client, progress: &mut Progress, template: &str, build:
         let entries = status["logEntries"].as_array().map(Vec::as_slice).unwrap_or_default();
         seen += entries.len();
         for entry in entries {
-            progress.line(&output::printable(entry["message"].as_str().unwrap_or_default()));
+            progress.entry(entry);
         }
         let has_ended = !matches!(status["status"].as_str(), Some("waiting" | "building"));
         if has_ended && entries.is_empty() {
@@ -221,58 +305,6 @@ async fn follow(client: &Client, progress: &mut Progress, template: &str, build:
         if !has_ended {
             progress.show(status["status"].as_str().unwrap_or_default());
             tokio::time::sleep(PAUSE).await;
-        }
-    }
-}
-
-/// Lines on stderr with the time since the beginning, and on a terminal a last line that changes.
-struct Progress {
-    begun: Instant,
-    is_terminal: bool,
-    last: String,
-}
-
-impl Progress {
-    fn new() -> Self {
-        Self {
-            begun: Instant::now(),
-            is_terminal: io::stderr().is_terminal(),
-            last: String::new(),
-        }
-    }
-
-    fn write(text: &str) {
-        // If stderr is closed, there is nowhere to report it.
-        let mut out = io::stderr().lock();
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    }
-
-    fn stamp(&self) -> String {
-        format!("{:>7.1}s", self.begun.elapsed().as_secs_f64())
-    }
-
-    /// Removes the last line.
-    fn clear(&self) {
-        if self.is_terminal {
-            Self::write("\r\x1b[2K");
-        }
-    }
-
-    /// A line that stays. The beginning of a step is also what goes on.
-    fn line(&mut self, text: &str) {
-        self.clear();
-        Self::write(&format!("{}  {text}\n", self.stamp()));
-        if text.starts_with('[') && !text.contains("[stdout]") && !text.contains("[stderr]") {
-            text.clone_into(&mut self.last);
-        }
-    }
-
-    /// What goes on, on a terminal.
-    fn show(&self, state: &str) {
-        if self.is_terminal {
-            let shown = if self.last.is_empty() { state } else { &self.last };
-            let shown: String = shown.chars().take(60).collect();
-            Self::write(&format!("\r\x1b[2K{}  {shown} ...", self.stamp()));
         }
     }
 }

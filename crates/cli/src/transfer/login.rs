@@ -18,7 +18,7 @@ const FILE_MAX: u64 = 1 << 20;
 
 /// User name and password.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Login {
+pub(crate) struct Login {
     username: String,
     password: String,
 }
@@ -53,12 +53,27 @@ impl Login {
             let username = username.clone();
             return Ok(Some(Self { username, password }));
         }
+        Self::known(host)
+    }
+
+    /// The credentials that `docker login` left for a registry, if it did.
+    pub(crate) fn known(host: &str) -> Result<Option<Self>> {
         let Some(path) = known_logins() else { return Ok(None) };
         let text = match fs::File::open(&path) {
             Ok(file) => read(file).with_context(|| format!("read {}", path.display()))?,
             Err(_) => return Ok(None),
         };
-        Self::of_file(&text, host).with_context(|| format!("{}: {host}", path.display()))
+        let key = match host {
+            // What Docker calls its own.
+            "docker.io" => "https://index.docker.io/v1/",
+            host => host,
+        };
+        Self::of_file(&text, key).with_context(|| format!("{}: {host}", path.display()))
+    }
+
+    /// As the API takes them.
+    pub(crate) fn body(&self) -> Value {
+        serde_json::json!({"type": "registry", "username": self.username, "password": self.password})
     }
 
     /// The credentials of a registry in a file of `docker login`, if it has them in plain.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import hoststate
+from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 from harness.s3 import Gateway
@@ -32,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--s3",
         action="store_true",
         help="keep layers and uploaded files in the bucket of an S3 server, named by RINGFENCE_VERSITYGW",
+    )
+    parser.addoption(
+        "--restored",
+        action="store_true",
+        help="pause and resume every sandbox before its test, with its processes on disk, by the CRIU of RINGFENCE_CRIU",
     )
 
 
@@ -74,6 +80,8 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
         server: Platform = Platform(work_dir / "data", config=CONFIG + gateway.config())
     elif request.config.getoption("--tls"):
         server = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}")
+    elif request.config.getoption("--restored"):
+        server = Platform(work_dir / "data", config=CONFIG + criu_config())
     else:
         server = Platform(work_dir / "data", config=CONFIG)
     try:
@@ -96,12 +104,21 @@ def secrets(platform: Platform) -> list[str]:
     return [v for k, v in platform.credentials().items() if k.endswith("_KEY")]
 
 
-@pytest.fixture
-def sandbox(platform: Platform):
-    """A fresh sandbox with the SDK's defaults."""
+def fresh(config: pytest.Config):
+    """A sandbox with the SDK's defaults. With `--restored` it was written to disk and restored."""
     from e2b import Sandbox
 
     box = Sandbox.create(timeout=120)
+    if config.getoption("--restored"):
+        box.pause()
+        box = Sandbox.connect(box.sandbox_id, timeout=120)
+    return box
+
+
+@pytest.fixture
+def sandbox(platform: Platform, request: pytest.FixtureRequest):
+    """A fresh sandbox with the SDK's defaults."""
+    box = fresh(request.config)
     try:
         yield box
     finally:
@@ -109,11 +126,9 @@ def sandbox(platform: Platform):
 
 
 @pytest.fixture
-def neighbour(platform: Platform):
+def neighbour(platform: Platform, request: pytest.FixtureRequest):
     """A second sandbox beside the one under test."""
-    from e2b import Sandbox
-
-    box = Sandbox.create(timeout=120)
+    box = fresh(request.config)
     try:
         yield box
     finally:

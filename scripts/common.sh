@@ -148,3 +148,49 @@ tree_time() {
   [ -n "$time" ] || time=$(sed -n '2s/^\([0-9]\+\)$/\1/p' "$root/packaging/commit")
   printf '%s\n' "${time:-0}"
 }
+
+# CRIU, by which paused sandboxes are kept on disk. Debian has a version that works with current kernels only in its
+# development suite: it is unpacked with its libraries, and nothing of the system changes. Prints the path of the program.
+criu_program() {
+  local program into="$root/target/criu"
+  program=$(type -P criu || true)
+  if [ -n "$program" ] && dpkg --compare-versions "$("$program" --version | sed -n 's/^Version: //p')" ge 4.2; then
+    printf '%s\n' "$program"
+    return
+  fi
+  if [ ! -x "$into/criu" ]; then
+    need_packages patchelf debian-archive-keyring >&2 || return
+    local site
+    site=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m1 '/debian/\?$') || {
+      echo "no mirror of Debian is configured: install CRIU 4.2 or later" >&2
+      return 1
+    }
+    rm -rf "$into"
+    mkdir -p "$into"/apt/{lists,archives}/partial "$into"/root/usr/{bin,sbin,lib,lib64}
+    : >"$into/apt/status"
+    printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s sid main\n' "$site" >"$into/apt/sources.list"
+    cat >"$into/apt/apt.conf" <<END
+Dir::State "$into/apt";
+Dir::State::status "$into/apt/status";
+Dir::State::lists "$into/apt/lists";
+Dir::Cache "$into/apt";
+Dir::Cache::archives "$into/apt/archives";
+Dir::Etc::sourcelist "$into/apt/sources.list";
+Dir::Etc::sourceparts "-";
+APT::Sandbox::User "root";
+END
+    APT_CONFIG=$into/apt/apt.conf apt-get update -qq >&2 || return
+    APT_CONFIG=$into/apt/apt.conf apt-get install -y -qq --no-install-recommends --download-only criu >&2 || return
+    local dir package
+    for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$into/root/$dir"; done
+    for package in "$into"/apt/archives/*.deb; do dpkg -x "$package" "$into/root" || return; done
+    cp "$into/root/usr/sbin/criu" "$into/criu.new" || return
+    # The path is for the libraries of its libraries, too.
+    patchelf --set-interpreter "$(echo "$into"/root/lib64/ld-linux-*.so.*)" --force-rpath \
+      --set-rpath "$(dirname "$(echo "$into"/root/usr/lib/*/libc.so.6)")" "$into/criu.new" || return
+    "$into/criu.new" --version >&2 || return
+    rm -rf "$into/apt"
+    mv "$into/criu.new" "$into/criu"
+  fi
+  printf '%s\n' "$into/criu"
+}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -270,3 +272,112 @@ def test_wrong_settings_end_the_start(stored: Platform, gateway: Gateway, tmp_pa
         log = refused(directory, config)
         assert told in log and "a-wrong-secret" not in log and KEY not in log, log
     assert PREFIX in refused(directory, gateway.config())
+
+
+def test_copies_beyond_the_limit_are_removed_and_come_back(
+    stored: Platform, gateway: Gateway, api: httpx.Client, template: tuple[str, set[str]]
+) -> None:
+    name, layers = template
+    before = local(stored)
+    running = built("echo here > ~/note; echo running > ~/running")
+    used = local(stored) - before
+    made = create(api, running)
+    assert made.status_code == 201, made.text
+    assert stored.config_path is not None
+    config = stored.config_path.read_text()
+    assert stored.terminate() == 0
+    try:
+        stored.config_path.write_text(config.replace("[blobs]", "[blobs]\ncache_mb = 0"))
+        stored.start()
+        done = stored.run("gc")
+        assert done.returncode == 0, done.stderr
+        assert not layers & local(stored), "nothing has used them since the start"
+        assert used <= local(stored), "a sandbox uses them"
+        assert layers <= gateway.layers()
+        works(name)
+        assert layers <= local(stored)
+        # What was used just now stays, or every start would wait.
+        assert stored.run("gc").returncode == 0
+        assert layers <= local(stored)
+        # Neither does what is not in the bucket go.
+        assert api.delete(f"/sandboxes/{made.json()['sandboxID']}").status_code == 204
+        stored.terminate()
+        for layer in used:
+            gateway.layer(layer).unlink()
+        stored.start()
+        assert stored.run("gc").returncode == 0
+        # It was stored again, and could go then.
+        assert used <= gateway.layers()
+    finally:
+        if stored.process:
+            stored.terminate()
+        stored.config_path.write_text(config)
+        stored.start()
+    works(running)
+
+
+class WithHosts(Platform):
+    """A platform that resolves names by a file of its own."""
+
+    hosts: Path
+
+    def launch(self) -> None:
+        command = [self.binary, "up", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}", "--config", self.config_path]
+        own = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', self.hosts]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                [*own, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), start_new_session=True
+            )
+
+
+@pytest.mark.parametrize("path_style", ["true", "false"])
+def test_a_server_with_a_certificate(tmp_path: Path, stored: Platform, path_style: str) -> None:
+    """With the bucket in the path, and in the name of the host."""
+    key, pem = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=s3.test",
+         "-addext", "subjectAltName=DNS:s3.test,DNS:*.s3.test", "-addext", "basicConstraints=critical,CA:FALSE",
+         "-keyout", key, "-out", pem],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    virtual = ("--virtual-domain", "s3.test") if path_style == "false" else ()
+    gateway = Gateway(tmp_path, "--cert", pem, "--key", key, *virtual)
+    endpoint = f'"https://s3.test:{gateway.relay.port}"'
+    table = gateway.config(endpoint=endpoint, ca_file=f'"{pem}"', path_style=path_style, allow_http="false")
+    # The paths of its sockets are short.
+    directory = tempfile.mkdtemp(prefix="rf-")
+    server = WithHosts(Path(directory) / "data", config=f"[sandbox]\ndisk_mb = 768\n[pool]\nper_template = 0\n{table}")
+    server.hosts = tmp_path / "hosts"
+    server.hosts.write_text(f"127.0.0.1 localhost s3.test {BUCKET}.s3.test\n")
+    try:
+        gateway.start()
+        server.start()
+        server.use()
+        # More than a part.
+        name = built("head -c 9000000 /dev/urandom > ~/random; echo here > ~/note")
+        layers = local(server)
+        assert layers and layers <= gateway.layers()
+        assert server.terminate() == 0
+        lose(server, layers)
+        server.start()
+        works(name)
+        assert layers <= local(server)
+        # Another certificate is not trusted, whatever is signed by whom.
+        assert server.terminate() == 0
+        for path in (key, pem):
+            path.rename(path.with_suffix(".old"))
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=other",
+             "-addext", "basicConstraints=critical,CA:FALSE", "-keyout", key, "-out", pem],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        lose(server, layers)
+        server.start()
+        with httpx.Client(base_url=server.url, headers={"X-API-Key": server.credentials()["E2B_API_KEY"]}, timeout=60) as client:
+            refused = create(client, name)
+        assert (refused.status_code, refused.json()["error_code"]) == (503, "template_unavailable"), refused.text
+    finally:
+        server.close()
+        gateway.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        stored.use()

@@ -19,15 +19,11 @@ import random
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
-import pytest
 from e2b import Sandbox
 
-from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -104,22 +100,6 @@ def check(api: httpx.Client, build: Build) -> bool:
     want = f"{build.mark}\n{hashlib.sha256(build.content).hexdigest()}  -\n308\n"
     assert seen.stdout == want, seen
     return True
-
-
-@pytest.fixture
-def crashing(work_dir: Path) -> Iterator[Platform]:
-    before = HostState.take()
-    server = Platform(work_dir / "builds")
-    try:
-        server.start()
-        server.use()
-        yield server
-        if server.process:
-            assert server.terminate() == 0
-        assert server.down().returncode == 0
-        assert left_over(before) == {}
-    finally:
-        server.close()
 
 
 def test_kill_9_at_random_moments_of_builds(crashing: Platform) -> None:

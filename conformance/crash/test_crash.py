@@ -210,22 +210,10 @@ def steady(platform: Platform, for_s: float = 0.5) -> HostState:
 
 
 @pytest.fixture
-def crashing(work_dir: Path) -> Iterator[Platform]:
-    before = HostState.take()
+def crashing(crashing: Platform) -> Platform:
     # A lost connection must show at once instead of being tried again on the next platform.
     os.environ["E2B_CONNECTION_RETRIES"] = "0"
-    server = Platform(work_dir / "crash")
-    try:
-        server.start()
-        server.use()
-        os.environ["E2B_CONNECTION_RETRIES"] = "0"
-        yield server
-        if server.process:
-            assert server.terminate() == 0
-        assert server.down().returncode == 0
-        assert left_over(before) == {}
-    finally:
-        server.close()
+    return crashing
 
 
 def test_kill_9_at_random_moments(crashing: Platform) -> None:

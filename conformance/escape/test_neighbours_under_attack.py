@@ -46,6 +46,11 @@ SHORT_LIVED = (
     "for _ in range(3): os.fork()\n"
     "while True:\n  try:\n    if os.fork()==0: os._exit(0)\n  except OSError: pass"
 )
+# The same with threads.
+THREADS = (
+    "import os,_thread\nprint('begun',flush=True)\nfor _ in range(3): os.fork()\n"
+    "while True:\n  try: _thread.start_new_thread(lambda: None, ())\n  except RuntimeError: pass"
+)
 MEMORY = (
     "import os\nprint('begun',flush=True)\n"
     "while True:\n  pid=os.fork()\n  if pid==0:\n    held=[]\n    while True: held.append(bytearray(b'x')*(1<<20))\n"
@@ -75,6 +80,7 @@ INSIDE = {
     "cpu": CPU,
     "forks": FORKS,
     "short_lived": SHORT_LIVED,
+    "threads": THREADS,
     "memory": MEMORY,
     "netlink": NETLINK,
     "stopping": STOPPING,

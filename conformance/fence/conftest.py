@@ -19,7 +19,7 @@ CONFIG = f"""
 [sandbox]
 disk_mb = 768
 [builds]
-insecure_registries = "registry.example.org:5000,registry.example.org:5001"
+insecure_registries = "registry.example.org:5000,registry.example.org:5001,registry.example.org:5003,registry.example.org:5004"
 registry_mirrors = "mirrored.example.com=registry.example.org:5000"
 [egress]
 resolvers = "{RESOLVER}:53"

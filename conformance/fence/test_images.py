@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,13 +16,17 @@ import pytest
 from e2b import Sandbox, Template
 
 from harness.internet import Internet
+from harness.internet_names import home
 from harness.platform import Platform
 from harness.registry import PASSWORD, USER, Registry, changes, layer, programs, registry
+from harness.tokens import certificate
 from harness.traffic import until
 
 HOST = "registry.example.org"
 # The last has a certificate, of an authority that is not the system's.
 OPEN, CLOSED, SECURE = 5000, 5001, 5002
+# A registry that wants tokens, and who gives them.
+TOKENS, REALM = 5003, 5004
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +132,90 @@ def test_a_dockerfile_takes_files_of_images(
     (tmp_path / "Dockerfile").write_text(f"FROM {HOST}:{CLOSED}/tools/shell:1\n")
     done = platform.run("template", "build", "--name", name, str(tmp_path), timeout_s=180)
     assert done.returncode == 1 and "line 1: " in done.stderr, done.stderr
+
+
+@pytest.fixture
+def tokens(internet: Internet, work_dir: Path) -> Iterator[None]:
+    """A registry that wants tokens, beyond the link, with the image."""
+    directory = work_dir / "tokens"
+    with registry(internet, directory, HOST, TOKENS) as server:
+        server.push("tools/shell", "1", [layer(programs), layer(changes)])
+    key, pem = certificate(directory)
+    realm = f"http://{HOST}:{REALM}/token"
+    auth = {"token": {"realm": realm, "service": "templates", "issuer": "tokens", "rootcertbundle": str(pem)}}
+    root = Path(__file__).parent.parent
+    program = (sys.executable, "-c", f"import runpy, sys; sys.path.insert(0, {str(root)!r}); runpy.run_module('harness.tokens', run_name='__main__')")
+    with (
+        internet.beyond(*program, str(REALM), key, pem),
+        registry(internet, directory, HOST, TOKENS, auth=auth),
+    ):
+
+        def answers() -> bool:
+            try:
+                return httpx.get(f"http://{home(HOST)}:{REALM}/").status_code == 401
+            except httpx.HTTPError:
+                return False
+
+        until(answers, "the server of tokens answers", within_s=20)
+        yield
+
+
+def logins(directory: Path, **known: str) -> dict[str, str]:
+    """What `docker login` would leave, as a variable."""
+    auths = {host: {"auth": base64.b64encode(f"{USER}:{password}".encode()).decode()} for host, password in known.items()}
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"auths": auths}))
+    return {"DOCKER_CONFIG": str(directory)}
+
+
+def test_images_of_a_dockerfile_are_fetched_with_credentials(
+    registries: dict[int, Registry], tokens: None, platform: Platform, name: str, tmp_path: Path
+) -> None:
+    """Of one with users, one that wants tokens, and one that wants nothing, in one Dockerfile."""
+    basic, bearer, free = (f"{HOST}:{port}" for port in (CLOSED, TOKENS, OPEN))
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "Dockerfile").write_text(
+        f"FROM {basic}/tools/shell:1\nCOPY --from={bearer}/tools/shell:1 /srv/mine /bearer\n"
+        f"COPY --from={free}/tools/shell:1 /srv/mine /free\n"
+    )
+
+    def build(known: dict[str, str], *hosts: str) -> subprocess.CompletedProcess[str]:
+        flags = [flag for host in hosts for flag in ("--registry-login", host)]
+        command = [platform.binary, "template", "build", "--name", name, *flags, "--data-dir", platform.data_dir, files]
+        environment = platform.environment() | logins(tmp_path / "docker", **known)
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180, env=environment, check=False
+        )
+
+    right = {basic: PASSWORD, bearer: PASSWORD}
+    # Nothing is sent that was not asked for, and what is not there cannot be.
+    done = build(right, bearer)
+    assert done.returncode == 1 and "line 1: " in done.stderr and "requires credentials" in done.stderr, done.stderr
+    done = build(right, basic)
+    assert done.returncode == 1 and "requires credentials" in done.stderr and bearer in done.stderr, done.stderr
+    done = build({basic: PASSWORD}, basic, bearer)
+    assert done.returncode == 1 and f"docker login {bearer}" in done.stderr, done.stderr
+    wrong = {basic: PASSWORD, bearer: "wrong-canary-word"}
+    done = build(wrong, basic, bearer)
+    assert done.returncode == 1 and "does not accept the credentials" in done.stderr, done.stderr
+    done = build(right, basic, bearer)
+    assert done.returncode == 0, done.stderr
+    with Sandbox.create(name, timeout=120) as box:
+        seen = box.commands.run("cat /srv/mine /bearer /free", user="root")
+        assert seen.stdout == "mine\nmine\nmine\n"
+    image = ("template", "build", "--name", name, "--from-image", f"{bearer}/tools/shell:1", "--registry-login")
+    environment = platform.environment() | logins(tmp_path / "docker", **right)
+    for host, code in ((basic, 1), (bearer, 0)):
+        done = subprocess.run(
+            [platform.binary, *image, host, "--data-dir", platform.data_dir],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180, env=environment, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+    for canary in (PASSWORD, "wrong-canary-word"):
+        kept = subprocess.run(["grep", "-rlaF", canary, platform.data_dir], capture_output=True, text=True, check=False)
+        assert kept.stdout == "", "the password is nowhere on the host"
+        assert canary not in platform.log()
 
 
 def test_private_addresses_are_closed_to_images_too(name: str) -> None:

@@ -3,12 +3,15 @@ TLS, which answers to a token only."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +21,7 @@ from e2b import Sandbox
 from harness.code_host import HOST, TOKEN, CodeHost, git
 from harness.internet import Internet
 from harness.platform import Platform
+from harness.traffic import until
 
 OTHER_TOKEN = "ghp_second0123456789abcdef"
 Create = Callable[..., Sandbox]
@@ -245,3 +249,78 @@ def test_simultaneous_requests_share_one_fetch(host: CodeHost, platform: Platfor
         Sandbox.kill(answer.json()["sandboxID"])
     # Each asks for references, with one such request; one of them fetches, with two more.
     assert alone == 4 + 2, host.fetches(since)
+
+
+# How often the platform is killed, and the moments.
+KILLS = int(os.environ.get("RINGFENCE_REPOSITORY_CYCLES", "6"))
+SEED = int(os.environ.get("RINGFENCE_CRASH_SEED", str(time.time_ns() % 1_000_000)))
+
+
+def copies(platform: Platform) -> set[Path]:
+    return set((platform.data_dir / "repositories").iterdir())
+
+
+def content_of(copy: Path, directory: Path) -> bytes:
+    """The large file of a copy, of which every object is checked."""
+    directory.mkdir()
+    git(directory, "init", "-q", "--bare")
+    git(directory, "fetch", "-q", str(copy), "refs/*:refs/*")
+    git(directory, "fsck", "--full", "--strict")
+    show = ["git", "-C", directory, "show", git(directory, "rev-parse", "--glob=refs/*").split()[0] + ":large"]
+    return subprocess.run(show, check=True, capture_output=True).stdout
+
+
+def test_kill_9_while_copies_are_written(host: CodeHost, platform: Platform, tmp_path: Path) -> None:
+    """Each request makes the first copy of its repository. What is there after a kill is complete or gone."""
+    print(f"seed {SEED}")
+    chance = random.Random(SEED)
+    took = [0.0]
+    at_kill = 0
+    for cycle in range(KILLS + 1):
+        name = f"octocat/crash{cycle}"
+        work = host.make(name)
+        (work / "large").write_bytes(chance.randbytes(8 << 20))
+        git(work, "add", ".")
+        git(work, "tag", "-d", "v1")
+        host.commit(work, "large")
+        large = (work / "large").read_bytes()
+        before = copies(platform)
+
+        def create() -> httpx.Response:
+            return post({"resources": [resource(name, "/work/it")]})
+
+        # The first cycle shows how long it takes.
+        if cycle:
+            with ThreadPoolExecutor() as pool:
+                asked = pool.submit(create)
+                time.sleep(chance.uniform(0.2, 1.2) * took[0])
+                platform.kill()
+                # It has its answer or loses its connection.
+                failure = asked.exception()
+            platform.start()
+            assert isinstance(failure, httpx.TransportError) or asked.result().status_code == 201
+            made = copies(platform) - before
+            assert [path for path in made if path.suffix != ".bundle"] == [], f"cycle {cycle}"
+            for path in made:
+                assert content_of(path, tmp_path / f"{cycle}-kill") == large, f"cycle {cycle}"
+            at_kill += len(made)
+            # One that got no answer is not there, or runs until its deadline.
+            for box in Sandbox.list().next_items():
+                Sandbox.kill(box.sandbox_id)
+        begun = time.monotonic()
+        answer = create()
+        assert answer.status_code == 201, answer.text
+        took[0] = took[0] or time.monotonic() - begun
+        box = Sandbox.connect(answer.json()["sandboxID"])
+        seen = run(box, "sha256sum < /work/it/large && git -C /work/it status --porcelain").split()
+        box.kill()
+        assert seen == [hashlib.sha256(large).hexdigest(), "-"], f"cycle {cycle}"
+        (made,) = until_made(platform, before)
+        assert content_of(made, tmp_path / f"{cycle}") == large, f"cycle {cycle}"
+    print(f"a create request takes {took[0]:.2f} s; {at_kill} of {KILLS} copies were complete at the kill")
+
+
+def until_made(platform: Platform, before: set[Path]) -> set[Path]:
+    """The new copies, once they are written."""
+    until(lambda: any(path.suffix == ".bundle" for path in copies(platform) - before), "there is a copy")
+    return copies(platform) - before

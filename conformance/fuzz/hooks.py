@@ -53,6 +53,9 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
         if isinstance(network, dict) and network.get("allowPublicTraffic") is False:
             del case.body["secure"]
     if isinstance(case.body, dict):
+        if case.body.get("autoPauseMemory") is False:
+            # It says how a sandbox is paused at its deadline, and not whether.
+            case.body["autoPause"] = True
         make_secrets_valid(case.path, case.body)
         for settings in (case.body, case.body.get("network")):
             if isinstance(settings, dict):

@@ -113,10 +113,17 @@ class Registry:
 
 @contextmanager
 def registry(
-    internet: Internet, directory: Path, host: str, port: int, *, tls: bool = False, closed: bool = False
+    internet: Internet,
+    directory: Path,
+    host: str,
+    port: int,
+    *,
+    tls: bool = False,
+    closed: bool = False,
+    auth: dict[str, object] | None = None,
 ) -> Iterator[Registry]:
     """A registry at a port of a host, for as long as the context lasts: with a certificate of the authority of the fake
-    internet, and with a user.
+    internet, with a user, and with other settings of who may do what. What it has stays for the next one at the port.
     """
     directory.mkdir(parents=True, exist_ok=True)
     http: dict[str, object] = {"addr": f"0.0.0.0:{port}"}
@@ -134,6 +141,8 @@ def registry(
         users = directory / f"htpasswd-{port}"
         users.write_text(HTPASSWD)
         config["auth"] = {"htpasswd": {"realm": "images", "path": str(users)}}
+    if auth:
+        config["auth"] = auth
     path = directory / f"registry-{port}.json"
     path.write_text(json.dumps(config))
     started = Registry(host, port, internet.authority if tls else None, closed)
@@ -141,7 +150,7 @@ def registry(
 
         def answers() -> bool:
             try:
-                return started.client.get("/v2/").status_code == 200
+                return started.client.get("/v2/").status_code == (401 if auth else 200)
             except httpx.HTTPError:
                 return False
 

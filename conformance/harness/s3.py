@@ -104,8 +104,9 @@ class Relay:
 class Gateway:
     """The server. Its objects stay while it is stopped."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, *options: str | Path) -> None:
         self.program = Path(os.environ["RINGFENCE_VERSITYGW"])
+        self.options = options
         self.root = work / "s3"
         (self.root / BUCKET).mkdir(parents=True)
         self.key_file = work / "s3.key"
@@ -117,7 +118,7 @@ class Gateway:
 
     def start(self) -> None:
         environment = {"ROOT_ACCESS_KEY_ID": KEY_ID, "ROOT_SECRET_ACCESS_KEY": KEY}
-        command = [self.program, "--port", f"127.0.0.1:{self.port}", "--quiet", "posix", self.root]
+        command = [self.program, "--port", f"127.0.0.1:{self.port}", "--quiet", *self.options, "posix", self.root]
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, env=environment)
         until("the S3 server listens", self._listens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import threading
 import time
 from pathlib import Path
@@ -98,9 +100,6 @@ def test_every_way_to_pause_and_resume(platform: Platform) -> None:
         assert answer.status_code == 201 and answer.json()["envdAccessToken"]
         assert api(platform, "POST", f"/sandboxes/{box.sandbox_id}/resume").status_code == 409
         assert box.commands.run("cat kept").stdout == "here"
-        # Only with its processes.
-        answer = api(platform, "POST", f"/sandboxes/{box.sandbox_id}/pause", memory=False)
-        assert answer.status_code == 501 and "memory: false" in answer.json()["message"]
     finally:
         assert box.kill() is True
     with pytest.raises(NotFoundException):
@@ -223,3 +222,103 @@ def test_it_survives_the_platform(platform: Platform, how: str) -> None:
         until(lambda: count(box) > before, "the program counts on")
     finally:
         assert box.kill() is True
+
+
+def gone_from_the_host(box: Sandbox) -> bool:
+    """Whether nothing of a sandbox is on the host but its disk: no process, no control group, no mount."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                if f"/{box.sandbox_id}." in (process / "cgroup").read_text():
+                    return False
+            except OSError:
+                continue
+    groups = [group for group in Path("/sys/fs/cgroup").rglob(f"{box.sandbox_id}.*")]
+    return groups == [] and box.sandbox_id not in Path("/proc/mounts").read_text()
+
+
+def pause_to_disk(box: Sandbox) -> bool:
+    """Pauses a sandbox with its files alone, as this version of the SDK does that."""
+    if "mode" in inspect.signature(Sandbox.beta_pause).parameters:
+        return box.pause(mode="filesystem")
+    if "keep_memory" in inspect.signature(Sandbox.beta_pause).parameters:
+        return box.pause(keep_memory=False)
+    return api_of(box, "pause", memory=False) == 204
+
+
+def api_of(box: Sandbox, what: str, **body: Any) -> int:
+    headers = {"X-API-Key": os.environ["E2B_API_KEY"]}
+    url = f"{os.environ['E2B_API_URL']}/sandboxes/{box.sandbox_id}/{what}"
+    return httpx.post(url, headers=headers, timeout=60, json=body).status_code
+
+
+def test_files_alone_are_kept(platform: Platform) -> None:
+    box = Sandbox.create(timeout=120, envs={"STAGE": "test", "EMPTY": ""}, metadata={"for": "disk"})
+    try:
+        counting(box)
+        box.files.write("notes", "kept")
+        # In directories of the template, which it shares with others until it writes there.
+        box.commands.run("echo own >/etc/own; rm /etc/shells; mkdir /usr/local/own; echo more >>/etc/profile", user="root")
+        box.commands.run("dd if=/dev/urandom of=/var/tmp/big bs=1M count=64 && sha256sum /var/tmp/big >/var/tmp/sum", user="root")
+        agent, name = box.commands.run("hostname").stdout, box.get_info().name
+        for cycle in range(3):
+            assert pause_to_disk(box) is True
+            until(lambda: gone_from_the_host(box), "nothing of it is on the host")
+            detail = api(platform, "GET", f"/sandboxes/{box.sandbox_id}").json()
+            assert (detail["state"], detail["pauseMode"], detail["pauseStorage"]) == ("paused", "filesystem", "disk")
+            assert detail["pauseDiskBytes"] >= 64 << 20
+            assert box.is_running() is False
+            assert pause_to_disk(box) is False or api_of(box, "pause", memory=False) == 409
+            if cycle == 1:
+                platform.kill()
+                platform.start()
+                platform.use()
+                shown = platform.run("sandbox", "show", box.sandbox_id)
+                assert shown.returncode == 0 and "filesystem" in shown.stdout
+            box = Sandbox.connect(box.sandbox_id, timeout=120)
+            assert box.files.read("notes") == "kept"
+            run = lambda command: box.commands.run(command, user="root").stdout  # noqa: E731
+            assert run("cat /etc/own; tail -n 1 /etc/profile; ls /usr/local | grep own; ls /etc/shells 2>&1 | grep -c No") == (
+                "own\nmore\nown\n1\n"
+            )
+            run("sha256sum -c /var/tmp/sum")
+            assert box.commands.run("echo $STAGE[$EMPTY]; pgrep -c sh || true").stdout.startswith("test[]\n")
+            assert (box.commands.run("hostname").stdout, box.get_info().name) == (agent, name)
+            assert box.get_info().metadata == {"for": "disk"}
+            # None of its processes is left, and new ones start as in any other.
+            assert "mv /tmp/n.new" not in run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
+            before = count(box)
+            time.sleep(0.2)
+            assert count(box) == before
+    finally:
+        assert box.kill() is True
+    assert api(platform, "POST", f"/sandboxes/{box.sandbox_id}/connect", timeout=10).status_code == 404
+
+
+def test_processes_are_given_up_on_request(platform: Platform) -> None:
+    box = Sandbox.create(timeout=120)
+    try:
+        counting(box)
+        assert box.pause() is True
+        answer = api(platform, "POST", f"/sandboxes/{box.sandbox_id}/connect", timeout=120, memory=False)
+        assert answer.status_code == 201 and "init;dur=" in answer.headers["server-timing"]
+        before = count(box)
+        time.sleep(0.2)
+        assert count(box) == before
+        # One that is killed while only its disk is there leaves nothing.
+        assert pause_to_disk(box) is True
+    finally:
+        assert box.kill() is True
+    assert box.kill() is False
+
+
+def test_the_deadline_keeps_files_alone(platform: Platform) -> None:
+    answer = api(platform, "POST", "/v2/sandboxes", templateID="base", timeout=2, autoPause=True, autoPauseMemory=False)
+    assert answer.status_code == 201, answer.text
+    path = f"/sandboxes/{answer.json()['sandboxID']}"
+    try:
+        until(lambda: api(platform, "GET", path).json().get("pauseMode") == "filesystem", "its deadline pauses it")
+        box = Sandbox.connect(answer.json()["sandboxID"], timeout=60)
+        assert box.commands.run("echo awake").stdout == "awake\n"
+    finally:
+        assert api(platform, "DELETE", path).status_code == 204

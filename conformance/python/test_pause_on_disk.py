@@ -1,0 +1,179 @@
+"""Pausing with the processes on disk: nothing of a sandbox is left on the host, and its programs continue where they were."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2b import PtySize, Sandbox
+
+from harness.beside import beside
+from harness.criu import criu_config
+from harness.platform import Platform
+from harness.traffic import until
+
+# Holds what programs hold: memory, connections of its own, files with and without names, threads, children, timers, a
+# watch. Checks all of it whenever it is asked to, and says so.
+HOLDER = r"""
+import hashlib, os, selectors, signal, socket, subprocess, sys, tempfile, threading, time
+memory = bytearray(os.urandom(1 << 20)) * 60
+digest = hashlib.sha256(memory).hexdigest()
+nameless = tempfile.TemporaryFile()
+nameless.write(b"nameless"); nameless.flush()
+gone = open("/tmp/gone", "w+b"); gone.write(b"gone"); gone.flush(); os.unlink("/tmp/gone")
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+peer, _ = server.accept()
+left, right = socket.socketpair()
+read, write = os.pipe()
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.monotonic()); time.sleep(0.05)
+threading.Thread(target=tick, daemon=True).start()
+poll = selectors.EpollSelector()
+poll.register(read, selectors.EVENT_READ)
+os.chdir("/var/tmp"); os.umask(0o027)
+def check(number):
+    text = str(number).encode()
+    client.sendall(text); assert peer.recv(100) == text
+    peer.sendall(text); assert client.recv(100) == text
+    left.sendall(text); assert right.recv(100) == text
+    os.write(write, text); assert poll.select(5); assert os.read(read, 100) == text
+    child.stdin.write(text + b"\n"); child.stdin.flush(); assert child.stdout.readline() == text + b"\n"
+    nameless.seek(0); assert nameless.read() == b"nameless"
+    gone.seek(0); assert gone.read() == b"gone"
+    assert hashlib.sha256(memory).hexdigest() == digest
+    assert os.getcwd() == "/var/tmp"
+    count = len(ticks); deadline = time.time() + 10
+    while len(ticks) == count: assert time.time() < deadline; time.sleep(0.01)
+    assert ticks == sorted(ticks)
+for line in sys.stdin:
+    check(int(line))
+    print("whole", line.strip(), os.getpid(), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def disk(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with beside(platform, tmp_path_factory.mktemp("disk"), criu_config()) as server:
+        yield server
+
+
+@pytest.fixture
+def box(disk: Platform) -> Iterator[Sandbox]:
+    box = Sandbox.create(timeout=300)
+    try:
+        yield box
+    finally:
+        box.kill()
+
+
+def processes(box: Sandbox) -> list[str]:
+    """Pids of the processes of a sandbox on the host."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                # One that has ended is there until its exit code is asked for.
+                has_ended = (process / "stat").read_text().rsplit(") ", 1)[1][0] in "ZX"
+                if not has_ended and f"/{box.sandbox_id}." in (process / "cgroup").read_text():
+                    found.append(process.name)
+            except OSError:
+                continue
+    return found
+
+
+def groups(box: Sandbox) -> list[Path]:
+    """The control groups of a sandbox on the host."""
+    found = []
+    for tree in [*Path("/sys/fs/cgroup").glob("ringfence-*"), *Path("/sys/fs/cgroup").glob("*/ringfence-*")]:
+        try:
+            found += [tree / name for name in os.listdir(tree) if name.startswith(box.sandbox_id)]
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def pause(box: Sandbox) -> None:
+    assert box.pause() is True
+    assert processes(box) == []
+    assert groups(box) == []
+
+
+def test_programs_continue_where_they_were(box: Sandbox) -> None:
+    box.files.write("/tmp/holder.py", HOLDER)
+    lines: list[str] = []
+    holder = box.commands.run("python3 /tmp/holder.py", background=True, stdin=True, timeout=0)
+    pid = holder.pid
+    holder.disconnect()
+    for cycle in range(4):
+        command = box.commands.connect(pid, timeout=0)
+        box.commands.send_stdin(pid, f"{cycle}\n")
+        for out, err, _ in command:
+            assert not err, err
+            lines.append(out or "")
+            if out and "whole" in out:
+                break
+        command.disconnect()
+        assert lines[-1].split()[:2] == ["whole", str(cycle)], lines
+        pause(box)
+        box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert len({line.split()[2] for line in lines}) == 1
+    assert box.commands.kill(pid) is True
+
+
+def test_a_terminal_keeps_its_shell(box: Sandbox) -> None:
+    shell = box.pty.create(PtySize(rows=24, cols=80), timeout=0)
+    box.pty.send_stdin(shell.pid, b"cd /usr; X=kept; sleep 1000 &\n")
+    for cycle in range(3):
+        pause(box)
+        box = Sandbox.connect(box.sandbox_id, timeout=300)
+        terminal = box.pty.connect(shell.pid, timeout=0) if hasattr(box.pty, "connect") else None
+        box.pty.send_stdin(shell.pid, f"echo $X-$PWD-$(jobs -r | wc -l) >/tmp/seen{cycle}\n".encode())
+        until(lambda: box.files.exists(f"/tmp/seen{cycle}"), "the shell answers")
+        assert box.files.read(f"/tmp/seen{cycle}") == "kept-/usr-1\n"
+        if terminal:
+            terminal.disconnect()
+    assert box.pty.kill(shell.pid) is True
+
+
+def test_it_survives_restarts_of_the_platform(disk: Platform, box: Sandbox) -> None:
+    program = (
+        "import os, time\n"
+        "for i in range(1 << 40):\n"
+        "    with open('/tmp/n.new', 'w') as new: new.write(str(i))\n"
+        "    os.replace('/tmp/n.new', '/tmp/n'); time.sleep(0.01)\n"
+    )
+    box.files.write("/tmp/count.py", program)
+    box.commands.run("python3 /tmp/count.py", background=True, timeout=0)
+    until(lambda: box.files.exists("/tmp/n"), "it counts")
+    pause(box)
+    assert disk.terminate() == 0
+    disk.start()
+    disk.kill()
+    disk.start()
+    assert processes(box) == []
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    first = int(box.files.read("/tmp/n"))
+    until(lambda: int(box.files.read("/tmp/n") or 0) > first, "it counts on")
+    # The next time it is killed while it is paused.
+    pause(box)
+    box.kill()
+    kept = disk.data_dir / "kept"
+    until(lambda: not any(entry.name.startswith(box.sandbox_id) for entry in kept.iterdir()), "its image is removed")
+
+
+def test_what_cannot_be_written_stays_in_memory(box: Sandbox) -> None:
+    box.commands.run("sudo touch /dev/mqueue/queue")
+    assert box.pause() is True
+    assert processes(box) != []
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert box.commands.run("echo here").stdout == "here\n"
+    box.commands.run("sudo rm /dev/mqueue/queue")
+    pause(box)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert box.commands.run("echo here").stdout == "here\n"

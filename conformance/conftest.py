@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from harness import hoststate
@@ -111,6 +112,9 @@ def fresh(config: pytest.Config):
     box = Sandbox.create(timeout=120)
     if config.getoption("--restored"):
         box.pause()
+        path = f"{os.environ['E2B_API_URL']}/sandboxes/{box.sandbox_id}"
+        detail = httpx.get(path, headers={"X-API-Key": os.environ["E2B_API_KEY"]}, timeout=30).json()
+        assert detail["pauseStorage"] == "disk", detail
         box = Sandbox.connect(box.sandbox_id, timeout=120)
     return box
 

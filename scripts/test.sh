@@ -108,6 +108,9 @@ step_fence() {
 }
 
 step_crash() {
+  local RINGFENCE_CRIU
+  RINGFENCE_CRIU=$(criu_program)
+  export RINGFENCE_CRIU
   suite 2.63.0 1500 crash
 }
 

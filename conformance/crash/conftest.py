@@ -13,9 +13,10 @@ from harness.platform import Platform
 
 @pytest.fixture
 def crashing(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platform]:
-    """A platform of the test's own, of which nothing may be left afterwards."""
+    """A platform of the test's own, of which nothing may be left afterwards. A parameter makes its configuration."""
     before = HostState.take()
-    server = Platform(work_dir / request.node.path.stem.removeprefix("test_"))
+    config = getattr(request, "param", None)
+    server = Platform(work_dir / request.node.path.stem.removeprefix("test_"), config=config and config())
     try:
         server.start()
         server.use()

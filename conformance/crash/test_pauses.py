@@ -7,7 +7,8 @@ a random moment, and checks after the restart:
 - what was answered is true: after a 204 to a pause nobody has resumed it, and the other way round;
 - a connect makes it run, with the same processes, and its count never went back.
 
-Some of the sandboxes are paused with their files alone. Of those nothing is on the host while they are paused, and the program is
+All of this is done once with processes that are stopped in memory and once with processes that are written to disk. Some of
+the sandboxes are paused with their files alone. Of those nothing is on the host while they are paused, and the program is
 started again, from the count in its file.
 
 RINGFENCE_PAUSE_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments. A failure names both.
@@ -19,7 +20,6 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from harness.hoststate import HostState, left_over
+from harness.criu import criu_config
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -75,23 +75,10 @@ class Subject:
         return self.processes() == before
 
 
-@pytest.fixture
-def crashing(work_dir: Path) -> Iterator[Platform]:
-    before = HostState.take()
-    server = Platform(work_dir / "pauses")
-    try:
-        server.start()
-        server.use()
-        yield server
-        if server.process:
-            assert server.terminate() == 0
-        assert server.down().returncode == 0
-        assert left_over(before) == {}
-    finally:
-        server.close()
-
-
-def test_kill_9_at_random_moments_of_pauses(crashing: Platform) -> None:
+@pytest.mark.parametrize(
+    ("crashing", "within_s"), [(None, 0.25), (criu_config, 1.0)], indirect=["crashing"], ids=["in memory", "on disk"]
+)
+def test_kill_9_at_random_moments_of_pauses(crashing: Platform, within_s: float) -> None:
     print(f"seed {SEED}")
     chance = random.Random(SEED)
     subjects = []
@@ -102,7 +89,7 @@ def test_kill_9_at_random_moments_of_pauses(crashing: Platform) -> None:
         subjects.append(subject)
     for cycle in range(CYCLES):
         try:
-            kill_and_check(crashing, chance, subjects)
+            kill_and_check(crashing, chance, subjects, within_s)
         except BaseException as error:
             error.add_note(f"in cycle {cycle} of {CYCLES}; again with RINGFENCE_CRASH_SEED={SEED}")
             raise
@@ -134,7 +121,7 @@ def alternate(api: httpx.Client, subject: Subject, chance: random.Random) -> Non
         pass
 
 
-def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subject]) -> None:
+def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subject], within_s: float) -> None:
     headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as api:
         failures: list[BaseException] = []
@@ -148,7 +135,7 @@ def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subje
         clients = [threading.Thread(target=work, args=[subject, random.Random(chance.random())]) for subject in subjects]
         for client in clients:
             client.start()
-        time.sleep(chance.uniform(0.0, 0.25))
+        time.sleep(chance.uniform(0.0, within_s))
         server.kill()
         for client in clients:
             client.join(60)
@@ -162,13 +149,15 @@ def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subje
 
 def check(api: httpx.Client, subject: Subject) -> None:
     path = f"/sandboxes/{subject.box.sandbox_id}"
-    state = api.get(path).json()["state"]
+    detail = api.get(path).json()
+    state = detail["state"]
     subject.seen.add(state)
     assert subject.known in (None, state)
-    if subject.memory:
+    if state == "running":
         assert subject.processes()
-    if state == "paused":
-        if subject.memory:
+    else:
+        if detail["pauseStorage"] == "memory":
+            assert subject.processes()
             until(subject.stands_still, "nothing of it uses a processor")
         else:
             until(lambda: subject.processes() == {}, "no process is left")
@@ -182,4 +171,6 @@ def check(api: httpx.Client, subject: Subject) -> None:
         subject.counted = subject.count()
     until(lambda: subject.count() > subject.counted, "it counts on")
     subject.counted = subject.count()
+    # What a pause gives up is there again.
+    assert "MemTotal" in subject.box.files.read("/proc/meminfo")
     subject.known = "running"

@@ -177,3 +177,30 @@ def test_what_cannot_be_written_stays_in_memory(box: Sandbox) -> None:
     pause(box)
     box = Sandbox.connect(box.sandbox_id, timeout=300)
     assert box.commands.run("echo here").stdout == "here\n"
+
+
+# Waits for its child as after vfork (clone with CLONE_VFORK), but the child never executes a program.
+IN_VFORK = "import ctypes, time; ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0); time.sleep(1000)"
+
+
+def test_a_process_that_stays_in_vfork_is_kept_in_memory(box: Sandbox) -> None:
+    command = box.commands.run(f"exec python3 -c '{IN_VFORK}'", background=True, timeout=0)
+    until(lambda: "D" in box.commands.run(f"cut -d' ' -f3 /proc/{command.pid}/stat").stdout, "it waits for its child")
+    assert box.pause() is True
+    assert processes(box) != []
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    box.commands.run(f"pkill -9 -P {command.pid}; true")
+    until(lambda: "S" in box.commands.run(f"cut -d' ' -f3 /proc/{command.pid}/stat").stdout, "it goes on")
+    pause(box)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert box.commands.kill(command.pid) is True
+
+
+def test_programs_that_start_others_all_the_time(box: Sandbox) -> None:
+    box.commands.run("echo 0 >/tmp/n; while :; do echo $(($(cat /tmp/n) + 1)) >/tmp/m; mv /tmp/m /tmp/n; done", background=True, timeout=0)
+    counted = 0
+    for _ in range(10):
+        until(lambda: int(box.files.read("/tmp/n") or 0) > counted, "it counts on")
+        counted = int(box.files.read("/tmp/n"))
+        pause(box)
+        box = Sandbox.connect(box.sandbox_id, timeout=300)

@@ -109,7 +109,7 @@ pub(crate) fn run(config: &Config, format: Format) -> Result<ExitCode> {
 
 /// The runtime's findings, with what the configuration allows.
 fn host(config: &Config) -> Vec<Finding> {
-    probe::probe(&config.data_dir)
+    probe::probe(&config.data_dir, config.criu.as_deref())
         .into_iter()
         .map(|mut check| {
             if check.name == "cgroups" && check.status == Status::Missing && config.unlimited {

@@ -36,7 +36,7 @@ pub(crate) const OPTIONS: [&str; 8] = [
     "net",
     "--file-locks",
     "--link-remap",
-    "--timeout=120",
+    "--timeout=10",
 ];
 
 /// File in the directory of an image that says what it was written from.

@@ -32,6 +32,15 @@ pub(crate) fn open_for_writing(dir: BorrowedFd<'_>, path: &str) -> io::Result<Fi
     Ok(rustix::fs::openat(dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
+/// Reads a small file below a directory.
+pub(crate) fn read_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let read = rustix::fs::openat(dir, path, flags, Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|file| io::read_to_string(File::from(file)));
+    read.map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
+}
+
 /// Writes `text` into an existing file below a directory, in one call, as control files require.
 pub(crate) fn write_at(dir: BorrowedFd<'_>, path: &str, text: &str) -> io::Result<()> {
     open_for_writing(dir, path)

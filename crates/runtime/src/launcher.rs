@@ -120,7 +120,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         Work::Spawners => spawner::serve(socket, &tree),
         Work::Commit => commit::serve(socket, &hello.data_dir),
         Work::Rebase => rebase::serve(socket, &hello.data_dir),
-        Work::Dump => checkpoint::dump::serve(socket),
+        Work::Dump => checkpoint::dump::serve(socket, &hello.tree),
         Work::Archive => {
             // The process keeps no directory of the host.
             drop(tree);
@@ -331,24 +331,7 @@ impl Launcher {
         };
         sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user.as_fd())).during("map the disk's ids")?;
         stages.end("disk");
-        // Once for all overlays: a detached mount cannot be attached again.
-        let disk_at = match self.layer_fds {
-            true => None,
-            false => Some(Attached::at(place::DISK, disk.as_fd()).during("attach the disk")?),
-        };
-        // Opened once, so that all layers are of one version.
-        let base = match rootfs.has_base() {
-            true => format!("{BASE}/{}", base::CURRENT),
-            false => place::EMPTY.to_owned(),
-        };
-        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
-        let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
-        let mut overlays = Vec::with_capacity(rootfs.overlays.len());
-        for overlay in &rootfs.overlays {
-            let mount = self.overlay(overlay, base.as_fd(), disk.as_fd(), user.as_fd(), base_id);
-            overlays.push(mount.during(&format!("mount {}", overlay.target))?);
-        }
-        drop(disk_at);
+        let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
         let figures = match self.figures {
             true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
             false => None,
@@ -395,6 +378,36 @@ impl Launcher {
         let mut fds = child.finish();
         fds.extend([net, boot]);
         Ok((Reply::Started { pid, stages: stages.0 }, fds))
+    }
+
+    /// Mounts the overlays of a sandbox, in their order.
+    fn overlays(
+        &self,
+        rootfs: &Rootfs,
+        disk: BorrowedFd<'_>,
+        user: BorrowedFd<'_>,
+        base_id: u32,
+    ) -> io::Result<Vec<OwnedFd>> {
+        // Once for all overlays: a detached mount cannot be attached again.
+        let _disk_at = match self.layer_fds {
+            true => None,
+            false => Some(Attached::at(place::DISK, disk).during("attach the disk")?),
+        };
+        // Opened once, so that all layers are of one version.
+        let base = match rootfs.has_base() {
+            true => format!("{BASE}/{}", base::CURRENT),
+            false => place::EMPTY.to_owned(),
+        };
+        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+        let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
+        rootfs
+            .overlays
+            .iter()
+            .map(|overlay| {
+                let mount = self.overlay(overlay, base.as_fd(), disk, user, base_id);
+                mount.during(&format!("mount {}", overlay.target))
+            })
+            .collect()
     }
 
     /// Mounts a disk that exists.

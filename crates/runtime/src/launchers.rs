@@ -181,7 +181,10 @@ impl LauncherPool {
     /// # Errors
     /// With the error that it reports.
     pub(crate) fn begin_once(&self, work: Work) -> io::Result<Once> {
-        Ok(Once(self.start_one(work)?))
+        Ok(Once {
+            process: self.start_one(work)?,
+            notices_end: work == Work::Dump,
+        })
     }
 
     /// Shuts down all launchers. Called last: no requests are possible afterwards.
@@ -192,9 +195,13 @@ impl LauncherPool {
     }
 }
 
-/// A process for one thing. It is killed when it has not replied.
+/// A process for one thing. It is killed when it has not replied, unless it notices that it is given up.
 #[derive(Debug)]
-pub(crate) struct Once(LauncherProcess);
+pub(crate) struct Once {
+    process: LauncherProcess,
+    /// It has something to put back when it is given up.
+    notices_end: bool,
+}
 
 impl Once {
     /// Sends a request with descriptors, and returns the reply. To be given up after the deadline, and when `is_cancelled`.
@@ -207,10 +214,10 @@ impl Once {
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<Reply> {
-        let launcher = &mut self.0;
+        let launcher = &mut self.process;
         wire::send_message(&launcher.socket, request.0, request.1)?;
         // Until it replies, it does not notice that its socket closes, or only after a while.
-        launcher.stuck = true;
+        launcher.stuck = !self.notices_end;
         let pause = Timespec {
             tv_sec: 0,
             tv_nsec: 50_000_000,

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::cgroup::Backend;
+use crate::checkpoint::program;
 use crate::egress::EgressSockets;
 use crate::{base, container};
 
@@ -61,9 +62,9 @@ impl Check {
     }
 }
 
-/// Runs all checks. Changes nothing.
+/// Runs all checks, also of the CRIU that is configured. Changes nothing.
 #[must_use]
-pub fn probe(data_dir: &Path) -> Vec<Check> {
+pub fn probe(data_dir: &Path, configured_criu: Option<&Path>) -> Vec<Check> {
     vec![
         root(),
         architecture(),
@@ -80,7 +81,7 @@ pub fn probe(data_dir: &Path) -> Vec<Check> {
         sudo(),
         pid_space(),
         kvm(),
-        criu(),
+        criu(configured_criu),
     ]
 }
 
@@ -343,18 +344,32 @@ fn egress() -> Check {
     }
 }
 
-fn criu() -> Check {
-    let found = ["/usr/sbin/criu", "/usr/local/sbin/criu", "/usr/bin/criu"]
-        .iter()
-        .any(|path| Path::new(path).exists());
-    Check::ok(
-        "criu",
-        if found {
-            "present (not used yet)"
-        } else {
-            "absent (not needed yet)"
-        },
-    )
+/// Where distributions and builds from source put CRIU.
+const CRIU_PLACES: [&str; 3] = ["/usr/sbin/criu", "/usr/local/sbin/criu", "/usr/bin/criu"];
+
+fn criu(configured: Option<&Path>) -> Check {
+    let Some(path) = configured else {
+        let found = CRIU_PLACES.into_iter().find(|path| Path::new(path).exists());
+        let detail = match found.map(|path| (path, program::find(Path::new(path)))) {
+            Some((path, Ok(_))) => format!("{path}, not configured: paused sandboxes keep their memory"),
+            Some((_, Err(why))) => format!("not configured, and not usable: {why}"),
+            None => "not configured: paused sandboxes keep their memory".to_owned(),
+        };
+        return Check::ok("criu", detail);
+    };
+    match program::find(path) {
+        Ok(criu) => Check::ok(
+            "criu",
+            format!("{} at {}: pauses write processes to disk", criu.version, path.display()),
+        ),
+        Err(why) => Check::gap(
+            "criu",
+            Status::Degraded,
+            why,
+            "paused sandboxes keep their memory, and those on disk cannot be resumed with their processes",
+            "install CRIU 4.2 or later at the path in `pause.criu`, or remove the key",
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -376,7 +391,8 @@ mod tests {
 
     #[test]
     fn every_gap_says_what_it_costs_and_how_to_close_it() {
-        for check in probe(Path::new("/nonexistent")) {
+        let nowhere = Path::new("/nonexistent");
+        for check in probe(nowhere, None).into_iter().chain(probe(nowhere, Some(nowhere))) {
             assert_eq!(check.status == Status::Ok, check.fix.is_empty(), "{check:?}");
             assert_eq!(check.status == Status::Ok, check.cost.is_empty(), "{check:?}");
         }

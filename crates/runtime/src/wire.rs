@@ -74,8 +74,13 @@ pub(crate) enum Request {
     },
     /// Prepares a disk, which no sandbox has, for layers that replaced those below it. Answered with [`Reply::Done`].
     Rebase { disk: DiskId },
-    /// Writes an image of the processes of a sandbox.
+    /// Stops the workload of a sandbox, of which an image is to be written. Attached is the pidfd of its agent. Answered
+    /// with [`Reply::Stopped`].
     Dump(crate::checkpoint::dump::Dump),
+    /// Writes the image. Answered with [`Reply::Done`], or with [`Reply::Refused`] when the sandbox goes on.
+    Write,
+    /// Lets the sandbox go on, of which an image was written.
+    GiveUp,
     /// Ends the processes of which an image was written.
     EndDumped,
     /// Writes a stored layer as an archive to the attached descriptor. Answered with [`Reply::Done`] or
@@ -117,6 +122,8 @@ pub(crate) enum Reply {
         stages: Vec<(String, u64)>,
     },
     Done,
+    /// The workload is stopped.
+    Stopped,
     /// The directory is complete, and written out.
     Committed {
         layer: LayerId,

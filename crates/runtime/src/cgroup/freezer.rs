@@ -54,6 +54,38 @@ impl Freezer {
         }
     }
 
+    /// As [`Self::freeze`], and fails when they are not all stopped by then.
+    ///
+    /// # Errors
+    /// When a process could not be stopped, or the group is gone.
+    pub(crate) fn freeze_all(&self) -> io::Result<()> {
+        self.freeze()?;
+        let path = self.0.join("cgroup.events");
+        let text = std::fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+        match text.lines().any(|line| line == "frozen 1") {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "a process could not be stopped, most likely because it waits for a disk",
+            )),
+        }
+    }
+
+    /// Whether a process is stopped in the middle of `vfork`, where it waits for its child to execute a program. All are
+    /// stopped. Only such a process sleeps without being interruptible then.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub(crate) fn has_vfork(&self) -> io::Result<bool> {
+        let path = self.0.join("cgroup.threads");
+        let threads = std::fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+        Ok(threads.lines().any(|thread| {
+            let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+            // The name, in parentheses, may contain anything.
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
+        }))
+    }
+
     /// Whether the processes are stopped, or about to be.
     ///
     /// # Errors
@@ -79,7 +111,7 @@ impl Freezer {
 
     /// Lets all processes continue, also those of the workload's own group, which is frozen while an image is written and
     /// after a restore.
-    ///    ///
+    ///
     /// # Errors
     /// When the group is gone.
     pub(crate) fn thaw(&self) -> io::Result<()> {

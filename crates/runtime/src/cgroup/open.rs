@@ -2,21 +2,28 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use model::resources::Resources;
 
 use super::limits::{Limits, Weight};
 use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, named, side_by_side};
-use crate::files::{open_dir, open_dir_at, open_for_writing, write_at};
+use crate::files::{open_dir, open_dir_at, open_for_writing, read_at, write_at};
 use crate::identity::AgentRecord;
 use crate::slot::Name;
 
 /// The file of a v1 group through which a thread enters it.
 const TASKS: &str = "tasks";
 
-/// Position of the `cpu` hierarchy of version 1 among the roots.
+/// Positions of hierarchies of version 1 among the roots.
+const MEMORY: usize = 1;
 const CPU: usize = 3;
+
+/// What [`while_restored`] adds.
+const ROOM_MB: u32 = 128;
+const ROOM_PIDS: u32 = 64;
+/// Memory that a restored workload may have beyond what it cannot free, in bytes.
+const SLACK: u64 = 4 << 20;
 
 /// The cgroup tree by descriptors instead of paths, because the launcher leaves the host's mounts.
 #[derive(Debug)]
@@ -129,6 +136,38 @@ impl OpenTree {
         })
     }
 
+    /// Sets the limits of a sandbox that was restored in groups with [`while_restored`], now that only its own processes
+    /// are in them. The workload may be charged for memory that was the agent's before, because CRIU has restored both
+    /// in its group; what cannot be freed of it is allowed to stay.
+    pub(crate) fn hold(&self, name: &Name, resources: &Resources) -> io::Result<()> {
+        let limits = Limits::of(resources);
+        let work = child(name, Role::Work);
+        let raised = |memory: BorrowedFd<'_>, usage: &str| -> io::Result<Limits> {
+            let needed = unreclaimable(memory, usage)?.saturating_add(SLACK);
+            let memory = limits.memory.max(needed);
+            Ok(Limits { memory, ..limits })
+        };
+        match &self.backend {
+            Backend::None(_) => Ok(()),
+            Backend::V2(_) => {
+                let group = open_dir_at(self.roots[0].as_fd(), &work)?;
+                raised(group.as_fd(), "memory.current")?.hold_v2(group.as_fd())?;
+                let whole = open_dir_at(self.roots[0].as_fd(), &name.to_string())?;
+                limits.with_margin().hold_v2(whole.as_fd())
+            }
+            Backend::Hybrid(..) => {
+                let memory = open_dir_at(self.roots[MEMORY].as_fd(), &work)?;
+                let of_work = raised(memory.as_fd(), "memory.usage_in_bytes")?;
+                for (limits, path) in [(of_work, work), (limits.with_margin(), name.to_string())] {
+                    for (root, hold) in self.roots[1..].iter().zip(Limits::HOLD_V1) {
+                        hold(&limits, open_dir_at(root.as_fd(), &path)?.as_fd())?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
     /// Freezes the workload of a sandbox, without waiting until it is.
     pub(crate) fn freeze_work(&self, name: &Name) -> io::Result<()> {
         let file = format!("{}/cgroup.freeze", child(name, Role::Work));
@@ -207,6 +246,30 @@ impl OpenTree {
         }
         Ok(())
     }
+}
+
+/// What a sandbox may have while CRIU restores it: CRIU is in its groups, too, and reads the image through them. A sandbox
+/// that had used up its limits could not be restored otherwise.
+pub(crate) fn while_restored(resources: &Resources) -> Resources {
+    Resources {
+        memory_mb: resources.memory_mb.saturating_add(ROOM_MB),
+        pids: resources.pids.saturating_add(ROOM_PIDS),
+        ..*resources
+    }
+}
+
+/// The memory of a group that the kernel cannot take back from it, in bytes.
+fn unreclaimable(group: BorrowedFd<'_>, usage: &str) -> io::Result<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().map_err(|_| io::ErrorKind::InvalidData);
+    let stat = read_at(group, "memory.stat")?;
+    let field = |names: [&str; 2]| {
+        let mut fields = stat.lines().filter_map(|line| line.split_once(' '));
+        let found = fields.find(|(name, _)| names.contains(name));
+        found.map_or(Ok(0), |(_, text)| number(text))
+    };
+    // The page cache of version 2 and of version 1, without files in memory.
+    let cache = field(["file", "cache"])?.saturating_sub(field(["shmem", "shmem"])?);
+    Ok(number(&read_at(group, usage)?)?.saturating_sub(cache))
 }
 
 fn make(root: &OwnedFd, path: &str) -> io::Result<OwnedFd> {

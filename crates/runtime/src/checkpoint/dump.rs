@@ -1,7 +1,19 @@
-//! Writing an image: the process that runs CRIU for it.
+//! Writing an image: the process that brings a sandbox to rest, runs CRIU, and ends the sandbox or lets it go on.
 //!
-//! It is a process of this program in the mounts of the host. It ends with the platform, and CRIU with it; CRIU lets the
-//! processes of the sandbox go on when it is killed.
+//! ```text
+//!   platform                          this process                    CRIU
+//!   Dump  ──────────────────────────▶ stop the workload
+//!   close its network  ◀───────────── Stopped
+//!   Write ──────────────────────────▶ the agent becomes quiet, stop it
+//!                                     start  ───────────────────────▶ write
+//!   write out, rename  ◀───────────── Done  ◀──────────────────────── post-dump
+//!   EndDumped ──────────────────────▶ go  ──────────────────────────▶ end the processes
+//! ```
+//!
+//! It is a process of this program in the mounts of the host. When the platform ends meanwhile, or gives up, the sandbox
+//! goes on at once, with the `/proc` files of which this process holds the kernel's side; it does not have to wait for the
+//! next platform. Only when the image has got its name, the sandbox is what was written, and ends. CRIU ends with this
+//! process, and lets processes go on when it is killed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,12 +21,18 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
 use super::criu::{Criu, CriuEvent};
+use super::save::{AtRest, Subject};
 use super::{About, OPTIONS, kernel, mounts};
+use crate::cgroup::Tree;
+use crate::driver::WriteError;
 use crate::figures::Figures;
+use crate::netns::SocketMaker;
+use crate::slot::Name;
 use crate::sys;
 use crate::wire::{self, Reply, Request};
 
@@ -25,23 +43,25 @@ pub(crate) struct Dump {
     pub(crate) program: PathBuf,
     /// Its version.
     pub(crate) version: String,
+    /// Name of the sandbox's groups.
+    pub(crate) name: String,
     /// Pid of the agent on the host.
     pub(crate) pid: i32,
     /// Hash of the agent's program, which is kept.
     pub(crate) program_of_agent: String,
     /// First id of the sandbox's range.
     pub(crate) base_id: u32,
-    /// The group that contains all of its processes, frozen.
-    pub(crate) group: PathBuf,
-    /// The directory that is made for the image.
+    /// The directory that is made for the image. The platform renames it when it is complete.
     pub(crate) image: PathBuf,
     /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
     pub(crate) deleted_files: u64,
 }
 
-/// Writes one image. Answered with [`Reply::Done`] when it is complete, but not written out; the next request then ends
-/// the processes of the sandbox, and is answered with another. Attached is the pidfd of the agent.
-pub(crate) fn serve(socket: &OwnedFd) -> io::Result<()> {
+/// Writes one image.
+///
+/// # Errors
+/// Those of the socket. Others are replies.
+pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
     super::sys::notice_children();
     sys::keep_capabilities_over_setuid(true)?;
     wire::send_message(socket, &Reply::Ready, &[])?;
@@ -49,14 +69,42 @@ pub(crate) fn serve(socket: &OwnedFd) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let [agent] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let reply = match write(&dump, agent.as_fd(), socket.as_fd()) {
-        Ok(reply) => reply,
-        Err(error) => Reply::Failed(error.to_string()),
+    let name = Name::parse(&dump.name).ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let net = rustix::fs::open(format!("/proc/{}/ns/net", dump.pid), flags, Mode::empty())?;
+    let subject = Subject {
+        tree,
+        name: &name,
+        pid: dump.pid,
+        agent: agent.as_fd(),
+        net: net.as_fd(),
+        sockets: &SocketMaker::new()?,
+    };
+    let mut at_rest = AtRest::default();
+    let reply = match write(&dump, &subject, &mut at_rest, socket) {
+        Ok(()) => Reply::Done,
+        Err(error) => {
+            let went_on = subject.go_on(&at_rest);
+            match (error, went_on) {
+                (WriteError::Refused(why), Ok(())) => Reply::Refused(why),
+                (WriteError::Failed(error), Ok(())) => Reply::Failed(error.to_string()),
+                (WriteError::Refused(why), Err(error)) => Reply::Failed(format!("{why}; then: {error}")),
+                (WriteError::Failed(why), Err(error)) => Reply::Failed(format!("{why}; then: {error}")),
+            }
+        }
     };
     wire::send_message(socket, &reply, &[])
 }
 
-fn write(dump: &Dump, agent: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result<Reply> {
+/// Writes the image and ends the processes. When this fails, all of them are there still.
+fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &OwnedFd) -> Result<(), WriteError> {
+    subject.stop_workload()?;
+    wire::send_message(socket, &Reply::Stopped, &[])?;
+    match wire::receive_message::<Request>(socket)? {
+        Some((Request::Write, _)) => {}
+        _ => return Err(given_up().into()),
+    }
+    subject.rest(at_rest)?;
     let of_agent = |file: &str| PathBuf::from(format!("/proc/{}/{file}", dump.pid));
     std::fs::DirBuilder::new().mode(0o700).create(&dump.image)?;
     let points = mounts::points(&std::fs::read_to_string(of_agent("mountinfo"))?);
@@ -81,38 +129,50 @@ fn write(dump: &Dump, agent: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Resu
     ] {
         arguments.push(option.to_owned());
     }
-    arguments.push(format!("--freeze-cgroup={}", text(&dump.group)));
+    arguments.push(format!(
+        "--freeze-cgroup={}",
+        text(subject.tree.freezer(subject.name)?.group())
+    ));
     arguments.push(format!("--ghost-limit={}", dump.deleted_files));
     arguments.extend(mounts::arguments_of_dump(&points));
     let prepare = || {
         // The name of the host belongs to the sandbox, and a user that is not root could not restore it.
-        sys::setns(agent, libc::CLONE_NEWUTS)
+        sys::setns(subject.agent, libc::CLONE_NEWUTS)
     };
     let mut criu = Criu::start(&dump.program, &arguments, &dump.image, dump.base_id, None, prepare)?;
     let mut is_complete = false;
     loop {
-        match next(&mut criu, socket, None)? {
+        match next(&mut criu, socket.as_fd(), None)? {
             CriuEvent::Step { action, .. } => {
                 if action == "post-dump" {
                     open_to_readers(&dump.image)?;
                     wire::send_message(socket, &Reply::Done, &[])?;
-                    match wire::receive_message::<Request>(socket)? {
-                        Some((Request::EndDumped, _)) => is_complete = true,
-                        _ => return Err(io::ErrorKind::ConnectionAborted.into()),
+                    is_complete = match wire::receive_message::<Request>(socket)? {
+                        Some((Request::EndDumped, _)) => true,
+                        // The platform has ended. With its name the image counts, even though nobody has said so.
+                        None => !dump.image.exists(),
+                        Some(_) => false,
+                    };
+                    if !is_complete {
+                        return Err(given_up().into());
                     }
                 }
                 criu.go()?;
             }
-            CriuEvent::Ended(0) if is_complete => return Ok(Reply::Done),
+            CriuEvent::Ended(0) if is_complete => return Ok(()),
             CriuEvent::Ended(status) => {
                 let why = criu.why(&log);
-                return Ok(match why.is_empty() {
-                    true => Reply::Failed(format!("CRIU exited with status {status}")),
-                    false => Reply::Refused(why),
+                return Err(match why.is_empty() {
+                    true => WriteError::Failed(io::Error::other(format!("CRIU exited with status {status}"))),
+                    false => WriteError::Refused(why),
                 });
             }
         }
     }
+}
+
+fn given_up() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "the platform has given it up")
 }
 
 /// CRIU reads images also where it has no privileges on the host any more, with other ids than it wrote them with. Nobody

@@ -1,4 +1,4 @@
-//! What the platform does to write a sandbox: bring it to rest, have it written, and let it go on or end.
+//! Bringing a sandbox to rest, so that it can be written, and letting it go on.
 
 use std::fs;
 use std::io::{self, IoSlice};
@@ -16,6 +16,7 @@ use rustix::net::{
 
 use crate::cgroup::Tree;
 use crate::container::has_ended;
+use crate::driver::WriteError;
 use crate::netns::SocketMaker;
 use crate::slot::Name;
 use crate::spawners;
@@ -24,6 +25,10 @@ use crate::spawners;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two attempts to connect.
 const QUEUE_PAUSE: Duration = Duration::from_millis(1);
+/// How often the workload is stopped in the middle of `vfork` before that counts as what a process does on purpose, and how
+/// long it goes on after the first time; longer each time.
+const VFORK_ATTEMPTS: u32 = 12;
+const VFORK_PAUSE: Duration = Duration::from_millis(1);
 /// Longest answer of an agent.
 const ANSWER_MAX: usize = 256;
 /// Device number of `/dev/fuse`.
@@ -41,41 +46,51 @@ pub(crate) struct Subject<'a> {
 }
 
 /// What a sandbox at rest gets back when it goes on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct AtRest {
     /// The kernel's side of its `/proc` files, if it has them.
     figures: Option<OwnedFd>,
 }
 
 impl Subject<'_> {
-    /// Brings the sandbox to rest: its workload is stopped first, so that nothing in it runs while its agent is open to
-    /// inspection; then the agent gives up what leads out, and is stopped, too. `stopped` is called in between.
+    /// Stops the workload, so that nothing in it runs while its agent is open to inspection.
+    ///
+    /// A process in the middle of `vfork` cannot be written: it cannot be inspected until its child has executed a program,
+    /// and CRIU stops the child before. So the workload goes on for a moment then.
     ///
     /// # Errors
-    /// With the step that failed. The sandbox runs as before then, but for connections that its agent has given up.
-    pub(crate) fn rest(&self, stopped: &mut dyn FnMut()) -> io::Result<AtRest> {
-        let figures = self.figures();
-        let at_rest = AtRest { figures };
-        let rested = self.tree.work_freezer(self.name).and_then(|work| {
-            work.freeze()?;
-            stopped();
-            self.ask(quiet::QUIET, None)?;
-            // It has lost its agent, and its socket has an end on the host.
-            spawners::end_all(self.pid, self.agent)?;
-            self.tree.freezer(self.name)?.freeze()?;
-            // CRIU thaws one group alone, and works in each process.
-            work.thaw_this()
-        });
-        match rested {
-            Ok(()) => Ok(at_rest),
-            Err(error) => {
-                let _ = self.go_on(&at_rest);
-                Err(error)
+    /// Refused when a process does not leave `vfork`. When it cannot be stopped.
+    pub(crate) fn stop_workload(&self) -> Result<(), WriteError> {
+        let work = self.tree.work_freezer(self.name)?;
+        for attempt in 0..VFORK_ATTEMPTS {
+            work.freeze_all()?;
+            if !work.has_vfork()? {
+                return Ok(());
             }
+            work.thaw_this()?;
+            std::thread::sleep(VFORK_PAUSE * (attempt + 1));
         }
+        Err(WriteError::Refused(
+            "a process has started a child with vfork, and it has not executed a program".to_owned(),
+        ))
     }
 
-    /// Lets a sandbox at rest go on.
+    /// Has the agent give up what leads out, and stops it, too. The workload is stopped already. What it gave up is in
+    /// `at_rest` also when this fails.
+    ///
+    /// # Errors
+    /// With the step that failed.
+    pub(crate) fn rest(&self, at_rest: &mut AtRest) -> io::Result<()> {
+        at_rest.figures = self.figures();
+        self.ask(quiet::QUIET, None)?;
+        // It has lost its agent, and its socket has an end on the host.
+        spawners::end_all(self.pid, self.agent)?;
+        self.tree.freezer(self.name)?.freeze_all()?;
+        // CRIU thaws one group alone, and works in each process.
+        self.tree.work_freezer(self.name)?.thaw_this()
+    }
+
+    /// Lets a sandbox go on that was stopped or brought to rest.
     ///
     /// # Errors
     /// When its agent does not respond.

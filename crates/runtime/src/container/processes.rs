@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{ContainerDriver, Running};
 use crate::checkpoint::dump::Dump;
+use crate::checkpoint::save::AtRest;
 use crate::checkpoint::{About, sums};
 use crate::driver::WriteError;
 use crate::launcher::restore::Image;
@@ -27,20 +28,25 @@ impl ContainerDriver {
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         self.kept.forget_image(id, disk)?;
-        let subject = of.subject(self);
-        let at_rest = subject.rest(stopped)?;
-        let written = self.dump(of, complete, is_cancelled);
+        let written = self.dump(of, stopped, complete, is_cancelled);
         if written.is_err() {
             let _ = self.kept.forget_image(id, disk);
-            subject.go_on(&at_rest)?;
+            let is_stopped =
+                self.tree.work_freezer(&of.name)?.is_frozen()? || self.tree.freezer(&of.name)?.is_frozen()?;
+            if is_stopped {
+                // The process that lets it go on was killed, and with it the kernel's side of the `/proc` files is gone.
+                of.subject(self).go_on(&AtRest::default())?;
+            }
         }
         written
     }
 
-    /// Writes an image of the processes of a sandbox at rest, and ends them.
+    /// Writes an image of the processes of a sandbox, and ends them. When this fails, they go on, unless the process for
+    /// it was killed.
     fn dump(
         &self,
         of: &Running,
+        stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), WriteError> {
@@ -52,24 +58,34 @@ impl ContainerDriver {
         let request = Request::Dump(Dump {
             program: criu.path.clone(),
             version: criu.version.clone(),
+            name: of.name.to_string(),
             pid: of.pid,
             program_of_agent: self.agents.keep(of.pid)?,
             base_id: self.region.base_id(of.name.slot),
-            group: self.tree.freezer(&of.name)?.group().to_owned(),
             image: unfinished.clone(),
             deleted_files: DELETED_FILES,
         });
         let deadline = Instant::now() + DUMP_TIMEOUT;
         let mut process = self.launchers.begin_once(Work::Dump)?;
         match process.ask((&request, &[of.agent.as_fd()]), deadline, is_cancelled)? {
-            Reply::Done => {}
-            Reply::Refused(why) => return Err(WriteError::Refused(why)),
-            Reply::Failed(why) => return Err(io::Error::other(why).into()),
-            _ => return Err(io::Error::other("unexpected reply").into()),
+            Reply::Stopped => {}
+            other => return Err(failure(other)),
         }
-        sums::write(&unfinished)?;
-        self.kept.finish_image(id, disk)?;
-        complete()?;
+        stopped();
+        match process.ask((&Request::Write, &[]), deadline, is_cancelled)? {
+            Reply::Done => {}
+            other => return Err(failure(other)),
+        }
+        let finished = sums::write(&unfinished)
+            .and_then(|()| self.kept.finish_image(id, disk))
+            .and_then(|()| complete());
+        if let Err(error) = finished {
+            // The image is not what the sandbox is once it goes on.
+            let forgotten = self.kept.forget_image(id, disk);
+            let _ = process.ask((&Request::GiveUp, &[]), deadline, &|| false);
+            forgotten?;
+            return Err(error.into());
+        }
         // From here on the sandbox is what was written. Its processes are killed by others as well, so that it does not
         // matter what becomes of this.
         let _ = process.ask((&Request::EndDumped, &[]), deadline, is_cancelled);
@@ -107,5 +123,13 @@ impl ContainerDriver {
             directory,
             bytes,
         })
+    }
+}
+
+fn failure(reply: Reply) -> WriteError {
+    match reply {
+        Reply::Refused(why) => WriteError::Refused(why),
+        Reply::Failed(why) => io::Error::other(why).into(),
+        _ => io::Error::other("unexpected reply").into(),
     }
 }

@@ -32,8 +32,8 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::net::SocketType;
 
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
-use super::{Attached, BASE, During, HOST_DEV, Launcher, STEP, Stages};
-use crate::cgroup::open::Entry;
+use super::{During, HOST_DEV, Launcher, STEP, Stages};
+use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent};
 use crate::checkpoint::{self, About, OPTIONS, dump, mounts};
@@ -99,8 +99,9 @@ impl Launcher {
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let mut stages = Stages::new();
         let about = self.about(image).during("read the image")?;
-        let agent_groups = self.tree.create(name, resources).during("create the cgroups")?;
-        let work = self.tree.create_work(name, resources);
+        let roomy = while_restored(resources);
+        let agent_groups = self.tree.create(name, &roomy).during("create the cgroups")?;
+        let work = self.tree.create_work(name, &roomy);
         let work = work.during("create the workload's cgroups")?;
         stages.end("cgroup");
         let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
@@ -110,24 +111,11 @@ impl Launcher {
         stages.end("disk");
         let mut sources = Vec::new();
         let mut root = None;
-        {
-            let _disk_at = match self.layer_fds {
-                true => None,
-                false => Some(Attached::at(place::DISK, disk.as_fd()).during("attach the disk")?),
-            };
-            let base = match rootfs.has_base() {
-                true => format!("{BASE}/{}", base::CURRENT),
-                false => place::EMPTY.to_owned(),
-            };
-            let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
-            let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
-            for overlay in &rootfs.overlays {
-                let mount = self.overlay(overlay, base.as_fd(), disk.as_fd(), user.as_fd(), base_id);
-                let mount = mount.during(&format!("mount {}", overlay.target))?;
-                match overlay.target.as_str() {
-                    "/" => root = Some(mount),
-                    target => sources.push((target.to_owned(), mount)),
-                }
+        let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
+        for (overlay, mount) in rootfs.overlays.iter().zip(overlays) {
+            match overlay.target.as_str() {
+                "/" => root = Some(mount),
+                target => sources.push((target.to_owned(), mount)),
             }
         }
         drop(disk);
@@ -185,6 +173,7 @@ impl Launcher {
         // It exits once it has reported; CRIU has exited before.
         let _ = has_ended(conductor.first(), STEP);
         drop(conductor);
+        self.tree.hold(name, resources).during("limit the restored processes")?;
         let agent = dump::pidfd(pid)?;
         let net = rustix::fs::open(
             format!("/proc/{pid}/ns/net"),

@@ -1,8 +1,8 @@
 //! Checksums of an image: a damaged one is refused before anything is started from it, instead of failing somewhere in
 //! the middle, or restoring processes with damaged memory.
 //!
-//! CRC-32 finds what disks and interrupted copies do to files. It does not find what somebody with access to the data
-//! directory does on purpose; root alone has that.
+//! CRC-32 finds what disks and interrupted copies do to files. It does not find what a program with access to the data
+//! directory does on purpose; root alone has that access.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

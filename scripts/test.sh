@@ -99,7 +99,8 @@ step_escape() {
   export RINGFENCE_CRIU
   suite 2.63.0 1200 escape
   # What holds in a sandbox holds in one that was restored from disk.
-  suite 2.63.0 600 --restored escape/test_kernel.py escape/test_network.py escape/test_files_of_the_host.py escape/test_respawn.py
+  suite 2.63.0 900 --restored escape/test_kernel.py escape/test_network.py escape/test_files_of_the_host.py escape/test_respawn.py \
+    escape/test_proc_and_sys.py escape/test_limits.py
 }
 
 step_fence() {

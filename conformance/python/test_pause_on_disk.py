@@ -141,6 +141,38 @@ def test_a_terminal_keeps_its_shell(box: Sandbox) -> None:
     assert box.pty.kill(shell.pid) is True
 
 
+def test_it_continues_with_the_ids_of_the_place_that_it_gets(box: Sandbox) -> None:
+    """Its own of before may be another sandbox's by then."""
+
+    def ids(of: Sandbox) -> set[int]:
+        maps = {Path(f"/proc/{pid}/{kind}_map").read_text() for pid in processes(of) for kind in ("uid", "gid")}
+        assert len(maps) == 1, maps
+        return {int(number) for number in maps.pop().split()}
+
+    box.commands.run("touch /tmp/before; sudo touch /root/before")
+    first = ids(box)
+    pause(box)
+    others: list[Sandbox] = []
+    try:
+        while not any(ids(other) == first for other in others):
+            assert len(others) < 8, "nobody gets what the paused one had"
+            others.append(Sandbox.create())
+        box = Sandbox.connect(box.sandbox_id, timeout=300)
+        assert all(ids(box).isdisjoint(ids(other) - {0, 65536}) for other in others)
+        for user in ("root", "user"):
+            box.files.write(f"/tmp/{user}", user, user=user)
+            owned = "~/after /tmp/before /root/before /tmp/$(id -un)"
+            seen = box.commands.run(f"rm -f ~/.profile; touch ~/after; sudo stat -c %U {owned}", user=user).stdout
+            assert seen.split() == [user, "user", "root", user]
+        pause(box)
+    finally:
+        for other in others:
+            other.kill()
+    # In a place that it had not before, once more.
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert box.commands.run("stat -c %U /tmp/root /tmp/user ~/after").stdout.split() == ["root", "user", "user"]
+
+
 def test_it_survives_restarts_of_the_platform(disk: Platform, box: Sandbox) -> None:
     program = (
         "import os, time\n"

@@ -9,12 +9,14 @@
 //!
 //! - With the network namespace left empty (`--empty-ns net`), connections within the sandbox survive: the script step
 //!   `setup-namespaces` sets up the interfaces before sockets are restored.
+//! - Of ids, only the map of the user namespace is in terms of the host (`ids`).
 //! - `--manage-cgroups=ignore`: what it restores is in the groups in which it runs, so memory is charged to the workload.
 //! - A tree that is frozen by version 2 can be written only with `--freeze-cgroup` on a group above all processes.
 
 pub(crate) mod agents;
 pub(crate) mod criu;
 pub(crate) mod dump;
+pub(crate) mod ids;
 pub(crate) mod mounts;
 mod preload;
 pub(crate) mod program;

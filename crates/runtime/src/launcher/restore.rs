@@ -36,7 +36,7 @@ use super::{During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent};
-use crate::checkpoint::{self, About, OPTIONS, dump, mounts};
+use crate::checkpoint::{self, About, OPTIONS, dump, ids, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::rootfs::Rootfs;
@@ -370,6 +370,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
             CriuEvent::Step { action, script, init } => {
                 match action.as_str() {
                     "setup-namespaces" => {
+                        ids::check(init, parts.base_id)?;
                         let interface = parts.interface;
                         in_child(|| set_up_network(init, interface)).during("network")?;
                     }
@@ -425,6 +426,12 @@ fn assemble(parts: &Parts<'_>, place: &Path) -> io::Result<String> {
     if let Some(figures) = parts.figures {
         setup::attach(figures.mount.as_fd(), CWD, &path("figures"))?;
     }
+    // The slot is seldom the one that it was written in. The image itself stays as it is.
+    let written = ids::file(&parts.image.directory)?;
+    let mapped = place.join("ids");
+    std::fs::write(&mapped, ids::mapped(&std::fs::read(&written)?, parts.base_id)?)?;
+    std::fs::set_permissions(&mapped, std::fs::Permissions::from_mode(0o644))?;
+    rustix::mount::mount_bind(&mapped, &written)?;
     Ok(path("root"))
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from e2b import CommandExitException, Sandbox
 from e2b.exceptions import ServiceBusyException
 
 from harness import hoststate
+from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 from harness.traffic import until
@@ -330,3 +332,67 @@ def test_a_disk_that_was_taken_as_a_whole_needs_nothing_of_the_host() -> None:
         for sandbox in [one, *made]:
             sandbox.kill()
         until(lambda: available(mount) > before - 64 * MIB, "the blocks are the host's again", within_s=30)
+
+
+# Holds memory, and says whether it is whole.
+HOLDER = """
+import hashlib, os, time
+memory = bytearray(os.urandom(1 << 20)) * 300
+want = hashlib.sha256(memory).hexdigest()
+while True:
+    with open("/tmp/new", "w") as file: file.write(f"{time.time()} {hashlib.sha256(memory).hexdigest() == want}")
+    os.replace("/tmp/new", "/tmp/seen")
+    time.sleep(0.05)
+"""
+
+
+def test_a_pause_without_space_for_the_memory_keeps_it() -> None:
+    """Before it is written, and when the space goes while it is."""
+    with small_host(criu_config()) as (server, mount):
+        api = httpx.Client(
+            base_url=server.url, headers={"X-API-Key": server.credentials()["E2B_API_KEY"]}, timeout=120
+        )
+        box = Sandbox.create(timeout=600)
+        path = f"/sandboxes/{box.sandbox_id}"
+        box.files.write("/tmp/holder.py", HOLDER)
+        box.commands.run("python3 /tmp/holder.py", background=True, timeout=0)
+        until(lambda: box.files.exists("/tmp/seen"), "it holds its memory")
+
+        def pause() -> str:
+            answer = api.post(f"{path}/pause")
+            assert answer.status_code == 204, answer.text
+            return api.get(path).json()["pauseStorage"]
+
+        def goes_on() -> None:
+            answer = api.post(f"{path}/connect", json={"timeout": 600})
+            assert answer.status_code == 201, answer.text
+            last = box.files.read("/tmp/seen").split()[0]
+            until(lambda: box.files.read("/tmp/seen").split()[0] > last, "it goes on")
+            assert box.files.read("/tmp/seen").split()[1] == "True"
+
+        filler = mount / "filler"
+        with open(filler, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, available(mount) - FLOOR_MB * MIB - 100 * MIB)
+        assert pause() == "memory"
+        log = api.get(f"/v2{path}/logs").text
+        assert "kept_in_memory" in log and "MiB are free for images" in log
+        goes_on()
+        filler.unlink()
+        assert pause() == "disk"
+        goes_on()
+
+        def fill() -> None:
+            until(lambda: any((server.data_dir / "kept").glob("*/image.new/pages-*.img")), "it is written")
+            with filled(mount):
+                over.wait(30)
+
+        over = threading.Event()
+        filling = threading.Thread(target=fill)
+        filling.start()
+        try:
+            assert pause() in ("memory", "disk")
+        finally:
+            over.set()
+            filling.join()
+        goes_on()
+        box.kill()

@@ -1,0 +1,224 @@
+"""Images of processes that are damaged, and programs that are killed while they write or read one: no sandbox is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from harness.criu import criu_config
+from harness.platform import Platform
+from harness.traffic import until
+
+pytestmark = pytest.mark.parametrize("crashing", [criu_config], indirect=True, ids=["criu"])
+
+# Enough memory that writing it takes a while.
+HOLDER = """
+import hashlib, os, time
+memory = bytearray(os.urandom(1 << 20)) * 300
+want = hashlib.sha256(memory).hexdigest()
+count = 0
+while True:
+    with open("/tmp/new", "w") as file: file.write(f"{count} {os.getpid()} {hashlib.sha256(memory).hexdigest() == want}")
+    os.replace("/tmp/new", "/tmp/seen")
+    count += 1
+    time.sleep(0.05)
+"""
+
+
+class Holder:
+    """A sandbox with a program that says that its memory is whole."""
+
+    def __init__(self, server: Platform) -> None:
+        self.box = Sandbox.create(timeout=3000)
+        self.api = httpx.Client(
+            base_url=server.url, headers={"X-API-Key": server.credentials()["E2B_API_KEY"]}, timeout=120
+        )
+        self.path = f"/sandboxes/{self.box.sandbox_id}"
+        self.box.files.write("/tmp/holder.py", HOLDER)
+        self.box.commands.run("python3 /tmp/holder.py", background=True, timeout=0)
+        until(lambda: self.box.files.exists("/tmp/seen"), "it holds its memory")
+        self.count, self.pid = self.seen()
+
+    def seen(self) -> tuple[int, int]:
+        count, pid, whole = self.box.files.read("/tmp/seen").split()
+        assert whole == "True"
+        return int(count), int(pid)
+
+    def detail(self) -> dict:
+        return self.api.get(self.path).json()
+
+    def goes_on(self) -> None:
+        """The same process, with all of its memory."""
+        until(lambda: self.seen()[0] > self.count, "it goes on")
+        self.count, pid = self.seen()
+        assert pid == self.pid
+
+    def pause(self) -> str:
+        """Pauses, and returns where its processes are."""
+        answer = self.api.post(f"{self.path}/pause")
+        assert answer.status_code == 204, answer.text
+        return self.detail()["pauseStorage"]
+
+    def connect(self) -> httpx.Response:
+        return self.api.post(f"{self.path}/connect", json={"timeout": 3000})
+
+
+def image_of(server: Platform, holder: Holder) -> Path:
+    (kept,) = (server.data_dir / "kept").glob(f"{holder.box.sandbox_id}.*")
+    return kept / "image"
+
+
+def criu_of(server: Platform) -> list[int]:
+    """Pids of CRIU below a platform."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and (process / "comm").read_text() == "criu\n":
+                arguments = (process / "cmdline").read_bytes()
+                if os.fsencode(server.data_dir) in arguments:
+                    found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def kill_criu(server: Platform, during: Callable[[], object], after_s: float) -> int:
+    """Kills CRIU a while after it has started for what is done. Returns how often."""
+    done = threading.Event()
+    killed = []
+
+    def kill() -> None:
+        while not done.is_set():
+            if found := criu_of(server):
+                time.sleep(after_s)
+                for pid in found:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+                    except ProcessLookupError:
+                        continue
+                return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        during()
+    finally:
+        done.set()
+        killer.join()
+    return len(killed)
+
+
+def test_a_damaged_image_is_refused(crashing: Platform) -> None:
+    holder = Holder(crashing)
+    assert holder.pause() == "disk"
+    image = image_of(crashing, holder)
+    pages = max(image.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+    assert pages.stat().st_size > 300 << 20
+
+    def flip() -> None:
+        with open(pages, "r+b") as file:
+            file.seek(pages.stat().st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 4]))
+
+    flip()
+    for _ in range(2):
+        answer = holder.connect()
+        assert answer.status_code == 503, answer.text
+        detail = holder.detail()
+        assert detail["state"] == "paused"
+        assert f"the checksum of {pages.name} is wrong" in detail["resumeError"]
+    flip()
+    core = next(image.glob("core-*.img"))
+    content = core.read_bytes()
+    core.write_bytes(content[:-1])
+    assert holder.connect().status_code == 503
+    assert core.name in holder.detail()["resumeError"]
+    core.write_bytes(content)
+    assert holder.connect().status_code == 201
+    holder.goes_on()
+    assert "resumeError" not in holder.detail()
+    # Without its processes it starts anew.
+    assert holder.pause() == "disk"
+    next(image.glob("core-*.img")).unlink()
+    assert holder.connect().status_code == 503
+    answer = holder.api.post(f"{holder.path}/connect", json={"timeout": 3000, "memory": False})
+    assert answer.status_code == 201, answer.text
+    assert holder.box.files.exists("/tmp/seen")
+    holder.box.kill()
+
+
+def test_criu_is_killed(crashing: Platform) -> None:
+    holder = Holder(crashing)
+    killed = 0
+    for after_s in (0.0, 0.02, 0.05, 0.1, 0.2):
+        killed += kill_criu(crashing, holder.pause, after_s)
+        if holder.detail()["pauseStorage"] == "disk":
+            # It was killed too late, or not at all.
+            killed += kill_criu(crashing, holder.connect, after_s)
+        if holder.detail()["state"] == "paused":
+            assert holder.connect().status_code == 201
+        holder.goes_on()
+        # What a pause gives up is there again.
+        assert "MemTotal" in holder.box.files.read("/proc/meminfo")
+    assert killed > 0
+    assert holder.pause() == "disk"
+    for after_s in (0.0, 0.05, 0.1):
+        answers = []
+        kill_criu(crashing, lambda: answers.append(holder.connect().status_code), after_s)
+        assert answers[0] in (201, 503)
+        if answers[0] == 503:
+            assert holder.detail()["resumeError"]
+            assert holder.connect().status_code == 201
+        holder.goes_on()
+        assert holder.pause() == "disk"
+    holder.box.kill()
+
+
+def test_it_goes_on_without_the_platform(crashing: Platform) -> None:
+    """A platform that is killed within a pause leaves nothing stopped, although nobody starts another one."""
+    holder = Holder(crashing)
+
+    def time_used() -> int:
+        used = 0
+        for process in Path("/proc").iterdir():
+            try:
+                if process.name.isdigit() and f"/{holder.box.sandbox_id}." in (process / "cgroup").read_text():
+                    used += int((process / "schedstat").read_text().split()[0])
+            except (OSError, IndexError):
+                continue
+        return used
+
+    for _ in range(3):
+        pausing = threading.Thread(target=until_killed, args=[holder.pause])
+        pausing.start()
+        kept = crashing.data_dir / "kept"
+        until(lambda: any(kept.glob(f"{holder.box.sandbox_id}.*/image.new")), "it is written")
+        crashing.kill()
+        pausing.join()
+        before = time_used()
+        until(lambda: time_used() > before, "its processes run without a platform")
+        crashing.start()
+        crashing.use()
+        assert holder.detail()["state"] == "running"
+        holder.goes_on()
+        assert "MemTotal" in holder.box.files.read("/proc/meminfo")
+    assert not image_of(crashing, holder).with_name("image.new").exists()
+    holder.box.kill()
+
+
+def until_killed(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except httpx.TransportError:
+        pass

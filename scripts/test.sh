@@ -60,6 +60,7 @@ step_sdk() {
   local RINGFENCE_CRIU file
   RINGFENCE_CRIU=$(criu_program)
   export RINGFENCE_CRIU
+  need_go
   # What an operator does, what runs in a build and what becomes of processes does not depend on the client.
   local clients=()
   for file in operator pool pause_on_disk pause_programs template_files dockerfiles template_registry image_families; do

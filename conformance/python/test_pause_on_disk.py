@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from e2b import PtySize, Sandbox
 
 from harness.beside import beside
-from harness.criu import criu_config
+from harness.criu import criu_config, pause, processes
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -70,38 +69,6 @@ def box(disk: Platform) -> Iterator[Sandbox]:
         yield box
     finally:
         box.kill()
-
-
-def processes(box: Sandbox) -> list[str]:
-    """Pids of the processes of a sandbox on the host."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                # One that has ended is there until its exit code is asked for.
-                has_ended = (process / "stat").read_text().rsplit(") ", 1)[1][0] in "ZX"
-                if not has_ended and f"/{box.sandbox_id}." in (process / "cgroup").read_text():
-                    found.append(process.name)
-            except OSError:
-                continue
-    return found
-
-
-def groups(box: Sandbox) -> list[Path]:
-    """The control groups of a sandbox on the host."""
-    found = []
-    for tree in [*Path("/sys/fs/cgroup").glob("ringfence-*"), *Path("/sys/fs/cgroup").glob("*/ringfence-*")]:
-        try:
-            found += [tree / name for name in os.listdir(tree) if name.startswith(box.sandbox_id)]
-        except FileNotFoundError:
-            continue
-    return found
-
-
-def pause(box: Sandbox) -> None:
-    assert box.pause() is True
-    assert processes(box) == []
-    assert groups(box) == []
 
 
 def test_programs_continue_where_they_were(box: Sandbox) -> None:

@@ -166,7 +166,7 @@ def check(api: httpx.Client, subject: Subject) -> None:
     if not subject.memory:
         # It may have been started anew meanwhile, and then nothing counts until it is told to.
         assert subject.count() >= subject.counted
-        subject.box.commands.run("pkill -f n.new; true", user="root")
+        subject.box.commands.run("pkill -f '[n][.]new'; true", user="root")
         subject.box.commands.run(COUNT, background=True)
         subject.counted = subject.count()
     until(lambda: subject.count() > subject.counted, "it counts on")

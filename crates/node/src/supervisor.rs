@@ -323,6 +323,7 @@ pub(crate) async fn start(
         Err(StartError::Full) => return Err(NodeError::Capacity(StartError::Full.to_string())),
         Err(error @ StartError::Exists(_)) => return Err(failed(error)),
         Err(StartError::NoLayer(layer)) => return Err(NodeError::NoLayer(layer)),
+        Err(StartError::Unrestorable(why)) => return Err(NodeError::Refused(why)),
         Err(StartError::Failed(error)) => {
             clean_failed_start(shared, tasks, id, new_disk).await;
             return Err(failed(error));
@@ -578,6 +579,10 @@ async fn follow_events(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, mut co
 
 /// Gives a sandbox a new spawner. Returns whether that worked.
 async fn replace_spawner(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>) -> bool {
+    if handle.is_frozen() {
+        // It was ended by a pause, or will be reported again once the sandbox continues.
+        return false;
+    }
     tracing::warn!(sandbox.id = %handle.id, "the spawner ended and is replaced");
     // First log the reason, in case it was a lack of memory.
     handle.note_memory_kills();

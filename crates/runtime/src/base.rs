@@ -28,7 +28,7 @@ use std::path::Path;
 
 pub(crate) use etc::{hosts, resolver};
 pub use system::version_of_host;
-pub(crate) use versions::{CURRENT, Versions};
+pub(crate) use versions::{CURRENT, Versions, packages_of};
 
 /// Uid and gid of `user`, as in the images of the existing platform.
 const USER: u32 = 1000;

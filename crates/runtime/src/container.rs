@@ -290,7 +290,13 @@ impl Driver for ContainerDriver {
         }
         let base = rootfs.has_base().then(|| self.base.current()).flatten();
         let processes = match request.restore {
-            true => Some(self.restorable(&name, base.as_deref())?),
+            true => match self.restorable(&name, base.as_deref()) {
+                Err(refused @ StartError::Unrestorable(_)) => {
+                    self.slots.lock().release(&request.id);
+                    return Err(refused);
+                }
+                image => Some(image?),
+            },
             false => None,
         };
         match on_kept_disk {
@@ -398,7 +404,12 @@ impl Driver for ContainerDriver {
 
     fn keep(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
         self.layers.write_out(disk)?;
-        let base = self.bases.lock().get(disk).cloned();
+        let mut base = self.bases.lock().get(disk).cloned();
+        if base.is_none() && self.layers.rootfs_of(disk)?.has_base() {
+            // It was started by an earlier platform.
+            let name = self.slots.lock().name(id).map(ToString::to_string);
+            base = name.map(|name| self.base.of(&name)).transpose()?.flatten();
+        }
         self.kept.keep(id, disk, base.as_deref())
     }
 

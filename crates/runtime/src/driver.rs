@@ -297,6 +297,9 @@ pub enum StartError {
     /// A layer of its file system is not stored. Nothing was started.
     #[error("layer {0} is not stored")]
     NoLayer(LayerId),
+    /// The image of its processes cannot be restored, for a reason that is for the client. Nothing was started.
+    #[error("{0}")]
+    Unrestorable(String),
     /// A step failed. Nothing is running any more; [`Driver::clean`] has to be called, and for a new disk
     /// [`Driver::remove_disk`].
     #[error(transparent)]

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::accounts::Accounts;
 use super::packages::{conffiles, held};
 use super::sources::{is_public_key, lines, of_distribution, stanzas};
-use super::{Versions, unsupported_reason};
+use super::{Versions, packages_of, unsupported_reason};
 
 const MD5_OF_SHIPPED: &str = "fd3d1512c1f4af5f65da9313a20a3bbb"; // of "shipped\n"
 
@@ -486,6 +486,8 @@ fn a_version_is_kept_while_a_sandbox_uses_it() {
 
     sweep(&["one", "two"]);
     assert!(first.is_dir());
+    assert_eq!(versions.of("one").unwrap(), None, "one may use either");
+    assert_eq!(versions.of("three").unwrap(), versions.current());
     sweep(&["two", "three"]);
     assert!(first.is_dir(), "two may use it");
     sweep(&["three"]);
@@ -496,6 +498,25 @@ fn a_version_is_kept_while_a_sandbox_uses_it() {
     let third = host.made();
     sweep(&[]);
     assert!(!second.exists() && third.is_dir());
+}
+
+#[test]
+fn versions_of_the_same_packages_are_known_as_such() {
+    let host = Host::debian(&[], "Package: a\n");
+    let (made, versions) = (host.made(), host.versions());
+    let current = versions.current().unwrap();
+    assert_eq!(current.split(' ').next(), made.file_name().unwrap().to_str());
+    // After the host has started again, or with another version of this program.
+    let name = format!("{}-0123456789abcdef", packages_of(&current));
+    let earlier = made.with_file_name(&name);
+    fs::create_dir(&earlier).unwrap();
+    fs::write(earlier.join("users"), "one\n").unwrap();
+    assert_eq!(versions.of("one").unwrap(), Some(name.clone()));
+    assert_eq!(versions.of("two").unwrap(), Some(current.clone()));
+    assert_eq!(packages_of(&name), packages_of(&current));
+    // With other packages.
+    fs::rename(earlier, made.with_file_name("0123456789abcdef-0123456789abcdef")).unwrap();
+    assert_eq!(versions.of("one").unwrap(), None);
 }
 
 #[test]

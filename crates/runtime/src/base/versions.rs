@@ -98,6 +98,37 @@ impl Versions {
         Some(text)
     }
 
+    /// The version that the sandbox of this name uses, as far as that is known: the current one, unless it existed when
+    /// another one was replaced. Then one with the same packages, if all that it may use have the same.
+    ///
+    /// # Errors
+    /// When the versions cannot be read.
+    pub(crate) fn of(&self, name: &str) -> io::Result<Option<String>> {
+        let Some(current) = self.current() else {
+            return Ok(None);
+        };
+        let mut of = current.clone();
+        for entry in fs::read_dir(&self.all)? {
+            let entry = entry?;
+            let version = entry.file_name().to_string_lossy().into_owned();
+            let is_current = current.split(' ').next() == Some(&version);
+            if is_current || !entry.file_type()?.is_dir() || [UNFINISHED, REMOVED].contains(&version.as_str()) {
+                continue;
+            }
+            match fs::read_to_string(entry.path().join(USERS)) {
+                Ok(users) if !users.lines().any(|user| user == name) => continue,
+                // Without the file it was replaced, and nobody has been recorded yet.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            if packages_of(&version) != packages_of(&current) {
+                return Ok(None);
+            }
+            of = version;
+        }
+        Ok(Some(of))
+    }
+
     /// Creates the version that matches the host now, unless it exists, and makes it current. Returns whether the
     /// current version changed.
     ///
@@ -198,11 +229,18 @@ impl Versions {
     }
 }
 
-/// Key of the sources of a version: files that change with the host's packages, this program, and the boot of the host.
-/// The boot is included because versions are not synced to disk: what a power failure left of one is not used.
+/// The part of a version, as [`Versions::current`] names it, that says which packages the host has. Processes can be
+/// restored from an image with any version of the same packages: their programs are the same.
+pub(crate) fn packages_of(version: &str) -> &str {
+    let key = version.split(' ').next().unwrap_or_default();
+    key.split('-').next().unwrap_or_default()
+}
+
+/// Key of the sources of a version: files that change with the host's packages, and after a hyphen those together with this
+/// program and the boot of the host. The boot is included because versions are not synced to disk: what a power failure
+/// left of one is not used.
 fn key(host: &Path) -> io::Result<String> {
-    let mut text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let program = fs::metadata("/proc/self/exe")?;
+    let mut text = String::new();
     let mut note = |path: &Path, found: Option<&fs::Metadata>| {
         let stamp = found.map(|found| {
             (
@@ -215,7 +253,6 @@ fn key(host: &Path) -> io::Result<String> {
         });
         let _ = writeln!(text, "{path:?} {stamp:?}");
     };
-    note(Path::new("/proc/self/exe"), Some(&program));
     for source in SOURCES {
         let path = host.join(source);
         let found = path.symlink_metadata().ok();
@@ -232,7 +269,13 @@ fn key(host: &Path) -> io::Result<String> {
     for mark in usr::marks(host) {
         note(&mark, None);
     }
-    Ok(format!("{:016x}", crate::slot::fnv1a(text.as_bytes())))
+    let packages = crate::slot::fnv1a(text.as_bytes());
+    text.push_str(&fs::read_to_string("/proc/sys/kernel/random/boot_id")?);
+    let program = fs::metadata("/proc/self/exe")?;
+    let program = (program.ino(), program.size(), program.mtime(), program.mtime_nsec());
+    let _ = writeln!(text, "{program:?}");
+    let whole = crate::slot::fnv1a(text.as_bytes());
+    Ok(format!("{packages:016x}-{whole:016x}"))
 }
 
 fn remove_all(path: &Path) -> io::Result<()> {

@@ -5,10 +5,11 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::{ContainerDriver, Running};
+use crate::base::packages_of;
 use crate::checkpoint::dump::Dump;
 use crate::checkpoint::save::AtRest;
 use crate::checkpoint::{About, sums};
-use crate::driver::WriteError;
+use crate::driver::{StartError, WriteError};
 use crate::launcher::restore::Image;
 use crate::slot::Name;
 use crate::wire::{Reply, Request, Work};
@@ -107,22 +108,35 @@ impl ContainerDriver {
     }
 
     /// The image to restore a sandbox from.
-    pub(super) fn restorable(&self, name: &Name, base: Option<&str>) -> io::Result<Image> {
+    ///
+    /// # Errors
+    /// When it cannot be restored, with a reason for the client.
+    pub(super) fn restorable(&self, name: &Name, base: Option<&str>) -> Result<Image, StartError> {
+        let refused = |why: &str| StartError::Unrestorable(why.to_owned());
         let directory = self.kept.image(&name.id, &name.disk);
         let Some(criu) = &self.criu else {
-            let why = "its processes were written by CRIU, which is not there or too old";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            return Err(refused(
+                "its processes were written by CRIU, which the host does not have, or only too old a version of it",
+            ));
         };
-        if base.is_some() && self.kept.base_of(&name.id, &name.disk).as_deref() != base {
-            let why = "the packages of the host have changed, and its processes use files of the earlier ones";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        let written = self.kept.base_of(&name.id, &name.disk);
+        if base.is_some() && written.as_deref().map(packages_of) != base.map(packages_of) {
+            return Err(refused(
+                "the packages of the host have changed, and its processes use files of the earlier ones",
+            ));
         }
-        let bytes = sums::check(&directory)?;
-        Ok(Image {
-            program: criu.path.clone(),
-            directory,
-            bytes,
-        })
+        match sums::check(&directory) {
+            Ok(bytes) => Ok(Image {
+                program: criu.path.clone(),
+                directory,
+                bytes,
+            }),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(refused(&error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(refused("the image of its processes is missing"))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

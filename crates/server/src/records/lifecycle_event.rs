@@ -30,7 +30,7 @@ pub(crate) enum LifecycleEvent<'a> {
     /// It could not be paused at its deadline, for this reason.
     NotPaused(&'static str),
     /// It could not be resumed and is still paused, for this reason.
-    NotResumed(&'static str),
+    NotResumed(&'a str),
     /// It was started anew, and is not ready, for this reason.
     NotReady(&'static str),
     /// It was resumed, for this reason.
@@ -109,7 +109,8 @@ impl LifecycleEvent<'_> {
                 ("reason", reason.as_str().to_owned()),
                 ("kept", kept.as_str().to_owned()),
             ],
-            Self::NotPaused(why) | Self::PausedOtherwise(why) | Self::NotResumed(why) | Self::NotReady(why) => {
+            Self::NotResumed(why) => vec![("reason", (*why).to_owned())],
+            Self::NotPaused(why) | Self::PausedOtherwise(why) | Self::NotReady(why) => {
                 vec![("reason", (*why).to_owned())]
             }
             Self::Resumed(reason, row) => vec![("reason", reason.as_str().to_owned()), ("end_at", rfc3339(row.end_us))],

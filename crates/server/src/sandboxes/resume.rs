@@ -389,10 +389,11 @@ impl Sandboxes {
 }
 
 /// Why a sandbox could not be resumed, for its client.
-fn reason_of(error: &PauseError) -> &'static str {
+fn reason_of(error: &PauseError) -> &str {
     match error {
         PauseError::Unsupported(_) => "this host cannot resume what is kept of it",
         PauseError::Store(_) => "the database failed",
+        PauseError::Node(NodeError::Refused(why)) => why,
         PauseError::Node(NodeError::Capacity(_)) => "the host has no capacity for it",
         PauseError::Node(NodeError::NoLayer(_)) => "a layer of its template is not on the host",
         PauseError::Node(NodeError::NotFound(_)) | PauseError::Gone => "the host has not found it",

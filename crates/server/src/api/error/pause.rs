@@ -1,6 +1,7 @@
 //! Responses about sandboxes that are paused, or cannot be.
 
 use http::StatusCode;
+use protocol::node::NodeError;
 
 use super::{ApiError, IN_PROGRESS_AFTER_S};
 use crate::sandboxes::pause::PauseError;
@@ -39,6 +40,12 @@ impl ApiError {
         match error {
             PauseError::Running => Self::running(id),
             PauseError::Paused | PauseError::Stopping | PauseError::Gone => Self::no_sandbox(id),
+            PauseError::Node(NodeError::Refused(refusal)) => {
+                let why = format!(
+                    "sandbox \"{id}\" is still paused: {refusal}: start it anew from its files with `\"memory\": false`"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+            }
             PauseError::Node(_) | PauseError::TaskFailed => {
                 let why = format!("sandbox \"{id}\" could not be resumed, and is still paused: try again");
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)

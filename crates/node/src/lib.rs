@@ -27,21 +27,21 @@ mod reconcile;
 mod socket_memory;
 mod supervisor;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use model::id::{LayerId, SandboxId};
+use model::id::{DiskId, LayerId, SandboxId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo,
-    LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox,
-    ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted,
+    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity,
+    LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
+    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -106,6 +106,10 @@ pub(crate) struct Shared {
     pub(crate) starts: Semaphore,
     pub(crate) respawns: Semaphore,
     pub(crate) commits: Semaphore,
+    /// Held while a disk is copied.
+    pub(crate) copying: Semaphore,
+    /// The copies of disks that have not become layers yet.
+    pub(crate) copies: Mutex<HashSet<DiskId>>,
     /// Each is held while an archive is written or read.
     pub(crate) archives: Arc<Semaphore>,
     /// Space that layers and images of processes leave free, in bytes.
@@ -169,6 +173,8 @@ impl Node {
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
             respawns: Semaphore::new(supervisor::RESPAWNS),
             commits: Semaphore::new(commit::COMMITS),
+            copying: Semaphore::new(commit::COPYING),
+            copies: Mutex::default(),
             archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
             image_bytes: AtomicU64::new(0),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
@@ -373,6 +379,21 @@ impl NodeApi for Node {
             let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
             // A task of its own: a caller that is dropped leaves no disk behind.
             let committing = commit::commit(Arc::clone(&self.shared), handle, merge);
+            self.tasks.spawn(committing).await.map_err(failed)?
+        })
+    }
+
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
+        Box::pin(async move {
+            let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+            let copying = commit::copy(Arc::clone(&self.shared), handle);
+            self.tasks.spawn(copying).await.map_err(failed)?
+        })
+    }
+
+    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(async move {
+            let committing = commit::commit_copy(Arc::clone(&self.shared), disk.clone(), merge);
             self.tasks.spawn(committing).await.map_err(failed)?
         })
     }

@@ -403,7 +403,7 @@ fn authority_of(policy: &EgressPolicy) -> Option<&Secret> {
 }
 
 /// A random id for a new disk.
-fn random_disk() -> io::Result<DiskId> {
+pub(crate) fn random_disk() -> io::Result<DiskId> {
     let mut random = [0; 20];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     Ok(DiskId::from_random(&random))

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use model::id::{LayerId, SandboxId, TemplateId};
+use model::id::{DiskId, LayerId, SandboxId, TemplateId};
 use model::lifecycle::Kept;
 use model::log::Level;
 use model::network::EgressPolicy;
@@ -83,6 +83,15 @@ pub struct Committed {
     pub layer: LayerId,
     /// Space that it takes on the node, in bytes.
     pub bytes: u64,
+}
+
+/// A copy of the disk of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopiedDisk {
+    /// The copy.
+    pub disk: DiskId,
+    /// How long the processes of the sandbox were stopped.
+    pub stopped: Duration,
 }
 
 /// A layer that a node has.
@@ -395,6 +404,17 @@ pub trait NodeApi: Send + Sync + 'static {
     /// A layer with the same content is not stored twice: the id is the same. [`NodeError::Refused`] when the files
     /// cannot be a layer; [`NodeError::Capacity`] when the host has no space for it.
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>>;
+
+    /// Copies the disk of a running sandbox. Its processes are stopped meanwhile, so that the copy is the disk as it was at
+    /// one moment, and then continue, whatever happens. The caller gives the copy to [`Self::commit_copy`]; one that
+    /// never is is removed by the next [`Self::reconcile`]. [`NodeError::NotFound`] when there is no such sandbox;
+    /// [`NodeError::Capacity`] when the host has no space for the copy, or has as many as it can have;
+    /// [`NodeError::Unsupported`] where the host cannot stop processes.
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>>;
+
+    /// Stores what a copied disk has as a layer, as [`Self::commit`] does with that of a sandbox, and removes the copy, also
+    /// on an error.
+    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>>;
 
     /// The layers that the node has, in the order of their ids.
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>>;

@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
-use self::freezer::Freezer;
+pub(crate) use self::freezer::Freezer;
 use self::limits::{Weight, pids_of_all_sandboxes};
 use crate::cgroup_view::{self, Scope, Shown, UnlimitedMounts};
 use crate::identity::{self, AgentRecord};

@@ -4,6 +4,7 @@
 //! needs no clone: finding, watching, killing and cleaning up. A sandbox here consists of the pidfd of its agent, whose
 //! end kills every process of the sandbox, and its network namespace.
 
+mod copies;
 mod disks;
 mod host;
 mod processes;

@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -46,6 +46,8 @@ const CHECKSUM: usize = 0x3fc;
 const BLOCK: usize = 4096;
 /// Pause between two looks at whether a check of a disk has ended.
 const REPAIR_PAUSE: Duration = Duration::from_millis(10);
+/// How much of an image is copied between two looks at whether to continue, in bytes.
+const COPIED_AT_ONCE: u64 = 64 << 20;
 /// Number of retries when another process takes the free loop device first.
 const LOOP_ATTEMPTS: usize = 64;
 
@@ -109,6 +111,50 @@ pub(crate) fn repair(image: &Path, is_stopped: &dyn Fn() -> bool) -> io::Result<
     match status.code() {
         Some(code) if code <= REPAIRED => Ok(()),
         _ => Err(io::Error::other(format!("e2fsck could not repair the disk ({status})"))),
+    }
+}
+
+/// Space that an image takes on the host, in bytes.
+pub(crate) fn held_bytes(image: &Path) -> io::Result<u64> {
+    Ok(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(image)?).saturating_mul(512))
+}
+
+/// Copies an image that nothing changes meanwhile to a new file, with its holes. `may_continue` is asked again and again.
+pub(crate) fn copy<E: From<io::Error>>(
+    from: &Path,
+    to: &Path,
+    may_continue: &mut dyn FnMut() -> Result<(), E>,
+) -> Result<(), E> {
+    let source = File::open(from)?;
+    let target = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    target.set_len(source.metadata()?.len())?;
+    let mut at = 0;
+    while let Some(start) = seek(&source, SeekFrom::Data(at))? {
+        at = seek(&source, SeekFrom::Hole(start))?.unwrap_or(start);
+        let mut next = start;
+        while next < at {
+            may_continue()?;
+            next += copy_part(&source, &target, next, (at - next).min(COPIED_AT_ONCE))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a part of a file to the same place of another one, and returns how much. The host's file system shares blocks if
+/// it can.
+fn copy_part(from: &File, to: &File, at: u64, length: u64) -> io::Result<u64> {
+    let (mut read, mut written) = (at, at);
+    let length = usize::try_from(length).map_err(io::Error::other)?;
+    match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), length) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(copied) => Ok(copied as u64),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::XDEV) => {
+            let mut buffer = vec![0; length.min(1 << 20)];
+            from.read_exact_at(&mut buffer, at)?;
+            to.write_all_at(&buffer, at)?;
+            Ok(buffer.len() as u64)
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -498,6 +544,38 @@ mod tests {
         // What is no file system at all is refused.
         image.write_all_at(&vec![0; 64 << 20], 0).unwrap();
         assert!(repair(&path, &|| false).is_err());
+    }
+
+    #[test]
+    fn a_copy_has_the_same_content_and_the_same_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let source = File::create(&from).unwrap();
+        source.set_len(1 << 30).unwrap();
+        for at in [0, 5 << 20, (900 << 20) + 17] {
+            source.write_all_at(&[7; 12_345], at).unwrap();
+        }
+        let mut asked = 0;
+        copy(&from, &to, &mut || {
+            asked += 1;
+            io::Result::Ok(())
+        })
+        .unwrap();
+        assert!(asked >= 3);
+        let target = File::open(&to).unwrap();
+        let mut end = vec![1; 20_000];
+        for at in [0, 5 << 20, (900 << 20) + 17] {
+            target.read_exact_at(&mut end, at).unwrap();
+            assert!(end[..12_345].iter().all(|byte| *byte == 7) && end[12_345..].iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(target.metadata().unwrap().len(), 1 << 30);
+        assert!(held_bytes(&to).unwrap() < 1 << 20);
+        // An existing one is never overwritten, and a refusal ends the copy.
+        assert!(copy(&from, &to, &mut || io::Result::Ok(())).is_err());
+        let refused = copy(&from, &dir.path().join("other"), &mut || {
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        });
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 
     #[test]

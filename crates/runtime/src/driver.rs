@@ -92,8 +92,8 @@ pub trait Driver: Debug + Send + Sync {
     /// When the data directory cannot be written.
     fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
 
-    /// Stores what a sandbox that has ended wrote as a layer. Its disk remains. Blocks for as long as it takes to copy,
-    /// or until `is_cancelled`.
+    /// Stores what a sandbox that has ended wrote as a layer, or what is on a copy of a disk ([`Sandbox::copy_disk`]). The disk
+    /// remains. Blocks for as long as it takes to copy, or until `is_cancelled`.
     ///
     /// # Errors
     /// [`CommitError`] says whether the sandbox, the host or the platform is the reason. Nothing is left of the attempt.
@@ -243,7 +243,16 @@ pub struct CommitRequest {
     pub keep_free_bytes: u64,
 }
 
-/// Why a sandbox did not become a layer.
+/// The disk of a sandbox to copy.
+#[derive(Debug, Clone)]
+pub struct CopyRequest {
+    /// The copy, which must not exist.
+    pub to: DiskId,
+    /// Space on the file system of the data directory that has to stay free, in bytes.
+    pub keep_free_bytes: u64,
+}
+
+/// Why a sandbox did not become a layer, or its disk was not copied.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     /// A file cannot be stored. The text is for the user; names in it are escaped.
@@ -474,6 +483,16 @@ pub trait Sandbox: Debug + Send + Sync {
         complete: &mut dyn FnMut() -> io::Result<()>,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), WriteError>;
+
+    /// Copies the sandbox's disk to a new one, as it is at one moment: every process is stopped meanwhile, and continues
+    /// before this returns, also after an error. The copy belongs to no sandbox. [`Driver::commit`] makes a layer of it,
+    /// [`Driver::remove_disk`] removes it, and so does [`Driver::sweep_disks`]. Returns how long the processes were
+    /// stopped. Blocks for as long as it takes, or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// [`CommitError`] says whether the host is the reason, and there is no copy. With [`io::ErrorKind::Unsupported`] without
+    /// [`Capabilities::freeze`].
+    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError>;
 
     /// Has the agent accept connections again, after a platform has ended while it wrote an image. Otherwise nothing changes.
     ///

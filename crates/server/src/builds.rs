@@ -12,6 +12,7 @@ mod log;
 mod objects;
 pub(crate) mod recipe;
 pub(crate) mod run;
+pub(crate) mod snapshot;
 pub(crate) mod transfer;
 
 use std::collections::{HashMap, HashSet};
@@ -90,7 +91,7 @@ pub(crate) struct Builds {
     pub(crate) files: Arc<BuildFiles>,
     /// The builds in progress.
     running: Mutex<HashMap<BuildId, Running>>,
-    /// The layers of templates that are being read from files.
+    /// The layers of templates that are being read from files, and of snapshots that are being made.
     imports: Mutex<Vec<Pins>>,
     /// Excludes commits while layers are removed.
     removal: Arc<tokio::sync::RwLock<()>>,
@@ -216,7 +217,7 @@ impl Builds {
         Some(self.node.kill(id).await)
     }
 
-    /// The layers that builds in progress and pooled sandboxes use, and those that are being read from files.
+    /// The layers that builds in progress and pooled sandboxes use, and those of files that are being read and of snapshots.
     fn pinned(&self) -> HashSet<LayerId> {
         let mut pinned: HashSet<LayerId> = {
             let running = self.running.lock();

@@ -23,6 +23,7 @@ pub(crate) mod registry;
 pub(crate) mod repositories;
 mod restart;
 pub(crate) mod resume;
+pub(crate) mod snapshot;
 mod start_command;
 mod stop;
 mod unrecorded;

@@ -43,6 +43,7 @@ pub mod removals;
 pub mod sandboxes;
 pub mod sealed;
 pub mod secrets;
+pub mod snapshots;
 pub mod tags;
 pub mod teams;
 pub mod templates;

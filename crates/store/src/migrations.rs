@@ -23,6 +23,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0009_pause.sql"),
     include_str!("migrations/0010_templates.sql"),
     include_str!("migrations/0011_kept_disks.sql"),
+    include_str!("migrations/0012_snapshots.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -66,7 +66,7 @@ impl FromColumns for Ended {
     }
 }
 
-/// The overviews that the team `$1` may see, or only that of the template `$2`. A sandbox in the state `creating` is
+/// The overviews that the team `$1` may see, those of snapshots excepted, or only that of the template `$2`. A sandbox in the state `creating` is
 /// not known to any client and does not count; one that has ended was counted at its template when its row was deleted.
 const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
      t.spawn_count + COALESCE(l.spawns, 0) AS spawn_count, \
@@ -87,6 +87,7 @@ const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
      LEFT JOIN (SELECT s.template_id, COUNT(*) AS spawns, MAX(s.started_us) AS last_us FROM sandboxes s \
                 WHERE s.state <> 'creating' GROUP BY s.template_id) l ON l.template_id = t.id \
      WHERE (t.team_id = $1 OR t.team_id IS NULL) AND t.deleted_us IS NULL AND t.id = COALESCE($2, t.id) \
+     AND (t.is_snapshot = 0 OR CAST($2 AS TEXT) IS NOT NULL) \
      ORDER BY t.created_us, t.id";
 
 /// Columns of a [`TemplateRow`] from `templates t`. The aliases are one text with a line for each: that needs no
@@ -209,8 +210,8 @@ impl Store {
         self.db.read_optional("find a template", query).await
     }
 
-    /// The templates that a team may see, its own and the global ones, oldest first: all of them, or only the one with
-    /// that id.
+    /// The templates that a team may see, its own and the global ones, oldest first: all of them that are no snapshots, or only
+    /// the one with that id.
     ///
     /// # Errors
     /// When the database fails.

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use model::id::{LayerId, SandboxId};
+use model::id::{DiskId, LayerId, SandboxId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, AdoptedState, ClaimSandbox, Committed, DialError, DiskStops, EgressCounters, FrozenSandbox, HostCapacity,
-    Image, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox,
-    PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage,
-    StartSandbox, StartedSandbox, Wanted, WantedState,
+    Adopted, AdoptedState, ClaimSandbox, Committed, CopiedDisk, DialError, DiskStops, EgressCounters, FrozenSandbox,
+    HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture,
+    PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot,
+    Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -81,6 +81,10 @@ pub struct FakeNode {
     pub frozen_bytes: AtomicU64,
     /// Behaviour of a commit. On a failure the sandbox ends, too.
     pub commit: Mutex<Behaviour>,
+    /// Behaviour of a copy of a disk.
+    pub copy: Mutex<Behaviour>,
+    /// The copies of disks that have not been committed, and their sandboxes.
+    pub copies: Mutex<HashMap<DiskId, SandboxId>>,
     /// Behaviour of the removal of a layer.
     pub remove_layer: Mutex<Behaviour>,
     /// What `base` is.
@@ -155,6 +159,8 @@ impl FakeNode {
             booted: Mutex::default(),
             frozen_bytes: AtomicU64::new(1 << 20),
             commit: Mutex::new(Behaviour::Works),
+            copy: Mutex::new(Behaviour::Works),
+            copies: Mutex::default(),
             remove_layer: Mutex::new(Behaviour::Works),
             base: Mutex::new(BaseVersion {
                 system: "debian-12-x86_64".to_owned(),
@@ -262,6 +268,27 @@ impl FakeNode {
                 Ok(())
             }
         }
+    }
+}
+
+impl FakeNode {
+    async fn make_layer(&self, of: &SandboxId, merge: bool) -> Result<Committed, NodeError> {
+        let number = {
+            let mut commits = self.commits.lock();
+            commits.push((of.clone(), merge));
+            commits.len()
+        };
+        let behaviour = *self.commit.lock();
+        self.behave(behaviour).await?;
+        let committed = Committed {
+            layer: Self::layer(number),
+            bytes: 4096,
+        };
+        self.layers.lock().insert(committed.layer.clone(), committed.bytes);
+        if behaviour == Behaviour::PanicsAfterwards {
+            panic!("the fake node panics as configured");
+        }
+        Ok(committed)
     }
 }
 
@@ -433,22 +460,33 @@ impl NodeApi for FakeNode {
                 return Err(NodeError::NotFound(id.clone()));
             }
             self.killed_at.lock().insert(id.clone(), SystemTime::now());
-            let number = {
-                let mut commits = self.commits.lock();
-                commits.push((id.clone(), merge));
-                commits.len()
-            };
-            let behaviour = *self.commit.lock();
+            self.make_layer(id, merge).await
+        })
+    }
+
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
+        Box::pin(async move {
+            let behaviour = *self.copy.lock();
             self.behave(behaviour).await?;
-            let committed = Committed {
-                layer: Self::layer(number),
-                bytes: 4096,
-            };
-            self.layers.lock().insert(committed.layer.clone(), committed.bytes);
-            if behaviour == Behaviour::PanicsAfterwards {
-                panic!("the fake node panics as configured");
+            if !self.running.lock().contains(id) || self.paused.lock().contains(id) {
+                return Err(NodeError::NotFound(id.clone()));
             }
-            Ok(committed)
+            let mut copies = self.copies.lock();
+            let made = copies.len() + self.commits.lock().len();
+            let disk = DiskId::from_random(&[u8::try_from(made).unwrap_or(u8::MAX); 20]);
+            copies.insert(disk.clone(), id.clone());
+            let stopped = Duration::from_millis(1);
+            Ok(CopiedDisk { disk, stopped })
+        })
+    }
+
+    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(async move {
+            let of = self.copies.lock().get(disk).cloned();
+            let of = of.ok_or_else(|| NodeError::failed("no such copy"))?;
+            let made = self.make_layer(&of, merge).await;
+            self.copies.lock().remove(disk);
+            made
         })
     }
 

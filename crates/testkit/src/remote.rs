@@ -8,12 +8,12 @@
 use std::io;
 use std::sync::Arc;
 
-use model::id::{LayerId, SandboxId};
+use model::id::{DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity, LayerInfo,
-    LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox,
-    ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity,
+    LayerInfo, LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
+    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -42,6 +42,8 @@ enum Call {
     Pause(PauseSandbox),
     Resume(Box<ResumeSandbox>),
     Commit(SandboxId, bool),
+    CopyDisk(SandboxId),
+    CommitCopy(DiskId, bool),
     Layers,
     RemoveLayer(LayerId),
     ExportLayer(LayerId),
@@ -127,6 +129,14 @@ impl NodeApi for RemoteNode {
 
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
         Box::pin(self.call(Call::Commit(id.clone(), merge)))
+    }
+
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
+        Box::pin(self.call(Call::CopyDisk(id.clone())))
+    }
+
+    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+        Box::pin(self.call(Call::CommitCopy(disk.clone(), merge)))
     }
 
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
@@ -251,6 +261,8 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Pause(request) => write_frame(connection, &node.pause(request).await).await,
         Call::Resume(request) => write_frame(connection, &node.resume(*request).await).await,
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
+        Call::CopyDisk(id) => write_frame(connection, &node.copy_disk(&id).await).await,
+        Call::CommitCopy(disk, merge) => write_frame(connection, &node.commit_copy(&disk, merge).await).await,
         Call::Layers => write_frame(connection, &node.layers().await).await,
         Call::RemoveLayer(id) => write_frame(connection, &node.remove_layer(&id).await).await,
         Call::BaseVersion => write_frame(connection, &node.base_version().await).await,

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use model::id::{DiskId, LayerId, SandboxId};
 use protocol::node::{Committed, LayerInfo, SandboxStream};
 use runtime::driver::{
-    ArchiveError, Capabilities, CommitError, CommitRequest, DialFuture, Driver, Found, KeptDisk, Sandbox, StartDisk,
-    StartError, StartRequest, Started, UnpackRequest, WriteError,
+    ArchiveError, Capabilities, CommitError, CommitRequest, CopyRequest, DialFuture, Driver, Found, KeptDisk, Sandbox,
+    StartDisk, StartError, StartRequest, Started, UnpackRequest, WriteError,
 };
 use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
@@ -344,6 +344,10 @@ impl Sandbox for Process {
         _: &mut dyn FnMut() -> io::Result<()>,
         _: &dyn Fn() -> bool,
     ) -> Result<(), WriteError> {
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
+    fn copy_disk(&self, _: &CopyRequest, _: &dyn Fn() -> bool) -> Result<Duration, CommitError> {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 

@@ -60,9 +60,7 @@ impl Freezer {
     /// When a process could not be stopped, or the group is gone.
     pub(crate) fn freeze_all(&self) -> io::Result<()> {
         self.freeze()?;
-        let path = self.0.join("cgroup.events");
-        let text = std::fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
-        match text.lines().any(|line| line == "frozen 1") {
+        match self.is_at_rest()? {
             true => Ok(()),
             false => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -84,6 +82,16 @@ impl Freezer {
             // The name, in parentheses, may contain anything.
             stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
         }))
+    }
+
+    /// Whether every process has stopped: nothing that one had begun is under way in the kernel.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub(crate) fn is_at_rest(&self) -> io::Result<bool> {
+        let path = self.0.join("cgroup.events");
+        let text = std::fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+        Ok(text.lines().any(|line| line == "frozen 1"))
     }
 
     /// Whether the processes are stopped, or about to be.

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::{ContainerDriver, has_ended};
 use crate::checkpoint::save::Subject;
-use crate::driver::{DialFuture, Sandbox, WriteError};
+use crate::driver::{CommitError, CopyRequest, DialFuture, Sandbox, WriteError};
 use crate::egress::EgressSockets;
 use crate::growth::{self, Disk};
 use crate::netns::SocketMaker;
@@ -45,6 +45,15 @@ impl Running {
             net: self.net.as_fd(),
             sockets: &self.sockets,
         }
+    }
+
+    /// Has its file system write everything to its disk.
+    pub(super) fn write_out(&self) -> io::Result<()> {
+        let root = crate::files::open_dir(Path::new(&format!("/proc/{}/root", self.pid)))?;
+        if has_ended(self.agent.as_fd())? {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(rustix::fs::syncfs(&root)?)
     }
 
     pub(super) fn meter(&self) -> io::Result<&Meter> {
@@ -122,12 +131,7 @@ impl Sandbox for Running {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let root = crate::files::open_dir(Path::new(&format!("/proc/{}/root", self.pid)))?;
-        if has_ended(self.agent.as_fd())? {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        rustix::fs::syncfs(&root)?;
-        drop(root);
+        self.write_out()?;
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         kept::sync(&driver.image(&self.name.disk))
     }
@@ -196,6 +200,12 @@ impl Sandbox for Running {
         let driver = self.driver.upgrade();
         let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
         driver.write_processes(self, stopped, complete, is_cancelled)
+    }
+
+    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError> {
+        let driver = self.driver.upgrade();
+        let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
+        driver.copy_disk(self, request, is_cancelled)
     }
 
     fn wake(&self) -> io::Result<()> {

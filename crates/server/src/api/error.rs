@@ -1,6 +1,7 @@
 //! The error type of the API: what is returned to the client, and what is only logged.
 
 mod pause;
+mod snapshot;
 
 use std::error::Error;
 use std::time::Duration;

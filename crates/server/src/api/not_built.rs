@@ -48,9 +48,7 @@ macro_rules! not_built {
 
 /// All operations that are not built yet.
 const NOT_BUILT: &[NotBuilt] = not_built! {
-    Post "/sandboxes/{sandboxID}/snapshots" create_snapshot SANDBOXES "taking a snapshot of a sandbox";
     Post "/sandboxes/{sandboxID}/fork" fork_sandbox SANDBOXES "forking a sandbox";
-    Get "/snapshots" list_snapshots SANDBOXES "listing snapshots";
     Get "/volumes" list_volumes VOLUMES "listing volumes";
     Post "/volumes" create_volume VOLUMES "creating a volume";
     Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";

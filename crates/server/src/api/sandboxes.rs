@@ -13,6 +13,7 @@ pub(super) mod metrics;
 pub(super) mod network;
 pub(super) mod pause;
 pub(super) mod single;
+pub(super) mod snapshots;
 
 use std::collections::BTreeMap;
 

@@ -83,10 +83,10 @@ pub(crate) struct Destination {
     pub(crate) any_base: bool,
 }
 
-/// Layers that stay while a file is read.
-struct Pinned<'a> {
+/// Layers that stay while a file is read, or a snapshot made.
+pub(super) struct Pinned<'a> {
     builds: &'a Builds,
-    pins: Pins,
+    pub(super) pins: Pins,
 }
 
 impl Drop for Pinned<'_> {
@@ -232,7 +232,12 @@ impl Builds {
     }
 
     async fn pin_import(&self, manifest: &Manifest) -> Pinned<'_> {
-        let layers: HashSet<LayerId> = manifest.layers.iter().map(|layer| layer.id.clone()).collect();
+        self.pin_layers(manifest.layers.iter().map(|layer| layer.id.clone()).collect())
+            .await
+    }
+
+    /// Keeps layers from being removed.
+    pub(super) async fn pin_layers(&self, layers: HashSet<LayerId>) -> Pinned<'_> {
         let pins = Pins::default();
         *pins.lock() = layers;
         // What is being removed now is gone afterwards, and made anew.

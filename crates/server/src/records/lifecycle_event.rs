@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::id::TemplateId;
 use model::lifecycle::Kept;
 use model::log::Level;
 use store::sandboxes::SandboxRow;
@@ -35,6 +36,8 @@ pub(crate) enum LifecycleEvent<'a> {
     NotReady(&'static str),
     /// It was resumed, for this reason.
     Resumed(ResumeReason, &'a SandboxRow),
+    /// A snapshot of it was made, which is this template.
+    Snapshotted(&'a TemplateId),
     /// It ends or has ended, for this reason.
     Ending(EndReason),
 }
@@ -83,6 +86,7 @@ impl LifecycleEvent<'_> {
                 };
                 (Level::Info, message, "sandbox_resumed")
             }
+            Self::Snapshotted(_) => (Level::Info, "a snapshot of the sandbox was made", "snapshot_created"),
             Self::Ending(reason) => {
                 let (level, message) = match reason {
                     EndReason::Killed => (Level::Info, "a client asked to kill the sandbox"),
@@ -114,6 +118,7 @@ impl LifecycleEvent<'_> {
                 vec![("reason", (*why).to_owned())]
             }
             Self::Resumed(reason, row) => vec![("reason", reason.as_str().to_owned()), ("end_at", rfc3339(row.end_us))],
+            Self::Snapshotted(template) => vec![("template", template.to_string())],
             Self::Ending(reason) => vec![("reason", reason.as_str().to_owned())],
         };
         let fields = [("event_type", event_type.to_owned())].into_iter().chain(more);

@@ -42,6 +42,8 @@ pub(crate) struct SandboxEntry {
     is_policy_pending: AtomicBool,
     /// Serializes changes of the row.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
+    /// Held while a snapshot of it is made.
+    pub(crate) snapshot_lock: tokio::sync::Mutex<()>,
     current: Mutex<EntryState>,
     stopped: watch::Sender<Option<StopOutcome>>,
     admission: Mutex<Option<Admission>>,
@@ -145,6 +147,7 @@ impl SandboxEntry {
             traffic: Mutex::new(traffic),
             is_policy_pending: AtomicBool::new(false),
             change_lock: tokio::sync::Mutex::new(()),
+            snapshot_lock: tokio::sync::Mutex::new(()),
             current: Mutex::new(EntryState {
                 state: row.state,
                 version: row.version,

@@ -39,6 +39,7 @@ mod sandbox_metrics;
 mod secrets;
 mod signed;
 mod single;
+mod snapshots;
 mod tags;
 mod templates;
 mod tls;

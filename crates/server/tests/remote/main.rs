@@ -45,6 +45,8 @@ mod pool;
 mod sandbox_metrics;
 #[path = "../it/single.rs"]
 mod single;
+#[path = "../it/snapshots.rs"]
+mod snapshots;
 #[path = "../it/tls.rs"]
 mod tls;
 #[path = "../it/traffic.rs"]

@@ -66,7 +66,7 @@ pub enum BuildRequested {
     TooMany,
     /// The alias is the id of a template.
     AliasIsId,
-    /// Another template of the team has the alias.
+    /// Another template of the team has the alias, or a snapshot has it.
     AliasTaken,
     /// The template would have more tags than it can have.
     TooManyTags,
@@ -174,6 +174,13 @@ impl Store {
             (BuildTarget::Alias(fresh), None) => (fresh.as_str().to_owned(), true),
             (BuildTarget::Template(id), _) => (id.as_str().to_owned(), false),
         };
+
+        if matches!(new.target, BuildTarget::Alias(_)) && !is_new {
+            let query = sqlx::query("SELECT id AS value FROM templates WHERE id = $1 AND is_snapshot = 1");
+            if value(&mut tx, query.bind(template.clone())).await?.is_some() {
+                return Ok(BuildRequested::AliasTaken);
+            }
+        }
 
         let tags: BTreeSet<String> = new.tags.iter().cloned().collect();
         let active = active(&mut tx, &new.team, new.now_us).await?;

@@ -1,0 +1,104 @@
+//! Copies of the disks of sandboxes that run: what a snapshot is made of.
+//!
+//! The copy must be the file system as it was at one moment, and a running file system is that at no time. So every
+//! process of the sandbox is stopped by the freezer, which leaves none of them in the middle of a system call; then the file
+//! system is written out, and nothing can change the image while it is read. The file system itself is not frozen: if the
+//! platform were killed meanwhile, nobody would thaw it, and its processes could not even be killed. Stopped processes are
+//! found by the next start, which lets them continue.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
+use super::running::Running;
+use super::{ContainerDriver, has_ended};
+use crate::cgroup::Freezer;
+use crate::driver::{CommitError, CopyRequest, Sandbox as _};
+use crate::{disk, usage};
+
+/// How long processes may take to be stopped. One that waits for the disk is stopped when that has answered.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Lets the processes of a sandbox continue when it is dropped.
+struct Stopped<'a> {
+    freezer: Freezer,
+    sandbox: &'a Running,
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.freezer.thaw() {
+            // Its group is gone, so it has ended.
+            tracing::warn!(sandbox.id = %self.sandbox.name.id, "let a sandbox continue whose disk was copied: {error}");
+        }
+    }
+}
+
+impl ContainerDriver {
+    /// Copies the disk of a sandbox, and records the file system of the copy, which keeps the layers below it.
+    pub(super) fn copy_disk(
+        &self,
+        sandbox: &Running,
+        request: &CopyRequest,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Duration, CommitError> {
+        if !self.capabilities.freeze {
+            return Err(io::Error::from(io::ErrorKind::Unsupported).into());
+        }
+        let rootfs = self.layers.rootfs_of(&sandbox.name.disk)?;
+        self.layers.use_for(&request.to, &rootfs)?;
+        let copied = self.copy_at_rest(sandbox, request, is_cancelled);
+        if copied.is_err()
+            && let Err(error) = crate::driver::Driver::remove_disk(self, &request.to)
+        {
+            tracing::warn!("remove an incomplete copy of a disk: {error}");
+        }
+        copied
+    }
+
+    fn copy_at_rest(
+        &self,
+        sandbox: &Running,
+        request: &CopyRequest,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Duration, CommitError> {
+        let (from, to) = (self.image(&sandbox.name.disk), self.image(&request.to));
+        // Most of what has to be written, while it still runs.
+        sandbox.sync()?;
+        let has_space = |bytes: u64| {
+            let free = usage::disk_available(&self.data_dir)?;
+            match free >= request.keep_free_bytes.saturating_add(bytes) {
+                true => Ok(()),
+                false => Err(CommitError::Full(
+                    "the host's disk has no space for a copy of the sandbox's disk".to_owned(),
+                )),
+            }
+        };
+        has_space(disk::held_bytes(&from)?)?;
+
+        let freezer = self.tree.freezer(&sandbox.name)?;
+        let begun = Instant::now();
+        let stopped = Stopped { freezer, sandbox };
+        loop {
+            stopped.freezer.freeze()?;
+            if stopped.freezer.is_at_rest()? {
+                break;
+            }
+            if begun.elapsed() >= STOP_TIMEOUT || is_cancelled() {
+                let why = "a process of the sandbox could not be stopped: the kernel blocks it";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
+            }
+        }
+        sandbox.write_out()?;
+        disk::copy(&from, &to, &mut || match is_cancelled() {
+            true => Err(io::Error::from(io::ErrorKind::Interrupted).into()),
+            false => has_space(0),
+        })?;
+        // The end of a process, even of one that is stopped, changes the file system.
+        if has_ended(sandbox.agent.as_fd())? {
+            return Err(io::Error::from(io::ErrorKind::NotFound).into());
+        }
+        drop(stopped);
+        Ok(begun.elapsed())
+    }
+}

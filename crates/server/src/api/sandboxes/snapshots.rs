@@ -1,0 +1,238 @@
+//! `POST /sandboxes/{sandboxID}/snapshots` and `GET /snapshots`. Snapshots are deleted as templates.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use model::id::{SandboxId, TeamId, TemplateId};
+use model::limits::LIST_LIMIT;
+use serde::Serialize;
+use serde_json::Value;
+use store::Store;
+use store::builds::DEFAULT_TAG;
+use store::sandboxes::Order;
+use store::snapshots::{SnapshotFilter, SnapshotRow};
+use utoipa::ToSchema;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+
+use crate::api::auth::{Caller, SandboxPath};
+use crate::api::body::RequiredBody;
+use crate::api::body::shape::{BodyValue, FieldPath, Nullable, body};
+use crate::api::body::values::ShortString;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::json::json;
+use crate::api::page::{parse_token, with_next};
+use crate::api::query::shape::{PageLimit, Params, Text, query};
+use crate::builds::Builds;
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::snapshot::SnapshotRequest;
+use crate::templates::{TemplateName, parse_tag};
+
+/// Maximum length of a name with its namespace and tag, as of templates.
+const NAME_MAX: usize = 128;
+
+/// Whether a snapshot has the processes of its sandbox, which this platform does not support.
+pub(crate) struct WithMemory;
+
+impl BodyValue for WithMemory {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        match bool::read(value, at)? {
+            false => Ok(Self),
+            true => Err(ApiError::invalid(
+                "memory: snapshots of this platform keep the files of a sandbox and not its processes, which start anew in \
+                 sandboxes that are created from it: leave `memory` out, or send false",
+            )),
+        }
+    }
+
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(Type::Boolean)
+            .enum_values(Some([false]))
+            .into()
+    }
+}
+
+body! {
+    /// A snapshot to make of a sandbox.
+    pub(crate) struct NewSnapshot {
+        /// Its name, `[namespace/]name[:tag]`. If the team has a snapshot with this name, it gets another build.
+        "name" name: Nullable<ShortString<NAME_MAX>>;
+        /// `false`, as if it were absent: its files are kept. Processes cannot be kept.
+        "memory" memory: Nullable<WithMemory>;
+    }
+}
+
+query! {
+    /// Which snapshots are listed.
+    pub(crate) struct SnapshotParameters {
+        /// Those that were made of this sandbox, which may have ended.
+        "sandboxID" sandbox: Text;
+        /// Those with this name, `[namespace/]name[:tag]`, or id.
+        "name" name: Text;
+        /// `X-Next-Token` of the previous page.
+        "nextToken" next_token: Text;
+        /// Maximum number of items on one page.
+        "limit" limit: PageLimit = *LIST_LIMIT.end();
+    }
+}
+
+/// A snapshot.
+#[derive(Serialize, ToSchema)]
+struct Snapshot {
+    /// From which sandboxes are created: its name with the namespace of the team and its tag, or the id of its template with
+    /// the tag.
+    #[serde(rename = "snapshotID")]
+    snapshot_id: String,
+    /// Its name with the namespace of the team, and with its tag unless that is `default`; empty if it has none.
+    names: Vec<String>,
+}
+
+impl Snapshot {
+    fn new(template: &TemplateId, alias: Option<&str>, tag: &str, namespace: &str) -> Self {
+        let Some(alias) = alias else {
+            return Self {
+                snapshot_id: format!("{template}:{tag}"),
+                names: Vec::new(),
+            };
+        };
+        let tagged = format!("{namespace}/{alias}:{tag}");
+        let name = match tag {
+            DEFAULT_TAG => format!("{namespace}/{alias}"),
+            _ => tagged.clone(),
+        };
+        Self {
+            snapshot_id: tagged,
+            names: vec![name],
+        }
+    }
+}
+
+async fn namespace_of(store: &Store, team: &TeamId) -> Result<String, ApiError> {
+    Ok(store.team_slug(team).await?.unwrap_or_default())
+}
+
+/// Makes a snapshot of the files of a running sandbox: a template, from which sandboxes are created with the same files,
+/// size and start command. Its programs start anew there.
+///
+/// The sandbox stands still while its disk is copied, and then runs on. The response comes when sandboxes can be created
+/// from the snapshot; if the client does not wait for it, the snapshot is made nevertheless.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/snapshots",
+    tag = "sandboxes",
+    params(SandboxPath),
+    request_body(content = NewSnapshot),
+    responses(
+        (status = 201, description = "The snapshot", body = Snapshot),
+        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
+        (
+            status = 409,
+            description = "The sandbox is being paused, resumed, killed or snapshotted, or the name is that of something else",
+            body = ErrorBody,
+        ),
+        (status = 501, description = "The host cannot make snapshots", body = ErrorBody),
+        (
+            status = 503,
+            description = "The host has no space for the snapshot or is busy with others, or it failed; the sandbox runs on",
+            body = ErrorBody,
+        ),
+    )
+)]
+pub(crate) async fn create_snapshot(
+    State(store): State<Store>,
+    State(sandboxes): State<Arc<Sandboxes>>,
+    State(builds): State<Arc<Builds>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    body: RequiredBody<NewSnapshot>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    let name = body
+        .name
+        .0
+        .map(|ShortString(name)| TemplateName::parse(&name))
+        .transpose()?;
+    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
+    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let mut tag = DEFAULT_TAG.to_owned();
+    if let Some(name) = &name {
+        if !name.is_own(&store, &caller.team).await? {
+            return Err(ApiError::invalid(format!(
+                "namespace \"{}\" is not that of your team",
+                name.namespace.as_deref().unwrap_or_default()
+            )));
+        }
+        tag = parse_tag(name.tag())?;
+    }
+    let alias = name.as_ref().map(|name| name.name.clone());
+    let request = SnapshotRequest { name, tag: tag.clone() };
+    let made = sandboxes.snapshot(&builds, &entry, request).await;
+    let template = made.map_err(|error| ApiError::no_snapshot(error, &id, alias.as_deref().unwrap_or_default()))?;
+    let namespace = namespace_of(&store, &caller.team).await?;
+    let snapshot = Snapshot::new(&template, alias.as_deref(), &tag, &namespace);
+    json(StatusCode::CREATED, &snapshot)
+}
+
+/// Lists the snapshots of the team, newest first, in pages.
+#[utoipa::path(
+    get,
+    path = "/snapshots",
+    tag = "sandboxes",
+    params(SnapshotParameters),
+    responses((
+        status = 200,
+        description = "A page of the snapshots",
+        body = Vec<Snapshot>,
+        headers(("X-Next-Token" = String, description = "Token of the next page; absent on the last page")),
+    ))
+)]
+pub(crate) async fn list_snapshots(
+    State(store): State<Store>,
+    caller: Caller,
+    Params(wanted): Params<SnapshotParameters>,
+) -> Result<Response, ApiError> {
+    let namespace = namespace_of(&store, &caller.team).await?;
+    let token = wanted.next_token.as_deref().filter(|token| !token.is_empty());
+    let after = token.map(|token| parse_token(token, Order::Desc)).transpose()?;
+    let Some(filter) = filter(&wanted, &namespace) else {
+        return json(StatusCode::OK, &Vec::<Snapshot>::new());
+    };
+    let filter = SnapshotFilter { after, ..filter };
+    let mut found = store
+        .snapshot_list(&caller.team, &filter, wanted.limit.saturating_add(1))
+        .await?;
+    let most = usize::try_from(wanted.limit).unwrap_or(usize::MAX);
+    let more = found.len() > most;
+    found.truncate(most);
+    let next = found.last().filter(|_| more);
+    let next = next.map(|row| (row.created_us, row.template_id.clone()));
+    let of = |row: &SnapshotRow| Snapshot::new(&row.template_id, row.alias.as_deref(), &row.tag, &namespace);
+    let all: Vec<Snapshot> = found.iter().map(of).collect();
+    with_next(json(StatusCode::OK, &all)?, next, Order::Desc)
+}
+
+/// What is looked for; none if nothing can be found.
+fn filter(wanted: &SnapshotParameters, namespace: &str) -> Option<SnapshotFilter> {
+    let present = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let sandbox = match present(&wanted.sandbox) {
+        None => None,
+        Some(text) => Some(SandboxId::from_path(&text).ok()?),
+    };
+    let (mut name, mut tag) = (None, None);
+    if let Some(text) = present(&wanted.name) {
+        let parsed = TemplateName::parse(&text).ok()?;
+        if parsed.namespace.is_some_and(|other| other != namespace) {
+            return None;
+        }
+        name = Some(parsed.name);
+        tag = parsed.tag;
+    }
+    Some(SnapshotFilter {
+        sandbox,
+        name,
+        tag,
+        after: None,
+    })
+}

@@ -1,0 +1,178 @@
+//! Snapshots of running sandboxes: templates with their files.
+//!
+//! ```text
+//!   copy the disk ─▶ make a layer of the copy ─▶ store it ─▶ a template and a build that is ready
+//!   └ the sandbox ┘  └──────────────────── the sandbox runs, or has ended ──────────────────────┘
+//!     stands still
+//! ```
+//!
+//! Only the copy excludes changes of the sandbox: whoever pauses or ends it meanwhile waits for that. What follows needs
+//! nothing of the sandbox any more. Nothing refers to a snapshot before it is complete, so there is nothing to undo: a copy
+//! and a layer that a crash leaves are removed as any other that nothing has.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::lifecycle::State;
+use protocol::node::NodeError;
+use store::error::StoreError;
+use store::snapshots::NameUse;
+
+use super::Sandboxes;
+use super::change::{ChangeError, check_running};
+use super::pause::within;
+use super::registry::SandboxEntry;
+use crate::builds::Builds;
+use crate::builds::recipe::BuildSpec;
+use crate::builds::snapshot::{SnapshotBuildError, SnapshotSource};
+use crate::records::LifecycleEvent;
+use crate::templates::TemplateName;
+use model::id::TemplateId;
+
+/// How long the node may take to copy a disk. The sandbox cannot be changed meanwhile.
+const COPY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// How long a request waits for another snapshot of the sandbox before it is refused because of that.
+const OTHER_WAIT: Duration = Duration::from_secs(30);
+
+/// A snapshot to make.
+#[derive(Debug)]
+pub(crate) struct SnapshotRequest {
+    /// Its name in the team.
+    pub(crate) name: Option<TemplateName>,
+    /// Its tag.
+    pub(crate) tag: String,
+}
+
+/// Why no snapshot was made. The sandbox runs on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SnapshotError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    State(ChangeError),
+    #[error("another snapshot of the sandbox is being made")]
+    InProgress,
+    #[error("the name of the snapshot is taken")]
+    NameTaken(NameUse),
+    #[error("the template has too many tags")]
+    TooManyTags,
+    /// The files cannot be stored, for a reason that is for the client.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    Unsupported(String),
+    /// The host has no space, or is busy.
+    #[error("{0}")]
+    NoCapacity(String),
+    #[error("the snapshot failed")]
+    Failed(#[source] SnapshotBuildError),
+    #[error("the server is being stopped")]
+    ServerStopping,
+    #[error("the task panicked or was cancelled")]
+    TaskFailed,
+}
+
+impl From<NodeError> for SnapshotError {
+    fn from(error: NodeError) -> Self {
+        match error {
+            NodeError::NotFound(_) => Self::State(ChangeError::Gone),
+            NodeError::Capacity(why) => Self::NoCapacity(why),
+            NodeError::Refused(why) => Self::Refused(why),
+            NodeError::Unsupported(why) => Self::Unsupported(why),
+            error @ (NodeError::NoLayer(_)
+            | NodeError::Unavailable(_)
+            | NodeError::Failed(_)
+            | NodeError::Unreachable(_)) => Self::Failed(error.into()),
+        }
+    }
+}
+
+impl From<SnapshotBuildError> for SnapshotError {
+    fn from(error: SnapshotBuildError) -> Self {
+        match error {
+            SnapshotBuildError::Store(error) => error.into(),
+            SnapshotBuildError::Node(error) => error.into(),
+            SnapshotBuildError::NameTaken(taken) => Self::NameTaken(taken),
+            SnapshotBuildError::TooManyTags => Self::TooManyTags,
+            error @ (SnapshotBuildError::Objects(_) | SnapshotBuildError::Random(_) | SnapshotBuildError::Invalid) => {
+                Self::Failed(error)
+            }
+        }
+    }
+}
+
+impl Sandboxes {
+    /// Makes a snapshot of a running sandbox and returns its template, once sandboxes can be created from it. Runs on a task
+    /// of its own: a client disconnect changes nothing.
+    pub(crate) async fn snapshot(
+        self: &Arc<Self>,
+        builds: &Arc<Builds>,
+        entry: &Arc<SandboxEntry>,
+        request: SnapshotRequest,
+    ) -> Result<TemplateId, SnapshotError> {
+        check_running(entry).map_err(SnapshotError::State)?;
+        let (sandboxes, builds, entry) = (Arc::clone(self), Arc::clone(builds), Arc::clone(entry));
+        let task = self.work.spawn(async move {
+            let Ok(_only) = entry.snapshot_lock.try_lock() else {
+                let _ = tokio::time::timeout(OTHER_WAIT, entry.snapshot_lock.lock()).await;
+                return Err(SnapshotError::InProgress);
+            };
+            sandboxes.snapshot_on_task(&builds, &entry, request).await
+        });
+        task.await.unwrap_or(Err(SnapshotError::TaskFailed))
+    }
+
+    async fn snapshot_on_task(
+        &self,
+        builds: &Builds,
+        entry: &SandboxEntry,
+        request: SnapshotRequest,
+    ) -> Result<TemplateId, SnapshotError> {
+        let alias = request.name.map(|name| name.name);
+        if let Some(alias) = &alias {
+            // Again when it is stored; here before the sandbox stands still for nothing.
+            match self.store.snapshot_name_use(&entry.team, alias).await? {
+                NameUse::Free | NameUse::Snapshot => {}
+                taken @ (NameUse::Template | NameUse::Id) => return Err(SnapshotError::NameTaken(taken)),
+            }
+        }
+        let started_us = self.clock.now_us();
+        let guard = entry.change_lock.lock().await;
+        check_running(entry).map_err(SnapshotError::State)?;
+        let row = self.store.sandbox_by_id(&entry.id).await?;
+        let row = row.ok_or(SnapshotError::State(ChangeError::Gone))?;
+        let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;
+        let spec = build.as_ref().and_then(BuildSpec::of);
+        let spec = spec.ok_or(SnapshotError::Failed(SnapshotBuildError::Invalid))?;
+        let copied = within(COPY_TIMEOUT, self.node.copy_disk(&entry.id)).await;
+        drop(guard);
+        let copied = match copied {
+            // Its end was requested while it stood still.
+            Err(NodeError::NotFound(_)) if entry.state() == State::Stopping => {
+                return Err(SnapshotError::State(ChangeError::Stopping));
+            }
+            copied => copied?,
+        };
+        let source = SnapshotSource {
+            disk: copied.disk,
+            spec,
+            sandbox: row.id,
+            team: row.team_id,
+            cpu_count: row.cpu_count,
+            memory_mb: row.memory_mb,
+            disk_mb: row.disk_mb,
+            alias,
+            tag: request.tag,
+            started_us,
+        };
+        let template = tokio::select! {
+            biased;
+            made = builds.snapshot(source) => made?,
+            // What is left of it is removed by the node, or by the next start.
+            () = self.stopping.cancelled() => return Err(SnapshotError::ServerStopping),
+        };
+        self.records
+            .log_event(&entry.id, &LifecycleEvent::Snapshotted(&template));
+        Ok(template)
+    }
+}

@@ -1,0 +1,428 @@
+//! Snapshots of sandboxes: made, named, listed, used and deleted. What is in them is not tested here: the node is a fake.
+
+use std::sync::Arc;
+
+use protocol::node::Image;
+use serde_json::{Value, json};
+use testkit::node::FakeNode;
+
+use super::builds::request;
+use super::pause::{parsed, pause, post};
+use super::platform::{Behaviour, OTHER_KEY, Reply, TestPlatform, within};
+
+async fn snapshot(platform: &TestPlatform, id: &str, body: &str) -> Value {
+    let reply = post(platform, id, "snapshots", body).await;
+    assert_eq!(reply.status, 201, "{reply:?}");
+    reply.json
+}
+
+fn id_of(snapshot: &Value) -> &str {
+    snapshot["snapshotID"].as_str().expect("an id")
+}
+
+async fn create(platform: &TestPlatform, template: &str) -> Reply {
+    let body = json!({"templateID": template}).to_string();
+    platform.call("POST", "/v2/sandboxes", &body).await
+}
+
+async fn delete(platform: &TestPlatform, snapshot: &str) -> Reply {
+    let path = snapshot.replace('/', "%2F").replace(':', "%3A");
+    platform.call("DELETE", &format!("/templates/{path}"), "").await
+}
+
+async fn list(platform: &TestPlatform, query: &str) -> Vec<String> {
+    let reply = platform.call("GET", &format!("/snapshots{query}"), "").await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let items = reply.json.as_array().expect("a list").clone();
+    items.iter().map(|item| id_of(item).to_owned()).collect()
+}
+
+/// The layers of the sandbox that was started last.
+fn last_image(node: &FakeNode) -> Image {
+    node.started.lock().last().expect("a start").image.clone()
+}
+
+#[tokio::test]
+async fn sandboxes_are_created_from_a_snapshot() {
+    let platform = TestPlatform::start().await;
+    let id = platform
+        .create(r#","metadata":{"a":"b"},"envVars":{"SECRET":"value"}"#)
+        .await;
+    let made = snapshot(&platform, &id, "{}").await;
+    assert_eq!(made["names"], json!([]));
+    let (template, tag) = id_of(&made).split_once(':').expect("a tag");
+    assert_eq!((template.len(), tag), (20, "default"));
+    assert_eq!(*platform.node.commits.lock(), [(parsed(&id), false)]);
+    assert!(platform.node.copies.lock().is_empty());
+    // The sandbox runs on.
+    assert_eq!(platform.node.kills.load(std::sync::atomic::Ordering::SeqCst), 0);
+    let detail = platform.call("GET", &format!("/sandboxes/{id}"), "").await.json;
+    assert_eq!(detail["state"], "running");
+
+    for reference in [id_of(&made), template] {
+        let child = create(&platform, reference).await;
+        assert_eq!(child.status, 201, "{child:?}");
+        assert_eq!(child.json["templateID"], template);
+        let layers = vec![FakeNode::layer(1)];
+        assert_eq!(last_image(&platform.node), Image::Layers { base: true, layers });
+        // Nothing of the identity of the sandbox.
+        let init = platform.node.started.lock().last().expect("a start").init.clone();
+        assert_eq!(
+            init.env_vars,
+            Some(std::collections::BTreeMap::new().into_iter().collect())
+        );
+        let child = platform
+            .call(
+                "GET",
+                &format!("/sandboxes/{}", child.json["sandboxID"].as_str().expect("an id")),
+                "",
+            )
+            .await
+            .json;
+        for key in ["cpuCount", "memoryMB", "diskSizeMB"] {
+            assert_eq!(child[key], detail[key], "{key}");
+        }
+        assert!(
+            child.get("metadata").is_none_or(|metadata| *metadata == json!({})),
+            "{child}"
+        );
+    }
+    // A snapshot of a child has a layer more; it is also what a build begins with.
+    let child = create(&platform, template).await.json["sandboxID"].clone();
+    let again = snapshot(&platform, child.as_str().expect("an id"), "{}").await;
+    create(&platform, id_of(&again)).await;
+    let layers = vec![FakeNode::layer(1), FakeNode::layer(2)];
+    assert_eq!(last_image(&platform.node), Image::Layers { base: true, layers });
+}
+
+#[tokio::test]
+async fn too_many_layers_are_merged() {
+    let platform = TestPlatform::start().await;
+    let mut id = platform.create("").await;
+    for _ in 0..=Image::LAYERS_MAX {
+        let made = snapshot(&platform, &id, "{}").await;
+        let child = create(&platform, id_of(&made)).await.json["sandboxID"].clone();
+        id = child.as_str().expect("an id").to_owned();
+    }
+    let merged: Vec<bool> = platform.node.commits.lock().iter().map(|(_, merge)| *merge).collect();
+    assert_eq!(merged.iter().filter(|merge| **merge).count(), 1, "{merged:?}");
+    let layers = vec![FakeNode::layer(merged.len())];
+    assert_eq!(last_image(&platform.node), Image::Layers { base: true, layers });
+}
+
+#[tokio::test]
+async fn a_name_is_that_of_one_snapshot() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let first = snapshot(&platform, &id, r#"{"name":"Mine-1"}"#).await;
+    assert_eq!(
+        first,
+        json!({"snapshotID": "team1/mine-1:default", "names": ["team1/mine-1"]})
+    );
+    let template = create(&platform, id_of(&first)).await.json["templateID"].clone();
+    assert_eq!(
+        last_image(&platform.node),
+        Image::Layers {
+            base: true,
+            layers: vec![FakeNode::layer(1)]
+        }
+    );
+    // The same name is another build of the same template.
+    let second = snapshot(&platform, &id, r#"{"name":"team1/mine-1","memory":false}"#).await;
+    assert_eq!(second, first);
+    assert_eq!(create(&platform, "mine-1").await.json["templateID"], template);
+    assert_eq!(
+        last_image(&platform.node),
+        Image::Layers {
+            base: true,
+            layers: vec![FakeNode::layer(2)]
+        }
+    );
+    let tagged = snapshot(&platform, &id, r#"{"name":"mine-1:v2","memory":null}"#).await;
+    assert_eq!(
+        tagged,
+        json!({"snapshotID": "team1/mine-1:v2", "names": ["team1/mine-1:v2"]})
+    );
+    assert_eq!(create(&platform, "mine-1:v2").await.json["templateID"], template);
+    assert_eq!(list(&platform, "").await, ["team1/mine-1:v2"]);
+    assert_eq!(list(&platform, "?name=mine-1:default").await, ["team1/mine-1:default"]);
+
+    for (body, status) in [
+        (r#"{"name":"team2/x"}"#, 400),
+        (r#"{"name":""}"#, 400),
+        (r#"{"name":"a b"}"#, 400),
+        (r#"{"name":"a:0b0e1d52-58ff-4c8e-8f0d-0a1b2c3d4e5f"}"#, 400),
+        (r#"{"name":1}"#, 400),
+        (r#"{"memory":1}"#, 400),
+        // Templates that are no snapshots, and ids.
+        (r#"{"name":"own"}"#, 409),
+        (r#"{"name":"own00000000000000000"}"#, 409),
+        ("", 400),
+    ] {
+        post(&platform, &id, "snapshots", body).await.error(status);
+    }
+    let reply = post(&platform, &id, "snapshots", r#"{"memory":true}"#).await;
+    assert!(reply.error(400).contains("keep the files"), "{reply:?}");
+    // Nor does a build take the name of a snapshot.
+    platform
+        .call("POST", "/v3/templates", r#"{"name":"mine-1"}"#)
+        .await
+        .error(409);
+    assert_eq!(platform.node.commits.lock().len(), 3);
+    // The names of other teams are others.
+    platform
+        .call_as(
+            Some(OTHER_KEY),
+            "POST",
+            "/v2/sandboxes",
+            r#"{"templateID":"team1/mine-1"}"#,
+        )
+        .await
+        .error(404);
+}
+
+#[tokio::test]
+async fn snapshots_are_listed_and_deleted() {
+    let platform = TestPlatform::start().await;
+    let templates = platform.call("GET", "/templates", "").await.json;
+    let (one, two) = (platform.create("").await, platform.create("").await);
+    let mut made = Vec::new();
+    for (sandbox, body) in [(&one, "{}"), (&two, r#"{"name":"b"}"#), (&one, r#"{"name":"c"}"#)] {
+        platform.clock.advance(1);
+        made.insert(0, id_of(&snapshot(&platform, sandbox, body).await).to_owned());
+    }
+    assert_eq!(list(&platform, "").await, made);
+    assert_eq!(
+        list(&platform, &format!("?sandboxID={one}")).await,
+        [made[0].clone(), made[2].clone()]
+    );
+    assert_eq!(
+        list(&platform, &format!("?sandboxID={two}-client")).await,
+        [made[1].clone()]
+    );
+    assert_eq!(list(&platform, &format!("?sandboxID={one}&name=b")).await, [""; 0]);
+    for (query, found) in [
+        ("?name=b", 1),
+        ("?name=team1/b:default", 1),
+        ("?name=team2/b", 0),
+        ("?name=B%3Av9", 0),
+        ("?name=%00", 0),
+        ("?name=own", 0),
+        ("?sandboxID=inobody", 0),
+        ("?sandboxID=I_", 0),
+        ("?name=&sandboxID=", 3),
+    ] {
+        assert_eq!(list(&platform, query).await.len(), found, "{query}");
+    }
+    // Page by page.
+    let (mut pages, mut next) = (Vec::new(), String::new());
+    loop {
+        let reply = platform
+            .call("GET", &format!("/snapshots?limit=1&nextToken={next}"), "")
+            .await;
+        pages.push(id_of(&reply.json[0]).to_owned());
+        assert_eq!(reply.json.as_array().map(Vec::len), Some(1));
+        next = reply.header("x-next-token").replace('=', "%3D");
+        if next.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(pages, made);
+    for query in ["?limit=0", "?limit=101", "?nextToken=x"] {
+        platform.call("GET", &format!("/snapshots{query}"), "").await.error(400);
+    }
+    // They are not in the lists of templates, and nobody else sees them.
+    assert_eq!(
+        platform
+            .call("GET", "/templates", "")
+            .await
+            .json
+            .as_array()
+            .map(Vec::len),
+        templates.as_array().map(Vec::len)
+    );
+    assert!(!platform.call("GET", "/v2/templates", "").await.text.contains("\"c\""));
+    assert_eq!(
+        platform.call("GET", "/templates/c", "").await.json["aliases"],
+        json!(["c"])
+    );
+    let others = platform.call_as(Some(OTHER_KEY), "GET", "/snapshots", "").await;
+    assert_eq!(others.json, json!([]));
+
+    // The sandbox may end.
+    platform.call("DELETE", &format!("/sandboxes/{one}"), "").await;
+    assert_eq!(list(&platform, &format!("?sandboxID={one}")).await.len(), 2);
+    let child = create(&platform, &made[0]).await.json["sandboxID"].clone();
+    delete(&platform, &made[0]).await.error(400);
+    platform
+        .call("DELETE", &format!("/sandboxes/{}", child.as_str().expect("an id")), "")
+        .await;
+    for snapshot in &made {
+        assert_eq!(delete(&platform, snapshot).await.status, 204);
+        delete(&platform, snapshot).await.error(404);
+        create(&platform, snapshot).await.error(404);
+    }
+    assert_eq!(list(&platform, "").await, [""; 0]);
+    // The name is free again, also for a template.
+    request(&platform, r#"{"name":"c"}"#).await;
+}
+
+#[tokio::test]
+async fn only_running_sandboxes_have_snapshots() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    post(&platform, "inobody", "snapshots", "{}").await.error(404);
+    platform
+        .call_as(Some(OTHER_KEY), "POST", &format!("/sandboxes/{id}/snapshots"), "{}")
+        .await
+        .error(404);
+    pause(&platform, &id).await;
+    post(&platform, &id, "snapshots", "{}").await.error(404);
+    post(&platform, &id, "resume", "").await;
+    snapshot(&platform, &id, "{}").await;
+    platform.call("DELETE", &format!("/sandboxes/{id}"), "").await;
+    post(&platform, &id, "snapshots", "{}").await.error(404);
+}
+
+/// Starts a snapshot that waits in the node.
+async fn waiting(platform: &Arc<TestPlatform>, id: &str, body: &'static str) -> tokio::task::JoinHandle<Reply> {
+    let (of_task, id) = (Arc::clone(platform), id.to_owned());
+    let task = tokio::spawn(async move { post(&of_task, &id, "snapshots", body).await });
+    within(platform.node.waiting.notified()).await;
+    task
+}
+
+#[tokio::test]
+async fn while_the_disk_is_copied_others_wait() {
+    let platform = Arc::new(TestPlatform::start().await);
+    *platform.node.copy.lock() = Behaviour::Waits;
+    let ids = [
+        platform.create("").await,
+        platform.create("").await,
+        platform.create("").await,
+    ];
+    let mut begun = Vec::new();
+    for id in &ids {
+        begun.push(waiting(&platform, id, "{}").await);
+    }
+    // It runs for everyone.
+    let listed = platform.call("GET", "/v2/sandboxes?state=running", "").await.json;
+    assert_eq!(listed.as_array().map(Vec::len), Some(3), "{listed}");
+    post(&platform, &ids[0], "resume", "").await.error(409);
+    assert_eq!(
+        post(&platform, &ids[0], "connect", r#"{"timeout":10}"#).await.status,
+        200
+    );
+
+    let call = |method: &'static str, id: &str, what: &'static str, body: &'static str| {
+        let (platform, path) = (Arc::clone(&platform), format!("/sandboxes/{id}{what}"));
+        tokio::spawn(async move { platform.call(method, &path, body).await.status.as_u16() })
+    };
+    let others = [
+        (call("POST", &ids[0], "/snapshots", "{}"), 409),
+        (call("POST", &ids[0], "/timeout", r#"{"timeout":100}"#), 204),
+        (call("POST", &ids[1], "/pause", ""), 204),
+        (call("DELETE", &ids[2], "", ""), 204),
+    ];
+    // All of them have been received: what they wait for is the copy.
+    tokio::task::yield_now().await;
+    let is_waiting = others.iter().all(|(task, _)| !task.is_finished());
+    assert!(is_waiting);
+    *platform.node.copy.lock() = Behaviour::Works;
+    for task in begun {
+        platform.node.go.notify_one();
+        let reply = within(task).await.expect("no panic");
+        // The one that was killed has its copy already.
+        assert_eq!(reply.status, 201, "{reply:?}");
+    }
+    for (task, status) in others {
+        assert_eq!(within(task).await.expect("no panic"), status);
+    }
+    assert_eq!(list(&platform, "").await.len(), 3);
+    // Afterwards another one can be made.
+    snapshot(&platform, &ids[0], "{}").await;
+}
+
+#[tokio::test]
+async fn while_the_layer_is_made_the_sandbox_is_free() {
+    let platform = Arc::new(TestPlatform::start().await);
+    let id = platform.create("").await;
+    *platform.node.commit.lock() = Behaviour::Waits;
+    let begun = waiting(&platform, &id, r#"{"name":"kept"}"#).await;
+    // Nothing is to be seen of it yet.
+    assert_eq!(list(&platform, "").await, [""; 0]);
+    create(&platform, "kept").await.error(404);
+    assert_eq!(
+        platform.call("DELETE", &format!("/sandboxes/{id}"), "").await.status,
+        204
+    );
+    platform.node.go.notify_one();
+    let reply = within(begun).await.expect("no panic");
+    assert_eq!(reply.status, 201, "{reply:?}");
+    assert_eq!(
+        list(&platform, &format!("?sandboxID={id}")).await,
+        ["team1/kept:default"]
+    );
+    assert_eq!(create(&platform, "kept").await.status, 201);
+}
+
+#[tokio::test]
+async fn a_failure_leaves_the_sandbox_as_it_was() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    for (behaviour, status, code) in [
+        (Behaviour::Fails, 503, Value::Null),
+        (Behaviour::Full, 503, json!("snapshot_capacity_unavailable")),
+        (Behaviour::Unsupported, 501, json!("not_supported")),
+        (Behaviour::Panics, 503, Value::Null),
+    ] {
+        for is_copy in [true, false] {
+            let place = match is_copy {
+                true => &platform.node.copy,
+                false => &platform.node.commit,
+            };
+            *place.lock() = behaviour;
+            let reply = post(&platform, &id, "snapshots", r#"{"name":"a"}"#).await;
+            reply.error(status);
+            assert_eq!(reply.json["error_code"], code, "{reply:?}");
+            assert!(!reply.text.contains(testkit::node::SECRET), "{reply:?}");
+            *place.lock() = Behaviour::Works;
+            // A node removes copies that did not become layers.
+            platform.node.copies.lock().clear();
+        }
+    }
+    assert_eq!(list(&platform, "").await, [""; 0]);
+    assert_eq!(
+        platform.call("GET", &format!("/sandboxes/{id}"), "").await.json["state"],
+        "running"
+    );
+    snapshot(&platform, &id, r#"{"name":"a"}"#).await;
+    // The node has lost the sandbox.
+    platform.node.running.lock().clear();
+    post(&platform, &id, "snapshots", "{}").await.error(404);
+}
+
+#[tokio::test]
+async fn layers_of_snapshots_are_kept_until_they_are_deleted() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.builds.collect_interval_s = 1).await;
+    let id = platform.create("").await;
+    let kept = snapshot(&platform, &id, r#"{"name":"kept"}"#).await;
+    let gone = snapshot(&platform, &id, r#"{"name":"gone"}"#).await;
+    assert_eq!(delete(&platform, id_of(&gone)).await.status, 204);
+    // For create requests that have found it before.
+    platform.clock.advance(601);
+    let removed = async {
+        while platform.node.layers.lock().contains_key(&FakeNode::layer(2)) {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    within(removed).await;
+    assert!(platform.node.layers.lock().contains_key(&FakeNode::layer(1)));
+    assert_eq!(create(&platform, id_of(&kept)).await.status, 201);
+    // A restart changes nothing.
+    let layers = platform.node.layers.lock().clone();
+    let platform = platform.restart().await;
+    *platform.node.layers.lock() = layers;
+    assert_eq!(list(&platform, "").await, ["team1/kept:default"]);
+    assert_eq!(create(&platform, "kept").await.status, 201);
+}

@@ -1,0 +1,275 @@
+//! Snapshots of sandboxes: templates of a team, each of whose builds was made of a sandbox and is ready from the start.
+
+use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId};
+
+use crate::db::{Query, Transaction};
+use crate::error::{StoreError, classify};
+use crate::nodes::NodeRows;
+use crate::row::{Columns, FromColumns, storable};
+use crate::{Store, tags};
+
+const WHAT: &str = "insert a snapshot";
+
+/// A snapshot to store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSnapshot {
+    /// The team.
+    pub team: TeamId,
+    /// The id of its template, unless the snapshot of the team with this name has one.
+    pub template: TemplateId,
+    /// Its name in the team.
+    pub alias: Option<String>,
+    /// The tag that is assigned to the build.
+    pub tag: String,
+    /// The id of the build.
+    pub build: BuildId,
+    /// The sandbox that it was made of.
+    pub sandbox: SandboxId,
+    /// Cores of its sandboxes.
+    pub cpu_count: u32,
+    /// Memory of its sandboxes, in MiB.
+    pub memory_mb: u32,
+    /// Disk of its sandboxes, in MiB.
+    pub disk_mb: u32,
+    /// What its sandboxes are started with, in a format of the caller.
+    pub spec_json: String,
+    /// The version of its agent.
+    pub agent_version: String,
+    /// When it was requested, in microseconds since the Unix epoch.
+    pub started_us: i64,
+    /// The current time, in microseconds since the Unix epoch.
+    pub now_us: i64,
+}
+
+/// What a name stands for in a team.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameUse {
+    /// Nothing.
+    Free,
+    /// A snapshot, which gets another build.
+    Snapshot,
+    /// A template that is no snapshot.
+    Template,
+    /// It is the id of a template.
+    Id,
+}
+
+/// The outcome of storing a snapshot. Nothing was changed unless it was stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotStored {
+    /// It was stored, as a build of this template.
+    Stored(TemplateId),
+    /// Its name stands for something else.
+    NameTaken(NameUse),
+    /// The template would have more tags than it can have.
+    TooManyTags,
+}
+
+/// A snapshot in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotRow {
+    /// Its template.
+    pub template_id: TemplateId,
+    /// When the template was created, in microseconds since the Unix epoch.
+    pub created_us: i64,
+    /// Its name in the team.
+    pub alias: Option<String>,
+    /// The tag that was assigned last, to one of the builds that were looked for.
+    pub tag: String,
+}
+
+/// Which snapshots are looked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SnapshotFilter {
+    /// Those that were made of this sandbox.
+    pub sandbox: Option<SandboxId>,
+    /// Those with this name or id.
+    pub name: Option<String>,
+    /// Those with this tag.
+    pub tag: Option<String>,
+    /// Those after the one with this time and id.
+    pub after: Option<(i64, TemplateId)>,
+}
+
+impl FromColumns for SnapshotRow {
+    const TABLE: &'static str = "templates";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            template_id: columns.id("id")?,
+            created_us: columns.int("created_us")?,
+            alias: columns.text_opt("alias")?,
+            tag: columns.text("tag")?,
+        })
+    }
+}
+
+/// The template of a name.
+struct Named {
+    id: TemplateId,
+    is_snapshot: bool,
+    is_named: bool,
+}
+
+impl FromColumns for Named {
+    const TABLE: &'static str = "templates";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            is_snapshot: columns.flag("is_snapshot")?,
+            is_named: columns.flag("is_named")?,
+        })
+    }
+}
+
+/// The template that has the alias `$2` in the team `$1`, before one that has it as its id.
+const NAMED: &str = "SELECT t.id, t.is_snapshot, 1 AS is_named FROM template_aliases a \
+     JOIN templates t ON t.id = a.template_id WHERE a.scope = $1 AND a.alias = $2 \
+     UNION ALL SELECT t.id, t.is_snapshot, 0 AS is_named FROM templates t WHERE t.id = $2 ORDER BY 3 DESC LIMIT 1";
+
+fn use_of(named: Option<&Named>) -> NameUse {
+    match named {
+        None => NameUse::Free,
+        Some(Named { is_named: false, .. }) => NameUse::Id,
+        Some(Named { is_snapshot: true, .. }) => NameUse::Snapshot,
+        Some(_) => NameUse::Template,
+    }
+}
+
+async fn execute(tx: &mut Transaction, row: &'static str, query: Query) -> Result<(), StoreError> {
+    let done = query.execute(&mut **tx).await;
+    done.map_err(|error| classify(&error, row, WHAT))?;
+    Ok(())
+}
+
+impl Store {
+    /// What a name of a snapshot stands for in a team.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn snapshot_name_use(&self, team: &TeamId, alias: &str) -> Result<NameUse, StoreError> {
+        storable("template name", alias)?;
+        let query = sqlx::query(NAMED).bind(team.as_str()).bind(alias);
+        let named: Option<Named> = self.db.read_optional("find a snapshot", query).await?;
+        Ok(use_of(named.as_ref()))
+    }
+
+    /// The snapshots of a team that can be used, newest first: at most `limit`.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn snapshot_list(
+        &self,
+        team: &TeamId,
+        filter: &SnapshotFilter,
+        limit: u32,
+    ) -> Result<Vec<SnapshotRow>, StoreError> {
+        let SnapshotFilter {
+            sandbox,
+            name,
+            tag,
+            after,
+        } = filter;
+        let query = sqlx::query(
+            "SELECT s.id, s.created_us, s.alias, s.tag FROM (SELECT t.id, t.created_us, \
+             (SELECT MIN(a.alias) FROM template_aliases a WHERE a.template_id = t.id) AS alias, \
+             (SELECT g.tag FROM template_tags g JOIN builds b ON b.id = g.build_id \
+              WHERE g.template_id = t.id AND b.status = 'ready' \
+              AND (CAST($2 AS TEXT) IS NULL OR b.sandbox_id = $2) AND (CAST($3 AS TEXT) IS NULL OR g.tag = $3) \
+              ORDER BY g.created_us DESC, g.seq DESC LIMIT 1) AS tag \
+             FROM templates t WHERE t.team_id = $1 AND t.is_snapshot = 1 AND t.deleted_us IS NULL \
+             AND t.created_us <= COALESCE($5, 9223372036854775807) \
+             AND (CAST($5 AS BIGINT) IS NULL OR t.created_us <> $5 OR t.id < $6)) s \
+             WHERE s.tag IS NOT NULL AND (CAST($4 AS TEXT) IS NULL OR s.alias = $4 OR s.id = $4) \
+             ORDER BY s.created_us DESC, s.id DESC LIMIT $7",
+        )
+        .bind(team.as_str())
+        .bind(sandbox.as_ref().map(|id| id.as_str().to_owned()))
+        .bind(tag.clone())
+        .bind(name.clone())
+        .bind(after.as_ref().map(|(created_us, _)| *created_us))
+        .bind(after.as_ref().map(|(_, id)| id.as_str().to_owned()))
+        .bind(i64::from(limit));
+        self.db.read_all("list snapshots", query).await
+    }
+}
+
+impl NodeRows {
+    /// Stores a snapshot whose layers are on this node: a template, unless the snapshot with this name has one, and a build,
+    /// to which the tag is assigned.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when an id is taken, and when the database fails.
+    pub async fn snapshot_insert(&self, new: &NewSnapshot) -> Result<SnapshotStored, StoreError> {
+        for text in [&new.tag].into_iter().chain(&new.alias) {
+            storable("template name", text)?;
+            if text.contains('\n') {
+                return Err(StoreError::UnsupportedCharacter { what: "template name" });
+            }
+        }
+        storable("spec of a build", &new.spec_json)?;
+        let mut tx = self.store.db.begin(WHAT).await?;
+        let team = new.team.as_str();
+        // Requests of a team are made one after another, as those of builds.
+        let lock = sqlx::query("UPDATE teams SET slug = slug WHERE id = $1").bind(team.to_owned());
+        execute(&mut tx, "team", lock).await?;
+        let named = match &new.alias {
+            None => None,
+            Some(alias) => {
+                let row = sqlx::query(NAMED)
+                    .bind(team.to_owned())
+                    .bind(alias.clone())
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .map_err(|error| classify(&error, "template", WHAT))?;
+                row.as_ref().map(Columns::decode::<Named>).transpose()?
+            }
+        };
+        let template = match (use_of(named.as_ref()), named) {
+            (NameUse::Snapshot, Some(named)) => named.id,
+            (NameUse::Free, _) => {
+                let query = sqlx::query(
+                    "INSERT INTO templates (id, team_id, is_public, spawn_count, created_us, is_snapshot) \
+                     VALUES ($1, $2, 0, 0, $3, 1)",
+                );
+                let query = query.bind(new.template.as_str()).bind(team.to_owned()).bind(new.now_us);
+                execute(&mut tx, "template", query).await?;
+                if let Some(alias) = &new.alias {
+                    let query =
+                        sqlx::query("INSERT INTO template_aliases (scope, alias, template_id) VALUES ($1, $2, $3)");
+                    let query = query
+                        .bind(team.to_owned())
+                        .bind(alias.clone())
+                        .bind(new.template.as_str());
+                    execute(&mut tx, "template alias", query).await?;
+                }
+                new.template.clone()
+            }
+            (taken, _) => return Ok(SnapshotStored::NameTaken(taken)),
+        };
+        let query = sqlx::query(
+            "INSERT INTO builds (id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, \
+             created_us, started_us, finished_us, node_id, sandbox_id) \
+             VALUES ($1, $2, 'ready', $3, $4, $5, $6, $7, $8, $8, $9, $10, $11)",
+        )
+        .bind(new.build.as_str())
+        .bind(template.as_str())
+        .bind(i64::from(new.cpu_count))
+        .bind(i64::from(new.memory_mb))
+        .bind(i64::from(new.disk_mb))
+        .bind(new.agent_version.clone())
+        .bind(new.spec_json.clone())
+        .bind(new.started_us)
+        .bind(new.now_us)
+        .bind(NodeId::as_str(&self.node))
+        .bind(new.sandbox.as_str());
+        execute(&mut tx, "build", query).await?;
+        if !tags::assign(&mut tx, &template, &new.build, &new.tag, new.now_us).await? {
+            return Ok(SnapshotStored::TooManyTags);
+        }
+        tx.commit().await.map_err(|error| classify(&error, "build", WHAT))?;
+        self.store.db.sync(WHAT).await?;
+        Ok(SnapshotStored::Stored(template))
+    }
+}

@@ -192,3 +192,25 @@ test('what a sandbox uses', async (t) => {
   assert.deepEqual(await Sandbox.getMetrics(sandbox.sandboxId, { start: later }), [])
   assert.deepEqual((await Sandbox.getMetrics(sandbox.sandboxId, { end: later }))[0], first)
 })
+
+test('a snapshot has the files of a sandbox', async (t) => {
+  const sandbox = await sandboxFor(t)
+  await sandbox.files.write('f', 'kept')
+  const name = `s${randomUUID().slice(0, 8)}`
+  const made = [await sandbox.createSnapshot(), await Sandbox.createSnapshot(sandbox.sandboxId, { name })]
+  assert.match(made[1].snapshotId, new RegExp(`/${name}:default$`))
+  await sandbox.files.write('f', 'changed')
+  for (const { snapshotId } of made) {
+    const child = await Sandbox.create(snapshotId, { timeoutMs: 60_000 })
+    assert.equal(await child.files.read('f'), 'kept')
+    await child.kill()
+  }
+  const ids = made.map((snapshot) => snapshot.snapshotId).reverse()
+  for (const paginator of [sandbox.listSnapshots({ limit: 1 }), Sandbox.listSnapshots({ sandboxId: sandbox.sandboxId })]) {
+    assert.deepEqual((await all(paginator)).map((snapshot) => snapshot.snapshotId), ids)
+  }
+  for (const { snapshotId } of made) {
+    assert.equal(await Sandbox.deleteSnapshot(snapshotId), true)
+    assert.equal(await Sandbox.deleteSnapshot(snapshotId), false)
+  }
+})

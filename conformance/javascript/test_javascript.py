@@ -34,14 +34,9 @@ IMAGES = (
 )
 # Methods for what the platform does not have.
 UNSERVED = {
-    "Sandbox.createSnapshot",
-    "Sandbox.listSnapshots",
     "Sandbox.fork",
     "Sandbox.getMcpUrl",
     "Sandbox.getMcpToken",
-    "Sandbox.static createSnapshot",
-    "Sandbox.static listSnapshots",
-    "Sandbox.static deleteSnapshot",
     "Sandbox.static fork",
 }
 # What the suites called, by the way they reached the platform.

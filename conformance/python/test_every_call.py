@@ -14,9 +14,6 @@ from harness.surface import FLAVOURS, SANDBOX, Box, both, called, methods
 
 # Methods for what the platform does not have.
 UNSERVED = {
-    "create_snapshot",
-    "list_snapshots",
-    "delete_snapshot",
     "fork",
     "get_mcp_url",
     "get_mcp_token",
@@ -100,10 +97,24 @@ async def test_pause_and_resume(box: Box) -> None:
 
 
 @both
+async def test_snapshots(box: Box) -> None:
+    name = f"s{uuid.uuid4().hex[:10]}"
+    made = [await box.create_snapshot(), await of_class(box, "create_snapshot", box.sandbox_id, name=name)]
+    for listing in (await box.list_snapshots(limit=1), await of_class(box, "list_snapshots", sandbox_id=box.sandbox_id, limit=5)):
+        found = []
+        while listing.has_next:
+            items = listing.next_items()
+            found += [item.snapshot_id for item in (await items if inspect.isawaitable(items) else items)]
+        assert found == [snapshot.snapshot_id for snapshot in reversed(made)]
+    assert await of_class(box, "delete_snapshot", made[0].snapshot_id) is True
+    assert await of_class(box, "delete_snapshot", made[0].snapshot_id) is False
+    assert await of_class(box, "delete_snapshot", made[1].snapshot_id) is True
+
+
+@both
 async def test_what_is_not_there_is_refused_and_harms_nothing(box: Box) -> None:
-    for method in ("create_snapshot", "fork"):
-        with pytest.raises(SandboxException):
-            await getattr(box, method)()
+    with pytest.raises(SandboxException):
+        await box.fork()
     assert await box.shell("echo alive") == "alive\n"
 
 

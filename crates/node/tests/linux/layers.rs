@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::{open, request, run};
 
 /// A sandbox with root as its user.
-async fn start(node: &Node, id: &str, image: Image) -> SandboxId {
+pub(super) async fn start(node: &Node, id: &str, image: Image) -> SandboxId {
     let id: SandboxId = id.parse().unwrap();
     node.start(StartSandbox {
         image,
@@ -29,7 +29,7 @@ async fn start(node: &Node, id: &str, image: Image) -> SandboxId {
 }
 
 /// Runs a script that fails at the first command that fails.
-async fn passes(node: &Node, id: &SandboxId, script: &str) {
+pub(super) async fn passes(node: &Node, id: &SandboxId, script: &str) {
     let answer = run(node, id, &format!("set -eux; {script}")).await;
     assert!(answer.contains("exit status 0"), "{}", decoded(&answer));
 }
@@ -62,7 +62,7 @@ async fn commit(node: &Node, id: &SandboxId, merge: bool) -> LayerId {
     committed.layer
 }
 
-fn above_base(layers: &[LayerId]) -> Image {
+pub(super) fn above_base(layers: &[LayerId]) -> Image {
     Image::Layers {
         base: true,
         layers: layers.to_vec(),

@@ -11,6 +11,7 @@
 mod images;
 mod layers;
 mod pause;
+mod snapshots;
 
 use std::fs;
 use std::path::Path;
@@ -85,6 +86,12 @@ fn run_all() -> Vec<bool> {
         }),
         passes("sandboxes become layers, and share them", || {
             block_on(layers::sandboxes_become_layers(dir.path()));
+        }),
+        passes("a disk is copied at one moment, while the sandbox runs on", || {
+            block_on(snapshots::copies_a_disk_in_use(dir.path()));
+        }),
+        passes("a copy without a sandbox is removed by the next platform", || {
+            block_on(snapshots::copies_do_not_outlive_the_platform(dir.path()));
         }),
         passes("twenty steps are merged", || {
             block_on(layers::many_steps(dir.path()));

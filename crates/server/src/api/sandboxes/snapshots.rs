@@ -149,6 +149,8 @@ pub(crate) async fn create_snapshot(
     body: RequiredBody<NewSnapshot>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
+    // Nothing but files, or it would have been refused.
+    let _: Option<WithMemory> = body.memory.0;
     let name = body
         .name
         .0

@@ -193,8 +193,10 @@ impl Document {
                 }
             }
             if types.contains(&"boolean") {
-                add(json!(true), true);
-                add(json!(false), true);
+                for value in [json!(true), json!(false)] {
+                    let words = schema["enum"].as_array();
+                    add(value.clone(), words.is_none_or(|words| words.contains(&value)));
+                }
             }
             if schema["additionalProperties"].is_object() {
                 let is_list = schema["additionalProperties"]["type"] == "array";

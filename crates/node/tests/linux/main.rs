@@ -60,6 +60,12 @@ fn main() -> ExitCode {
 fn run_all() -> Vec<bool> {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let passed = vec![
+        passes("a disk is copied at one moment, while the sandbox runs on", || {
+            block_on(snapshots::copies_a_disk_in_use(dir.path()));
+        }),
+        passes("a copy without a sandbox is removed by the next platform", || {
+            block_on(snapshots::copies_do_not_outlive_the_platform(dir.path()));
+        }),
         passes("a sandbox whose processes are on disk continues where it was", || {
             block_on(images::continues_where_it_was(dir.path()));
         }),
@@ -86,12 +92,6 @@ fn run_all() -> Vec<bool> {
         }),
         passes("sandboxes become layers, and share them", || {
             block_on(layers::sandboxes_become_layers(dir.path()));
-        }),
-        passes("a disk is copied at one moment, while the sandbox runs on", || {
-            block_on(snapshots::copies_a_disk_in_use(dir.path()));
-        }),
-        passes("a copy without a sandbox is removed by the next platform", || {
-            block_on(snapshots::copies_do_not_outlive_the_platform(dir.path()));
         }),
         passes("twenty steps are merged", || {
             block_on(layers::many_steps(dir.path()));

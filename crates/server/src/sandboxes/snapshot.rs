@@ -13,6 +13,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::id::TemplateId;
 use model::lifecycle::State;
 use protocol::node::NodeError;
 use store::error::StoreError;
@@ -27,7 +28,6 @@ use crate::builds::recipe::BuildSpec;
 use crate::builds::snapshot::{SnapshotBuildError, SnapshotSource};
 use crate::records::LifecycleEvent;
 use crate::templates::TemplateName;
-use model::id::TemplateId;
 
 /// How long the node may take to copy a disk. The sandbox cannot be changed meanwhile.
 const COPY_TIMEOUT: Duration = Duration::from_secs(15 * 60);

@@ -15,7 +15,7 @@ use store::{Change, Store};
 use crate::database::Database;
 use crate::samples::{build, build_id, node_id, sandbox, team, team_id, template, template_id};
 
-fn new(n: u32, alias: Option<&str>, tags: &[&str]) -> NewBuild {
+pub(crate) fn new(n: u32, alias: Option<&str>, tags: &[&str]) -> NewBuild {
     NewBuild {
         team: team_id(1),
         target: BuildTarget::Alias(template_id(n)),

@@ -23,6 +23,7 @@ mod records;
 mod samples;
 mod sandboxes;
 mod secrets;
+mod snapshots;
 mod tags;
 mod templates;
 mod tokens;
@@ -49,6 +50,7 @@ const CASES: &[(&str, Case)] = cases![
     access::nul_characters_are_refused_on_both_engines,
     secrets::insert_find_change_and_delete,
     secrets::pages_cover_the_list,
+    snapshots::names_builds_and_lists,
     tokens::insert_find_list_and_delete,
     tokens::the_latest_use_is_recorded,
     idempotency::claim_complete_and_abandon,

@@ -25,10 +25,10 @@ use crate::spawners;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two attempts to connect.
 const QUEUE_PAUSE: Duration = Duration::from_millis(1);
-/// How often the workload is stopped in the middle of `vfork` before that counts as what a process does on purpose, and how
-/// long it goes on after the first time; longer each time.
-const VFORK_ATTEMPTS: u32 = 12;
-const VFORK_PAUSE: Duration = Duration::from_millis(1);
+/// How long processes may be in the middle of `vfork` before that counts as what one does on purpose, and how long the
+/// workload goes on at most between two attempts to stop it elsewhere.
+const VFORK_TIMEOUT: Duration = Duration::from_secs(2);
+const VFORK_PAUSE_MAX: Duration = Duration::from_millis(20);
 /// Longest answer of an agent.
 const ANSWER_MAX: usize = 256;
 /// Device number of `/dev/fuse`.
@@ -62,17 +62,21 @@ impl Subject<'_> {
     /// Refused when a process does not leave `vfork`. When it cannot be stopped.
     pub(crate) fn stop_workload(&self) -> Result<(), WriteError> {
         let work = self.tree.work_freezer(self.name)?;
-        for attempt in 0..VFORK_ATTEMPTS {
+        let deadline = Instant::now() + VFORK_TIMEOUT;
+        let mut pause = QUEUE_PAUSE;
+        loop {
             work.freeze_all()?;
             if !work.has_vfork()? {
                 return Ok(());
             }
+            if Instant::now() >= deadline {
+                let why = "a process has started a child with vfork, and the child has not executed a program";
+                return Err(WriteError::Refused(why.to_owned()));
+            }
             work.thaw_this()?;
-            std::thread::sleep(VFORK_PAUSE * (attempt + 1));
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(VFORK_PAUSE_MAX);
         }
-        Err(WriteError::Refused(
-            "a process has started a child with vfork, and it has not executed a program".to_owned(),
-        ))
     }
 
     /// Has the agent give up what leads out, and stops it, too. The workload is stopped already. What it gave up is in

@@ -34,7 +34,7 @@ impl ApiError {
             }
             SnapshotError::Unsupported(_) => Self::new(
                 StatusCode::NOT_IMPLEMENTED,
-                "this host cannot make snapshots: its operator finds the reason with `ringfence doctor`",
+                "this host cannot make snapshots: they need the freezer of cgroup v2, which it does not have",
             )
             .code("not_supported")
             .caused_by(error),

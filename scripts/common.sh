@@ -6,9 +6,9 @@
 run_packages=(ca-certificates curl gcc libc6-dev e2fsprogs sudo procps iproute2 python3 python3-pip python3-venv)
 # The store's tests run on both databases, and the agent's try the trust store with the clients that people use. The SDKs
 # have helpers for git, which the built-in `base` template shows where the host has it; so it does with the runtimes that
-# size themselves by what they find, with clients of ssh and DNS, and with tmux. ripgrep is what `rg` of the documentation endpoint is
-# compared with. mmdebstrap makes an image of Debian, and skopeo, umoci, busybox and musl make others. systemd brings
-# `systemd-analyze`, which checks the unit of the package.
+# size themselves by what they find, with clients of ssh and DNS, and with tmux. ripgrep is what `rg` of the documentation
+# endpoint is compared with. mmdebstrap makes an image of Debian, and skopeo, umoci, busybox and musl make others. systemd
+# brings `systemd-analyze`, which checks the unit of the package.
 test_packages=(postgresql docker-registry skopeo git openssl wget default-jdk-headless nodejs make ripgrep systemd openssh-client openssh-server bind9-dnsutils tmux mmdebstrap umoci busybox-static musl-tools)
 
 say() {

@@ -24,7 +24,7 @@ from e2b import Sandbox
 from harness.platform import Platform
 from harness.traffic import until
 
-CYCLES = int(os.environ.get("RINGFENCE_SNAPSHOT_CYCLES", "15"))
+CYCLES = int(os.environ.get("RINGFENCE_SNAPSHOT_CYCLES", "20"))
 SEED = int(os.environ.get("RINGFENCE_CRASH_SEED", str(time.time_ns() % 1_000_000)))
 COUNT = "echo $$ > /tmp/pid; i=0; while :; do i=$((i+1)); echo $i > /tmp/n.new; mv /tmp/n.new /tmp/n; done"
 # Large enough for a kill to meet the copy of the disk now and then.

@@ -93,15 +93,18 @@ impl ContainerDriver {
         Ok(())
     }
 
-    /// Removes programs of agents that no image needs any more.
+    /// Removes programs of agents that no image needs any more, if that is known.
     pub(super) fn sweep_agents(&self) -> io::Result<()> {
         let mut needed = Vec::new();
         for kept in self.kept.list()? {
             match About::of(&self.kept.image(&kept.id, &kept.disk)) {
                 Ok(about) => needed.push(about.agent),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // Which one it needs is not known.
-                Err(error) => return Err(error),
+                // Its sandbox cannot be restored, and the others are not affected.
+                Err(error) => {
+                    tracing::warn!(sandbox.id = %kept.id, "read the image of a paused sandbox: {error}");
+                    return Ok(());
+                }
             }
         }
         self.agents.sweep(&needed)

@@ -38,9 +38,13 @@ enum AfterEnd {
     KeepDisk,
 }
 
-/// What is done with a sandbox, which has processes (`is_alive`), or whose disk is complete and unused (`is_saved`).
-fn decide(wanted: Option<WantedState>, is_alive: bool, is_saved: bool) -> Decision {
+/// What is done with a sandbox, which has processes (`is_alive`), of which there is a complete image (`has_image`), or whose
+/// disk is complete and unused (`is_saved`).
+fn decide(wanted: Option<WantedState>, is_alive: bool, has_image: bool, is_saved: bool) -> Decision {
     match wanted {
+        // The image is removed before the processes continue, so these have done nothing since it was written, or were
+        // just restored from it. Some of what the host has to give them went with the platform.
+        Some(WantedState::RunningOrPaused(Kept::Image)) if is_alive && has_image => Decision::KeepDisk,
         Some(WantedState::Running | WantedState::RunningOrPaused(_)) if is_alive => Decision::Adopt,
         Some(WantedState::Paused(Kept::Memory)) if is_alive => Decision::Adopt,
         Some(
@@ -77,7 +81,8 @@ impl Node {
             let wanted = wanted.remove(&found.id);
             let is_saved = noted.remove(&found.id).is_some_and(|noted| noted.is_saved);
             let state = wanted.as_ref().map(|wanted| wanted.state);
-            match decide(state, found.alive.is_some(), is_saved) {
+            let has_image = self.shared.driver.has_image(&found.id, &found.disk);
+            match decide(state, found.alive.is_some(), has_image, is_saved) {
                 Decision::Adopt => {
                     disks.push(found.disk.clone());
                     adopt.extend(wanted.map(|wanted| (found, wanted)));
@@ -92,7 +97,7 @@ impl Node {
         // Those of which nothing but the disk is left.
         for (id, KeptDisk { disk, is_saved, .. }) in noted {
             let state = wanted.get(&id).map(|wanted| wanted.state);
-            if decide(state, false, is_saved) == Decision::KeepDisk {
+            if decide(state, false, false, is_saved) == Decision::KeepDisk {
                 let kept = kept_of(&id, &disk);
                 keep.push((id, disk, kept));
             }
@@ -253,9 +258,15 @@ mod tests {
             (Some(RunningOrPaused(Image)),      [Adopt,    KeepDisk, KeepDisk]),
         ];
         for (wanted, [alive, saved, neither]) in table {
-            assert_eq!(decide(wanted, true, false), alive, "{wanted:?}");
-            assert_eq!(decide(wanted, false, true), saved, "{wanted:?}");
-            assert_eq!(decide(wanted, false, false), neither, "{wanted:?}");
+            assert_eq!(decide(wanted, true, false, false), alive, "{wanted:?}");
+            assert_eq!(decide(wanted, false, false, true), saved, "{wanted:?}");
+            assert_eq!(decide(wanted, false, false, false), neither, "{wanted:?}");
+            // Only where it was being paused or resumed with its processes, an image is more than they are.
+            let with_image = match wanted {
+                Some(RunningOrPaused(Image)) => KeepDisk,
+                _ => alive,
+            };
+            assert_eq!(decide(wanted, true, true, false), with_image, "{wanted:?}");
         }
     }
 }

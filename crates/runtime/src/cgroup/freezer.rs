@@ -54,18 +54,22 @@ impl Freezer {
         }
     }
 
-    /// As [`Self::freeze`], and fails when they are not all stopped by then.
+    /// As [`Self::freeze`], and fails when they are not all stopped after [`FREEZE_TIMEOUT`]. A process that the kernel
+    /// wakes for a moment does not count as stopped meanwhile.
     ///
     /// # Errors
     /// When a process could not be stopped, or the group is gone.
     pub(crate) fn freeze_all(&self) -> io::Result<()> {
-        self.freeze()?;
-        match self.is_at_rest()? {
-            true => Ok(()),
-            false => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "a process could not be stopped, most likely because it waits for a disk",
-            )),
+        let deadline = Instant::now() + FREEZE_TIMEOUT;
+        loop {
+            self.freeze()?;
+            if self.is_at_rest()? {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let why = "a process could not be stopped, most likely because it waits for a disk";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
         }
     }
 

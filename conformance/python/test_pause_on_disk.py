@@ -199,7 +199,7 @@ def test_programs_that_start_others_all_the_time(box: Sandbox) -> None:
     box.commands.run("echo 0 >/tmp/n; while :; do echo $(($(cat /tmp/n) + 1)) >/tmp/m; mv /tmp/m /tmp/n; done", background=True, timeout=0)
     counted = 0
     for _ in range(10):
-        until(lambda: int(box.files.read("/tmp/n") or 0) > counted, "it counts on")
+        until(lambda: box.files.exists("/tmp/n") and int(box.files.read("/tmp/n") or 0) > counted, "it counts on")
         counted = int(box.files.read("/tmp/n"))
         pause(box)
         box = Sandbox.connect(box.sandbox_id, timeout=300)

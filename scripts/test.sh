@@ -67,9 +67,10 @@ step_sdk() {
     clients+=("--ignore=python/test_$file.py")
   done
   suite 2.63.0 900 python
-  secure_suite 2.63.0 900 python "${clients[@]}"
   suite 2.45.1 900 python "${clients[@]}"
-  secure_suite 2.45.1 900 python "${clients[@]}"
+  # What a build does does not depend on how it was asked for.
+  secure_suite 2.63.0 900 python "${clients[@]}" --ignore=python/test_template_builds.py --ignore=python/test_snapshots.py
+  secure_suite 2.45.1 300 smoke/test_python.py
   # Versions that programs still pin, and what every program does.
   local version
   for version in 2.20.3 2.8.1; do

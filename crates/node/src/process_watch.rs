@@ -49,11 +49,15 @@ const CALM_FOR_MAX: Duration = Duration::from_secs(64);
 const FORGIVEN: Duration = Duration::from_secs(300);
 /// Interval in which a limited sandbox is measured and its limit adjusted.
 const ADJUST: Duration = Duration::from_millis(500);
-/// Least and most processor time, in thousandths of a core.
-const MILLI_CORES_MIN: u32 = 20;
+/// Least and most processor time, in thousandths of a core. With less, no command of a client would start beside a storm
+/// of processes. Beside threads it would, and a tenth of a core is enough for thousands of those.
+const MILLI_CORES_MIN: u32 = 100;
+const MILLI_CORES_MIN_OF_THREADS: u32 = 20;
 const MILLI_CORES_MAX: u32 = 1_000_000;
 /// Processor time that a short-lived process takes at first sight, in seconds: its creation, its end, and nothing else.
 const COST_S: f64 = 0.000_5;
+/// Processor time below which what is created are threads, in seconds each.
+const COST_OF_THREADS_S: f64 = 0.000_1;
 /// Part of its processor time from which a sandbox counts as limited by it.
 const USED: f64 = 0.75;
 /// Rate from which a sandbox counts as one that creates many, as a part of its own rate.
@@ -443,7 +447,8 @@ impl Account {
             1.25.. if has_used_it => f64::from(limit.milli_cores) * change.min(1.5),
             _ => return None,
         };
-        let milli_cores = whole(milli_cores).clamp(MILLI_CORES_MIN, MILLI_CORES_MAX);
+        let least = least_milli_cores(used / rate.max(1.0));
+        let milli_cores = whole(milli_cores).clamp(least, MILLI_CORES_MAX);
         if milli_cores == std::mem::replace(&mut limit.milli_cores, milli_cores) {
             return None;
         }
@@ -461,6 +466,14 @@ impl Account {
 )]
 fn whole(milli_cores: f64) -> u32 {
     milli_cores as u32
+}
+
+/// Least processor time where what is created takes `cost_s` seconds each.
+fn least_milli_cores(cost_s: f64) -> u32 {
+    match cost_s < COST_OF_THREADS_S {
+        true => MILLI_CORES_MIN_OF_THREADS,
+        false => MILLI_CORES_MIN,
+    }
 }
 
 #[cfg(test)]
@@ -561,8 +574,8 @@ mod tests {
             let allowed = 2000.0 * CROWD / f64::from(u32::try_from(processes).unwrap());
             for _ in 0..60 {
                 let limited = model.run(10.0, rate, processes, cost);
-                let least = f64::from(MILLI_CORES_MIN) / 1000.0 / cost;
-                assert!(limited < least.max(allowed * 0.5), "{rate}: {limited}");
+                let least = f64::from(least_milli_cores(cost)) / 1000.0 / cost;
+                assert!(limited < (least * 1.01).max(allowed * 0.5), "{rate}: {limited}");
                 assert_eq!(model.limits, 1, "{rate}");
             }
             model.run(CALM_FOR.as_secs_f64() + 1.0, 10.0, 8, cost);

@@ -51,6 +51,9 @@ fn kept_of(data_dir: &Path, id: &SandboxId) -> PathBuf {
         .unwrap()
 }
 
+/// What a sandbox sees of itself, in one piece: the output of two programs may come in two.
+const SEEN: &str = "printf %s \"$(head -1 /proc/meminfo; cut -d: -f2- /proc/self/cgroup)\"";
+
 /// Groups of sandboxes in the cgroup tree of version 2.
 fn has_groups(id: &SandboxId) -> bool {
     let info = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -66,12 +69,7 @@ fn has_groups(id: &SandboxId) -> bool {
 
 pub(super) async fn continues_where_it_was(data_dir: &Path) {
     let mut host = counting(data_dir).await;
-    let answer = run(
-        &host.node,
-        &host.id,
-        "head -1 /proc/meminfo; cut -d: -f2- /proc/self/cgroup",
-    )
-    .await;
+    let answer = run(&host.node, &host.id, SEEN).await;
     let mut counted = goes_on(&host, 0).await;
     for cycle in 0..4 {
         let paused = pause(&host).await;
@@ -98,12 +96,7 @@ pub(super) async fn continues_where_it_was(data_dir: &Path) {
         assert!(now >= counted, "{now} {counted}");
         counted = goes_on(&host, now).await;
         // What it sees of itself is what it saw.
-        let again = run(
-            &host.node,
-            &host.id,
-            "head -1 /proc/meminfo; cut -d: -f2- /proc/self/cgroup",
-        )
-        .await;
+        let again = run(&host.node, &host.id, SEEN).await;
         let output = |answer: &str| {
             let parts = answer.split("\"stdout\":\"").skip(1);
             parts

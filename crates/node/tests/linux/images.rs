@@ -13,9 +13,10 @@ use protocol::node::{
 use super::pause::{count, counting, goes_on, processes};
 use super::{Host, disks, open, request, run, wanted};
 
-/// The CRIU that `scripts/criu.sh` has installed.
+/// The CRIU that `criu_program` of `scripts/common.sh` installs.
 pub(super) fn criu() -> PathBuf {
-    let path = std::env::var_os("RINGFENCE_CRIU").expect("RINGFENCE_CRIU names a CRIU, see scripts/criu.sh");
+    let path = std::env::var_os("RINGFENCE_CRIU")
+        .expect("RINGFENCE_CRIU names a CRIU: `criu_program` of scripts/common.sh installs one");
     PathBuf::from(path)
 }
 

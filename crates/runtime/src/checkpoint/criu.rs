@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode, OFlags};
-use rustix::process::{Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::preload;
 use super::sys as calls;
@@ -19,11 +19,17 @@ use crate::sys::{self, Cloned};
 
 /// The program that CRIU starts at each step: at those that matter, it says which it is, and waits for the answer. It
 /// has no descriptors of CRIU's but the log, so both go through named pipes beside it.
+///
+/// It is a child of CRIU, and nothing ends it with CRIU. So none of its steps may wait for the other end of a pipe to be
+/// opened: it opens each for both directions first, which never waits, and with that open the end that it reads from. Once
+/// it has closed the former, it sees the end of the pipe when there is nobody else.
 const SCRIPT: &str = r#"#!/bin/sh
 case $CRTOOLS_SCRIPT_ACTION in
 post-dump | setup-namespaces | post-restore | pre-resume)
-    exec 3<"${0%/*}/answer"
-    echo "$CRTOOLS_SCRIPT_ACTION $$ $CRTOOLS_INIT_PID" >"${0%/*}/step"
+    directory=${0%/*}
+    test -p "$directory/answer" && test -p "$directory/step" || exit 1
+    exec 4<>"$directory/answer" 3<"$directory/answer" 4>&-
+    echo "$CRTOOLS_SCRIPT_ACTION $$ $CRTOOLS_INIT_PID" 1<>"$directory/step"
     read answer <&3
     test "$answer" = go
     ;;
@@ -43,11 +49,17 @@ const LINE_MAX: usize = 256;
 /// Maximum number of bytes of a log, or of standard error, that is read for an error.
 const LOG_MAX: u64 = 64 * 1024;
 
-/// A run of CRIU, killed on drop.
+/// A run of CRIU, killed on drop with the processes that it has started for itself.
+///
+/// It leads a process group of its own. Some of its children stop themselves, so that it can inspect them, and would stay
+/// so for good after its end. The kernel ends those as well when this process is killed: a group that nobody is left to
+/// control, and that has stopped processes, gets `SIGHUP`.
 #[derive(Debug)]
 pub(crate) struct Criu {
     process: OwnedFd,
-    pid: i32,
+    /// It remains its own until drop, which waits for the process.
+    pid: Pid,
+    has_succeeded: bool,
     /// The directory of its script.
     directory: PathBuf,
     steps: File,
@@ -88,14 +100,7 @@ impl Criu {
         std::fs::write(&script, SCRIPT)?;
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
         let script_arguments = ["--action-script".to_owned(), script.to_string_lossy().into_owned()];
-        let pipe = |name: &str| -> io::Result<File> {
-            let path = directory.join(name);
-            rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
-            // Open for both, so that neither end waits for the other or sees its end.
-            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            Ok(rustix::fs::open(&path, flags, Mode::empty())?.into())
-        };
-        let (steps, answers) = (pipe(STEP)?, pipe(ANSWER)?);
+        let (steps, answers) = (make_pipe(&directory.join(STEP))?, make_pipe(&directory.join(ANSWER))?);
         let errors = rustix::fs::memfd_create("errors", MemfdFlags::CLOEXEC)?;
         let library = rustix::fs::memfd_create("geteuid", MemfdFlags::CLOEXEC)?;
         std::fs::File::from(library.try_clone()?).write_all(&preload::library())?;
@@ -112,7 +117,8 @@ impl Criu {
         match sys::clone3(0, birth)? {
             Cloned::Parent { pid, pidfd } => Ok(Self {
                 process: pidfd,
-                pid,
+                pid: Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?,
+                has_succeeded: false,
                 directory: directory.to_owned(),
                 steps,
                 answers: Some(answers),
@@ -133,9 +139,9 @@ impl Criu {
         }
     }
 
-    /// The pid of the process, as long as it was not seen to end.
+    /// The pid of the process.
     pub(crate) fn pid(&self) -> i32 {
-        self.pid
+        self.pid.as_raw_nonzero().get()
     }
 
     /// What to poll for input, until [`Self::event`] can be called.
@@ -172,8 +178,11 @@ impl Criu {
         if !ready(self.process.as_fd())? {
             return Ok(None);
         }
-        let status = rustix::process::waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED)?;
+        // Its pid is not free before its group is ended.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let status = rustix::process::waitid(WaitId::PidFd(self.process.as_fd()), options)?;
         let status = status.and_then(|status| status.exit_status()).unwrap_or(-1);
+        self.has_succeeded = status == 0;
         Ok(Some(CriuEvent::Ended(status)))
     }
 
@@ -205,12 +214,14 @@ impl Criu {
 
 impl Drop for Criu {
     fn drop(&mut self) {
-        let _ = rustix::process::pidfd_send_signal(&self.process, Signal::KILL);
+        if !self.has_succeeded {
+            // Alone first: it may not have got as far as its group.
+            let _ = rustix::process::pidfd_send_signal(&self.process, Signal::KILL);
+            let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        }
         let _ = rustix::process::waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED);
-        // A script that waits for an answer sees the end of it, also one that is about to wait.
+        // A script that waits for an answer sees the end of it.
         self.answers = None;
-        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let _ = rustix::fs::open(self.directory.join(ANSWER), flags, Mode::empty());
         for name in [SCRIPT_FILE, STEP, ANSWER] {
             let _ = std::fs::remove_file(self.directory.join(name));
         }
@@ -228,7 +239,15 @@ fn reason(log: &str) -> String {
     text.map_or(line, |(_, text)| text).trim().to_owned()
 }
 
+/// A named pipe, open for both directions, so that neither end waits for the other or sees its end.
+fn make_pipe(path: &Path) -> io::Result<File> {
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
 fn become_identity(base: u32) -> io::Result<()> {
+    rustix::process::setpgid(None, None)?;
     sys::reset_signals();
     sys::join_new_session_keyring()?;
     sys::clear_groups()?;
@@ -254,6 +273,75 @@ fn place(errors: &OwnedFd, library: &OwnedFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A step of a run whose other side is gone, whatever of it is left.
+    #[test]
+    fn a_script_that_nobody_answers_ends() {
+        for pipes in [&[STEP, ANSWER][..], &[STEP], &[]] {
+            let directory = tempfile::tempdir().unwrap();
+            let script = directory.path().join(SCRIPT_FILE);
+            std::fs::write(&script, SCRIPT).unwrap();
+            for name in pipes {
+                make_pipe(&directory.path().join(name)).unwrap();
+            }
+            let mut step = std::process::Command::new("timeout");
+            step.args(["10", "sh"])
+                .arg(&script)
+                .env("CRTOOLS_SCRIPT_ACTION", "post-dump");
+            let status = step.status().unwrap();
+            assert_eq!(status.code(), Some(1), "with {pipes:?}");
+        }
+    }
+
+    #[test]
+    fn a_script_says_its_step_and_waits_for_the_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join(SCRIPT_FILE);
+        std::fs::write(&script, SCRIPT).unwrap();
+        let [mut steps, mut answers] = [STEP, ANSWER].map(|name| make_pipe(&directory.path().join(name)).unwrap());
+        for (answer, expected) in [(&b"go\n"[..], 0), (b"no\n", 1)] {
+            let mut step = std::process::Command::new("timeout");
+            step.args(["10", "sh"])
+                .arg(&script)
+                .env("CRTOOLS_SCRIPT_ACTION", "pre-resume")
+                .env("CRTOOLS_INIT_PID", "7");
+            let mut step = step.spawn().unwrap();
+            let mut poll = [PollFd::new(&steps, PollFlags::IN)];
+            rustix::event::poll(&mut poll, None).unwrap();
+            let mut line = [0; LINE_MAX];
+            let length = steps.read(&mut line).unwrap();
+            let line = String::from_utf8_lossy(&line[..length]).into_owned();
+            assert!(line.starts_with("pre-resume ") && line.ends_with(" 7\n"), "{line:?}");
+            answers.write_all(answer).unwrap();
+            assert_eq!(step.wait().unwrap().code(), Some(expected));
+        }
+    }
+
+    /// The process with which CRIU probes what the kernel can do stops itself.
+    #[test]
+    fn a_stopped_child_ends_with_it() {
+        const PROGRAM: &str = "sh -c 'kill -STOP $$' & echo $! >&2; wait";
+        let directory = tempfile::tempdir().unwrap();
+        let arguments = ["-c", PROGRAM].map(str::to_owned);
+        let criu = Criu::start(Path::new("/bin/sh"), &arguments, directory.path(), 0, None, || Ok(())).unwrap();
+        let state = |pid: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+        };
+        let until = |what: &str, is_so: &dyn Fn() -> bool| {
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while !is_so() {
+                assert!(std::time::Instant::now() < deadline, "not within 10 s: {what}");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        };
+        let written = || criu.why(Path::new("/nowhere"));
+        until("it says the pid of its child", &|| written().parse::<u32>().is_ok());
+        let child = written();
+        until("the child is stopped", &|| state(&child) == Some('T'));
+        drop(criu);
+        until("the child has ended", &|| matches!(state(&child), None | Some('Z')));
+    }
 
     #[test]
     fn the_first_error_is_the_reason() {

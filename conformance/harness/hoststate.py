@@ -208,6 +208,8 @@ def loose_files() -> set[str]:
             found.update(f"{directory}/{name}" for name in os.listdir(directory) if OWN_NAME in name and name != OWN_NAME)
         except OSError:
             continue
+    # What CRIU makes for a restore. It is never the host's.
+    found.update(map(str, Path("/tmp").glob(".criu.*")))
     return found | registered()
 
 

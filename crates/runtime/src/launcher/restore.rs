@@ -21,7 +21,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -408,6 +408,8 @@ fn assemble(parts: &Parts<'_>, place: &Path) -> io::Result<String> {
     sys::setns(parts.host_mounts, libc::CLONE_NEWNS)?;
     sys::unshare(libc::CLONE_NEWNS)?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    let program = parts.image.program.parent().unwrap_or(Path::new("/"));
+    hide_temporary_files(&[&parts.image.directory, program])?;
     rustix::mount::mount("tmpfs", place, "tmpfs", MountFlags::NOSUID, Some(c"mode=755"))?;
     for dir in ["root", "mounts", "figures"] {
         std::fs::create_dir(place.join(dir))?;
@@ -433,6 +435,27 @@ fn assemble(parts: &Parts<'_>, place: &Path) -> io::Result<String> {
     std::fs::set_permissions(&mapped, std::fs::Permissions::from_mode(0o644))?;
     rustix::mount::mount_bind(&mapped, &written)?;
     Ok(path("root"))
+}
+
+/// Where CRIU makes a directory for the time of a restore.
+const TEMPORARY: &str = "/tmp";
+
+/// Mounts an empty directory over the host's `/tmp`. CRIU makes a directory there, with a name that is not known before,
+/// and it would stay when CRIU is killed. What is `needed` remains where it is, if it lies there.
+fn hide_temporary_files(needed: &[&Path]) -> io::Result<()> {
+    let inside = needed.iter().filter(|path| path.starts_with(TEMPORARY));
+    let trees = inside
+        .map(|path| {
+            let tree = setup::clone_tree(&path.to_string_lossy(), true);
+            Ok((path, tree.map_err(|failure| io::Error::other(failure.to_string()))?))
+        })
+        .collect::<io::Result<Vec<_>>>()?;
+    rustix::mount::mount("tmpfs", TEMPORARY, "tmpfs", MountFlags::NOSUID, Some(c"mode=1777"))?;
+    for (path, tree) in trees {
+        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+        setup::attach(tree.as_fd(), CWD, &path.to_string_lossy())?;
+    }
+    Ok(())
 }
 
 /// Runs `work` in a child, so that this process stays in its namespaces.

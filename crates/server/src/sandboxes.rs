@@ -7,6 +7,7 @@
 
 pub(crate) mod adopt;
 pub(crate) mod change;
+pub(crate) mod copies;
 pub(crate) mod create;
 pub(crate) mod deadline;
 pub(crate) mod elsewhere;
@@ -54,6 +55,7 @@ use crate::node::NodeHandle;
 use crate::pool::Pool;
 use crate::records::Records;
 use crate::repositories::Repositories;
+use copies::Copies;
 
 /// Pause before another attempt to end a sandbox that failed to start.
 const DISCARD_RETRY: Duration = Duration::from_secs(1);
@@ -80,6 +82,8 @@ pub(crate) struct Sandboxes {
     pub(crate) pool: Arc<Pool>,
     /// Prepares their repositories.
     pub(crate) repositories: Repositories,
+    /// Whose disk is copied next.
+    pub(crate) copies: Copies,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: TaskTracker,

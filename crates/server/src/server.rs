@@ -36,6 +36,7 @@ use crate::readers::Readers;
 use crate::records::Records;
 use crate::repositories::{Repositories, RepositoryServices};
 pub use crate::sandboxes::adopt::AdoptError;
+use crate::sandboxes::copies::Copies;
 use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::node_events::StopSignals;
 use crate::sandboxes::policy::Policies;
@@ -189,6 +190,7 @@ impl Server {
         };
         let sandboxes = Arc::new(Sandboxes {
             repositories: Repositories::new(repositories, means),
+            copies: Copies::new(),
             store: store.clone(),
             rows,
             node: handle.clone(),

@@ -61,6 +61,8 @@ pub(crate) enum SnapshotError {
     Refused(String),
     #[error("{0}")]
     Unsupported(String),
+    #[error("the team makes other snapshots")]
+    TooMany,
     /// The host has no space, or is busy.
     #[error("{0}")]
     NoCapacity(String),
@@ -136,6 +138,13 @@ impl Sandboxes {
                 taken @ (NameUse::Template | NameUse::Id) => return Err(SnapshotError::NameTaken(taken)),
             }
         }
+        let place = self.copies.place(&entry.team).ok_or(SnapshotError::TooMany)?;
+        // Before the lock: nothing else of this sandbox waits for the copies of others.
+        let turn = tokio::select! {
+            biased;
+            turn = place.turn() => turn,
+            () = self.stopping.cancelled() => return Err(SnapshotError::ServerStopping),
+        };
         let started_us = self.clock.now_us();
         let guard = entry.change_lock.lock().await;
         check_running(entry).map_err(SnapshotError::State)?;
@@ -145,7 +154,7 @@ impl Sandboxes {
         let spec = build.as_ref().and_then(BuildSpec::of);
         let spec = spec.ok_or(SnapshotError::Failed(SnapshotBuildError::Invalid))?;
         let copied = within(COPY_TIMEOUT, self.node.copy_disk(&entry.id)).await;
-        drop(guard);
+        drop((guard, turn));
         let copied = match copied {
             // Its end was requested while it stood still.
             Err(NodeError::NotFound(_)) if entry.state() == State::Stopping => {

@@ -5,6 +5,7 @@ use store::snapshots::NameUse;
 
 use super::{ApiError, IN_PROGRESS_AFTER_S};
 use crate::sandboxes::change::ChangeError;
+use crate::sandboxes::copies::PER_TEAM as COPIES_PER_TEAM;
 use crate::sandboxes::snapshot::SnapshotError;
 
 /// Retry interval when the host has no space for a snapshot or makes others, in seconds.
@@ -38,6 +39,15 @@ impl ApiError {
             )
             .code("not_supported")
             .caused_by(error),
+            SnapshotError::TooMany => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "no snapshot of sandbox \"{id}\" was made: the team makes {COPIES_PER_TEAM} others at the moment, which is the \
+                     maximum; try again when one of them is complete"
+                ),
+            )
+            .code("snapshot_capacity_unavailable")
+            .retry_after(BUSY_AFTER_S),
             SnapshotError::NoCapacity(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,6 +157,36 @@ def test_a_damaged_image_is_refused(crashing: Platform) -> None:
     answer = holder.api.post(f"{holder.path}/connect", json={"timeout": 3000, "memory": False})
     assert answer.status_code == 201, answer.text
     assert holder.box.files.exists("/tmp/seen")
+    holder.box.kill()
+
+
+def test_an_image_of_a_host_with_more_is_refused(crashing: Platform) -> None:
+    """Another processor, or an older CRIU: as if the disk had been put into another machine."""
+    holder = Holder(crashing)
+    assert holder.pause() == "disk"
+    image = image_of(crashing, holder)
+    about, sums = image / "about.json", image / "sums.json"
+    written, whole = about.read_bytes(), sums.read_bytes()
+
+    def written_with(**changed: object) -> None:
+        about.write_text(json.dumps(json.loads(written) | changed))
+        content = about.read_bytes()
+        sum_of_it = {"bytes": len(content), "crc32": zlib.crc32(content)}
+        sums.write_text(json.dumps(json.loads(whole) | {about.name: sum_of_it}))
+
+    sets = json.loads(written)["processor"]
+    for changed, reason in [
+        ({"processor": [*sets, "avx4096"]}, "instructions that the processor of this host does not have (avx4096)"),
+        ({"criu": "99.1"}, "written by CRIU 99.1"),
+    ]:
+        written_with(**changed)
+        answer = holder.connect()
+        assert answer.status_code == 503, answer.text
+        assert reason in holder.detail()["resumeError"]
+    # What an older one wrote, on a host with less, is restored.
+    written_with(processor=sets[1:], criu="4.0", kernel="5.10.0")
+    assert holder.connect().status_code == 201
+    holder.goes_on()
     holder.box.kill()
 
 

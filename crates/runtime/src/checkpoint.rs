@@ -16,6 +16,7 @@
 pub(crate) mod agents;
 pub(crate) mod criu;
 pub(crate) mod dump;
+pub(crate) mod host;
 pub(crate) mod ids;
 pub(crate) mod mounts;
 mod preload;
@@ -28,6 +29,8 @@ use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+
+use self::host::HostFeatures;
 
 /// Options of CRIU that writing and restoring have in common.
 pub(crate) const OPTIONS: [&str; 8] = [
@@ -47,10 +50,9 @@ pub(crate) const ABOUT: &str = "about.json";
 /// What an image was written from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct About {
-    /// The version of CRIU.
-    pub(crate) criu: String,
-    /// The kernel's release.
-    pub(crate) kernel: String,
+    /// The host.
+    #[serde(flatten)]
+    pub(crate) host: HostFeatures,
     /// Hash of the agent's program.
     pub(crate) agent: String,
     /// Mount points, in the order of their names in the image.

@@ -26,8 +26,9 @@ use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
 use super::criu::{Criu, CriuEvent};
+use super::host::HostFeatures;
 use super::save::{AtRest, Subject};
-use super::{About, OPTIONS, kernel, mounts};
+use super::{About, OPTIONS, mounts};
 use crate::cgroup::Tree;
 use crate::driver::WriteError;
 use crate::figures::Figures;
@@ -109,8 +110,7 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     std::fs::DirBuilder::new().mode(0o700).create(&dump.image)?;
     let points = mounts::points(&std::fs::read_to_string(of_agent("mountinfo"))?);
     let about = About {
-        criu: dump.version.clone(),
-        kernel: kernel(),
+        host: HostFeatures::with(&dump.version),
         agent: dump.program_of_agent.clone(),
         mounts: points.clone(),
     };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::{ContainerDriver, Running};
 use crate::base::packages_of;
 use crate::checkpoint::dump::Dump;
+use crate::checkpoint::host::HostFeatures;
 use crate::checkpoint::save::AtRest;
 use crate::checkpoint::{About, sums};
 use crate::driver::{StartError, WriteError};
@@ -129,11 +130,16 @@ impl ContainerDriver {
             ));
         }
         match sums::check(&directory) {
-            Ok(bytes) => Ok(Image {
-                program: criu.path.clone(),
-                directory,
-                bytes,
-            }),
+            Ok(bytes) => {
+                if let Some(why) = HostFeatures::with(&criu.version).unfit_for(&About::of(&directory)?.host) {
+                    return Err(StartError::Unrestorable(why));
+                }
+                Ok(Image {
+                    program: criu.path.clone(),
+                    directory,
+                    bytes,
+                })
+            }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(refused(&error.to_string())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Err(refused("the image of its processes is missing"))

@@ -591,5 +591,6 @@ fn team_limits(
         template_memory_mb: value(keys::LIMITS_TEMPLATE_MEMORY_MB, size)?
             .flatten()
             .unwrap_or(base.template_memory_mb),
+        template_disk_mb: value(keys::LIMITS_TEMPLATE_DISK_MB, any)?.unwrap_or(base.template_disk_mb),
     })
 }

@@ -335,6 +335,8 @@ pub struct TeamLimits {
     pub template_cpu_count: u32,
     /// Maximum memory of the sandboxes of one template, in MiB.
     pub template_memory_mb: u32,
+    /// Space that the layers of its templates and snapshots may take, in MiB. One is made while they take less.
+    pub template_disk_mb: Option<u32>,
 }
 
 impl Default for TeamLimits {
@@ -352,6 +354,7 @@ impl Default for TeamLimits {
             builds: 20,
             template_cpu_count: 8,
             template_memory_mb: 8192,
+            template_disk_mb: None,
         }
     }
 }

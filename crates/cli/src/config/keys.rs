@@ -415,6 +415,10 @@ keys! {
         "limits.template_memory_mb", None, Integer, "8192",
         "Maximum memory of the sandboxes of a template that a team builds, in MiB.",
     },
+    LIMITS_TEMPLATE_DISK_MB = {
+        "limits.template_disk_mb", None, Integer, "0",
+        "Space that the templates and snapshots of a team take at most, in MiB: none is made at or beyond it; 0 is no limit.",
+    },
     LIMITS_REQUESTS_PER_SECOND = {
         "limits.requests_per_second", None, Integer, "0",
         "Maximum number of API requests of a team per second, also in one burst; 0 is no limit.",
@@ -537,6 +541,7 @@ pub(crate) const PER_TEAM: &[&Key] = &[
     LIMITS_BUILDS,
     LIMITS_TEMPLATE_CPU_COUNT,
     LIMITS_TEMPLATE_MEMORY_MB,
+    LIMITS_TEMPLATE_DISK_MB,
     EGRESS_DEFAULT,
 ];
 

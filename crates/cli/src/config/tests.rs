@@ -41,6 +41,7 @@ fn defaults_are_what_the_table_says() {
         (limits.creates_per_minute, keys::LIMITS_CREATES_PER_MINUTE),
         (limits.requests_per_second, keys::LIMITS_REQUESTS_PER_SECOND),
         (limits.paused_disk_mb, keys::LIMITS_PAUSED_DISK_MB),
+        (limits.template_disk_mb, keys::LIMITS_TEMPLATE_DISK_MB),
         (config.capacity.max_sandboxes, keys::CAPACITY_MAX_SANDBOXES),
         (config.pause.retention_s, keys::PAUSE_RETENTION_S),
     ] {

@@ -219,6 +219,18 @@ impl ApiError {
         .retry_after(BUILD_AFTER_S)
     }
 
+    /// 429: the templates of the team take as much space as they may.
+    pub(crate) fn template_space_limit(limit_mb: u32, used_mb: u64) -> Self {
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!(
+                "your team is limited to {limit_mb} MiB of templates and snapshots, {used_mb} are in use: delete those that \
+                 are not needed any more"
+            ),
+        )
+        .code("template_space_limit_reached")
+    }
+
     /// 400: the template would have too many tags.
     pub(crate) fn tag_limit() -> Self {
         Self::invalid(format!(

@@ -31,6 +31,15 @@ pub(crate) struct Collected {
     pub(crate) files: usize,
 }
 
+/// Why the space of a team's templates is not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TemplateBytesError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("cannot list the layers of the node")]
+    Node(#[from] NodeError),
+}
+
 /// The layers that a JSON text names, wherever it does: specs and recipes name them in images only.
 pub(super) fn layers_in(json: &str, found: &mut HashSet<LayerId>) -> Result<(), serde_json::Error> {
     fn walk(value: &Value, found: &mut HashSet<LayerId>) {
@@ -183,6 +192,20 @@ impl Builds {
     /// The layers of the node.
     pub(crate) async fn layers(&self) -> Result<Vec<LayerInfo>, NodeError> {
         self.node.layers().await
+    }
+
+    /// Space that the layers of the finished builds of a team take on the node, in bytes. What several of them have counts
+    /// once.
+    pub(crate) async fn template_bytes(&self, team: &TeamId) -> Result<u64, TemplateBytesError> {
+        let layers = self.template_layers().await?;
+        let layers = layers.into_iter().filter(|(owner, _)| owner == team);
+        let own: HashSet<LayerId> = layers.flat_map(|(_, layers)| layers).collect();
+        if own.is_empty() {
+            return Ok(0);
+        }
+        let stored = self.node.layers().await?;
+        let own = stored.iter().filter(|layer| own.contains(&layer.id));
+        Ok(own.map(|layer| layer.bytes).sum())
     }
 
     /// The layers of the finished builds of each team.

@@ -423,3 +423,47 @@ async fn layers_of_snapshots_are_kept_until_they_are_deleted() {
     assert_eq!(list(&platform, "").await, ["team1/kept:default"]);
     assert_eq!(create(&platform, "kept").await.status, 201);
 }
+
+#[tokio::test]
+async fn the_templates_of_a_team_take_limited_space() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.template_disk_mb = Some(3)).await;
+    let id = platform.create("").await;
+    let made = snapshot(&platform, &id, "{}").await;
+    let size = |bytes| {
+        *platform
+            .node
+            .layers
+            .lock()
+            .get_mut(&FakeNode::layer(1))
+            .expect("the layer") = bytes
+    };
+    // The last one may be beyond it.
+    size((3 << 20) - 1);
+    let other = snapshot(&platform, &id, "{}").await;
+    assert_eq!(delete(&platform, id_of(&other)).await.status, 204);
+    size(3 << 20);
+    let refused = [
+        post(&platform, &id, "snapshots", "{}").await,
+        platform.call("POST", "/v3/templates", r#"{"name":"a"}"#).await,
+    ];
+    for reply in refused {
+        assert!(
+            reply
+                .error(429)
+                .contains("3 MiB of templates and snapshots, 3 are in use"),
+            "{reply:?}"
+        );
+    }
+    let of_other = platform.call_as(Some(OTHER_KEY), "POST", "/v3/templates", r#"{"name":"a"}"#);
+    assert_eq!(of_other.await.status, 202);
+    // What it has works on, and what it deletes is free at once.
+    let child = create(&platform, id_of(&made)).await;
+    assert_eq!(child.status, 201, "{child:?}");
+    let child = child.json["sandboxID"].as_str().expect("an id").to_owned();
+    assert_eq!(
+        platform.call("DELETE", &format!("/sandboxes/{child}"), "").await.status,
+        204
+    );
+    assert_eq!(delete(&platform, id_of(&made)).await.status, 204);
+    assert_eq!(post(&platform, &id, "snapshots", "{}").await.status, 201);
+}

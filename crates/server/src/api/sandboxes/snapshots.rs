@@ -24,6 +24,7 @@ use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
 use crate::api::page::{parse_token, with_next};
 use crate::api::query::shape::{PageLimit, Params, Text, query};
+use crate::api::templates::build::check_space;
 use crate::builds::Builds;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::snapshot::SnapshotRequest;
@@ -132,6 +133,7 @@ async fn namespace_of(store: &Store, team: &TeamId) -> Result<String, ApiError> 
             description = "The sandbox is being paused, resumed, killed or snapshotted, or the name is that of something else",
             body = ErrorBody,
         ),
+        (status = 429, description = "The templates and snapshots of the team take as much space as they may", body = ErrorBody),
         (status = 501, description = "The host cannot make snapshots", body = ErrorBody),
         (
             status = 503,
@@ -168,6 +170,7 @@ pub(crate) async fn create_snapshot(
         }
         tag = parse_tag(name.tag())?;
     }
+    check_space(&builds, &caller).await?;
     let alias = name.as_ref().map(|name| name.name.clone());
     let request = SnapshotRequest { name, tag: tag.clone() };
     let made = sandboxes.snapshot(&builds, &entry, request).await;

@@ -24,6 +24,8 @@ use crate::api::state::ApiState;
 use crate::builds::Builds;
 use crate::templates::{TemplateName, parse_tag};
 
+const MIB: u64 = 1 << 20;
+
 /// Maximum length of a name with its namespace and tag (API contract).
 const NAME_MAX: usize = 128;
 /// Maximum number of tags in a request.
@@ -126,6 +128,19 @@ fn check_size(cpu_count: u32, memory_mb: u32, caller: &Caller) -> Result<(), Api
     Err(ApiError::invalid(why))
 }
 
+/// Whether the team may have more templates and snapshots.
+pub(crate) async fn check_space(builds: &Builds, caller: &Caller) -> Result<(), ApiError> {
+    let Some(limit_mb) = caller.quota.limits.template_disk_mb else {
+        return Ok(());
+    };
+    let used = builds.template_bytes(&caller.team).await;
+    let used_mb = used.map_err(|error| ApiError::internal().caused_by(error))? / MIB;
+    match used_mb >= u64::from(limit_mb) {
+        true => Err(ApiError::template_space_limit(limit_mb, used_mb)),
+        false => Ok(()),
+    }
+}
+
 /// The tags of a build, in the order of the request and without duplicates.
 fn tags_of(name: Option<&TemplateName>, others: &[String]) -> Result<Vec<String>, ApiError> {
     let mut tags: Vec<String> = Vec::new();
@@ -156,6 +171,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     let cpu_count = request.cpu_count.unwrap_or(CPU_DEFAULT);
     let memory_mb = request.memory_mb.unwrap_or(MEMORY_DEFAULT_MB);
     check_size(cpu_count, memory_mb, caller)?;
+    check_space(&state.builds, caller).await?;
     let target = match request.target {
         Some(id) => BuildTarget::Template(id),
         None => {

@@ -70,7 +70,9 @@ suite() { # DIRECTORY [ENVIRONMENT]: one pytest run, bounded in time; the harnes
 
 run_javascript() {
   need_node
-  local version
+  local version RINGFENCE_CRIU
+  RINGFENCE_CRIU=$(criu_program)
+  export RINGFENCE_CRIU
   for version in 2.51.0 2.49.0; do
     RINGFENCE_NODE_MODULES=$(npm_packages "conformance/javascript/$version")
     export RINGFENCE_NODE_MODULES

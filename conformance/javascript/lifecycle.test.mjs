@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import { AuthenticationError, InvalidArgumentError, NotFoundError, Sandbox, SandboxError } from 'e2b'
-import { sandboxFor, until } from './harness.mjs'
+import { request, sandboxFor, until } from './harness.mjs'
 
 async function all(paginator) {
   const found = []
@@ -83,6 +83,9 @@ test('a sandbox is paused and resumed', async (t) => {
   await ended
   assert.equal(await sandbox.pause(), false)
   assert.equal((await sandbox.getInfo()).state, 'paused')
+  const headers = { 'X-API-Key': process.env.E2B_API_KEY }
+  const detail = await request(process.env.RINGFENCE_ADDRESS, `/sandboxes/${sandbox.sandboxId}`, { headers })
+  assert.equal(JSON.parse(detail.text).pauseStorage, process.env.RINGFENCE_PAUSE_STORAGE)
   assert.equal(await sandbox.isRunning(), false)
   await assert.rejects(sandbox.commands.run('true'))
   await sandbox.connect()

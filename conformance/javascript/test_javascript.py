@@ -19,6 +19,7 @@ import pytest
 
 from harness import packages
 from harness.code_host import TOKEN, CodeHost
+from harness.criu import criu_config
 from harness.platform import Platform
 from harness.policies import secure_platform_on_the_internet
 from harness.registry import ENVIRONMENT, PASSWORD, USER, changes, layer, programs, registry
@@ -50,18 +51,19 @@ def test_every_suite_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def secure(work_dir: Path) -> Iterator[Platform]:
-    with secure_platform(work_dir / "javascript") as server:
+    # What is paused over HTTPS is written to disk.
+    with secure_platform(work_dir / "javascript", criu_config()) as server:
         yield server
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_over_http(platform: Platform, tmp_path: Path, suite: str) -> None:
-    called["http"] |= run(platform, tmp_path, suite)
+    called["http"] |= run(platform, tmp_path, suite, {"RINGFENCE_PAUSE_STORAGE": "memory"})
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_over_https(secure: Platform, tmp_path: Path, suite: str) -> None:
-    called["https"] |= run(secure, tmp_path, suite)
+    called["https"] |= run(secure, tmp_path, suite, {"RINGFENCE_PAUSE_STORAGE": "disk"})
 
 
 def test_network(work_dir: Path, tmp_path: Path) -> None:

@@ -211,6 +211,8 @@ pub(crate) struct Config {
     pub(crate) pause: PauseSettings,
     /// The program that writes the processes of paused sandboxes to disk.
     pub(crate) criu: Option<PathBuf>,
+    /// Whether the memory of sandboxes that are paused in memory is moved to swap.
+    pub(crate) page_out: bool,
     /// Whether to run without a usable cgroup.
     pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
@@ -322,6 +324,7 @@ impl Sources {
             pool: given.pool()?,
             pause: given.pause()?,
             criu: given.criu()?,
+            page_out: given.page_out()?,
             capacity: given.capacity(reserve_disks.then_some(resources.disk_mb))?,
             records: RecordSettings {
                 log_retention_s: number(keys::LOGS_RETENTION_S, 0, u32::MAX, records.log_retention_s)?,

@@ -53,6 +53,7 @@ async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Re
         reserve_disks: false,
         base: false,
         criu: None,
+        page_out: false,
         disk_floor_mb: 0,
         process_rate: None,
         egress: EgressSettings {

@@ -208,6 +208,7 @@ async fn start(
         reserve_disks: settings.reserve_disks,
         base: settings.base_template,
         criu: settings.criu.clone(),
+        page_out: settings.page_out,
         disk_floor_mb: settings.capacity.disk_floor_mb,
         process_rate: settings.process_rate,
         egress: egress.clone(),

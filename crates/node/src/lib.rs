@@ -75,6 +75,8 @@ pub struct NodeSettings {
     pub base: bool,
     /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
     pub criu: Option<PathBuf>,
+    /// Move the memory of sandboxes that are paused in memory to swap, if the host has some.
+    pub page_out: bool,
     /// Free space on the file system of the data directory that is reserved, in MiB.
     pub disk_floor_mb: u32,
     /// How many processes a sandbox may create per second before its processor time is limited; `None` to limit none.
@@ -106,6 +108,8 @@ pub(crate) struct Shared {
     pub(crate) starts: Semaphore,
     pub(crate) respawns: Semaphore,
     pub(crate) commits: Semaphore,
+    /// Held while the memory of a sandbox is moved to swap.
+    pub(crate) paging: Semaphore,
     /// Held while a disk is copied.
     pub(crate) copying: Semaphore,
     /// The copies of disks that have not become layers yet.
@@ -141,6 +145,7 @@ impl Node {
             reserve_disks: settings.reserve_disks,
             base: settings.base,
             criu: settings.criu,
+            page_out: settings.page_out,
         };
         let container = blocking(move || ContainerDriver::open(&settings)).await??;
         let node = Self::with_driver(container, disk_floor_mb, Some(gateway))?;
@@ -173,6 +178,7 @@ impl Node {
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
             respawns: Semaphore::new(supervisor::RESPAWNS),
             commits: Semaphore::new(commit::COMMITS),
+            paging: Semaphore::new(1),
             copying: Semaphore::new(commit::COPYING),
             copies: Mutex::default(),
             archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
@@ -350,13 +356,19 @@ impl NodeApi for Node {
             let Some(handle) = self.handle_of(&request.id) else {
                 return kept::pause_again(&shared, &request).await;
             };
+            let paged = (Arc::clone(&shared), Arc::clone(&handle));
             // A task of its own: a caller that is dropped leaves no sandbox half paused.
             let pausing = match request.keep {
                 Kept::Filesystem => self.tasks.spawn(kept::pause(shared, handle)),
                 Kept::Memory => self.tasks.spawn(pause::pause(shared, handle)),
                 Kept::Image => self.tasks.spawn(images::pause(shared, handle)),
             };
-            pausing.await.map_err(failed)?
+            let paused = pausing.await.map_err(failed)??;
+            if paused.kept == Kept::Memory {
+                let (shared, handle) = paged;
+                self.tasks.spawn(pause::page_out(shared, handle));
+            }
+            Ok(paused)
         })
     }
 

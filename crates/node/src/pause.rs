@@ -64,6 +64,41 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     }
 }
 
+/// Moves the memory of a sandbox that is paused in memory to the swap of the host, if there is some, until it is resumed.
+pub(crate) async fn page_out(shared: Arc<Shared>, handle: Arc<SandboxHandle>) {
+    let turn = tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => return,
+        turn = shared.paging.acquire() => turn,
+    };
+    let goes_on = {
+        let (shared, handle) = (Arc::clone(&shared), Arc::clone(&handle));
+        move || handle.is_frozen() && !handle.is_ending() && !shared.stop.is_cancelled()
+    };
+    if !goes_on() {
+        return;
+    }
+    let moved = blocking({
+        let handle = Arc::clone(&handle);
+        move || handle.sandbox().page_out(&goes_on)
+    });
+    match moved.await.and_then(|moved| moved) {
+        Ok(Some(moved)) => {
+            tracing::info!(
+                sandbox.id = %handle.id(),
+                before_bytes = moved.before_bytes,
+                after_bytes = moved.after_bytes,
+                took_ms = u64::try_from(moved.took.as_millis()).unwrap_or(u64::MAX),
+                "moved the memory of a paused sandbox to swap"
+            );
+        }
+        Ok(None) => {}
+        Err(_) if handle.is_ending() => {}
+        Err(error) => tracing::warn!(sandbox.id = %handle.id(), "move the memory of a paused sandbox to swap: {error}"),
+    }
+    drop(turn);
+}
+
 /// Lets the processes of a paused sandbox continue.
 pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -> Result<ResumedSandbox, NodeError> {
     let _changing = handle.change().await;

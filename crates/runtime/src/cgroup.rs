@@ -402,6 +402,53 @@ impl Tree {
         }
     }
 
+    /// Lets the memory of a sandbox be moved to swap, or not any more. What is there remains until it is used. With version 1
+    /// memory and swap have one limit for both, so nothing has to be changed.
+    ///
+    /// # Errors
+    /// When its group cannot be written.
+    pub(crate) fn allow_swap(&self, name: &Name, is_allowed: bool) -> io::Result<()> {
+        let Backend::V2(root) = &self.backend else {
+            return Ok(());
+        };
+        let root = root.join(&self.name);
+        for group in [name.to_string(), child(name, Role::Work)] {
+            match write(
+                &root.join(group).join("memory.swap.max"),
+                if is_allowed { "max" } else { "0" },
+            ) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees what can be freed of the memory of a sandbox: page cache, and what is in swap already. Best effort: the kernel
+    /// reports it as an error when something is left, and old ones have no such file in version 2.
+    ///
+    /// # Errors
+    /// When its group is gone.
+    pub(crate) fn reclaim(&self, name: &Name) -> io::Result<()> {
+        let (group, file, wanted) = match &self.backend {
+            Backend::V2(root) => {
+                let group = root.join(&self.name).join(name.to_string());
+                let used = fs::read_to_string(group.join("memory.current"))?;
+                (group, "memory.reclaim", used.trim_end().to_owned())
+            }
+            Backend::Hybrid(_, [memory, ..]) => (
+                memory.join(&self.name).join(name.to_string()),
+                "memory.force_empty",
+                "0".to_owned(),
+            ),
+            Backend::None(_) => return Ok(()),
+        };
+        match fs::write(group.join(file), wanted) {
+            Err(_) if group.exists() => Ok(()),
+            other => other,
+        }
+    }
+
     /// Kills everything in the groups of a sandbox. Only needed without an agent: the end of an agent kills all
     /// processes of its sandbox.
     pub(crate) fn kill(&self, name: &Name) {

@@ -73,6 +73,8 @@ pub struct DriverSettings {
     pub base: bool,
     /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
     pub criu: Option<PathBuf>,
+    /// Move the memory of frozen sandboxes to swap when asked to ([`Sandbox::page_out`]).
+    pub page_out: bool,
 }
 
 /// The container driver of one data directory.
@@ -94,6 +96,7 @@ pub struct ContainerDriver {
     agents: Agents,
     /// Writes and restores images of processes.
     criu: Option<program::Criu>,
+    page_out: bool,
     loops: LoopDevices,
     /// None where the kernel cannot count.
     processes: Option<Arc<ProcessCounter>>,
@@ -211,6 +214,7 @@ impl ContainerDriver {
             kept,
             agents,
             criu,
+            page_out: settings.page_out,
             loops: LoopDevices::default(),
             processes,
             slots: Mutex::default(),

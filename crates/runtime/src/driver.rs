@@ -19,6 +19,7 @@ use protocol::node::{Committed, LayerInfo, SandboxStream};
 
 use crate::egress::EgressSockets;
 use crate::growth::Disk;
+use crate::page_out::PagedOut;
 use crate::rootfs::Rootfs;
 use crate::usage::{Capacity, Usage};
 
@@ -499,6 +500,13 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// When the agent does not respond.
     fn wake(&self) -> io::Result<()>;
+
+    /// Moves the memory of a frozen sandbox to the host's swap, until `goes_on` is false. `None` when the host has no swap.
+    /// Blocks for as long as it takes, some tenths of a second for 200 MB.
+    ///
+    /// # Errors
+    /// When the kernel does not allow it, or the sandbox is gone.
+    fn page_out(&self, goes_on: &dyn Fn() -> bool) -> io::Result<Option<PagedOut>>;
 
     /// Lets the processes of a frozen sandbox continue. Takes some microseconds.
     ///

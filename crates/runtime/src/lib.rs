@@ -42,6 +42,7 @@ mod layers;
 mod modules;
 mod netlink;
 mod netns;
+pub mod page_out;
 pub mod probe;
 mod process_counter;
 mod processors;

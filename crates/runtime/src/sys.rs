@@ -24,6 +24,27 @@ pub(crate) fn check(result: c_long) -> io::Result<c_long> {
     }
 }
 
+/// Has the kernel write a part of the memory of a process to swap. Returns once that is done, as far as it can be.
+pub(crate) fn page_out(process: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<()> {
+    let part = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(usize::try_from(start).map_err(io::Error::other)?),
+        iov_len: usize::try_from(length).map_err(io::Error::other)?,
+    };
+    // SAFETY: the kernel reads one `iovec`. The address is one of the other process, and nothing here is accessed by it; the
+    // advice changes where its pages are and not what they contain.
+    let advised = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            process.as_raw_fd(),
+            &raw const part,
+            1usize,
+            libc::MADV_PAGEOUT,
+            0u32,
+        )
+    };
+    check(advised).map(drop)
+}
+
 /// Removes a variable from the environment, and its value from the memory that `/proc/<pid>/environ` shows.
 pub(crate) fn forget_variable(name: &CStr) {
     // SAFETY: the caller has one thread, so nothing else reads or changes the environment. `getenv` returns a pointer into

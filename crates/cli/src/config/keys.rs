@@ -348,6 +348,10 @@ keys! {
         "pause.criu", None, Text, "none",
         "Path of CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk. Without it they stay in memory.",
     },
+    PAUSE_PAGE_OUT = {
+        "pause.page_out", None, Boolean, "true",
+        "Whether the memory of sandboxes that are paused in memory is moved to the swap of the host, if it has some.",
+    },
     PAUSE_AT_SHUTDOWN = {
         "pause.at_shutdown", None, Boolean, "false",
         "Whether running sandboxes are paused when the platform is stopped: their files are kept on disk, and their \

@@ -37,6 +37,11 @@ impl Given<'_> {
         self.parse(keys::PAUSE_CRIU, values::file)
     }
 
+    /// Whether the memory of sandboxes that are paused in memory is moved to swap.
+    pub(super) fn page_out(&self) -> Result<bool, ConfigError> {
+        Ok(self.parse(keys::PAUSE_PAGE_OUT, boolean)?.unwrap_or(true))
+    }
+
     pub(super) fn pool(&self) -> Result<PoolSettings, ConfigError> {
         let default = PoolSettings::default();
         let number = |key, default: u32| -> Result<u32, ConfigError> {

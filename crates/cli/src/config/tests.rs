@@ -31,6 +31,7 @@ fn defaults_are_what_the_table_says() {
     assert_eq!(config.base_template.to_string(), keys::BASE_TEMPLATE.default);
     assert_eq!(config.unlimited.to_string(), keys::UNLIMITED.default);
     assert_eq!(config.pause.at_shutdown.to_string(), keys::PAUSE_AT_SHUTDOWN.default);
+    assert_eq!(config.page_out.to_string(), keys::PAUSE_PAGE_OUT.default);
     assert!(config.limits.teams.is_empty());
     let limits = config.limits.default;
     assert_eq!(limits.max_lifetime_s.to_string(), keys::SANDBOX_MAX_LIFETIME_S.default);

@@ -30,6 +30,7 @@ use runtime::driver::{
 use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
 use runtime::identity::ProcessIdentity;
+use runtime::page_out::PagedOut;
 use runtime::usage::{Capacity, Usage};
 use rustix::process::Signal;
 
@@ -280,6 +281,10 @@ impl Sandbox for Process {
 
     fn settle(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn page_out(&self, _: &dyn Fn() -> bool) -> io::Result<Option<PagedOut>> {
+        Ok(None)
     }
 
     fn usage(&self) -> io::Result<Usage> {

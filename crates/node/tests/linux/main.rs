@@ -131,6 +131,7 @@ async fn open(data_dir: &Path) -> Host {
         reserve_disks: false,
         base: true,
         criu: Some(images::criu()),
+        page_out: true,
         disk_floor_mb: 0,
         process_rate: None,
         egress: EgressSettings::default(),

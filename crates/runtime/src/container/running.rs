@@ -10,11 +10,13 @@ use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
 use super::{ContainerDriver, has_ended};
+use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
 use crate::driver::{CommitError, CopyRequest, DialFuture, Sandbox, WriteError};
 use crate::egress::EgressSockets;
 use crate::growth::{self, Disk};
 use crate::netns::SocketMaker;
+use crate::page_out::{self, PagedOut};
 use crate::process_counter::ProcessesOf;
 use crate::slot::Name;
 use crate::usage::{Meter, Usage};
@@ -188,7 +190,30 @@ impl Sandbox for Running {
 
     fn thaw(&self) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        // A platform may have ended while it moved the memory of this one.
+        driver.tree.allow_swap(&self.name, false)?;
         driver.tree.freezer(&self.name)?.thaw()
+    }
+
+    fn page_out(&self, goes_on: &dyn Fn() -> bool) -> io::Result<Option<PagedOut>> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        if !driver.page_out || !page_out::has_swap() {
+            return Ok(None);
+        }
+        let before_bytes = self.usage()?.memory_used_bytes;
+        driver.tree.allow_swap(&self.name, true)?;
+        let groups = [driver.tree.work_freezer(&self.name)?, driver.tree.freezer(&self.name)?];
+        let took = page_out::page_out(&groups.each_ref().map(Freezer::group), goes_on);
+        // The kernel writes them without waiting, and keeps them until the memory is needed.
+        if took.is_ok() && goes_on() {
+            driver.tree.reclaim(&self.name)?;
+        }
+        driver.tree.allow_swap(&self.name, false)?;
+        Ok(Some(PagedOut {
+            before_bytes,
+            after_bytes: self.usage()?.memory_used_bytes,
+            took: took?,
+        }))
     }
 
     fn write_processes(

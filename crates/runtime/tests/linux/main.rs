@@ -161,6 +161,7 @@ fn open(data_dir: &Path) -> Arc<ContainerDriver> {
         reserve_disks: false,
         base: true,
         criu: None,
+        page_out: false,
     };
     ContainerDriver::open(&settings).unwrap()
 }

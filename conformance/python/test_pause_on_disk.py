@@ -203,3 +203,18 @@ def test_programs_that_start_others_all_the_time(box: Sandbox) -> None:
         counted = int(box.files.read("/tmp/n"))
         pause(box)
         box = Sandbox.connect(box.sandbox_id, timeout=300)
+
+
+def test_what_criu_knows_about_the_kernel_is_found_once_and_may_be_lost(disk: Platform, box: Sandbox) -> None:
+    cache = disk.data_dir / "criu.kdat"
+    until(cache.exists, "the platform has it after its start")
+    for content in (None, b"", b"damaged" * 130):
+        if content is None:
+            cache.unlink()
+        else:
+            cache.write_bytes(content)
+        pause(box)
+        box = Sandbox.connect(box.sandbox_id, timeout=300)
+        # What a run finds out itself is not kept for others.
+        assert (cache.read_bytes() if cache.exists() else None) == content
+        assert box.commands.run("echo here").stdout == "here\n"

@@ -16,6 +16,7 @@
 pub(crate) mod agents;
 pub(crate) mod criu;
 pub(crate) mod dump;
+pub(crate) mod facts;
 pub(crate) mod host;
 pub(crate) mod ids;
 pub(crate) mod mounts;

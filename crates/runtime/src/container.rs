@@ -222,6 +222,7 @@ impl ContainerDriver {
             sockets,
             itself: itself.clone(),
         });
+        processes::find_facts(&container)?;
         if settings.base {
             let itself = Arc::downgrade(&container);
             std::thread::Builder::new()

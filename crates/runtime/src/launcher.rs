@@ -121,6 +121,10 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         Work::Commit => commit::serve(socket, &hello.data_dir),
         Work::Rebase => rebase::serve(socket, &hello.data_dir),
         Work::Dump => checkpoint::dump::serve(socket, &hello.tree),
+        Work::Facts => {
+            drop(tree);
+            checkpoint::facts::serve(socket)
+        }
         Work::Archive => {
             // The process keeps no directory of the host.
             drop(tree);

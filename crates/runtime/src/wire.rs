@@ -41,6 +41,8 @@ pub(crate) enum Work {
     Rebase,
     /// One [`Request::Dump`].
     Dump,
+    /// One [`Request::FindFacts`].
+    Facts,
     /// One [`Request::Pack`] or [`Request::Unpack`].
     Archive,
 }
@@ -77,6 +79,8 @@ pub(crate) enum Request {
     /// Stops the workload of a sandbox, of which an image is to be written. Attached is the pidfd of its agent. Answered
     /// with [`Reply::Stopped`].
     Dump(crate::checkpoint::dump::Dump),
+    /// Has CRIU probe the kernel, and writes the result to a file. Answered with [`Reply::Done`].
+    FindFacts { program: PathBuf, file: PathBuf },
     /// Writes the image. Answered with [`Reply::Done`], or with [`Reply::Refused`] when the sandbox goes on.
     Write,
     /// Lets the sandbox go on, of which an image was written.

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::criu::{Criu, CriuEvent};
 use super::host::HostFeatures;
 use super::save::{AtRest, Subject};
-use super::{About, OPTIONS, mounts};
+use super::{About, OPTIONS, facts, mounts};
 use crate::cgroup::Tree;
 use crate::driver::WriteError;
 use crate::figures::Figures;
@@ -54,6 +54,8 @@ pub(crate) struct Dump {
     pub(crate) base_id: u32,
     /// The directory that is made for the image. The platform renames it when it is complete.
     pub(crate) image: PathBuf,
+    /// What CRIU knows about the kernel, if the file exists.
+    pub(crate) facts: PathBuf,
     /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
     pub(crate) deleted_files: u64,
 }
@@ -135,7 +137,11 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     ));
     arguments.push(format!("--ghost-limit={}", dump.deleted_files));
     arguments.extend(mounts::arguments_of_dump(&points));
+    let has_place = facts::is_possible([dump.program.as_path(), dump.image.as_path()]);
     let prepare = || {
+        if has_place {
+            facts::enter_with(&dump.facts)?;
+        }
         // The name of the host belongs to the sandbox, and a user that is not root could not restore it.
         sys::setns(subject.agent, libc::CLONE_NEWUTS)
     };

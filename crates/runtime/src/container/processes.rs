@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{ContainerDriver, Running};
@@ -9,7 +10,7 @@ use crate::base::packages_of;
 use crate::checkpoint::dump::Dump;
 use crate::checkpoint::host::HostFeatures;
 use crate::checkpoint::save::AtRest;
-use crate::checkpoint::{About, sums};
+use crate::checkpoint::{About, facts, sums};
 use crate::driver::{StartError, WriteError};
 use crate::launcher::restore::Image;
 use crate::slot::Name;
@@ -19,6 +20,44 @@ use crate::wire::{Reply, Request, Work};
 const DUMP_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// Maximum size of an open file without a name in an image of processes, in bytes.
 const DELETED_FILES: u64 = 1 << 30;
+
+/// How long CRIU may take to probe the kernel.
+const FACTS_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Has CRIU probe the kernel, in the background. Until the result is there, every run does so itself.
+///
+/// # Errors
+/// When what an earlier platform found cannot be removed, or no thread can be created.
+pub(super) fn find_facts(driver: &Arc<ContainerDriver>) -> io::Result<()> {
+    let file = driver.data_dir.join(facts::FILE);
+    // The host may have another kernel since.
+    match std::fs::remove_file(&file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let Some(criu) = &driver.criu else {
+        return Ok(());
+    };
+    let program = criu.path.clone();
+    let driver = Arc::downgrade(driver);
+    std::thread::Builder::new()
+        .name("criu-facts".to_owned())
+        .spawn(move || {
+            let Some(driver) = driver.upgrade() else { return };
+            let request = Request::FindFacts { program, file };
+            let deadline = Instant::now() + FACTS_TIMEOUT;
+            let found = driver
+                .launchers
+                .request_once(Work::Facts, (&request, &[]), deadline, &|| false);
+            let why = match found {
+                Ok(Reply::Failed(why)) => why,
+                Ok(_) => return,
+                Err(error) => error.to_string(),
+            };
+            tracing::debug!("CRIU probes the kernel in each of its runs: {why}");
+        })?;
+    Ok(())
+}
 
 impl ContainerDriver {
     pub(super) fn write_processes(
@@ -65,6 +104,7 @@ impl ContainerDriver {
             program_of_agent: self.agents.keep(of.pid)?,
             base_id: self.region.base_id(of.name.slot),
             image: unfinished.clone(),
+            facts: self.data_dir.join(facts::FILE),
             deleted_files: DELETED_FILES,
         });
         let deadline = Instant::now() + DUMP_TIMEOUT;

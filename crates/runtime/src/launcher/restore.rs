@@ -36,7 +36,7 @@ use super::{During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent};
-use crate::checkpoint::{self, About, OPTIONS, dump, ids, mounts};
+use crate::checkpoint::{self, About, OPTIONS, dump, facts, ids, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::rootfs::Rootfs;
@@ -415,6 +415,7 @@ fn assemble(parts: &Parts<'_>, place: &Path) -> io::Result<String> {
         std::fs::create_dir(place.join(dir))?;
     }
     let path = |name: &str| place.join(name).to_string_lossy().into_owned();
+    facts::copy(&parts.data_dir.join(facts::FILE), place)?;
     setup::attach(parts.root.as_fd(), CWD, &path("root"))?;
     for (point, mount) in &parts.sources {
         let at = source_at(&place.to_string_lossy(), point);

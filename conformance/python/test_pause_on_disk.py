@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from e2b import PtySize, Sandbox
 
@@ -218,3 +221,71 @@ def test_what_criu_knows_about_the_kernel_is_found_once_and_may_be_lost(disk: Pl
         # What a run finds out itself is not kept for others.
         assert (cache.read_bytes() if cache.exists() else None) == content
         assert box.commands.run("echo here").stdout == "here\n"
+
+
+# Writes the time, its pid, and whether its memory is whole.
+STEADY = r"""
+import hashlib, os, time
+memory = bytearray(os.urandom(1 << 20)) * 50
+want = hashlib.sha256(memory).hexdigest()
+while True:
+    with open("/tmp/new", "w") as file: file.write(f"{time.time()} {os.getpid()} {hashlib.sha256(memory).hexdigest() == want}")
+    os.replace("/tmp/new", "/tmp/seen")
+"""
+
+
+def test_a_resume_cancels_a_pause_that_still_writes(disk: Platform, box: Sandbox) -> None:
+    box.files.write("/tmp/steady.py", STEADY)
+    box.commands.run("python3 /tmp/steady.py", background=True, timeout=0)
+    box.commands.run("cat /dev/zero | gzip >/dev/null", background=True, timeout=0)
+    until(lambda: box.files.exists("/tmp/seen"), "it has its memory")
+    pid = box.files.read("/tmp/seen").split()[1]
+    key = {"X-API-Key": disk.credentials()["E2B_API_KEY"]}
+    url = f"{disk.url}/sandboxes/{box.sandbox_id}"
+    api = httpx.Client(headers=key, timeout=60)
+    statuses = []
+    for attempt in range(24):
+        before = api.get(url).json()
+        answers: list[httpx.Response] = []
+        pausing = threading.Thread(target=lambda: answers.append(api.post(f"{url}/pause")))
+        pausing.start()
+        time.sleep(0.01 * (attempt % 12))
+        path, body = [("/connect", {"timeout": 200}), ("/resume", {"timeout": 200})][attempt % 2]
+        resumed = httpx.post(f"{url}{path}", headers=key, json=body, timeout=60)
+        pausing.join()
+        (paused,) = answers
+        statuses.append(paused.status_code)
+        if paused.status_code == 409:
+            assert "resumed it meanwhile" in paused.json()["message"]
+            # What comes before the pause finds that it runs.
+            assert resumed.status_code in (200, 201) or (path, resumed.status_code) == ("/resume", 409), resumed.text
+            # It was never paused.
+            assert api.get(url).json()["startedAt"] == before["startedAt"]
+        else:
+            assert paused.status_code == 204, paused.text
+            api.post(f"{url}/connect", json={"timeout": 200})
+        since = time.time()
+        until(lambda since=since: float(box.files.read("/tmp/seen").split()[0]) > since, "it goes on")
+        assert box.files.read("/tmp/seen").split()[1:] == [pid, "True"]
+        assert box.commands.run("echo here").stdout == "here\n"
+    assert statuses.count(409) >= 6, statuses
+    # It can be paused as if nothing had happened.
+    pause(box)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    until(lambda: box.files.read("/tmp/seen").split()[1:] == [pid, "True"], "it goes on")
+
+
+def test_a_pause_is_not_cancelled_where_a_resume_means_more(disk: Platform, box: Sandbox) -> None:
+    """One that gives up the processes, or changes what happens at the deadline, waits and is done in full."""
+    key = {"X-API-Key": disk.credentials()["E2B_API_KEY"]}
+    url = f"{disk.url}/sandboxes/{box.sandbox_id}"
+    for path, body in [("connect", {"timeout": 200, "memory": False}), ("resume", {"timeout": 200, "autoPause": True})]:
+        before = httpx.get(url, headers=key).json()["startedAt"]
+        answers: list[httpx.Response] = []
+        pausing = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/pause", headers=key, timeout=60)))
+        pausing.start()
+        until(lambda: httpx.get(url, headers=key).json()["state"] == "paused", "the pause has begun")
+        resumed = httpx.post(f"{url}/{path}", headers=key, json=body, timeout=60)
+        pausing.join()
+        assert (answers[0].status_code, resumed.status_code) == (204, 201), (answers[0].text, resumed.text)
+        assert httpx.get(url, headers=key).json()["startedAt"] > before

@@ -19,10 +19,11 @@ use model::id::{DiskId, SandboxId};
 use model::lifecycle::Kept;
 use model::log::Level;
 use protocol::node::{NodeError, PausedSandbox};
+use runtime::cancel::Cancel;
 use runtime::driver::{Driver, Sandbox, WriteError};
 
 use crate::supervisor::SandboxHandle;
-use crate::{Shared, blocking, kept, pause};
+use crate::{Shared, blocking, failed, kept, pause};
 
 /// How long what an ended sandbox held on the host may take to be removed before the pause is over nevertheless.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,15 +40,26 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
         return Err(NodeError::NotFound(handle.id().clone()));
     }
     let (id, disk) = (handle.id().clone(), handle.disk().clone());
+    let cancel = Arc::new(Cancel::new().map_err(failed)?);
+    handle.set_writing(Some(Arc::clone(&cancel)));
     // Before, so that nothing more is asked of its agent.
     handle.set_frozen(true);
     let policy = handle.egress();
     let mut cleaned = handle.cleaned();
     let written = blocking({
-        let (shared, handle) = (Arc::clone(&shared), Arc::clone(&handle));
-        move || write(&shared, &handle)
+        let (shared, handle, cancel) = (Arc::clone(&shared), Arc::clone(&handle), Arc::clone(&cancel));
+        move || write(&shared, &handle, &cancel)
     });
-    let written = written.await.unwrap_or_else(|error| Err(error.into()));
+    tokio::pin!(written);
+    let written = tokio::select! {
+        written = &mut written => written,
+        () = shared.stop.cancelled() => {
+            cancel.request();
+            written.await
+        }
+    };
+    handle.set_writing(None);
+    let written = written.unwrap_or_else(|error| Err(error.into()));
     if let Err(error) = written {
         if handle.is_ending() {
             return Err(NodeError::NotFound(id));
@@ -64,6 +76,9 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
         }
         handle.set_frozen(false);
         drop(changing);
+        if cancel.is_requested() && !shared.stop.is_cancelled() {
+            return Err(NodeError::Cancelled);
+        }
         let why = match error {
             WriteError::Refused(why) => why,
             WriteError::Failed(error) => {
@@ -92,7 +107,7 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     })
 }
 
-fn write(shared: &Shared, handle: &SandboxHandle) -> Result<(), WriteError> {
+fn write(shared: &Shared, handle: &SandboxHandle, cancel: &Cancel) -> Result<(), WriteError> {
     let (id, disk) = (handle.id(), handle.disk());
     shared.driver.keep(id, disk)?;
     let sandbox = handle.sandbox();
@@ -110,7 +125,10 @@ fn write(shared: &Shared, handle: &SandboxHandle) -> Result<(), WriteError> {
         shared.kept.forget(id);
         Err(io::Error::from(io::ErrorKind::NotFound))
     };
-    sandbox.write_processes(&mut stopped, &mut complete, &|| shared.stop.is_cancelled())
+    if cancel.is_requested() {
+        return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+    }
+    sandbox.write_processes(&mut stopped, &mut complete, cancel)
 }
 
 /// Lets the workload of a sandbox continue whose processes were restored.

@@ -372,6 +372,10 @@ impl NodeApi for Node {
         })
     }
 
+    fn cancel_pause(&self, id: &SandboxId) -> bool {
+        self.handle_of(id).is_some_and(|handle| handle.cancel_writing())
+    }
+
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(async move {
             let resuming = match self.handle_of(&request.id) {

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use protocol::agent::Init;
 use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartedSandbox};
 use proxy::egress::{Attachment, authority_certificate};
+use runtime::cancel::Cancel;
 use runtime::driver::{Sandbox, StartDisk, StartError, StartRequest};
 use runtime::rootfs::Rootfs;
 use tokio::io::Interest;
@@ -74,6 +75,8 @@ pub(crate) struct SandboxHandle {
     frozen: watch::Sender<bool>,
     /// Whether its processor time is limited for the processes that it creates.
     throttled: Mutex<bool>,
+    /// Cancels writing its processes to disk, while they are written.
+    writing: Mutex<Option<Arc<Cancel>>>,
     /// Held while it is paused or resumed, or gets a new spawner.
     changing: tokio::sync::Mutex<()>,
     /// The seed of the authority whose certificate its agent got at the start.
@@ -127,6 +130,7 @@ impl SandboxHandle {
             following: watch::Sender::new(false),
             frozen: watch::Sender::new(false),
             throttled: Mutex::default(),
+            writing: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             authority: None,
         }
@@ -257,6 +261,18 @@ impl SandboxHandle {
     /// Whether it is frozen: paused, or kept ready.
     pub(crate) fn is_frozen(&self) -> bool {
         *self.frozen.borrow()
+    }
+
+    /// Notes what cancels writing its processes to disk, or that they are written no more.
+    pub(crate) fn set_writing(&self, cancel: Option<Arc<Cancel>>) {
+        *self.writing.lock() = cancel;
+    }
+
+    /// Cancels writing its processes to disk. Returns whether they are being written.
+    pub(crate) fn cancel_writing(&self) -> bool {
+        let writing = self.writing.lock();
+        writing.iter().for_each(|cancel| cancel.request());
+        writing.is_some()
     }
 
     /// Waits until it is neither paused, resumed, nor given a spawner, and keeps others from doing so.

@@ -388,6 +388,13 @@ pub trait NodeApi: Send + Sync + 'static {
     /// a power cut when this returns.
     fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>>;
 
+    /// Has a pause in progress that writes processes to disk let them go on: it answers [`NodeError::Cancelled`] then.
+    /// Returns whether there is one; it may have come too far nevertheless.
+    fn cancel_pause(&self, id: &SandboxId) -> bool {
+        let _ = id;
+        false
+    }
+
     /// Resumes a paused sandbox, and its network follows `egress`: its processes continue where they were, or, where only
     /// its disk is kept, it is started anew on that. One that runs already goes on. After an error it is paused as before.
     /// [`NodeError::NotFound`] when there is no such sandbox; [`NodeError::Unsupported`] when this node cannot resume what

@@ -17,6 +17,7 @@ use model::id::{DiskId, LayerId, SandboxId};
 use model::resources::Resources;
 use protocol::node::{Committed, LayerInfo, SandboxStream};
 
+use crate::cancel::Cancel;
 use crate::egress::EgressSockets;
 use crate::growth::Disk;
 use crate::page_out::PagedOut;
@@ -474,7 +475,8 @@ pub trait Sandbox: Debug + Send + Sync {
     /// meanwhile, and connections to the agent are closed. `stopped` is called when the workload is. When the image is
     /// complete and written out, `complete` is called, which writes out the disk; then the processes are ended, by this or by
     /// the caller. When something fails, `complete` included, they go on, but for the spawner, which has to be made anew.
-    /// Blocks for as long as it takes, or until `is_cancelled`.
+    /// Blocks for as long as it takes. Once `cancel` is requested, the processes go on within milliseconds, unless `complete`
+    /// was called before.
     ///
     /// # Errors
     /// [`WriteError`] says whether the sandbox is the reason.
@@ -482,7 +484,7 @@ pub trait Sandbox: Debug + Send + Sync {
         &self,
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
-        is_cancelled: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<(), WriteError>;
 
     /// Copies the sandbox's disk to a new one, as it is at one moment: every process is stopped meanwhile, and continues

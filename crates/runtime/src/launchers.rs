@@ -20,6 +20,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::cancel::Cancel;
 use crate::holders;
 use crate::wire::{self, Hello, Reply, Request, Work};
 
@@ -31,6 +32,9 @@ const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a launcher may take to end once its socket is closed, and again after it was killed. It ends immediately or
 /// after its current step; only one that is blocked in the kernel, for example on disk I/O, survives being killed.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a process may take to put back what it has changed for an image. It takes milliseconds; the bound is for a disk
+/// that blocks it.
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long launchers of an earlier platform may take to notice its end before they are killed.
 const LOCK_GRACE: Duration = Duration::from_secs(1);
 /// How long the lock may stay held after that.
@@ -214,21 +218,76 @@ impl Once {
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<Reply> {
+        self.ask_and_poll(request, deadline, is_cancelled, None)
+    }
+
+    /// As [`Self::ask`]. When it is cancelled, the process is told, and this waits until it has put everything back.
+    ///
+    /// # Errors
+    /// When it does not reply, and when it is cancelled.
+    pub(crate) fn ask_unless(
+        &mut self,
+        request: (&Request, &[BorrowedFd<'_>]),
+        deadline: Instant,
+        cancel: &Cancel,
+    ) -> io::Result<Reply> {
+        let is_cancelled = || cancel.is_requested();
+        let reply = self.ask_and_poll(request, deadline, &is_cancelled, Some(cancel.as_fd()));
+        if reply.is_err() && cancel.is_requested() {
+            self.give_up();
+            return Err(Cancel::error());
+        }
+        reply
+    }
+
+    /// Has a process that notices it put everything back, and waits until it has, or has ended.
+    pub(crate) fn give_up(&mut self) {
+        let deadline = Instant::now() + GIVE_UP_TIMEOUT;
+        let mut reply = self.ask_and_poll((&Request::GiveUp, &[]), deadline, &|| false, None);
+        // Replies that were on their way.
+        while matches!(reply, Ok(Reply::Stopped | Reply::Done)) {
+            reply = self.reply(deadline, &|| false, None);
+        }
+        if let Err(error) = reply {
+            tracing::warn!("give up writing an image: {error}");
+        }
+    }
+
+    fn ask_and_poll(
+        &mut self,
+        request: (&Request, &[BorrowedFd<'_>]),
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+        cancelled: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Reply> {
+        wire::send_message(&self.process.socket, request.0, request.1)?;
+        self.reply(deadline, is_cancelled, cancelled)
+    }
+
+    /// The next reply. `cancelled` becomes readable when `is_cancelled` becomes true.
+    fn reply(
+        &mut self,
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+        cancelled: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Reply> {
         let launcher = &mut self.process;
-        wire::send_message(&launcher.socket, request.0, request.1)?;
         // Until it replies, it does not notice that its socket closes, or only after a while.
         launcher.stuck = !self.notices_end;
         let pause = Timespec {
             tv_sec: 0,
             tv_nsec: 50_000_000,
         };
-        let mut replied = [PollFd::from_borrowed_fd(launcher.socket.as_fd(), PollFlags::IN)];
+        let mut ready = vec![PollFd::from_borrowed_fd(launcher.socket.as_fd(), PollFlags::IN)];
+        ready.extend(cancelled.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         loop {
-            match rustix::event::poll(&mut replied, Some(&pause)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            match rustix::event::poll(&mut ready, Some(&pause)) {
+                Err(rustix::io::Errno::INTR) => {}
                 polled => {
                     polled?;
-                    break;
+                    if !ready[0].revents().is_empty() {
+                        break;
+                    }
                 }
             }
             if is_cancelled() {

@@ -19,6 +19,7 @@
 mod archive;
 pub mod base;
 mod bpf;
+pub mod cancel;
 mod cgroup;
 mod cgroup_view;
 mod checkpoint;

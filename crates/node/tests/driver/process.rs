@@ -347,7 +347,7 @@ impl Sandbox for Process {
         &self,
         _: &mut dyn FnMut(),
         _: &mut dyn FnMut() -> io::Result<()>,
-        _: &dyn Fn() -> bool,
+        _: &runtime::cancel::Cancel,
     ) -> Result<(), WriteError> {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }

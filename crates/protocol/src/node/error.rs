@@ -31,6 +31,9 @@ pub enum NodeError {
     /// This node cannot do it, whatever the sandbox. The text says why.
     #[error("{0}")]
     Unsupported(String),
+    /// It was given up, because another request asked for the opposite. Everything is as before.
+    #[error("it was cancelled")]
+    Cancelled,
     /// The request failed on the host.
     #[error(transparent)]
     Failed(Failure),
@@ -154,6 +157,7 @@ mod tests {
                 "unavailable",
                 &["what is needed cannot be fetched: no answer"],
             ),
+            (NodeError::Cancelled, "cancelled", &["it was cancelled"]),
             (
                 NodeError::Unsupported("no freezer".to_owned()),
                 "unsupported",

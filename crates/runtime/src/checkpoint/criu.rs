@@ -7,10 +7,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode, OFlags};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
 use super::preload;
 use super::sys as calls;
@@ -48,6 +49,11 @@ const PRELOADED: &CStr = c"LD_PRELOAD=/proc/self/fd/3";
 const LINE_MAX: usize = 256;
 /// Maximum number of bytes of a log, or of standard error, that is read for an error.
 const LOG_MAX: u64 = 64 * 1024;
+/// Pause between two looks at the programs that a run has started and that has to fail.
+const STOP_PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 5_000_000,
+};
 
 /// A run of CRIU, killed on drop with the processes that it has started for itself.
 ///
@@ -60,6 +66,8 @@ pub(crate) struct Criu {
     /// It remains its own until drop, which waits for the process.
     pid: Pid,
     has_succeeded: bool,
+    /// Its user.
+    base: u32,
     /// The directory of its script.
     directory: PathBuf,
     steps: File,
@@ -84,7 +92,7 @@ pub(crate) enum CriuEvent {
 }
 
 impl Criu {
-    /// Starts `program` with the user id `base`, and with its script in `directory`, which exists. `prepare` is called in its process before that.
+    /// Starts `program` with the default signals, the user id `base`, and with its script in `directory`, which exists. `prepare` is called in its process before that.
     ///
     /// # Errors
     /// When no process can be created. What fails after that is in the errors of the run.
@@ -119,6 +127,7 @@ impl Criu {
                 process: pidfd,
                 pid: Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?,
                 has_succeeded: false,
+                base,
                 directory: directory.to_owned(),
                 steps,
                 answers: Some(answers),
@@ -126,6 +135,7 @@ impl Criu {
                 line: Vec::new(),
             }),
             Cloned::Child => {
+                sys::reset_signals();
                 let error = prepare()
                     .and_then(|()| become_identity(base))
                     .and_then(|()| place(&errors, &library))
@@ -197,6 +207,41 @@ impl Criu {
         }
     }
 
+    /// Has it fail, and let go of all processes itself: killed in the middle of what it does in a process, it could leave
+    /// that damaged. It can write to no file any more, so what it is about fails as on a disk that is full, and the step at
+    /// which it waits or arrives is refused. Returns whether it has ended in time.
+    ///
+    /// Only for a run in which writes beyond the maximum size of files fail.
+    pub(crate) fn stop(&mut self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        if let Some(answers) = &mut self.answers {
+            let _ = answers.write_all(b"no\n");
+        }
+        while Instant::now() < deadline {
+            // Also programs that it starts, such as an archiver.
+            self.forbid_files();
+            match self.event() {
+                Ok(Some(CriuEvent::Ended(_))) => return true,
+                // Refused already.
+                Ok(Some(CriuEvent::Step { .. })) => {}
+                Ok(None) => {
+                    let mut poll = self.sources().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                    let _ = rustix::event::poll(&mut poll, Some(&STOP_PAUSE));
+                }
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    fn forbid_files(&self) {
+        // With its ids, because not every host has the privilege to do it otherwise.
+        if sys::set_ids(self.base, self.base, 0).is_ok() {
+            forbid_files(self.pid());
+        }
+        let _ = sys::set_ids(0, 0, 0);
+    }
+
     /// Why it failed: the last errors in its log, and what it wrote to standard error.
     pub(crate) fn why(&self, log: &Path) -> String {
         let mut text = String::new();
@@ -228,6 +273,22 @@ impl Drop for Criu {
     }
 }
 
+/// Forbids a process and those below it to write to files.
+fn forbid_files(pid: i32) {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let Some(process) = Pid::from_raw(pid) else { return };
+    // It may have ended.
+    let _ = rustix::process::prlimit(Some(process), Resource::Fsize, none);
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .for_each(forbid_files);
+}
+
 /// The first error of a log, which is the cause of those that follow.
 fn reason(log: &str) -> String {
     const HARMLESS: [&str; 1] = ["Can't setup RLIMIT_NOFILE for self"];
@@ -248,7 +309,6 @@ fn make_pipe(path: &Path) -> io::Result<File> {
 
 fn become_identity(base: u32) -> io::Result<()> {
     rustix::process::setpgid(None, None)?;
-    sys::reset_signals();
     sys::join_new_session_keyring()?;
     sys::clear_groups()?;
     sys::set_ids(base, base, 0)?;

@@ -10,15 +10,17 @@
 //!   EndDumped ──────────────────────▶ go  ──────────────────────────▶ end the processes
 //! ```
 //!
-//! It is a process of this program in the mounts of the host. When the platform ends meanwhile, or gives up, the sandbox
-//! goes on at once, with the `/proc` files of which this process holds the kernel's side; it does not have to wait for the
-//! next platform. Only when the image has got its name, the sandbox is what was written, and ends. CRIU ends with this
-//! process, and lets processes go on when it is killed.
+//! It is a process of this program in the mounts of the host. When the platform ends meanwhile, or gives up at any point before
+//! `EndDumped`, the sandbox goes on at once, with the `/proc` files of which this process holds the kernel's side; it does not have to wait for the
+//! next platform. Only when the image has got its name, the sandbox is what was written, and ends. CRIU is not killed then,
+//! because it may be in the middle of what it does in a process: it is made to fail ([`Criu::stop`]), and lets go of the
+//! processes itself. It ends with this process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
@@ -28,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::criu::{Criu, CriuEvent};
 use super::host::HostFeatures;
 use super::save::{AtRest, Subject};
-use super::{About, OPTIONS, facts, mounts};
+use super::{About, OPTIONS, facts, mounts, sys as calls};
 use crate::cgroup::Tree;
 use crate::driver::WriteError;
 use crate::figures::Figures;
@@ -36,6 +38,9 @@ use crate::netns::SocketMaker;
 use crate::slot::Name;
 use crate::sys;
 use crate::wire::{self, Reply, Request};
+
+/// How long CRIU may take to let go of all processes. It takes milliseconds; the bound is for a disk that blocks it.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What to write, and where.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -142,13 +147,47 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         if has_place {
             facts::enter_with(&dump.facts)?;
         }
+        calls::ignore_file_size_signal();
         // The name of the host belongs to the sandbox, and a user that is not root could not restore it.
         sys::setns(subject.agent, libc::CLONE_NEWUTS)
     };
     let mut criu = Criu::start(&dump.program, &arguments, &dump.image, dump.base_id, None, prepare)?;
+    let written = follow(&mut criu, dump, &log, socket);
+    if matches!(&written, Err(Unwritten::Running(_))) && !criu.stop(STOP_TIMEOUT) {
+        // Killed then, which it survives only outside of processes.
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "CRIU did not give up").into());
+    }
+    written.map_err(|unwritten| match unwritten {
+        Unwritten::Running(error) => error.into(),
+        Unwritten::Ended(error) => error,
+    })
+}
+
+/// Why there is no image.
+#[derive(Debug)]
+enum Unwritten {
+    /// CRIU has ended.
+    Ended(WriteError),
+    /// CRIU still runs.
+    Running(io::Error),
+}
+
+impl From<io::Error> for Unwritten {
+    fn from(error: io::Error) -> Self {
+        Self::Running(error)
+    }
+}
+
+/// Follows a run of CRIU until it has ended the processes.
+fn follow(criu: &mut Criu, dump: &Dump, log: &Path, socket: &OwnedFd) -> Result<(), Unwritten> {
     let mut is_complete = false;
     loop {
-        match next(&mut criu, socket.as_fd(), None)? {
+        // Once the image counts, there is no way back.
+        let event = match is_complete {
+            true => next_of_dump(criu, None)?,
+            false => next_of_dump(criu, Some(socket))?,
+        };
+        match event {
             CriuEvent::Step { action, .. } => {
                 if action == "post-dump" {
                     open_to_readers(&dump.image)?;
@@ -167,11 +206,11 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
             }
             CriuEvent::Ended(0) if is_complete => return Ok(()),
             CriuEvent::Ended(status) => {
-                let why = criu.why(&log);
-                return Err(match why.is_empty() {
+                let why = criu.why(log);
+                return Err(Unwritten::Ended(match why.is_empty() {
                     true => WriteError::Failed(io::Error::other(format!("CRIU exited with status {status}"))),
                     false => WriteError::Refused(why),
-                });
+                }));
             }
         }
     }
@@ -194,13 +233,36 @@ fn open_to_readers(image: &Path) -> io::Result<()> {
     set(image, 0o711)
 }
 
-/// The next event of a run, unless the socket of the request is closed before.
+/// The next event of a dump, unless the platform gives up or ends before: then its socket is closed, or has a request.
+///
+/// # Errors
+/// When it has.
+fn next_of_dump(criu: &mut Criu, socket: Option<&OwnedFd>) -> io::Result<CriuEvent> {
+    let event = next_event(criu, socket.map(|socket| (socket.as_fd(), PollFlags::IN)), None);
+    if let (Err(error), Some(socket)) = (&event, socket)
+        && error.kind() == io::ErrorKind::ConnectionAborted
+    {
+        // A request that is left unread would make the reply unreadable.
+        let _ = wire::receive_message::<Request>(socket);
+    }
+    event
+}
+
+/// The next event of a restore, unless the socket of the request is closed before.
 ///
 /// Meanwhile requests to the file system of `/proc` files are answered.
 ///
 /// # Errors
 /// When the socket is closed.
 pub(crate) fn next(criu: &mut Criu, socket: BorrowedFd<'_>, figures: Option<&Figures>) -> io::Result<CriuEvent> {
+    next_event(criu, Some((socket, PollFlags::empty())), figures)
+}
+
+fn next_event(
+    criu: &mut Criu,
+    socket: Option<(BorrowedFd<'_>, PollFlags)>,
+    figures: Option<&Figures>,
+) -> io::Result<CriuEvent> {
     loop {
         if let Some(event) = criu.event()? {
             return Ok(event);
@@ -209,17 +271,18 @@ pub(crate) fn next(criu: &mut Criu, socket: BorrowedFd<'_>, figures: Option<&Fig
         let mut fds = vec![
             PollFd::from_borrowed_fd(script, PollFlags::IN),
             PollFd::from_borrowed_fd(process, PollFlags::IN),
-            PollFd::from_borrowed_fd(socket, PollFlags::empty()),
         ];
+        fds.extend(socket.map(|(socket, flags)| PollFd::from_borrowed_fd(socket, flags)));
+        let others = fds.len();
         fds.extend(figures.map(|figures| PollFd::new(&figures.kernel, PollFlags::IN)));
         match rustix::event::poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => {}
             polled => {
                 polled?;
-                if !fds[2].revents().is_empty() {
-                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the platform ended"));
+                if socket.is_some() && !fds[2].revents().is_empty() {
+                    return Err(given_up());
                 }
-                let asked = fds.get(3).is_some_and(|fd| !fd.revents().is_empty());
+                let asked = fds.get(others).is_some_and(|fd| !fd.revents().is_empty());
                 if let Some(figures) = figures.filter(|_| asked) {
                     figures.answer()?;
                 }

@@ -11,6 +11,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cancel::Cancel;
+
 /// File in the directory of an image with the checksums of the others. Written last.
 const FILE: &str = "sums.json";
 /// Logs are written while an image is read.
@@ -27,16 +29,20 @@ struct Sum {
 /// Writes out the files of an image, and notes their checksums. Everything survives a power cut when this returns.
 ///
 /// # Errors
-/// When a file cannot be read or written.
-pub(crate) fn write(image: &Path) -> io::Result<()> {
+/// When a file cannot be read or written, and when it is cancelled.
+pub(crate) fn write(image: &Path, cancel: &Cancel) -> io::Result<()> {
     let mut sums = BTreeMap::new();
     for entry in fs::read_dir(image)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
             let file = File::open(entry.path())?;
             if !is_log(&entry.path()) {
-                sums.insert(entry.file_name().to_string_lossy().into_owned(), sum(&file)?);
+                sums.insert(
+                    entry.file_name().to_string_lossy().into_owned(),
+                    sum(&file, || cancel.check())?,
+                );
             }
+            cancel.check()?;
             file.sync_all()?;
         }
     }
@@ -65,7 +71,7 @@ pub(crate) fn check(image: &Path) -> io::Result<u64> {
         if length != want.bytes {
             return Err(damaged(format!("{name} has {length} bytes instead of {}", want.bytes)));
         }
-        if sum(&file)? != want {
+        if sum(&file, || Ok(()))? != want {
             return Err(damaged(format!("the checksum of {name} is wrong")));
         }
         bytes += length;
@@ -91,7 +97,8 @@ fn is_log(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == LOGS)
 }
 
-fn sum(mut file: &File) -> io::Result<Sum> {
+/// `check` is called now and then, and what it returns ends this.
+fn sum(mut file: &File, check: impl Fn() -> io::Result<()>) -> io::Result<Sum> {
     let mut hasher = crc32fast::Hasher::new();
     let mut buffer = vec![0; BUFFER];
     let mut bytes = 0;
@@ -101,6 +108,7 @@ fn sum(mut file: &File) -> io::Result<Sum> {
             length => {
                 hasher.update(&buffer[..length]);
                 bytes += length as u64;
+                check()?;
             }
         }
     }
@@ -120,7 +128,7 @@ mod tests {
         fs::write(&pages, vec![7; 3 * BUFFER + 1]).unwrap();
         fs::write(image.join("about.json"), "{}").unwrap();
         assert_eq!(check(image).unwrap_err().kind(), io::ErrorKind::NotFound);
-        write(image).unwrap();
+        write(image, &Cancel::new().unwrap()).unwrap();
         assert_eq!(check(image).unwrap(), 3 * BUFFER as u64 + 3);
         assert!(space(image).unwrap() >= 3 * BUFFER as u64);
         // What is written while it is read does not count.

@@ -65,6 +65,12 @@ pub(crate) fn descriptor_of(process: BorrowedFd<'_>, number: RawFd) -> io::Resul
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Has writes beyond the maximum size of files fail, here and in programs that are executed, instead of ending the process.
+pub(crate) fn ignore_file_size_signal() {
+    // SAFETY: SIG_IGN is a valid handler.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Lets this process wait for its children again.
 pub(crate) fn notice_children() {
     // SAFETY: SIG_DFL is a valid handler.

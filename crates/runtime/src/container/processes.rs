@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{ContainerDriver, Running};
 use crate::base::packages_of;
+use crate::cancel::Cancel;
 use crate::checkpoint::dump::Dump;
 use crate::checkpoint::host::HostFeatures;
 use crate::checkpoint::save::AtRest;
@@ -65,11 +66,11 @@ impl ContainerDriver {
         of: &Running,
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
-        is_cancelled: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         self.kept.forget_image(id, disk)?;
-        let written = self.dump(of, stopped, complete, is_cancelled);
+        let written = self.dump(of, stopped, complete, cancel);
         if written.is_err() {
             let _ = self.kept.forget_image(id, disk);
             let is_stopped =
@@ -89,7 +90,7 @@ impl ContainerDriver {
         of: &Running,
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
-        is_cancelled: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<(), WriteError> {
         let Some(criu) = &self.criu else {
             return Err(WriteError::Failed(io::ErrorKind::Unsupported.into()));
@@ -109,28 +110,41 @@ impl ContainerDriver {
         });
         let deadline = Instant::now() + DUMP_TIMEOUT;
         let mut process = self.launchers.begin_once(Work::Dump)?;
-        match process.ask((&request, &[of.agent.as_fd()]), deadline, is_cancelled)? {
+        match process.ask_unless((&request, &[of.agent.as_fd()]), deadline, cancel)? {
             Reply::Stopped => {}
             other => return Err(failure(other)),
         }
         stopped();
-        match process.ask((&Request::Write, &[]), deadline, is_cancelled)? {
+        match process.ask_unless((&Request::Write, &[]), deadline, cancel)? {
             Reply::Done => {}
             other => return Err(failure(other)),
         }
-        let finished = sums::write(&unfinished)
-            .and_then(|()| self.kept.finish_image(id, disk))
-            .and_then(|()| complete());
+        let mut has_given_up = false;
+        let written = cancel.during(
+            || sums::write(&unfinished, cancel),
+            || {
+                // At once: the disk may take a while. The image has no name yet, so it does not have to be removed before.
+                process.give_up();
+                has_given_up = true;
+            },
+        );
+        if let Err(error) = written.and_then(|written| written).and_then(|()| cancel.check()) {
+            if !has_given_up {
+                process.give_up();
+            }
+            return Err(error.into());
+        }
+        let finished = self.kept.finish_image(id, disk).and_then(|()| complete());
         if let Err(error) = finished {
             // The image is not what the sandbox is once it goes on.
             let forgotten = self.kept.forget_image(id, disk);
-            let _ = process.ask((&Request::GiveUp, &[]), deadline, &|| false);
+            process.give_up();
             forgotten?;
             return Err(error.into());
         }
         // From here on the sandbox is what was written. Its processes are killed by others as well, so that it does not
         // matter what becomes of this.
-        let _ = process.ask((&Request::EndDumped, &[]), deadline, is_cancelled);
+        let _ = process.ask((&Request::EndDumped, &[]), deadline, &|| false);
         Ok(())
     }
 

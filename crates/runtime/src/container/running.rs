@@ -10,6 +10,7 @@ use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
 use super::{ContainerDriver, has_ended};
+use crate::cancel::Cancel;
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
 use crate::driver::{CommitError, CopyRequest, DialFuture, Sandbox, WriteError};
@@ -220,11 +221,11 @@ impl Sandbox for Running {
         &self,
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
-        is_cancelled: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<(), WriteError> {
         let driver = self.driver.upgrade();
         let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
-        driver.write_processes(self, stopped, complete, is_cancelled)
+        driver.write_processes(self, stopped, complete, cancel)
     }
 
     fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError> {

@@ -258,6 +258,7 @@ impl Sandboxes {
                     | NodeError::NoLayer(_)
                     | NodeError::Refused(_)
                     | NodeError::Unsupported(_)
+                    | NodeError::Cancelled
                     | NodeError::Failed(_)
                     | NodeError::Unreachable(_) => CreateError::Node(error),
                 });

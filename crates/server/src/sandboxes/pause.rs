@@ -35,6 +35,8 @@ const DISK_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Sandboxes that are paused at the same time when the server is stopped. Each writes out its disk.
 const PAUSES: usize = 8;
+/// Time between two attempts to cancel a pause that has not begun to write.
+const CANCEL_PAUSE: Duration = Duration::from_millis(1);
 /// Pause before a sandbox is paused again that could not be paused at its deadline, in microseconds.
 const PAUSE_RETRY_US: i64 = SECOND_US;
 
@@ -61,6 +63,9 @@ pub(crate) enum PauseError {
     /// Its agent does not respond, and the client requires that.
     #[error("the agent does not respond")]
     Unhealthy,
+    /// A resume has come before its processes were on disk.
+    #[error("the pause was cancelled by a resume")]
+    Cancelled,
     /// The node cannot do it at all.
     #[error("{0}")]
     Unsupported(String),
@@ -208,6 +213,36 @@ impl Sandboxes {
         within(bound(keep), self.node.pause(request)).await
     }
 
+    /// Has the node pause the sandbox of a row, and cancels that when a resume comes while its processes are written to disk,
+    /// unless a limit of its team is against that.
+    async fn pause_unless_resumed(
+        &self,
+        entry: &SandboxEntry,
+        row: &SandboxRow,
+        keep: Kept,
+    ) -> Result<PausedSandbox, NodeError> {
+        let pausing = self.pause_on_node(row, keep);
+        tokio::pin!(pausing);
+        tokio::select! {
+            biased;
+            paused = &mut pausing => return paused,
+            () = entry.resume_wanted() => {}
+        }
+        // First, so that resumes of many sandboxes cannot exceed the limit. When it is paused nevertheless, it counts as that.
+        if entry.count(CountedAs::Running).is_err() {
+            return pausing.await;
+        }
+        while !self.node.cancel_pause(&row.id) {
+            // It does not write yet, or no more.
+            tokio::select! {
+                biased;
+                paused = &mut pausing => return paused,
+                () = tokio::time::sleep(CANCEL_PAUSE) => {}
+            }
+        }
+        pausing.await
+    }
+
     async fn pause_locked(
         self: &Arc<Self>,
         entry: &Arc<SandboxEntry>,
@@ -229,6 +264,7 @@ impl Sandboxes {
             true => entry.count(counted)?,
             false => entry.force_count(counted),
         }
+        entry.want_resume(false);
         if !entry.apply(Transition::Pause) {
             entry.force_count(CountedAs::Running);
             return Err(PauseError::Stopping);
@@ -247,7 +283,7 @@ impl Sandboxes {
         entry.update(row.version, row.end_us);
         self.deadlines.remove(id);
         entry.cut();
-        let paused = match self.pause_on_node(&row, keep).await {
+        let paused = match self.pause_unless_resumed(entry, &row, keep).await {
             Ok(paused) => paused,
             Err(error) => return Err(self.give_up_pause(entry, row, error).await),
         };
@@ -315,7 +351,7 @@ impl Sandboxes {
         error: NodeError,
     ) -> PauseError {
         let id = &entry.id;
-        if !matches!(error, NodeError::Unsupported(_)) {
+        if !matches!(error, NodeError::Unsupported(_) | NodeError::Cancelled) {
             tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot pause a sandbox");
         }
         if matches!(error, NodeError::Unreachable(_)) {
@@ -335,6 +371,7 @@ impl Sandboxes {
             // Its end is about to be reported.
             NodeError::NotFound(_) => PauseError::Gone,
             NodeError::Unsupported(why) => PauseError::Unsupported(why),
+            NodeError::Cancelled => PauseError::Cancelled,
             error => PauseError::Node(error),
         }
     }
@@ -396,6 +433,7 @@ impl Sandboxes {
                     PauseError::Node(_)
                     | PauseError::NoCapacity(_)
                     | PauseError::Starting
+                    | PauseError::Cancelled
                     | PauseError::Unhealthy
                     | PauseError::TaskFailed,
                 ) => return,

@@ -51,6 +51,8 @@ pub(crate) struct SandboxEntry {
     counted: Mutex<CountedAs>,
     /// The saved injection rules that it refers to.
     saved_rules: Mutex<BTreeSet<String>>,
+    /// Whether a resume waits for the pause in progress.
+    resume_wanted: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -161,6 +163,7 @@ impl SandboxEntry {
             admission: Mutex::new(Some(admission)),
             counted: Mutex::new(CountedAs::of(row)),
             saved_rules: Mutex::default(),
+            resume_wanted: watch::Sender::new(false),
         })
     }
 
@@ -242,6 +245,17 @@ impl SandboxEntry {
         current.end_us = row.end_us;
         current.max_end_us = row.max_end_us;
         current.lifecycle = lifecycle_of(row);
+    }
+
+    /// Notes whether a resume waits for the pause in progress.
+    pub(crate) fn want_resume(&self, is_wanted: bool) {
+        self.resume_wanted.send_replace(is_wanted);
+    }
+
+    /// Waits until a resume waits for the pause in progress.
+    pub(crate) async fn resume_wanted(&self) {
+        // It ends with this entry only.
+        let _ = self.resume_wanted.subscribe().wait_for(|is_wanted| *is_wanted).await;
     }
 
     /// Cuts its streams: they are aborted, not closed properly.

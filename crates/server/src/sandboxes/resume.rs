@@ -79,6 +79,7 @@ impl Sandboxes {
         let (sandboxes, entry_of_task) = (Arc::clone(self), Arc::clone(entry));
         let resuming = async move {
             let entry = entry_of_task;
+            sandboxes.cancel_pause(&entry, request);
             let guard = entry.change_lock.lock().await;
             match entry.state() {
                 State::Paused => {
@@ -104,6 +105,18 @@ impl Sandboxes {
                 was_paused: true,
                 stages: Vec::new(),
             }),
+        }
+    }
+
+    /// Cancels a pause in progress, if going on has the same result for the client as resuming it from there.
+    fn cancel_pause(&self, entry: &SandboxEntry, request: ResumeRequest) {
+        let end_us = self.clock.now_us() + i64::from(request.timeout_s) * SECOND_US;
+        let is_same = !request.discards_processes
+            // It would be paused at the end of its lifetime again, which a resume begins anew.
+            && end_us <= entry.max_end_us()
+            && request.auto_pause.is_none_or(|auto_pause| auto_pause == entry.lifecycle().auto_pause);
+        if is_same && entry.state() == State::Pausing {
+            entry.want_resume(true);
         }
     }
 

@@ -18,6 +18,12 @@ impl ApiError {
         match error {
             PauseError::Paused => Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is already paused")),
             PauseError::Running | PauseError::Stopping | PauseError::Gone => Self::no_sandbox(id),
+            PauseError::Cancelled => {
+                let why = format!(
+                    "sandbox \"{id}\" was not paused: a request or traffic resumed it meanwhile, and it runs on"
+                );
+                Self::new(StatusCode::CONFLICT, why)
+            }
             PauseError::Unhealthy => {
                 let why = format!(
                     "the agent of sandbox \"{id}\" does not respond, and requireHealthyGuest is true: the sandbox runs on"

@@ -78,7 +78,7 @@ body! {
     responses(
         (status = 204, description = "The sandbox is paused"),
         (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is paused already", body = ErrorBody),
+        (status = 409, description = "The sandbox is paused already, or a resume has cancelled the pause", body = ErrorBody),
         (status = 429, description = "The team has as many paused sandboxes as it can have", body = ErrorBody),
         (status = 501, description = "The host cannot keep the processes of sandboxes", body = ErrorBody),
         (status = 503, description = "The sandbox could not be paused, or its agent does not respond, and it runs on", body = ErrorBody),

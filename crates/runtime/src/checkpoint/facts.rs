@@ -10,6 +10,7 @@ use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -66,6 +67,8 @@ fn run(program: &Path) -> io::Result<Vec<u8>> {
     #[expect(clippy::disallowed_methods, reason = "the host's own program, without a sandbox")]
     let mut process = Command::new(program)
         .arg("check")
+        // Its children that stop themselves end with it.
+        .process_group(0)
         .env_clear()
         .env("PATH", PATH)
         .stdin(Stdio::null())

@@ -3,7 +3,8 @@
 //!
 //! What leads out of the sandbox cannot be written: connections of clients and of the host, the spawner's socket and the
 //! kernel's side of the `/proc` files. The agent gives all of them up, and the host brings new ones when the sandbox
-//! continues. The host reads this process's memory then, which nothing else may, so it is also dumpable while it is quiet;
+//! continues. When the sandbox is only copied, connections of clients stay: they are not in the copy, whose agent closes
+//! its ends of them before it does anything else. The host reads this process's memory then, which nothing else may, so it is also dumpable while it is quiet;
 //! the rest of the sandbox is frozen for as long.
 
 use std::io::{self, IoSliceMut};
@@ -38,15 +39,38 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct Quiet {
     state: watch::Sender<State>,
-    /// Number of open connections, and of the kernel's side of the `/proc` files.
+    /// Number of open connections to the host, and of the kernel's side of the `/proc` files.
     open: watch::Sender<usize>,
+    /// Number of open connections of clients.
+    clients: watch::Sender<usize>,
     spawner: Rc<SpawnerClient>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct State {
+    /// How often everything was given up that leads to the host.
     times: u64,
+    /// How often the connections of clients were given up.
+    cuts: u64,
     is_quiet: bool,
+}
+
+/// What leads out of the sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// To the host.
+    Host,
+    /// To a client, on a TCP connection.
+    Client,
+}
+
+impl State {
+    fn count(&self, way: Way) -> u64 {
+        match way {
+            Way::Host => self.times,
+            Way::Client => self.cuts,
+        }
+    }
 }
 
 /// Something that is given up when the agent becomes quiet.
@@ -54,21 +78,22 @@ struct State {
 pub(crate) struct Held {
     quiet: Rc<Quiet>,
     state: watch::Receiver<State>,
+    way: Way,
     since: u64,
 }
 
 impl Held {
     /// Returns when it has to be given up.
     pub(crate) async fn until_quiet(&mut self) {
-        let since = self.since;
+        let (since, way) = (self.since, self.way);
         // The sender lives as long as `self`.
-        let _ = self.state.wait_for(|state| state.times > since).await;
+        let _ = self.state.wait_for(|state| state.count(way) > since).await;
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.quiet.open.send_modify(|open| *open -= 1);
+        self.quiet.open_to(self.way).send_modify(|open| *open -= 1);
     }
 }
 
@@ -77,18 +102,36 @@ impl Quiet {
         Rc::new(Self {
             state: watch::Sender::default(),
             open: watch::Sender::default(),
+            clients: watch::Sender::default(),
             spawner,
         })
     }
 
-    /// To be kept beside what leads out of the sandbox.
+    fn open_to(&self, way: Way) -> &watch::Sender<usize> {
+        match way {
+            Way::Host => &self.open,
+            Way::Client => &self.clients,
+        }
+    }
+
+    /// To be kept beside what leads to the host.
     pub(crate) fn hold(self: &Rc<Self>) -> Held {
-        self.open.send_modify(|open| *open += 1);
+        self.hold_way(Way::Host)
+    }
+
+    /// To be kept beside the connection of a client.
+    pub(crate) fn hold_client(self: &Rc<Self>) -> Held {
+        self.hold_way(Way::Client)
+    }
+
+    fn hold_way(self: &Rc<Self>, way: Way) -> Held {
+        self.open_to(way).send_modify(|open| *open += 1);
         let state = self.state.subscribe();
-        let since = state.borrow().times;
+        let since = state.borrow().count(way);
         Held {
             quiet: Rc::clone(self),
             state,
+            way,
             since,
         }
     }
@@ -98,18 +141,24 @@ impl Quiet {
         let _ = self.state.subscribe().wait_for(|state| !state.is_quiet).await;
     }
 
-    /// Gives up all that leads out.
+    /// Gives up all that leads out, or all but the connections of clients.
     ///
     /// # Errors
     /// When something is still open. The agent is not quiet then.
-    async fn become_quiet(&self) -> io::Result<()> {
+    async fn become_quiet(&self, keeps_clients: bool) -> io::Result<()> {
         self.state.send_modify(|state| {
             state.times += 1;
+            state.cuts += u64::from(!keeps_clients);
             state.is_quiet = true;
         });
         self.spawner.close();
-        let mut open = self.open.subscribe();
-        let closed = open.wait_for(|open| *open == 0);
+        let (mut open, mut clients) = (self.open.subscribe(), self.clients.subscribe());
+        let closed = async {
+            let _ = open.wait_for(|open| *open == 0).await;
+            if !keeps_clients {
+                let _ = clients.wait_for(|open| *open == 0).await;
+            }
+        };
         if tokio::time::timeout(PATIENCE, closed).await.is_err() {
             self.become_loud();
             return Err(io::ErrorKind::TimedOut.into());
@@ -152,8 +201,11 @@ impl Quiet {
             }
             // The host has sent it right after it connected, and is not waited for.
             let done = match receive(&socket).await {
-                Ok((Wanted::Quiet, _)) => self.become_quiet().await,
-                Ok((Wanted::Continue, kernel)) => {
+                Ok((Wanted::Quiet { keeps_clients }, _)) => self.become_quiet(keeps_clients).await,
+                Ok((Wanted::Continue { is_copy }, kernel)) => {
+                    if is_copy {
+                        self.state.send_modify(|state| state.cuts += 1);
+                    }
                     self.become_loud();
                     if let Some(kernel) = kernel {
                         tasks.spawn_local(Rc::clone(&self).serve_figures(kernel));
@@ -173,8 +225,8 @@ impl Quiet {
 
 /// What the host asks for.
 enum Wanted {
-    Quiet,
-    Continue,
+    Quiet { keeps_clients: bool },
+    Continue { is_copy: bool },
 }
 
 /// A request of the host, and the descriptor that it has sent with it.
@@ -198,8 +250,10 @@ async fn receive(socket: &OwnedFd) -> io::Result<(Wanted, Option<OwnedFd>)> {
         _ => None,
     });
     match &bytes[..received.bytes] {
-        quiet::QUIET => Ok((Wanted::Quiet, descriptor)),
-        quiet::CONTINUE => Ok((Wanted::Continue, descriptor)),
+        quiet::QUIET => Ok((Wanted::Quiet { keeps_clients: false }, descriptor)),
+        quiet::STILL => Ok((Wanted::Quiet { keeps_clients: true }, descriptor)),
+        quiet::CONTINUE => Ok((Wanted::Continue { is_copy: false }, descriptor)),
+        quiet::CONTINUE_ALONE => Ok((Wanted::Continue { is_copy: true }, descriptor)),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }

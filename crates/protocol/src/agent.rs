@@ -46,8 +46,13 @@ pub mod quiet {
     /// Give up all connections, the spawner and the kernel's side of the `/proc` files; accept nothing but
     /// [`CONTINUE`].
     pub const QUIET: &[u8] = b"quiet";
+    /// As [`QUIET`], but connections of clients are kept: the sandbox is copied, and goes on.
+    pub const STILL: &[u8] = b"still";
     /// Accept connections again. The kernel's side of the `/proc` files may be attached.
     pub const CONTINUE: &[u8] = b"continue";
+    /// As [`CONTINUE`], in a copy of a sandbox that was [`STILL`]: the connections of clients are those of the other one,
+    /// and are given up.
+    pub const CONTINUE_ALONE: &[u8] = b"alone";
     /// It was done.
     pub const DONE: &[u8] = b"done";
 }

@@ -6,6 +6,7 @@
 
 mod copies;
 mod disks;
+mod forks;
 mod host;
 mod processes;
 mod running;
@@ -31,8 +32,8 @@ use crate::cgroup::{Backend, Tree};
 use crate::checkpoint::agents::Agents;
 use crate::checkpoint::program;
 use crate::driver::{
-    ArchiveError, Capabilities, CommitError, CommitRequest, Driver, Found, KeptDisk, Sandbox, StartDisk, StartError,
-    StartRequest, Started, UnpackRequest,
+    ArchiveError, Capabilities, CommitError, CommitRequest, Driver, Fork, Found, KeptDisk, Sandbox, StartDisk,
+    StartError, StartRequest, Started, UnpackRequest,
 };
 use crate::growth::LoopDevices;
 use crate::identity::user_namespace;
@@ -94,6 +95,8 @@ pub struct ContainerDriver {
     layers: Layers,
     kept: KeptDisks,
     agents: Agents,
+    /// The disks of copied sandboxes that were not restored yet, and the sizes of their images in bytes.
+    forks: Mutex<HashMap<DiskId, u64>>,
     /// Writes and restores images of processes.
     criu: Option<program::Criu>,
     page_out: bool,
@@ -213,6 +216,7 @@ impl ContainerDriver {
             layers,
             kept,
             agents,
+            forks: Mutex::default(),
             criu,
             page_out: settings.page_out,
             loops: LoopDevices::default(),
@@ -334,7 +338,11 @@ impl Driver for ContainerDriver {
                     (false, Some(boot)) => boot,
                     (false, None) => return Err(io::Error::other("unexpected reply from the launcher").into()),
                     (true, figures) => {
-                        running.subject(self).wake_agent(figures.as_ref())?;
+                        let subject = running.subject(self);
+                        match self.forks.lock().contains_key(&name.disk) {
+                            true => subject.wake_copy(figures.as_ref())?,
+                            false => subject.wake_agent(figures.as_ref())?,
+                        }
                         running.control()?
                     }
                 };
@@ -383,6 +391,7 @@ impl Driver for ContainerDriver {
 
     fn remove_disk(&self, disk: &DiskId) -> io::Result<()> {
         self.bases.lock().remove(disk);
+        self.forks.lock().remove(disk);
         match fs::remove_file(self.image(disk)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.layers.forget(disk),
@@ -410,12 +419,7 @@ impl Driver for ContainerDriver {
 
     fn keep(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
         self.layers.write_out(disk)?;
-        let mut base = self.bases.lock().get(disk).cloned();
-        if base.is_none() && self.layers.rootfs_of(disk)?.has_base() {
-            // It was started by an earlier platform.
-            let name = self.slots.lock().name(id).map(ToString::to_string);
-            base = name.map(|name| self.base.of(&name)).transpose()?.flatten();
-        }
+        let base = self.base_below(id, disk)?;
         self.kept.keep(id, disk, base.as_deref())
     }
 
@@ -438,7 +442,13 @@ impl Driver for ContainerDriver {
     }
 
     fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-        self.kept.forget_image(id, disk)
+        self.kept.forget_image(id, disk)?;
+        self.forks.lock().remove(disk);
+        Ok(())
+    }
+
+    fn copy_fork(&self, from: &Fork, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
+        self.copy_again(from, to, is_cancelled)
     }
 
     fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
@@ -537,6 +547,17 @@ impl Driver for ContainerDriver {
 }
 
 impl ContainerDriver {
+    /// The version of `base` below the disk of a sandbox that runs; none if it has none, or that is not known.
+    fn base_below(&self, id: &SandboxId, disk: &DiskId) -> io::Result<Option<String>> {
+        let known = self.bases.lock().get(disk).cloned();
+        if known.is_some() || !self.layers.rootfs_of(disk)?.has_base() {
+            return Ok(known);
+        }
+        // It was started by an earlier platform.
+        let name = self.slots.lock().name(id).map(ToString::to_string);
+        Ok(name.map(|name| self.base.of(&name)).transpose()?.flatten())
+    }
+
     /// Runs a process that reads or writes an archive.
     fn archive(&self, order: &Request, stream: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> io::Result<Reply> {
         let deadline = Instant::now() + ARCHIVE_TIMEOUT;

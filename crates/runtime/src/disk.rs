@@ -119,6 +119,12 @@ pub(crate) fn held_bytes(image: &Path) -> io::Result<u64> {
     Ok(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(image)?).saturating_mul(512))
 }
 
+/// Has the host allocate all blocks of an image now.
+pub(crate) fn reserve(image: &Path, size: u64) -> io::Result<()> {
+    let image = File::options().write(true).open(image)?;
+    Ok(rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, size)?)
+}
+
 /// Copies an image that nothing changes meanwhile to a new file, with its holes. `may_continue` is asked again and again.
 pub(crate) fn copy<E: From<io::Error>>(
     from: &Path,

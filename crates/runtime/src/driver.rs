@@ -94,6 +94,14 @@ pub trait Driver: Debug + Send + Sync {
     /// When the data directory cannot be written.
     fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
 
+    /// Copies a copy of a sandbox ([`Sandbox::fork`]) from which nothing was started yet, for another one. The two share
+    /// the image of the processes. Blocks for as long as it takes, or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// With [`io::ErrorKind::StorageFull`] when the host has no space for it. [`Driver::forget`] and [`Driver::remove_disk`]
+    /// remove what is left.
+    fn copy_fork(&self, from: &Fork, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()>;
+
     /// Stores what a sandbox that has ended wrote as a layer, or what is on a copy of a disk ([`Sandbox::copy_disk`]). The disk
     /// remains. Blocks for as long as it takes to copy, or until `is_cancelled`.
     ///
@@ -250,6 +258,17 @@ pub struct CommitRequest {
 pub struct CopyRequest {
     /// The copy, which must not exist.
     pub to: DiskId,
+    /// Space on the file system of the data directory that has to stay free, in bytes.
+    pub keep_free_bytes: u64,
+}
+
+/// A copy of a sandbox.
+#[derive(Debug, Clone)]
+pub struct Fork {
+    /// The sandbox that is to be started from it.
+    pub id: SandboxId,
+    /// Its disk, which must not exist.
+    pub disk: DiskId,
     /// Space on the file system of the data directory that has to stay free, in bytes.
     pub keep_free_bytes: u64,
 }
@@ -486,6 +505,17 @@ pub trait Sandbox: Debug + Send + Sync {
         complete: &mut dyn FnMut() -> io::Result<()>,
         cancel: &Cancel,
     ) -> Result<(), WriteError>;
+
+    /// Copies a running sandbox, with its processes and its disk, as it is at one moment. Every process is stopped meanwhile
+    /// and continues before this returns, also after an error; then the spawner has to be made anew. Connections to the
+    /// agent's port and to the outside stay as they are. From the copy another sandbox is started, as on a kept disk with
+    /// an image ([`StartRequest::restore`]); until then it belongs to none, and does not survive the platform. Returns how
+    /// long the processes were stopped. Blocks for as long as it takes, or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// [`WriteError`] says whether the sandbox is the reason; with [`io::ErrorKind::StorageFull`] when the host has no space
+    /// for the copy. [`Driver::forget`] and [`Driver::remove_disk`] remove what is left.
+    fn fork(&self, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, WriteError>;
 
     /// Copies the sandbox's disk to a new one, as it is at one moment: every process is stopped meanwhile, and continues
     /// before this returns, also after an error. The copy belongs to no sandbox. [`Driver::commit`] makes a layer of it,

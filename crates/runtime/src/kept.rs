@@ -60,6 +60,17 @@ impl KeptDisks {
     /// # Errors
     /// When the directory cannot be written.
     pub(crate) fn keep(&self, id: &SandboxId, disk: &DiskId, base: Option<&str>) -> io::Result<()> {
+        let path = self.note(id, disk, base)?;
+        sync(&path)?;
+        sync(&self.dir)
+    }
+
+    /// The same for a disk that does not have to survive a power cut: a sandbox is started on it at once. Returns its
+    /// directory.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn note(&self, id: &SandboxId, disk: &DiskId, base: Option<&str>) -> io::Result<PathBuf> {
         let path = self.path(id, disk);
         match fs::DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -69,8 +80,7 @@ impl KeptDisks {
             Some(base) => write(&path, BASE, base.as_bytes())?,
             None => remove_file(&path.join(BASE))?,
         }
-        sync(&path)?;
-        sync(&self.dir)
+        Ok(path)
     }
 
     /// The image of the processes of a sandbox.

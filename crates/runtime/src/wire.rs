@@ -87,6 +87,8 @@ pub(crate) enum Request {
     GiveUp,
     /// Ends the processes of which an image was written.
     EndDumped,
+    /// Lets a sandbox go on that was copied. Answered with [`Reply::Done`] once it has.
+    LetGoOn,
     /// Writes a stored layer as an archive to the attached descriptor. Answered with [`Reply::Done`] or
     /// [`Reply::Refused`].
     Pack { layer: LayerId },

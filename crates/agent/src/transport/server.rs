@@ -96,7 +96,7 @@ pub(crate) async fn serve_tcp(handler: Rc<impl Handler>, tasks: TaskTracker, qui
         };
         // Small messages are sent one at a time and waited for.
         let _ = stream.set_nodelay(true);
-        let (handler, held) = (handler.clone(), quiet.hold());
+        let (handler, held) = (handler.clone(), quiet.hold_client());
         tasks.spawn_local(async move {
             serve_connection(handler, held, stream, Peer::Client).await;
             drop(permit);

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use model::id::{DiskId, LayerId, SandboxId};
 use protocol::node::{Committed, LayerInfo, SandboxStream};
 use runtime::driver::{
-    ArchiveError, Capabilities, CommitError, CommitRequest, CopyRequest, DialFuture, Driver, Found, KeptDisk, Sandbox,
-    StartDisk, StartError, StartRequest, Started, UnpackRequest, WriteError,
+    ArchiveError, Capabilities, CommitError, CommitRequest, CopyRequest, DialFuture, Driver, Fork, Found, KeptDisk,
+    Sandbox, StartDisk, StartError, StartRequest, Started, UnpackRequest, WriteError,
 };
 use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
@@ -167,6 +167,10 @@ impl Driver for Processes {
 
     fn forget_image(&self, _: &SandboxId, _: &DiskId) -> io::Result<()> {
         Ok(())
+    }
+
+    fn copy_fork(&self, _: &Fork, _: &Fork, _: &dyn Fn() -> bool) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn commit(&self, _: &CommitRequest, _: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
@@ -349,6 +353,10 @@ impl Sandbox for Process {
         _: &mut dyn FnMut() -> io::Result<()>,
         _: &runtime::cancel::Cancel,
     ) -> Result<(), WriteError> {
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
+    fn fork(&self, _: &Fork, _: &dyn Fn() -> bool) -> Result<Duration, WriteError> {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 

@@ -10,6 +10,9 @@
 //!   EndDumped ──────────────────────▶ go  ──────────────────────────▶ end the processes
 //! ```
 //!
+//! A sandbox that is only copied keeps its network and its connections. Its disk is copied where others are written out, and
+//! with `LetGoOn` in the place of `EndDumped` it goes on.
+//!
 //! It is a process of this program in the mounts of the host. When the platform ends meanwhile, or gives up at any point before
 //! `EndDumped`, the sandbox goes on at once, with the `/proc` files of which this process holds the kernel's side; it does not have to wait for the
 //! next platform. Only when the image has got its name, the sandbox is what was written, and ends. CRIU is not killed then,
@@ -61,6 +64,8 @@ pub(crate) struct Dump {
     pub(crate) image: PathBuf,
     /// What CRIU knows about the kernel, if the file exists.
     pub(crate) facts: PathBuf,
+    /// Whether the sandbox goes on once the image is complete, and keeps its connections.
+    pub(crate) goes_on: bool,
     /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
     pub(crate) deleted_files: u64,
 }
@@ -90,6 +95,10 @@ pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
     };
     let mut at_rest = AtRest::default();
     let reply = match write(&dump, &subject, &mut at_rest, socket) {
+        Ok(()) if dump.goes_on => match subject.go_on(&at_rest) {
+            Ok(()) => Reply::Done,
+            Err(error) => Reply::Failed(error.to_string()),
+        },
         Ok(()) => Reply::Done,
         Err(error) => {
             let went_on = subject.go_on(&at_rest);
@@ -104,7 +113,7 @@ pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
     wire::send_message(socket, &reply, &[])
 }
 
-/// Writes the image and ends the processes. When this fails, all of them are there still.
+/// Writes the image, and ends the processes unless they go on. When this fails, all of them are there still.
 fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &OwnedFd) -> Result<(), WriteError> {
     subject.stop_workload()?;
     wire::send_message(socket, &Reply::Stopped, &[])?;
@@ -112,7 +121,7 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         Some((Request::Write, _)) => {}
         _ => return Err(given_up().into()),
     }
-    subject.rest(at_rest)?;
+    subject.rest(at_rest, dump.goes_on)?;
     let of_agent = |file: &str| PathBuf::from(format!("/proc/{}/{file}", dump.pid));
     std::fs::DirBuilder::new().mode(0o700).create(&dump.image)?;
     let points = mounts::points(&std::fs::read_to_string(of_agent("mountinfo"))?);
@@ -141,6 +150,9 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         text(subject.tree.freezer(subject.name)?.group())
     ));
     arguments.push(format!("--ghost-limit={}", dump.deleted_files));
+    if dump.goes_on {
+        arguments.push("--leave-running".to_owned());
+    }
     arguments.extend(mounts::arguments_of_dump(&points));
     let has_place = facts::is_possible([dump.program.as_path(), dump.image.as_path()]);
     let prepare = || {
@@ -192,7 +204,20 @@ fn follow(criu: &mut Criu, dump: &Dump, log: &Path, socket: &OwnedFd) -> Result<
                 if action == "post-dump" {
                     open_to_readers(&dump.image)?;
                     wire::send_message(socket, &Reply::Done, &[])?;
-                    is_complete = match wire::receive_message::<Request>(socket)? {
+                    let answer = wire::receive_message::<Request>(socket);
+                    if dump.goes_on {
+                        // CRIU removes the names that it gave to deleted files, whatever became of the copy.
+                        let ended = finish(criu);
+                        return match (answer?, ended?) {
+                            (Some((Request::LetGoOn, _)), 0) => Ok(()),
+                            (Some((Request::LetGoOn, _)), status) => Err(io::Error::other(format!(
+                                "CRIU exited with status {status} after the image was complete"
+                            ))
+                            .into()),
+                            _ => Err(given_up().into()),
+                        };
+                    }
+                    is_complete = match answer? {
                         Some((Request::EndDumped, _)) => true,
                         // The platform has ended. With its name the image counts, even though nobody has said so.
                         None => !dump.image.exists(),
@@ -211,6 +236,26 @@ fn follow(criu: &mut Criu, dump: &Dump, log: &Path, socket: &OwnedFd) -> Result<
                     true => WriteError::Failed(io::Error::other(format!("CRIU exited with status {status}"))),
                     false => WriteError::Refused(why),
                 }));
+            }
+        }
+    }
+}
+
+/// Lets CRIU end by itself, also when the platform has ended, and returns its status.
+fn finish(criu: &mut Criu) -> io::Result<i32> {
+    criu.go()?;
+    loop {
+        match criu.event()? {
+            Some(CriuEvent::Ended(status)) => return Ok(status),
+            Some(CriuEvent::Step { .. }) => criu.go()?,
+            None => {
+                let mut fds = criu.sources().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                match rustix::event::poll(&mut fds, None) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    polled => {
+                        polled?;
+                    }
+                }
             }
         }
     }

@@ -80,13 +80,17 @@ impl Subject<'_> {
     }
 
     /// Has the agent give up what leads out, and stops it, too. The workload is stopped already. What it gave up is in
-    /// `at_rest` also when this fails.
+    /// `at_rest` also when this fails. Connections of clients are kept if it goes on afterwards.
     ///
     /// # Errors
     /// With the step that failed.
-    pub(crate) fn rest(&self, at_rest: &mut AtRest) -> io::Result<()> {
+    pub(crate) fn rest(&self, at_rest: &mut AtRest, keeps_clients: bool) -> io::Result<()> {
         at_rest.figures = self.figures();
-        self.ask(quiet::QUIET, None)?;
+        let request = match keeps_clients {
+            true => quiet::STILL,
+            false => quiet::QUIET,
+        };
+        self.ask(request, None)?;
         // It has lost its agent, and its socket has an end on the host.
         spawners::end_all(self.pid, self.agent)?;
         self.tree.freezer(self.name)?.freeze_all()?;
@@ -112,6 +116,14 @@ impl Subject<'_> {
     /// When it does not respond.
     pub(crate) fn wake_agent(&self, figures: Option<&OwnedFd>) -> io::Result<()> {
         self.ask(quiet::CONTINUE, figures)
+    }
+
+    /// The same in a copy of a sandbox, whose agent closes its ends of the connections of the other one's clients.
+    ///
+    /// # Errors
+    /// When it does not respond.
+    pub(crate) fn wake_copy(&self, figures: Option<&OwnedFd>) -> io::Result<()> {
+        self.ask(quiet::CONTINUE_ALONE, figures)
     }
 
     /// The kernel's side of the `/proc` files, which an image cannot contain, and without which they could not be read any

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use crate::slot::Name;
 use crate::wire::{Reply, Request, Work};
 
 /// How long writing an image of processes may take.
-const DUMP_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+pub(super) const DUMP_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// Maximum size of an open file without a name in an image of processes, in bytes.
 const DELETED_FILES: u64 = 1 << 30;
 
@@ -73,14 +74,38 @@ impl ContainerDriver {
         let written = self.dump(of, stopped, complete, cancel);
         if written.is_err() {
             let _ = self.kept.forget_image(id, disk);
-            let is_stopped =
-                self.tree.work_freezer(&of.name)?.is_frozen()? || self.tree.freezer(&of.name)?.is_frozen()?;
-            if is_stopped {
-                // The process that lets it go on was killed, and with it the kernel's side of the `/proc` files is gone.
-                of.subject(self).go_on(&AtRest::default())?;
-            }
+            self.let_go_on(of)?;
         }
         written
+    }
+
+    /// Lets a sandbox go on if it still stands still after an image of it was not written.
+    pub(super) fn let_go_on(&self, of: &Running) -> io::Result<()> {
+        let is_stopped = self.tree.work_freezer(&of.name)?.is_frozen()? || self.tree.freezer(&of.name)?.is_frozen()?;
+        match is_stopped {
+            // The process that lets it go on was killed, and with it the kernel's side of the `/proc` files is gone.
+            true => of.subject(self).go_on(&AtRest::default()),
+            false => Ok(()),
+        }
+    }
+
+    /// The order to write an image of a sandbox. Its agent's program is kept.
+    pub(super) fn order(&self, of: &Running, image: PathBuf, goes_on: bool) -> Result<Request, WriteError> {
+        let Some(criu) = &self.criu else {
+            return Err(WriteError::Failed(io::ErrorKind::Unsupported.into()));
+        };
+        Ok(Request::Dump(Dump {
+            program: criu.path.clone(),
+            version: criu.version.clone(),
+            name: of.name.to_string(),
+            pid: of.pid,
+            program_of_agent: self.agents.keep(of.pid)?,
+            base_id: self.region.base_id(of.name.slot),
+            image,
+            facts: self.data_dir.join(facts::FILE),
+            goes_on,
+            deleted_files: DELETED_FILES,
+        }))
     }
 
     /// Writes an image of the processes of a sandbox, and ends them. When this fails, they go on, unless the process for
@@ -92,22 +117,9 @@ impl ContainerDriver {
         complete: &mut dyn FnMut() -> io::Result<()>,
         cancel: &Cancel,
     ) -> Result<(), WriteError> {
-        let Some(criu) = &self.criu else {
-            return Err(WriteError::Failed(io::ErrorKind::Unsupported.into()));
-        };
         let (id, disk) = (&of.name.id, &of.name.disk);
         let unfinished = self.kept.unfinished_image(id, disk);
-        let request = Request::Dump(Dump {
-            program: criu.path.clone(),
-            version: criu.version.clone(),
-            name: of.name.to_string(),
-            pid: of.pid,
-            program_of_agent: self.agents.keep(of.pid)?,
-            base_id: self.region.base_id(of.name.slot),
-            image: unfinished.clone(),
-            facts: self.data_dir.join(facts::FILE),
-            deleted_files: DELETED_FILES,
-        });
+        let request = self.order(of, unfinished.clone(), false)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
         let mut process = self.launchers.begin_once(Work::Dump)?;
         match process.ask_unless((&request, &[of.agent.as_fd()]), deadline, cancel)? {
@@ -183,6 +195,14 @@ impl ContainerDriver {
                 "the packages of the host have changed, and its processes use files of the earlier ones",
             ));
         }
+        if let Some(bytes) = self.forks.lock().get(&name.disk).copied() {
+            // Written a moment ago, and never read by another platform.
+            return Ok(Image {
+                program: criu.path.clone(),
+                directory,
+                bytes,
+            });
+        }
         match sums::check(&directory) {
             Ok(bytes) => {
                 if let Some(why) = HostFeatures::with(&criu.version).unfit_for(&About::of(&directory)?.host) {
@@ -203,7 +223,7 @@ impl ContainerDriver {
     }
 }
 
-fn failure(reply: Reply) -> WriteError {
+pub(super) fn failure(reply: Reply) -> WriteError {
     match reply {
         Reply::Refused(why) => WriteError::Refused(why),
         Reply::Failed(why) => io::Error::other(why).into(),

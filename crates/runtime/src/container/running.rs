@@ -13,7 +13,7 @@ use super::{ContainerDriver, has_ended};
 use crate::cancel::Cancel;
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
-use crate::driver::{CommitError, CopyRequest, DialFuture, Sandbox, WriteError};
+use crate::driver::{CommitError, CopyRequest, DialFuture, Fork, Sandbox, WriteError};
 use crate::egress::EgressSockets;
 use crate::growth::{self, Disk};
 use crate::netns::SocketMaker;
@@ -226,6 +226,12 @@ impl Sandbox for Running {
         let driver = self.driver.upgrade();
         let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
         driver.write_processes(self, stopped, complete, cancel)
+    }
+
+    fn fork(&self, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, WriteError> {
+        let driver = self.driver.upgrade();
+        let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
+        driver.fork(self, to, is_cancelled)
     }
 
     fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError> {

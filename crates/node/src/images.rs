@@ -12,7 +12,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use model::id::{DiskId, SandboxId};
@@ -107,7 +107,7 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     })
 }
 
-fn write(shared: &Shared, handle: &SandboxHandle, cancel: &Cancel) -> Result<(), WriteError> {
+fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Cancel) -> Result<(), WriteError> {
     let (id, disk) = (handle.id(), handle.disk());
     shared.driver.keep(id, disk)?;
     let sandbox = handle.sandbox();
@@ -148,36 +148,58 @@ pub(crate) fn let_continue(
 }
 
 /// Space for an image that is being written, so that several at once do not count on the same.
-struct Space<'a> {
-    taken: &'a AtomicU64,
+pub(crate) struct Space {
+    shared: Arc<Shared>,
     bytes: u64,
 }
 
-impl<'a> Space<'a> {
+impl Space {
     /// Takes what the memory of a sandbox may need.
     ///
     /// # Errors
     /// Refused when the host has not that much beyond the space that it keeps free.
-    fn take(shared: &'a Shared, sandbox: &dyn Sandbox) -> Result<Self, WriteError> {
+    fn take(shared: &Arc<Shared>, sandbox: &dyn Sandbox) -> Result<Self, WriteError> {
         let bytes = sandbox.usage()?.memory_used_bytes.saturating_add(IMAGE_MARGIN);
-        let taken = &shared.image_bytes;
-        let all = taken.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        let space = Self { taken, bytes };
-        let kept_free = shared.disk_floor_bytes.saturating_add(shared.disk.owed());
-        let available = shared.driver.disk_available()?.saturating_sub(kept_free);
-        match all <= available {
-            true => Ok(space),
-            false => Err(WriteError::Refused(format!(
+        let (space, free) = Self::take_bytes(shared, bytes)?;
+        space.ok_or_else(|| {
+            WriteError::Refused(format!(
                 "its memory needs {} MiB on the host's disk, where {} MiB are free for images",
                 bytes >> 20,
-                available.saturating_sub(all - bytes) >> 20
-            ))),
-        }
+                free >> 20
+            ))
+        })
+    }
+
+    /// Takes what `count` copies of a sandbox may need: one image of its memory, and a disk each.
+    ///
+    /// # Errors
+    /// With [`io::ErrorKind::StorageFull`] when the host has not that much beyond the space that it keeps free.
+    pub(crate) fn of_fork(shared: &Arc<Shared>, sandbox: &dyn Sandbox, count: u64) -> Result<Self, WriteError> {
+        let memory = sandbox.usage()?.memory_used_bytes.saturating_add(IMAGE_MARGIN);
+        let disks = sandbox.disk()?.held_bytes.saturating_mul(count);
+        let (space, _) = Self::take_bytes(shared, memory.saturating_add(disks))?;
+        space.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull).into())
+    }
+
+    /// The space, if there is as much, and how much there was.
+    fn take_bytes(shared: &Arc<Shared>, bytes: u64) -> io::Result<(Option<Self>, u64)> {
+        let taken = &shared.image_bytes;
+        let all = taken.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let space = Self {
+            shared: Arc::clone(shared),
+            bytes,
+        };
+        let kept_free = shared.disk_floor_bytes.saturating_add(shared.disk.owed());
+        let available = shared.driver.disk_available()?.saturating_sub(kept_free);
+        Ok((
+            (all <= available).then_some(space),
+            available.saturating_sub(all - bytes),
+        ))
     }
 }
 
-impl Drop for Space<'_> {
+impl Drop for Space {
     fn drop(&mut self) {
-        self.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.shared.image_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

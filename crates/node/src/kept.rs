@@ -201,6 +201,7 @@ pub(crate) async fn resume(
         template: &boot.template,
         disk: StartDisk::Kept(kept.disk.clone()),
         restore: what == Kept::Image,
+        forked_from: None,
         resources: boot.resources,
         init: &boot.init,
         egress: &egress,

@@ -16,6 +16,7 @@ mod commit;
 mod control;
 mod egress;
 mod events;
+mod fork;
 mod guard;
 mod images;
 mod journal;
@@ -39,9 +40,10 @@ use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity,
-    LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
-    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Wanted,
+    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox, FrozenSandbox,
+    HostCapacity, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PauseSandbox,
+    PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox,
+    Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -112,6 +114,8 @@ pub(crate) struct Shared {
     pub(crate) paging: Semaphore,
     /// Held while a disk is copied.
     pub(crate) copying: Semaphore,
+    /// One permit for each sandbox that can be forked at the same time.
+    pub(crate) forks: Semaphore,
     /// The copies of disks that have not become layers yet.
     pub(crate) copies: Mutex<HashSet<DiskId>>,
     /// Each is held while an archive is written or read.
@@ -180,6 +184,7 @@ impl Node {
             commits: Semaphore::new(commit::COMMITS),
             paging: Semaphore::new(1),
             copying: Semaphore::new(commit::COPYING),
+            forks: Semaphore::new(fork::FORKS),
             copies: Mutex::default(),
             archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
             image_bytes: AtomicU64::new(0),
@@ -264,6 +269,7 @@ impl Node {
                 template: &request.template,
                 disk: supervisor::new_disk(&request.image)?,
                 restore: false,
+                forked_from: None,
                 resources: request.resources,
                 init: &request.init,
                 egress: &request.egress,
@@ -281,7 +287,7 @@ impl Node {
         let sweep = move || {
             let samples = handles
                 .iter()
-                .filter(|handle| !handle.is_ending() && !handle.is_frozen())
+                .filter(|handle| !handle.is_ending() && handle.takes_streams())
                 .filter_map(|handle| {
                     handle.note_memory_kills();
                     let at_us = now_us();
@@ -399,6 +405,17 @@ impl NodeApi for Node {
         })
     }
 
+    fn fork(&self, request: ForkSandbox) -> NodeFuture<'_, Result<Vec<Result<StartedSandbox, NodeError>>, NodeError>> {
+        Box::pin(async move {
+            let handle = self.handle_of(&request.id);
+            let handle = handle.ok_or_else(|| NodeError::NotFound(request.id.clone()))?;
+            let (shared, tasks, stop) = (Arc::clone(&self.shared), self.tasks.clone(), self.stop.clone());
+            // A task of its own: a caller that is dropped leaves nothing half forked.
+            let forking = fork::fork(shared, tasks, stop, (handle, request));
+            self.tasks.spawn(forking).await.map_err(failed)?
+        })
+    }
+
     fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
         Box::pin(async move {
             let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
@@ -459,7 +476,7 @@ impl NodeApi for Node {
                 .ok_or(DialError::Gone)?;
             handle.sandbox().dial(port).await.map_err(|error| {
                 tracing::debug!(sandbox.id = %id, port, "dial: {error}");
-                if handle.is_ending() || handle.is_frozen() {
+                if handle.is_ending() || !handle.takes_streams() {
                     DialError::Gone
                 } else {
                     DialError::PortClosed

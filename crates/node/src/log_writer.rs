@@ -41,9 +41,9 @@ impl LogWriter {
     }
 
     /// Writes an entry of the host's own.
-    pub(crate) fn host<const N: usize>(&self, level: Level, message: &str, fields: [(&str, String); N]) {
-        let fields = fields.map(|(key, value)| (key.to_owned(), value));
-        self.write(level, Logger::Sandbox, message.to_owned(), fields.into());
+    pub(crate) fn host<'a>(&self, level: Level, message: &str, fields: impl IntoIterator<Item = (&'a str, String)>) {
+        let fields = fields.into_iter().map(|(key, value)| (key.to_owned(), value));
+        self.write(level, Logger::Sandbox, message.to_owned(), fields.collect());
     }
 
     /// Writes an entry with the current time. Never waits.

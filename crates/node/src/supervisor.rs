@@ -73,6 +73,8 @@ pub(crate) struct SandboxHandle {
     following: watch::Sender<bool>,
     /// Whether it is frozen, so that its agent does not respond.
     frozen: watch::Sender<bool>,
+    /// Whether it stands still only until it is copied: streams into it wait.
+    copied: AtomicBool,
     /// Whether its processor time is limited for the processes that it creates.
     throttled: Mutex<bool>,
     /// Cancels writing its processes to disk, while they are written.
@@ -129,6 +131,7 @@ impl SandboxHandle {
             keeps_disk: AtomicBool::new(false),
             following: watch::Sender::new(false),
             frozen: watch::Sender::new(false),
+            copied: AtomicBool::new(false),
             throttled: Mutex::default(),
             writing: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
@@ -275,6 +278,17 @@ impl SandboxHandle {
         writing.is_some()
     }
 
+    /// Notes whether it stands still for a copy: it is frozen, and streams into it wait in the kernel's queues.
+    pub(crate) fn set_copied(&self, copied: bool) {
+        self.copied.store(copied, Ordering::SeqCst);
+        self.frozen.send_replace(copied);
+    }
+
+    /// Whether streams into it can be opened.
+    pub(crate) fn takes_streams(&self) -> bool {
+        !self.is_frozen() || self.copied.load(Ordering::SeqCst)
+    }
+
     /// Waits until it is neither paused, resumed, nor given a spawner, and keeps others from doing so.
     pub(crate) async fn change(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.changing.lock().await
@@ -296,6 +310,8 @@ pub(crate) struct Begin<'a> {
     pub(crate) disk: StartDisk,
     /// Whether its processes are restored from their image.
     pub(crate) restore: bool,
+    /// The sandbox of which it is a copy.
+    pub(crate) forked_from: Option<&'a SandboxId>,
     pub(crate) resources: Resources,
     pub(crate) init: &'a Init,
     pub(crate) egress: &'a EgressPolicy,
@@ -321,6 +337,7 @@ pub(crate) async fn start(
     let new_disk = matches!(begin.disk, StartDisk::New { .. }).then(|| disk.clone());
     let message = match &begin.disk {
         StartDisk::New { .. } => "sandbox started",
+        StartDisk::Kept(_) if begin.forked_from.is_some() => "sandbox started as a fork of another one",
         StartDisk::Kept(_) if begin.restore => "sandbox resumed with its processes",
         StartDisk::Kept(_) => "sandbox started anew on its disk",
     };
@@ -380,13 +397,14 @@ pub(crate) async fn start(
             let init_stage = Stage::new("init", before_init.elapsed());
             let stages = stages.chain([init_stage]).collect();
             let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
-            let fields = [
+            let mut fields = vec![
                 ("event_type", "sandbox_start".to_owned()),
                 ("template_id", begin.template.to_string()),
                 ("cpu_count", resources.cpu_count.to_string()),
                 ("memory_mb", resources.memory_mb.to_string()),
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
+            fields.extend(begin.forked_from.map(|parent| ("parent_id", parent.to_string())));
             log.host(Level::Info, message, fields);
             let network = (egress, authority_of(begin.egress).cloned());
             let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, network, log));

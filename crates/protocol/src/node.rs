@@ -200,6 +200,26 @@ pub struct ResumedSandbox {
     pub stages: Vec<Stage>,
 }
 
+/// A sandbox to fork.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ForkSandbox {
+    /// Id of the sandbox, which goes on.
+    pub id: SandboxId,
+    /// The sandboxes that are started from its copy.
+    pub children: Vec<ForkedSandbox>,
+}
+
+/// A sandbox that is started from the copy of another one.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ForkedSandbox {
+    /// Its id, chosen by the server.
+    pub id: SandboxId,
+    /// What it is given in the place of what the other one has.
+    pub boot: Boot,
+    /// What it may reach.
+    pub egress: EgressPolicy,
+}
+
 /// One stage of a start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
@@ -411,6 +431,14 @@ pub trait NodeApi: Send + Sync + 'static {
     /// A layer with the same content is not stored twice: the id is the same. [`NodeError::Refused`] when the files
     /// cannot be a layer; [`NodeError::Capacity`] when the host has no space for it.
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>>;
+
+    /// Copies a running sandbox with its processes and files as they are at one moment, and starts others from the copy. It
+    /// stands still meanwhile and then goes on, whatever happens; its connections stay. Those of the others to the outside
+    /// end. The result has one entry for each, in the order of the request, and of those that failed nothing is left.
+    /// [`NodeError::NotFound`] when there is no such sandbox; [`NodeError::Refused`] when something in it cannot be copied;
+    /// [`NodeError::Capacity`] when the host has no space for the copies, or makes others;
+    /// [`NodeError::Unsupported`] where the host cannot copy processes.
+    fn fork(&self, request: ForkSandbox) -> NodeFuture<'_, Result<Vec<Result<StartedSandbox, NodeError>>, NodeError>>;
 
     /// Copies the disk of a running sandbox. Its processes are stopped meanwhile, so that the copy is the disk as it was at
     /// one moment, and then continue, whatever happens. The caller gives the copy to [`Self::commit_copy`]; one that

@@ -1,5 +1,7 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
+mod forks;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
@@ -12,10 +14,10 @@ use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, AdoptedState, ClaimSandbox, Committed, CopiedDisk, DialError, DiskStops, EgressCounters, FrozenSandbox,
-    HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture,
-    PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot,
-    Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+    Adopted, AdoptedState, ClaimSandbox, Committed, CopiedDisk, DialError, DiskStops, EgressCounters, ForkSandbox,
+    FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents,
+    NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream,
+    Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -81,6 +83,12 @@ pub struct FakeNode {
     pub frozen_bytes: AtomicU64,
     /// Behaviour of a commit. On a failure the sandbox ends, too.
     pub commit: Mutex<Behaviour>,
+    /// Behaviour of a fork.
+    pub fork: Mutex<Behaviour>,
+    /// How many of the sandboxes of a fork start; the others fail.
+    pub forks_started: AtomicUsize,
+    /// The requests of all forks that did not fail as a whole.
+    pub forked: Mutex<Vec<ForkSandbox>>,
     /// Behaviour of a copy of a disk.
     pub copy: Mutex<Behaviour>,
     /// The copies of disks that have not been committed, and their sandboxes.
@@ -159,6 +167,9 @@ impl FakeNode {
             booted: Mutex::default(),
             frozen_bytes: AtomicU64::new(1 << 20),
             commit: Mutex::new(Behaviour::Works),
+            fork: Mutex::new(Behaviour::Works),
+            forks_started: AtomicUsize::new(usize::MAX),
+            forked: Mutex::default(),
             copy: Mutex::new(Behaviour::Works),
             copies: Mutex::default(),
             remove_layer: Mutex::new(Behaviour::Works),
@@ -462,6 +473,10 @@ impl NodeApi for FakeNode {
             self.killed_at.lock().insert(id.clone(), SystemTime::now());
             self.make_layer(id, merge).await
         })
+    }
+
+    fn fork(&self, request: ForkSandbox) -> NodeFuture<'_, Result<Vec<Result<StartedSandbox, NodeError>>, NodeError>> {
+        Box::pin(self.fork_all(request))
     }
 
     fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use model::id::{DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, FrozenSandbox, HostCapacity,
-    LayerInfo, LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
-    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox, FrozenSandbox,
+    HostCapacity, LayerInfo, LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox,
+    PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -41,6 +41,7 @@ enum Call {
     Claim(Box<ClaimSandbox>),
     Pause(PauseSandbox),
     Resume(Box<ResumeSandbox>),
+    Fork(Box<ForkSandbox>),
     Commit(SandboxId, bool),
     CopyDisk(SandboxId),
     CommitCopy(DiskId, bool),
@@ -129,6 +130,10 @@ impl NodeApi for RemoteNode {
 
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
         Box::pin(self.call(Call::Commit(id.clone(), merge)))
+    }
+
+    fn fork(&self, request: ForkSandbox) -> NodeFuture<'_, Result<Vec<Result<StartedSandbox, NodeError>>, NodeError>> {
+        Box::pin(self.call(Call::Fork(Box::new(request))))
     }
 
     fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
@@ -261,6 +266,7 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Pause(request) => write_frame(connection, &node.pause(request).await).await,
         Call::Resume(request) => write_frame(connection, &node.resume(*request).await).await,
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
+        Call::Fork(request) => write_frame(connection, &node.fork(*request).await).await,
         Call::CopyDisk(id) => write_frame(connection, &node.copy_disk(&id).await).await,
         Call::CommitCopy(disk, merge) => write_frame(connection, &node.commit_copy(&disk, merge).await).await,
         Call::Layers => write_frame(connection, &node.layers().await).await,

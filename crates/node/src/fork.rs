@@ -1,0 +1,204 @@
+//! Forks: sandboxes that are started from the copy of another one, which goes on.
+//!
+//! ```text
+//!   copy the processes and the disk ─▶ a copy for each child ─▶ start them
+//!   └─ the parent stands still ────┘
+//! ```
+//!
+//! A child is started as a paused sandbox is resumed with its processes (`images`), but on a disk and beside an image that
+//! nothing has used before: an error removes both. A crash of the platform leaves disks that no sandbox has, and children
+//! that nothing wants; the next start removes them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
+use model::id::SandboxId;
+use protocol::node::{ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
+use runtime::driver::{Fork, StartDisk, WriteError};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::images::Space;
+use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
+use crate::{Shared, blocking, failed, kept};
+
+/// Sandboxes that are forked at the same time. Each is written by a process and takes a place on the host's disk.
+pub(crate) const FORKS: usize = 2;
+/// Disks of one fork that are copied at the same time.
+const COPIES: usize = 2;
+/// How often the processes are written before the fork fails. What the sandbox receives just when CRIU reads a connection
+/// makes it give up.
+const ATTEMPTS: usize = 3;
+
+/// Copies a sandbox and starts others from the copy. Returns what became of each.
+pub(crate) async fn fork(
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    (handle, request): (Arc<SandboxHandle>, ForkSandbox),
+) -> Result<Vec<Result<StartedSandbox, NodeError>>, NodeError> {
+    if !shared.driver.capabilities().images {
+        let why = "the host cannot copy the processes of sandboxes: it has no CRIU, or only too old a version of it";
+        return Err(NodeError::Unsupported(why.to_owned()));
+    }
+    let Ok(_permit) = shared.forks.try_acquire() else {
+        let why = format!("the host forks {FORKS} sandboxes already");
+        return Err(NodeError::Capacity(why));
+    };
+    let keep_free_bytes = shared.disk_floor_bytes.saturating_add(shared.disk.owed());
+    let copy_for = |child: &ForkedSandbox| -> io::Result<Fork> {
+        Ok(Fork {
+            id: child.id.clone(),
+            disk: random_disk()?,
+            keep_free_bytes,
+        })
+    };
+    let copies = request.children.iter().map(copy_for).collect::<io::Result<Vec<_>>>();
+    let copies = copies.map_err(failed)?;
+    let Some((first, others)) = copies.split_first() else {
+        return Ok(Vec::new());
+    };
+    // For as long as they are written; what was written is not free any more.
+    let space = blocking({
+        let (shared, handle, count) = (Arc::clone(&shared), Arc::clone(&handle), copies.len() as u64);
+        move || Space::of_fork(&shared, &**handle.sandbox(), count)
+    });
+    let space = space.await.map_err(failed)?.map_err(node_error)?;
+    let begun = Instant::now();
+    if let Err(error) = copy(&shared, &handle, first).await {
+        remove(&shared, first.clone()).await;
+        return Err(error);
+    }
+    let copied = stream::iter(others.iter().cloned().map(|to| copy_again(&shared, first.clone(), to)));
+    let copied: Vec<Result<(), NodeError>> = copied.buffered(COPIES).collect().await;
+    drop(space);
+    let copied_ms = begun.elapsed().as_millis();
+    let copied = [Ok(())].into_iter().chain(copied);
+    let children = request.children.into_iter().zip(copies).zip(copied);
+    let started = children.map(|((child, copy), copied)| {
+        let (shared, tasks, stop) = (Arc::clone(&shared), tasks.clone(), stop.clone());
+        let parent = handle.id().clone();
+        async move {
+            let started = match copied {
+                Ok(()) => start(&shared, &tasks, stop, (&parent, child, &copy)).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = &started {
+                tracing::error!(sandbox.id = %copy.id, parent = %parent, "start the fork of a sandbox: {error}");
+                remove(&shared, copy).await;
+            }
+            started
+        }
+    });
+    // Each waits for a launcher.
+    let started = join_all(started).await;
+    let count = started.iter().filter(|child| child.is_ok()).count();
+    let all_ms = begun.elapsed().as_millis();
+    tracing::info!(sandbox.id = %handle.id(), count, copied_ms, all_ms, "forked a sandbox");
+    Ok(started)
+}
+
+/// Makes the first copy. The sandbox goes on, whatever happens.
+async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: &Fork) -> Result<(), NodeError> {
+    let not_found = || NodeError::NotFound(handle.id().clone());
+    let _changing = handle.change().await;
+    if handle.is_ending() {
+        return Err(not_found());
+    }
+    if handle.is_frozen() {
+        return Err(NodeError::failed("the sandbox is paused"));
+    }
+    handle.set_copied(true);
+    let copied = blocking({
+        let (shared, handle, to) = (Arc::clone(shared), Arc::clone(handle), to.clone());
+        move || {
+            let sandbox = handle.sandbox();
+            let mut attempt = 1;
+            loop {
+                let copied = sandbox.fork(&to, &|| shared.stop.is_cancelled());
+                match &copied {
+                    Err(WriteError::Refused(_)) if attempt < ATTEMPTS => {}
+                    _ => break copied,
+                }
+                attempt += 1;
+                kept::remove_disk(&*shared.driver, &to.id, &to.disk)?;
+            }
+        }
+    });
+    let copied = copied.await.unwrap_or_else(|panicked| Err(panicked.into()));
+    if handle.is_ending() {
+        return Err(not_found());
+    }
+    let sandbox = Arc::clone(handle.sandbox());
+    let respawned = blocking(move || sandbox.respawn()).await;
+    if let Err(error) = respawned.and_then(|respawned| respawned) {
+        // It is tried again when the events of the agent are followed.
+        tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a fork: {error}");
+    }
+    handle.set_copied(false);
+    match copied {
+        Ok(stopped) => {
+            let stopped_ms = u64::try_from(stopped.as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(sandbox.id = %handle.id(), stopped_ms, "copied a sandbox with its processes");
+            Ok(())
+        }
+        Err(error) => {
+            tracing::warn!(sandbox.id = %handle.id(), "copy a sandbox with its processes: {error}");
+            Err(node_error(error))
+        }
+    }
+}
+
+async fn copy_again(shared: &Arc<Shared>, from: Fork, to: Fork) -> Result<(), NodeError> {
+    let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
+    let copied = blocking(move || driver.copy_fork(&from, &to, &|| stop.is_cancelled())).await;
+    copied
+        .and_then(|copied| copied)
+        .map_err(|error| node_error(error.into()))
+}
+
+async fn start(
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    stop: CancellationToken,
+    (parent, child, copy): (&SandboxId, ForkedSandbox, &Fork),
+) -> Result<StartedSandbox, NodeError> {
+    let ForkedSandbox { id, boot, egress } = child;
+    let begin = Begin {
+        id: &id,
+        template: &boot.template,
+        disk: StartDisk::Kept(copy.disk.clone()),
+        restore: true,
+        forked_from: Some(parent),
+        resources: boot.resources,
+        init: &boot.init,
+        egress: &egress,
+    };
+    let (handle, control, started) = supervisor::start(shared, tasks, begin).await?;
+    shared.sandboxes.lock().insert(id, Arc::clone(&handle));
+    tasks.spawn(supervisor::supervise(Arc::clone(shared), handle, Some(control), stop));
+    Ok(started)
+}
+
+/// Removes a copy from which nothing runs.
+async fn remove(shared: &Arc<Shared>, copy: Fork) {
+    let driver = Arc::clone(&shared.driver);
+    let id = copy.id.clone();
+    let removed = blocking(move || kept::remove_disk(&*driver, &copy.id, &copy.disk)).await;
+    if let Err(error) = removed.and_then(|removed| removed) {
+        tracing::warn!(sandbox.id = %id, "remove the copy of a sandbox: {error}");
+    }
+}
+
+fn node_error(error: WriteError) -> NodeError {
+    match error {
+        WriteError::Refused(why) => NodeError::Refused(why),
+        WriteError::Failed(error) if error.kind() == io::ErrorKind::StorageFull => {
+            NodeError::Capacity("the host's disk has no space for the copies of the sandbox".to_owned())
+        }
+        WriteError::Failed(error) => failed(error),
+    }
+}

@@ -24,6 +24,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0010_templates.sql"),
     include_str!("migrations/0011_kept_disks.sql"),
     include_str!("migrations/0012_snapshots.sql"),
+    include_str!("migrations/0013_forks.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

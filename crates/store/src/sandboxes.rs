@@ -70,6 +70,8 @@ pub struct NewSandbox {
     pub injections_sealed: Option<SealedSecret>,
     /// Its environment, sealed by the caller.
     pub environment_sealed: Option<SealedSecret>,
+    /// The sandbox whose certificate authority it has; none if it has one of its own.
+    pub authority_of: Option<SandboxId>,
     /// When it was requested, in microseconds since the Unix epoch.
     pub created_us: i64,
 }
@@ -167,7 +169,7 @@ impl NodeRows {
             "INSERT INTO sandboxes (",
             columns!(),
             ", injections_sealed, environment_sealed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
-             $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30)"
+             $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)"
         ))
         .bind(row.id.as_str())
         .bind(row.team_id.as_str())
@@ -197,6 +199,7 @@ impl NodeRows {
         .bind(row.kept.map(Kept::as_str))
         .bind(row.kept_bytes)
         .bind(row.resume_error.as_deref())
+        .bind(row.authority_of.as_ref().map(SandboxId::as_str))
         .bind(injections.as_ref().map(SealedSecret::as_str))
         .bind(environment.as_ref().map(SealedSecret::as_str));
         self.store.db.write("sandbox", "insert a sandbox", query).await?;
@@ -496,5 +499,6 @@ fn creating(new: NewSandbox, node: NodeId) -> SandboxRow {
         kept: None,
         kept_bytes: None,
         resume_error: None,
+        authority_of: new.authority_of,
     }
 }

@@ -390,6 +390,7 @@ impl Sandboxes {
             lifecycle_json: super::lifecycle::to_json(spec.lifecycle),
             injections_sealed: None,
             environment_sealed: None,
+            authority_of: None,
             created_us: now_us,
         }
     }

@@ -388,6 +388,7 @@ fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {
         lifecycle_json: None,
         injections_sealed: None,
         environment_sealed: None,
+        authority_of: None,
         created_us: row.created_us,
     }
 }

@@ -67,6 +67,8 @@ pub struct SandboxRow {
     pub kept_bytes: Option<i64>,
     /// Why it could not be resumed the last time, while it is paused. Otherwise without meaning.
     pub resume_error: Option<String>,
+    /// The sandbox whose certificate authority it has; none if it has one of its own.
+    pub authority_of: Option<SandboxId>,
 }
 
 /// The columns of a [`SandboxRow`].
@@ -75,7 +77,7 @@ macro_rules! columns {
         "id, team_id, user_id, template_id, build_id, alias, state, version, execution_id, started_us, end_us, \
          max_end_us, cpu_count, memory_mb, disk_mb, agent_version, metadata_json, secure, allow_public_traffic, \
          allow_internet_access, network_json, lifecycle_json, created_us, node_id, \
-         paused_us, kept, kept_bytes, resume_error"
+         paused_us, kept, kept_bytes, resume_error, authority_of"
     };
 }
 pub(super) use columns;
@@ -116,6 +118,7 @@ impl FromColumns for SandboxRow {
             },
             kept_bytes: columns.int_opt("kept_bytes")?,
             resume_error: columns.text_opt("resume_error")?,
+            authority_of: columns.id_opt("authority_of")?,
         })
     }
 }

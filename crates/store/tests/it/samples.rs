@@ -110,6 +110,7 @@ pub(crate) fn sandbox(n: u32, team: u32) -> NewSandbox {
         lifecycle_json: None,
         injections_sealed: None,
         environment_sealed: None,
+        authority_of: None,
         created_us: i64::from(n),
     }
 }

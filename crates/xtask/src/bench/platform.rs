@@ -147,6 +147,7 @@ impl Rows {
             lifecycle_json: None,
             injections_sealed: None,
             environment_sealed: None,
+            authority_of: None,
             created_us: started_us,
         };
         let rows = self.of_node();

@@ -2,6 +2,8 @@
 
 /// Default timeout of `POST /sandboxes`, in seconds (API contract).
 pub const DEFAULT_TIMEOUT_V1_S: u32 = 15;
+/// Maximum number of sandboxes that one fork creates.
+pub const FORKS_MAX: u32 = 100;
 /// Default timeout of `POST /v2/sandboxes` and of the v2 path to connect, in seconds (documented by the SDKs that call
 /// those paths).
 pub const DEFAULT_TIMEOUT_V2_S: u32 = 300;

@@ -45,7 +45,7 @@ use utoipa_axum::routes;
 pub(crate) use address::ApiAddress;
 use error::{ApiError, ErrorBody};
 use observe::{Observer, Operations};
-use sandboxes::{create, injections, lifetime, list, logs, metrics, network, pause, single, snapshots};
+use sandboxes::{create, fork, injections, lifetime, list, logs, metrics, network, pause, single, snapshots};
 use state::ApiState;
 
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
@@ -69,6 +69,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(metrics::list_sandboxes_metrics))
         .routes(routes!(single::get_sandbox, single::delete_sandbox))
         .routes(routes!(pause::pause_sandbox))
+        .routes(routes!(fork::fork_sandbox))
         .routes(routes!(snapshots::create_snapshot))
         .routes(routes!(snapshots::list_snapshots))
         .routes(routes!(lifetime::set_sandbox_timeout))

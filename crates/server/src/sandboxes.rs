@@ -11,6 +11,7 @@ pub(crate) mod copies;
 pub(crate) mod create;
 pub(crate) mod deadline;
 pub(crate) mod elsewhere;
+pub(crate) mod fork;
 pub(crate) mod header_rules;
 pub(crate) mod idempotency;
 pub(crate) mod injections;

@@ -1,5 +1,6 @@
 //! The error type of the API: what is returned to the client, and what is only logged.
 
+mod fork;
 mod pause;
 mod snapshot;
 
@@ -64,6 +65,17 @@ impl ErrorBody {
             code: status.as_u16(),
             message,
             error_code: None,
+        }
+    }
+
+    /// The body of an error that is a part of a response. Its cause is logged.
+    fn of_part(error: ApiError) -> Self {
+        if let Some(source) = &error.source {
+            tracing::error!(error = %Chain(source.as_ref()), "{}", error.message);
+        }
+        Self {
+            error_code: error.error_code,
+            ..Self::new(error.status, error.message)
         }
     }
 
@@ -135,6 +147,11 @@ impl ApiError {
     /// 400: the request matches the schema but is not acceptable.
     pub(crate) fn invalid(why: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, why)
+    }
+
+    /// The body of one that is a part of a response.
+    pub(crate) fn into_body(self) -> ErrorBody {
+        ErrorBody::of_part(self)
     }
 
     /// The message for the client.
@@ -617,8 +634,10 @@ impl IntoResponse for ApiError {
                 "{}", self.message
             );
         }
-        let mut body = ErrorBody::new(self.status, self.message);
-        body.error_code = self.error_code;
+        let body = ErrorBody {
+            error_code: self.error_code,
+            ..ErrorBody::new(self.status, self.message)
+        };
         let content_type = HeaderValue::from_static("application/json; charset=utf-8");
         let mut response = (self.status, [(header::CONTENT_TYPE, content_type)], body.to_json()).into_response();
         response.headers_mut().extend(self.headers);

@@ -30,7 +30,6 @@ struct NotBuilt {
     what: &'static str,
 }
 
-const SANDBOXES: &str = "sandboxes";
 const VOLUMES: &str = "volumes";
 const TEAMS: &str = "teams";
 
@@ -48,7 +47,6 @@ macro_rules! not_built {
 
 /// All operations that are not built yet.
 const NOT_BUILT: &[NotBuilt] = not_built! {
-    Post "/sandboxes/{sandboxID}/fork" fork_sandbox SANDBOXES "forking a sandbox";
     Get "/volumes" list_volumes VOLUMES "listing volumes";
     Post "/volumes" create_volume VOLUMES "creating a volume";
     Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";

@@ -38,6 +38,8 @@ pub(crate) enum LifecycleEvent<'a> {
     Resumed(ResumeReason, &'a SandboxRow),
     /// A snapshot of it was made, which is this template.
     Snapshotted(&'a TemplateId),
+    /// It was forked, into so many others.
+    Forked(usize),
     /// It ends or has ended, for this reason.
     Ending(EndReason),
 }
@@ -87,6 +89,7 @@ impl LifecycleEvent<'_> {
                 (Level::Info, message, "sandbox_resumed")
             }
             Self::Snapshotted(_) => (Level::Info, "a snapshot of the sandbox was made", "snapshot_created"),
+            Self::Forked(_) => (Level::Info, "the sandbox was forked", "sandbox_forked"),
             Self::Ending(reason) => {
                 let (level, message) = match reason {
                     EndReason::Killed => (Level::Info, "a client asked to kill the sandbox"),
@@ -119,6 +122,7 @@ impl LifecycleEvent<'_> {
             }
             Self::Resumed(reason, row) => vec![("reason", reason.as_str().to_owned()), ("end_at", rfc3339(row.end_us))],
             Self::Snapshotted(template) => vec![("template", template.to_string())],
+            Self::Forked(count) => vec![("count", count.to_string())],
             Self::Ending(reason) => vec![("reason", reason.as_str().to_owned())],
         };
         let fields = [("event_type", event_type.to_owned())].into_iter().chain(more);

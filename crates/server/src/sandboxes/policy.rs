@@ -107,7 +107,36 @@ impl Policies {
         })
     }
 
-    /// Every sandbox has a certificate authority from its start, so that rules can come later.
+    /// The column of network settings of a fork of a sandbox: the same, encrypted for another one.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub(super) fn json_of_fork(&self, row: &SandboxRow, fork: &SandboxId) -> Result<Option<String>, SealError> {
+        let Some(text) = &row.network_json else {
+            return Ok(None);
+        };
+        let Ok(Some(mut network)) = spec_of(row) else {
+            // Of no meaning: neither of the two gets network access.
+            return Ok(Some(text.clone()));
+        };
+        if let Some(proxy) = &mut network.egress_proxy
+            && let Some(sealed) = proxy.password_sealed.take()
+        {
+            proxy.password = Some(Secret::new(self.sealer.open(&owner(&row.id), &sealed)?));
+        }
+        if let Some(sealed) = network.rules_sealed.take() {
+            let rules = self.sealer.open(&rules_owner(&row.id), &sealed)?;
+            network.rules = serde_json::from_str(&rules).map_err(|_| SealError::Corrupt)?;
+        }
+        if let Some(sealed) = network.repository_token_sealed.take() {
+            let token = self.sealer.open(&token_owner(&row.id), &sealed)?;
+            network.repository_token = Some(Secret::new(token));
+        }
+        Ok(Some(self.to_json(fork, &network)))
+    }
+
+    /// Every sandbox has a certificate authority from its start, so that rules can come later. That of a fork is the one
+    /// that its programs trust already.
     fn interception(&self, id: &SandboxId, rules: Vec<InjectionRule>) -> Box<Interception> {
         Box::new(Interception {
             ca_seed: Secret::new(self.tokens.ca_seed(id).expose_secret().to_owned()),
@@ -128,7 +157,7 @@ impl Policies {
         let mut rules = self.repository_rules(row);
         rules.extend(injected);
         rules.extend(self.header_rules(row).await?);
-        let interception = Some(self.interception(&row.id, rules));
+        let interception = Some(self.interception(row.authority_of.as_ref().unwrap_or(&row.id), rules));
         Ok(match self.read(row) {
             Ok(policy) => EgressPolicy {
                 default_allow,

@@ -53,7 +53,7 @@ impl Sandboxes {
     }
 
     /// The environment that a sandbox was created with. One that cannot be read is empty.
-    async fn environment_of(&self, id: &SandboxId) -> Result<EnvVars, StoreError> {
+    pub(super) async fn environment_of(&self, id: &SandboxId) -> Result<EnvVars, StoreError> {
         let Some(sealed) = self.store.sandbox_environment(id).await? else {
             return Ok(EnvVars::default());
         };

@@ -14,6 +14,7 @@ mod connections;
 mod create;
 mod drain;
 mod errors;
+mod fork;
 mod hostile;
 mod idempotency;
 mod injections;

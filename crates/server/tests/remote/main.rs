@@ -17,6 +17,8 @@ mod cancel;
 mod create;
 #[path = "../it/drain.rs"]
 mod drain;
+#[path = "../it/fork.rs"]
+mod fork;
 #[path = "../it/hostile.rs"]
 mod hostile;
 #[path = "../it/idempotency.rs"]

@@ -154,6 +154,30 @@ impl<const MAX: u32> BodyValue for Count<MAX> {
     }
 }
 
+/// A number from `MIN` to `MAX`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Within<const MIN: u32, const MAX: u32>(pub(crate) u32);
+
+impl<const MIN: u32, const MAX: u32> From<u32> for Within<MIN, MAX> {
+    fn from(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+impl<const MIN: u32, const MAX: u32> BodyValue for Within<MIN, MAX> {
+    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
+        let number = read_whole(value, at)?;
+        match (MIN..=MAX).contains(&number) {
+            true => Ok(Self(number)),
+            false => Err(at.error(format_args!("number must be from {MIN} to {MAX}"))),
+        }
+    }
+
+    fn schema() -> RefOr<Schema> {
+        integer(MIN, MAX).into()
+    }
+}
+
 /// A number of at least `MIN`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AtLeast<const MIN: u32>(pub(crate) u32);

@@ -455,7 +455,7 @@ fn spec_of(state: &ApiState, build: &BuildRow, name: &str) -> Result<BuildSpec, 
     })
 }
 
-fn random_id() -> Result<SandboxId, ApiError> {
+pub(super) fn random_id() -> Result<SandboxId, ApiError> {
     let mut random = [0; 20];
     getrandom::fill(&mut random).map_err(|error| ApiError::internal().caused_by(error))?;
     Ok(SandboxId::from_random(&random))

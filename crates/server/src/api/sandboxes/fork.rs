@@ -1,0 +1,120 @@
+//! `POST /sandboxes/{sandboxID}/fork`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use model::limits::{DEFAULT_TIMEOUT_V1_S, FORKS_MAX};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::ConnectionInfo;
+use super::create::random_id;
+use crate::api::auth::{Caller, SandboxPath};
+use crate::api::body::OptionalBody;
+use crate::api::body::shape::{Nullable, body};
+use crate::api::body::values::{Lifetime, Within};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::json::json;
+use crate::api::state::ApiState;
+use crate::sandboxes::fork::ForkRequest;
+
+body! {
+    /// Parameters for forking a sandbox.
+    pub(crate) struct ForkSandbox {
+        /// Seconds from now until the deadline of each new sandbox.
+        "timeout" timeout: Nullable<Lifetime<1>> = DEFAULT_TIMEOUT_V1_S;
+        /// How many sandboxes are created. It must be less than the number of sandboxes that the team can have.
+        "count" count: Nullable<Within<1, FORKS_MAX>> = 1;
+    }
+}
+
+/// What became of one of the sandboxes of a fork: one of the two.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ForkResult)]
+pub(crate) struct ForkResult {
+    /// How to reach it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    sandbox: Option<ConnectionInfo>,
+    /// Why it does not run. Nothing is left of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    error: Option<ErrorBody>,
+}
+
+/// Forks a running sandbox: creates others that go on from where it is, with the same memory, processes and files, and that
+/// have its template, metadata, network and lifecycle settings. It goes on, too, and its deadline stays.
+///
+/// The sandbox stands still while it is copied. The response has one entry for each sandbox that was asked for, and comes
+/// when all of them run or have failed.
+#[utoipa::path(
+    post,
+    path = "/sandboxes/{sandboxID}/fork",
+    tag = "sandboxes",
+    params(SandboxPath),
+    request_body(content = Option<ForkSandbox>),
+    responses(
+        (status = 201, description = "What became of each sandbox", body = Vec<ForkResult>),
+        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
+        (
+            status = 409,
+            description = "The sandbox is paused, or being paused, resumed or killed, or something in it cannot be copied",
+            body = ErrorBody,
+        ),
+        (status = 429, description = "The team is at one of its limits", body = ErrorBody),
+        (status = 501, description = "The host cannot copy processes", body = ErrorBody),
+        (
+            status = 503,
+            description = "The host has no space for the copies or is busy with others, or it failed; the sandbox runs on",
+            body = ErrorBody,
+        ),
+    )
+)]
+pub(crate) async fn fork_sandbox(
+    State(state): State<ApiState>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+    body: OptionalBody<ForkSandbox>,
+) -> Result<Response, ApiError> {
+    let body = body.read()?;
+    let limits = &caller.quota.limits;
+    let timeout_s = body.timeout.within(limits.max_lifetime_s)?;
+    let Within(count) = body.count;
+    if let Some(limit) = limits.sandboxes.filter(|limit| count >= *limit) {
+        return Err(ApiError::invalid(format!(
+            "count must be less than {limit}, the number of sandboxes that your team can have: the forked one counts as well"
+        )));
+    }
+    let sandboxes = &state.sandboxes;
+    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
+    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    if entry.lifecycle().auto_pause {
+        caller.quota.check_auto_pause()?;
+    }
+    let ids = (0..count).map(|_| random_id()).collect::<Result<Vec<_>, _>>()?;
+    // Each is a sandbox that is created.
+    for _ in 0..count {
+        caller.count_create(state.clock.now_us())?;
+    }
+    let request = ForkRequest {
+        user: caller.user.clone(),
+        quota: Arc::clone(&caller.quota),
+        timeout_s,
+        ids,
+    };
+    let forked = sandboxes.fork(&entry, request).await;
+    let forked = forked.map_err(|error| ApiError::not_forked(error, &id))?;
+    let results = forked.into_iter().map(|child| match child {
+        Ok(row) => ForkResult {
+            sandbox: Some(ConnectionInfo::new(row, &state.access)),
+            error: None,
+        },
+        Err(error) => ForkResult {
+            sandbox: None,
+            error: Some(ApiError::from(error).into_body()),
+        },
+    });
+    json(StatusCode::CREATED, &results.collect::<Vec<_>>())
+}

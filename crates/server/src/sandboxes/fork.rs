@@ -1,0 +1,373 @@
+//! Forks: sandboxes that go on from where another one is, which goes on, too.
+//!
+//! ```text
+//!   rows of the children ─▶ the node copies the parent and starts them ─▶ the rows of those that started
+//! ```
+//!
+//! A child has everything that its parent was created with, under its own id and tokens, and a deadline of its own. It has
+//! the certificate authority of its parent: programs that run in it have read that certificate and trust no other. The seed
+//! of an authority is derived from an id, so the row names the sandbox and has no secret.
+//!
+//! Runs on a task of its own, as a create. Until the node has answered, rows of children are in state "creating": a crash
+//! before that leaves no child, and the parent runs.
+
+use std::sync::Arc;
+
+use model::id::{SandboxId, UserId};
+use model::lifecycle::State;
+use model::sandbox::{EnvVars, LifecycleSpec};
+use protocol::node::{Boot, ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
+use store::Change;
+use store::error::StoreError;
+use store::sandboxes::{NewSandbox, SandboxRow};
+
+use super::Sandboxes;
+use super::change::{ChangeError, check_running};
+use super::create::{CreateError, known_version};
+use super::lifecycle::to_json;
+use super::registry::SandboxEntry;
+use crate::admission::AdmissionError;
+use crate::admission::quota::{ResourceUse, TeamQuota};
+use crate::builds::recipe::BuildSpec;
+use crate::clock::SECOND_US;
+use crate::injections::SandboxInjections;
+use crate::outcome::CreateOutcome;
+use crate::records::LifecycleEvent;
+use crate::seal::SealError;
+
+/// How a sandbox is forked.
+#[derive(Debug)]
+pub(crate) struct ForkRequest {
+    /// The user that sent the request.
+    pub(crate) user: UserId,
+    /// What the team may use.
+    pub(crate) quota: Arc<TeamQuota>,
+    /// Seconds until the deadline of each child.
+    pub(crate) timeout_s: u32,
+    /// The ids of the children.
+    pub(crate) ids: Vec<SandboxId>,
+}
+
+/// Why a sandbox was not forked. It runs on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ForkError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Seal(#[from] SealError),
+    #[error(transparent)]
+    State(ChangeError),
+    #[error("the sandbox is paused")]
+    Paused,
+    /// Something in it cannot be copied, for a reason that is for the client.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    Unsupported(String),
+    /// The host has no space, or is busy.
+    #[error("{0}")]
+    NoCapacity(String),
+    #[error("the node failed")]
+    Failed(#[source] NodeError),
+    #[error("the task panicked or was cancelled")]
+    TaskFailed,
+}
+
+impl From<NodeError> for ForkError {
+    fn from(error: NodeError) -> Self {
+        match error {
+            NodeError::NotFound(_) => Self::State(ChangeError::Gone),
+            NodeError::Capacity(why) => Self::NoCapacity(why),
+            NodeError::Refused(why) => Self::Refused(why),
+            NodeError::Unsupported(why) => Self::Unsupported(why),
+            error @ (NodeError::NoLayer(_)
+            | NodeError::Unavailable(_)
+            | NodeError::Failed(_)
+            | NodeError::Unreachable(_)) => Self::Failed(error),
+        }
+    }
+}
+
+/// Why one child of a fork does not run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChildError {
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    #[error(transparent)]
+    Create(#[from] CreateError),
+}
+
+/// What became of each child.
+pub(crate) type Children = Vec<Result<SandboxRow, ChildError>>;
+
+/// What all children have of their parent.
+struct Parent {
+    row: SandboxRow,
+    boot: Boot,
+    build: BuildSpec,
+    environment: EnvVars,
+    injections: Option<SandboxInjections>,
+    /// The rules and secrets from which the policies of the children are made.
+    changes: u64,
+}
+
+/// A child that is about to be started.
+struct Child {
+    row: SandboxRow,
+    entry: Arc<SandboxEntry>,
+}
+
+fn check(entry: &SandboxEntry) -> Result<(), ForkError> {
+    match entry.state() {
+        State::Paused => Err(ForkError::Paused),
+        _ => check_running(entry).map_err(ForkError::State),
+    }
+}
+
+impl Sandboxes {
+    /// Forks a running sandbox and returns once the agents of its children have answered. A client disconnect changes
+    /// nothing.
+    pub(crate) async fn fork(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: ForkRequest,
+    ) -> Result<Children, ForkError> {
+        check(entry)?;
+        let ids = request.ids.clone();
+        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
+        let task = self.work.spawn(async move {
+            let forking = Arc::clone(&sandboxes);
+            let forked = sandboxes
+                .work
+                .spawn(async move { Box::pin(forking.fork_on_task(&entry, request)).await });
+            match forked.await {
+                Ok(forked) => forked,
+                Err(_) => {
+                    // The task panicked at an unknown point.
+                    for id in &ids {
+                        sandboxes.discard(id).await;
+                    }
+                    Err(ForkError::TaskFailed)
+                }
+            }
+        });
+        task.await.unwrap_or(Err(ForkError::TaskFailed))
+    }
+
+    async fn fork_on_task(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: ForkRequest,
+    ) -> Result<Children, ForkError> {
+        // Whoever pauses or forks it waits.
+        let _guard = entry.change_lock.lock().await;
+        check(entry)?;
+        let parent = self.parent(&entry.id).await?;
+        let mut children = Vec::with_capacity(request.ids.len());
+        for id in &request.ids {
+            children.push(self.prepare_child(&parent, id, &request).await);
+        }
+        let mut forked = Vec::new();
+        for child in children.iter().flatten() {
+            match self.forked(&parent, child).await {
+                Ok(one) => forked.push(one),
+                Err(error) => {
+                    self.forget_children(&children).await;
+                    return Err(error.into());
+                }
+            }
+        }
+        let started = match forked.is_empty() {
+            true => Vec::new(),
+            false => {
+                let id = entry.id.clone();
+                match self.node.fork(ForkSandbox { id, children: forked }).await {
+                    Ok(started) => started,
+                    Err(error) => {
+                        self.give_up_children(&children, &error).await;
+                        return Err(match (error, entry.state()) {
+                            // Its end was requested while it stood still.
+                            (NodeError::NotFound(_), State::Stopping) => ForkError::State(ChangeError::Stopping),
+                            (error, _) => error.into(),
+                        });
+                    }
+                }
+            }
+        };
+        let mut started = started.into_iter();
+        let mut results = Vec::with_capacity(children.len());
+        for child in children {
+            let result = match child {
+                Err(error) => Err(error),
+                Ok(child) => {
+                    let started = started.next();
+                    let started = started.unwrap_or_else(|| Err(NodeError::failed("the node has left out a fork")));
+                    let announced = self.announce_child(&parent, child, started, request.timeout_s).await;
+                    announced.map_err(ChildError::from)
+                }
+            };
+            self.metrics.create(match &result {
+                Ok(_) => CreateOutcome::Created,
+                Err(ChildError::Admission(AdmissionError::OverQuota(_))) => CreateOutcome::Limited,
+                Err(ChildError::Admission(_) | ChildError::Create(CreateError::NoCapacity { .. })) => {
+                    CreateOutcome::NoCapacity
+                }
+                Err(ChildError::Create(_)) => CreateOutcome::Failed,
+            });
+            results.push(result);
+        }
+        let count = results.iter().filter(|result| result.is_ok()).count();
+        self.records.log_event(&entry.id, &LifecycleEvent::Forked(count));
+        Ok(results)
+    }
+
+    async fn parent(&self, id: &SandboxId) -> Result<Parent, ForkError> {
+        let changes = self.injections.changes();
+        let row = self.store.sandbox_by_id(id).await?;
+        let row = row.ok_or(ForkError::State(ChangeError::Gone))?;
+        // Builds stay as long as sandboxes have been started from them, also those of deleted templates.
+        let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;
+        Ok(Parent {
+            boot: self.restart_of(&row).await?.boot,
+            build: build.as_ref().and_then(BuildSpec::of).unwrap_or_else(BuildSpec::base),
+            environment: self.environment_of(id).await?,
+            injections: self.injections.of_sandbox(id).await?,
+            row,
+            changes,
+        })
+    }
+
+    /// Reserves what a child needs, and stores its row.
+    async fn prepare_child(&self, parent: &Parent, id: &SandboxId, request: &ForkRequest) -> Result<Child, ChildError> {
+        let share = ResourceUse::one_sandbox(parent.row.cpu_count, parent.row.memory_mb);
+        let admission = self.pool.admit(&request.quota, share).await?;
+        let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
+        let row = self.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
+        let entry = self.register(&row, admission);
+        if let Some(injections) = &parent.injections {
+            entry.set_saved_rules(injections.saved_rules());
+        }
+        Ok(Child { row, entry })
+    }
+
+    fn row_of_child(&self, parent: &Parent, id: &SandboxId, request: &ForkRequest) -> Result<NewSandbox, SealError> {
+        let row = &parent.row;
+        let now_us = self.clock.now_us();
+        let after = |seconds: u32| now_us + i64::from(seconds) * SECOND_US;
+        let lifecycle = LifecycleSpec {
+            timeout_s: request.timeout_s,
+            ..super::lifecycle::lifecycle_of(row)
+        };
+        let injections = match &parent.injections {
+            None => None,
+            Some(injections) => self.injections.seal_sandbox(id, injections)?,
+        };
+        Ok(NewSandbox {
+            id: id.clone(),
+            team_id: row.team_id.clone(),
+            user_id: request.user.clone(),
+            template_id: row.template_id.clone(),
+            build_id: row.build_id.clone(),
+            alias: row.alias.clone(),
+            execution_id: uuid::Uuid::new_v4().to_string(),
+            end_us: after(request.timeout_s),
+            max_end_us: after(request.quota.limits.max_lifetime_s),
+            cpu_count: row.cpu_count,
+            memory_mb: row.memory_mb,
+            disk_mb: row.disk_mb,
+            agent_version: row.agent_version.clone(),
+            metadata: row.metadata.clone(),
+            secure: row.secure,
+            allow_public_traffic: row.allow_public_traffic,
+            allow_internet_access: row.allow_internet_access,
+            network_json: self.policies.json_of_fork(row, id)?,
+            lifecycle_json: to_json(lifecycle),
+            injections_sealed: injections,
+            environment_sealed: self.seal_environment(id, &parent.environment)?,
+            authority_of: Some(row.authority_of.as_ref().unwrap_or(&row.id).clone()),
+            created_us: now_us,
+        })
+    }
+
+    /// What the node needs to start a child.
+    async fn forked(&self, parent: &Parent, child: &Child) -> Result<ForkedSandbox, StoreError> {
+        let row = &child.row;
+        let context = self
+            .policies
+            .context_of(&row.team_id, parent.injections.as_ref())
+            .await?;
+        Ok(ForkedSandbox {
+            id: row.id.clone(),
+            boot: Boot {
+                init: self.init_of(row, &parent.build, parent.environment.clone()),
+                ..parent.boot.clone()
+            },
+            egress: self.policies.of(row, context).await?,
+        })
+    }
+
+    /// Stores and announces that a child runs, or removes what there is of it.
+    async fn announce_child(
+        self: &Arc<Self>,
+        parent: &Parent,
+        child: Child,
+        started: Result<StartedSandbox, NodeError>,
+        timeout_s: u32,
+    ) -> Result<SandboxRow, CreateError> {
+        let Child { row, entry } = child;
+        let started = match started {
+            Ok(started) => started,
+            Err(error) => {
+                self.give_up_child(&row.id, &error).await;
+                return Err(match error {
+                    NodeError::Capacity(why) => CreateError::NoCapacity {
+                        why,
+                        retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
+                    },
+                    error => CreateError::Node(error),
+                });
+            }
+        };
+        // The fork does not count as lifetime, so the times are taken now.
+        let now_us = self.clock.now_us();
+        let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
+        let version = known_version(&started.agent_version);
+        let change = self
+            .rows
+            .sandbox_started(&row.id, row.version, now_us, end_us, version)
+            .await;
+        let row = match change {
+            Ok(Change::Applied(row)) => row,
+            Ok(Change::Stale | Change::Missing) => {
+                self.discard(&row.id).await;
+                return Err(CreateError::Died);
+            }
+            Err(error) => {
+                self.discard(&row.id).await;
+                return Err(error.into());
+            }
+        };
+        self.announce(&row, &entry, parent.changes).await?;
+        Ok(row)
+    }
+
+    async fn give_up_child(self: &Arc<Self>, id: &SandboxId, error: &NodeError) {
+        match error {
+            // It may have started nevertheless.
+            NodeError::Unreachable(_) => self.discard(id).await,
+            _ => self.forget(id).await,
+        }
+    }
+
+    async fn give_up_children(self: &Arc<Self>, children: &[Result<Child, ChildError>], error: &NodeError) {
+        for child in children.iter().flatten() {
+            self.give_up_child(&child.row.id, error).await;
+        }
+    }
+
+    async fn forget_children(&self, children: &[Result<Child, ChildError>]) {
+        for child in children.iter().flatten() {
+            self.forget(&child.row.id).await;
+        }
+    }
+}

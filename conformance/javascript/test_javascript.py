@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from harness import packages
+from harness.beside import beside
 from harness.code_host import TOKEN, CodeHost
 from harness.criu import criu_config
 from harness.platform import Platform
@@ -35,10 +36,8 @@ IMAGES = (
 )
 # Methods for what the platform does not have.
 UNSERVED = {
-    "Sandbox.fork",
     "Sandbox.getMcpUrl",
     "Sandbox.getMcpToken",
-    "Sandbox.static fork",
 }
 # What the suites called, by the way they reached the platform.
 called: dict[str, set[str]] = {"http": set(), "https": set()}
@@ -46,7 +45,7 @@ SUITES = ("lifecycle", "commands", "pty", "files", "filesystem", "watch", "compr
 
 
 def test_every_suite_is_named() -> None:
-    assert {path.name.removesuffix(".test.mjs") for path in HERE.glob("*.test.mjs")} == {*SUITES, "network", "templates"}
+    assert {path.name.removesuffix(".test.mjs") for path in HERE.glob("*.test.mjs")} == {*SUITES, "fork", "network", "templates"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +63,17 @@ def test_over_http(platform: Platform, tmp_path: Path, suite: str) -> None:
 @pytest.mark.parametrize("suite", SUITES)
 def test_over_https(secure: Platform, tmp_path: Path, suite: str) -> None:
     called["https"] |= run(secure, tmp_path, suite, {"RINGFENCE_PAUSE_STORAGE": "disk"})
+
+
+def test_forks(platform: Platform, tmp_path: Path) -> None:
+    """On a platform with CRIU."""
+    suite, data = tmp_path / "suite", tmp_path / "beside"
+    suite.mkdir()
+    data.mkdir()
+    with beside(platform, data, criu_config()) as server:
+        ways = run(server, suite, "fork")
+    for calls in called.values():
+        calls |= ways
 
 
 def test_network(work_dir: Path, tmp_path: Path) -> None:

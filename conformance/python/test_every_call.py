@@ -14,7 +14,6 @@ from harness.surface import FLAVOURS, SANDBOX, Box, both, called, methods
 
 # Methods for what the platform does not have.
 UNSERVED = {
-    "fork",
     "get_mcp_url",
     "get_mcp_token",
 }
@@ -112,9 +111,12 @@ async def test_snapshots(box: Box) -> None:
 
 
 @both
-async def test_what_is_not_there_is_refused_and_harms_nothing(box: Box) -> None:
-    with pytest.raises(SandboxException):
-        await box.fork()
+async def test_what_the_host_lacks_is_refused_and_harms_nothing(box: Box) -> None:
+    """Without CRIU there are no forks; test_fork.py has them."""
+    with pytest.raises(SandboxException, match="CRIU"):
+        await box.fork(timeout=20, count=2)
+    with pytest.raises(SandboxException, match="CRIU"):
+        await of_class(box, "fork", box.sandbox_id)
     assert await box.shell("echo alive") == "alive\n"
 
 

@@ -36,7 +36,7 @@ def test_base_is_a_template_like_any_other(platform: Platform) -> None:
 
 def test_what_is_not_built_says_so_and_not_that_the_sandbox_is_gone(platform: Platform, sandbox: Sandbox) -> None:
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
-    refused = httpx.post(f"{platform.url}/sandboxes/{sandbox.sandbox_id}/fork", headers=headers)
+    refused = httpx.get(f"{platform.url}/volumes", headers=headers)
     assert refused.status_code == 501 and "is not built yet" in refused.json()["message"]
     with pytest.raises(NotFoundException):
         Sandbox.pause("i" + "0" * 20)

@@ -346,7 +346,8 @@ keys! {
     },
     PAUSE_CRIU = {
         "pause.criu", None, Text, "none",
-        "Path of CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk. Without it they stay in memory.",
+        "Path of CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk, and copies those of sandboxes that are \
+         forked. Without it they stay in memory, and forks are refused.",
     },
     PAUSE_PAGE_OUT = {
         "pause.page_out", None, Boolean, "true",

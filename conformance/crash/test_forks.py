@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
+from crash.test_images import Holder, criu_of, kill_criu
 from harness.criu import criu_config, groups, processes
 from harness.platform import Platform
 from harness.traffic import until
@@ -127,3 +129,66 @@ def kill_and_check(server: Platform, chance: random.Random, box: Sandbox, pid: i
     until(lambda: len(list(disks.glob("*.img"))) == 1, "only the disk of the sandbox is left")
     goes_on(box, pid)
     return len(made)
+
+
+def test_criu_is_killed(crashing: Platform) -> None:
+    """The sandbox goes on, and each child is whole or has failed."""
+    holder = Holder(crashing)
+    disks = Path(crashing.data_dir, "disks")
+    killed, statuses, failed = 0, [], 0
+    for after_s in (0.0, 0.05, 0.1, 0.2, 0.4, 0.6):
+        answers: list[httpx.Response] = []
+
+        def fork(answers: list[httpx.Response] = answers) -> None:
+            answers.append(holder.api.post(f"{holder.path}/fork", json={"count": 2, "timeout": 600}))
+
+        killed += kill_criu(crashing, fork, after_s)
+        (answer,) = answers
+        statuses.append(answer.status_code)
+        assert answer.status_code in (201, 409, 503), answer.text
+        holder.goes_on()
+        assert "MemTotal" in holder.box.files.read("/proc/meminfo")
+        assert holder.box.commands.run("echo here").stdout == "here\n"
+        for entry in answer.json() if answer.status_code == 201 else []:
+            if "error" in entry:
+                failed += 1
+                continue
+            child = Sandbox.connect(entry["sandbox"]["sandboxID"])
+            goes_on(child, holder.pid)
+            assert child.kill() is True
+        until(lambda: len(list(disks.glob("*.img"))) == 1, "no disk of a child is left")
+        assert not list(Path(crashing.data_dir, "kept").glob("*/image*"))
+    print(f"killed {killed} times: {statuses}, {failed} children failed")
+    assert killed > 0
+    for _ in range(3):
+        with httpx.Client(base_url=crashing.url, headers=holder.api.headers, timeout=60) as api:
+            killer = threading.Thread(target=kill_a_restore, args=[crashing])
+            killer.start()
+            answer = api.post(f"{holder.path}/fork", json={"count": 3, "timeout": 600})
+            killer.join()
+        assert answer.status_code == 201, answer.text
+        entries = answer.json()
+        (error,) = [entry["error"] for entry in entries if "error" in entry]
+        assert error["code"] == 500, error
+        holder.goes_on()
+        for entry in entries:
+            if "sandbox" in entry:
+                child = Sandbox.connect(entry["sandbox"]["sandboxID"])
+                goes_on(child, holder.pid)
+                assert child.kill() is True
+        until(lambda: len(list(disks.glob("*.img"))) == 1, "no disk of a child is left")
+        assert len(holder.api.get("/v2/sandboxes").json()) == 1
+    holder.box.kill()
+
+
+def kill_a_restore(server: Platform) -> None:
+    """Kills the first CRIU that restores something."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for pid in criu_of(server):
+            try:
+                if b"restore" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2]:
+                    os.kill(pid, signal.SIGKILL)
+                    return
+            except OSError:
+                continue

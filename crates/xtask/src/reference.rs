@@ -293,9 +293,6 @@ fn describe(
             .and_then(|content| content.iter().next());
         let kind = match content {
             None => "none".to_owned(),
-            Some((_, content)) if content["schema"]["$ref"] == "#/components/schemas/Error" => {
-                "[error](index.md#errors)".to_owned()
-            }
             Some((media, content)) if media == "application/json" => schemas.kind(&content["schema"], used),
             Some((media, _)) => format!("`{media}`"),
         };

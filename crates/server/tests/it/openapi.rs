@@ -31,6 +31,7 @@ async fn the_served_document_has_the_configured_bounds() {
         "ConnectSandbox",
         "ConnectSandboxV1",
         "ResumeSandbox",
+        "ForkSandbox",
     ] {
         let at = format!("/components/schemas/{schema}/properties/timeout/maximum");
         let maximum = served.pointer_mut(&at).expect("a maximum");

@@ -32,6 +32,10 @@ impl<'a> Schemas<'a> {
             if !is_object(target) {
                 return self.kind(target, used);
             }
+            if name == "Error" {
+                // Described for all operations together.
+                return "[error](index.md#errors)".to_owned();
+            }
             used.insert(name.to_owned());
             return format!("[{name}](#{})", name.to_lowercase());
         }

@@ -83,6 +83,7 @@ impl From<NodeError> for ForkError {
             error @ (NodeError::NoLayer(_)
             | NodeError::Unavailable(_)
             | NodeError::Failed(_)
+            | NodeError::Cancelled
             | NodeError::Unreachable(_)) => Self::Failed(error),
         }
     }

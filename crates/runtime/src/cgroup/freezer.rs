@@ -108,6 +108,14 @@ impl Freezer {
         Ok(text.trim_end() == "1")
     }
 
+    /// Stops all processes as soon as they can be, without waiting. One that a tracer holds is stopped when it lets go.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub(crate) fn hold(&self) -> io::Result<()> {
+        write(&self.0.join("cgroup.freeze"), "1")
+    }
+
     /// The group.
     pub(crate) fn group(&self) -> &Path {
         &self.0

@@ -7,17 +7,20 @@
 //!   Write ──────────────────────────▶ the agent becomes quiet, stop it
 //!                                     start  ───────────────────────▶ write
 //!   write out, rename  ◀───────────── Done  ◀──────────────────────── post-dump
-//!   EndDumped ──────────────────────▶ go  ──────────────────────────▶ end the processes
+//!   EndDumped ──────────────────────▶ end the processes
 //! ```
 //!
 //! A sandbox that is only copied keeps its network and its connections. Its disk is copied where others are written out, and
 //! with `LetGoOn` in the place of `EndDumped` it goes on.
 //!
-//! It is a process of this program in the mounts of the host. When the platform ends meanwhile, or gives up at any point before
-//! `EndDumped`, the sandbox goes on at once, with the `/proc` files of which this process holds the kernel's side; it does not have to wait for the
-//! next platform. Only when the image has got its name, the sandbox is what was written, and ends. CRIU is not killed then,
-//! because it may be in the middle of what it does in a process: it is made to fail ([`Criu::stop`]), and lets go of the
-//! processes itself. It ends with this process.
+//! It is a process of this program in the mounts of the host. When the platform ends meanwhile, or gives up at any point
+//! before `EndDumped`, the sandbox goes on at once, with the `/proc` files of which this process holds the kernel's side; it
+//! does not have to wait for the next platform. CRIU is not killed then, because it may be in the middle of what it does in a
+//! process: it is made to fail ([`Criu::stop`]), and lets go of the processes itself.
+//!
+//! Once the image has got its name, the sandbox is what was written, and nothing that was in it may run again: what it did
+//! would be done twice, and on a disk that the image does not belong to. So from the moment when the image is complete the
+//! freezer holds the processes, in case that CRIU is killed, and they are killed by their groups and not by CRIU.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -164,7 +167,7 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         sys::setns(subject.agent, libc::CLONE_NEWUTS)
     };
     let mut criu = Criu::start(&dump.program, &arguments, &dump.image, dump.base_id, None, prepare)?;
-    let written = follow(&mut criu, dump, &log, socket);
+    let written = follow(&mut criu, dump, subject, &log, socket);
     if matches!(&written, Err(Unwritten::Running(_))) && !criu.stop(STOP_TIMEOUT) {
         // Killed then, which it survives only outside of processes.
         return Err(io::Error::new(io::ErrorKind::TimedOut, "CRIU did not give up").into());
@@ -190,18 +193,14 @@ impl From<io::Error> for Unwritten {
     }
 }
 
-/// Follows a run of CRIU until it has ended the processes.
-fn follow(criu: &mut Criu, dump: &Dump, log: &Path, socket: &OwnedFd) -> Result<(), Unwritten> {
-    let mut is_complete = false;
+/// Follows a run of CRIU until the image is complete, and the processes have ended or go on.
+fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, log: &Path, socket: &OwnedFd) -> Result<(), Unwritten> {
     loop {
-        // Once the image counts, there is no way back.
-        let event = match is_complete {
-            true => next_of_dump(criu, None)?,
-            false => next_of_dump(criu, Some(socket))?,
-        };
-        match event {
+        match next_of_dump(criu, socket)? {
             CriuEvent::Step { action, .. } => {
                 if action == "post-dump" {
+                    // Only CRIU holds them now, and when it is killed, they must not go on beside an image that counts.
+                    subject.tree.freezer(subject.name)?.hold()?;
                     open_to_readers(&dump.image)?;
                     wire::send_message(socket, &Reply::Done, &[])?;
                     let answer = wire::receive_message::<Request>(socket);
@@ -217,7 +216,7 @@ fn follow(criu: &mut Criu, dump: &Dump, log: &Path, socket: &OwnedFd) -> Result<
                             _ => Err(given_up().into()),
                         };
                     }
-                    is_complete = match answer? {
+                    let is_complete = match answer? {
                         Some((Request::EndDumped, _)) => true,
                         // The platform has ended. With its name the image counts, even though nobody has said so.
                         None => !dump.image.exists(),
@@ -226,10 +225,12 @@ fn follow(criu: &mut Criu, dump: &Dump, log: &Path, socket: &OwnedFd) -> Result<
                     if !is_complete {
                         return Err(given_up().into());
                     }
+                    // Not by CRIU, which may have been killed. There is no way back, and nothing of it may run again.
+                    subject.tree.kill(subject.name);
+                    return Ok(());
                 }
                 criu.go()?;
             }
-            CriuEvent::Ended(0) if is_complete => return Ok(()),
             CriuEvent::Ended(status) => {
                 let why = criu.why(log);
                 return Err(Unwritten::Ended(match why.is_empty() {
@@ -282,9 +283,9 @@ fn open_to_readers(image: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// When it has.
-fn next_of_dump(criu: &mut Criu, socket: Option<&OwnedFd>) -> io::Result<CriuEvent> {
-    let event = next_event(criu, socket.map(|socket| (socket.as_fd(), PollFlags::IN)), None);
-    if let (Err(error), Some(socket)) = (&event, socket)
+fn next_of_dump(criu: &mut Criu, socket: &OwnedFd) -> io::Result<CriuEvent> {
+    let event = next_event(criu, (socket.as_fd(), PollFlags::IN), None);
+    if let Err(error) = &event
         && error.kind() == io::ErrorKind::ConnectionAborted
     {
         // A request that is left unread would make the reply unreadable.
@@ -300,12 +301,12 @@ fn next_of_dump(criu: &mut Criu, socket: Option<&OwnedFd>) -> io::Result<CriuEve
 /// # Errors
 /// When the socket is closed.
 pub(crate) fn next(criu: &mut Criu, socket: BorrowedFd<'_>, figures: Option<&Figures>) -> io::Result<CriuEvent> {
-    next_event(criu, Some((socket, PollFlags::empty())), figures)
+    next_event(criu, (socket, PollFlags::empty()), figures)
 }
 
 fn next_event(
     criu: &mut Criu,
-    socket: Option<(BorrowedFd<'_>, PollFlags)>,
+    (socket, flags): (BorrowedFd<'_>, PollFlags),
     figures: Option<&Figures>,
 ) -> io::Result<CriuEvent> {
     loop {
@@ -316,18 +317,17 @@ fn next_event(
         let mut fds = vec![
             PollFd::from_borrowed_fd(script, PollFlags::IN),
             PollFd::from_borrowed_fd(process, PollFlags::IN),
+            PollFd::from_borrowed_fd(socket, flags),
         ];
-        fds.extend(socket.map(|(socket, flags)| PollFd::from_borrowed_fd(socket, flags)));
-        let others = fds.len();
         fds.extend(figures.map(|figures| PollFd::new(&figures.kernel, PollFlags::IN)));
         match rustix::event::poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => {}
             polled => {
                 polled?;
-                if socket.is_some() && !fds[2].revents().is_empty() {
+                if !fds[2].revents().is_empty() {
                     return Err(given_up());
                 }
-                let asked = fds.get(others).is_some_and(|fd| !fd.revents().is_empty());
+                let asked = fds.get(3).is_some_and(|fd| !fd.revents().is_empty());
                 if let Some(figures) = figures.filter(|_| asked) {
                     figures.answer()?;
                 }

@@ -36,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="keep layers and uploaded files in the bucket of an S3 server, named by RINGFENCE_VERSITYGW",
     )
     parser.addoption(
+        "--criu",
+        action="store_true",
+        help="write the processes of paused sandboxes to disk, by the CRIU of RINGFENCE_CRIU",
+    )
+    parser.addoption(
         "--restored",
         action="store_true",
         help="pause and resume every sandbox before its test, with its processes on disk, by the CRIU of RINGFENCE_CRIU",
@@ -81,7 +86,7 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
         server: Platform = Platform(work_dir / "data", config=CONFIG + gateway.config())
     elif request.config.getoption("--tls"):
         server = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}")
-    elif request.config.getoption("--restored"):
+    elif request.config.getoption("--restored") or request.config.getoption("--criu"):
         server = Platform(work_dir / "data", config=CONFIG + criu_config())
     else:
         server = Platform(work_dir / "data", config=CONFIG)

@@ -61,11 +61,11 @@ npm_packages() { # DIRECTORY
   printf '%s\n' "$into/node_modules"
 }
 
-suite() { # DIRECTORY [ENVIRONMENT]: one pytest run, bounded in time; the harness around the clients is Python's
+suite() { # DIRECTORY [ENVIRONMENT [OPTION...]]: one pytest run, bounded in time; the harness around the clients is Python's
   local venv
   venv=${2:-$(sdk_environment 2.63.0)}
   (cd conformance && RINGFENCE_BIN=$binary timeout --signal=INT --kill-after=60 900 \
-    "$venv/bin/pytest" -s -p no:cacheprovider "$1")
+    "$venv/bin/pytest" -s -p no:cacheprovider "$1" "${@:3}")
 }
 
 run_javascript() {
@@ -133,9 +133,11 @@ run_docs() {
   RINGFENCE_NODE_MODULES=$(npm_packages conformance/javascript/2.51.0)
   RINGFENCE_CLI_MODULES=$(npm_packages conformance/cli)
   export RINGFENCE_NODE_MODULES RINGFENCE_CLI_MODULES
-  local venv
+  local venv RINGFENCE_CRIU
+  RINGFENCE_CRIU=$(criu_program)
+  export RINGFENCE_CRIU
   venv=$(python_environment conformance/docs/requirements.txt "$root/target/docs")
-  suite docs "$venv"
+  suite docs "$venv" --criu
 }
 
 # An ACME server for tests, and the DNS server that it asks. Needs Go 1.24, which an older one fetches.

@@ -628,11 +628,12 @@ impl IntoResponse for ApiError {
         if self.status.is_server_error()
             && let Some(source) = &self.source
         {
-            tracing::error!(
-                status = self.status.as_u16(),
-                error = %Chain(source.as_ref()),
-                "{}", self.message
-            );
+            let (status, error) = (self.status.as_u16(), Chain(source.as_ref()));
+            match self.status {
+                // What the host lacks does not fail.
+                StatusCode::NOT_IMPLEMENTED => tracing::info!(status, %error, "{}", self.message),
+                _ => tracing::error!(status, %error, "{}", self.message),
+            }
         }
         let body = ErrorBody {
             error_code: self.error_code,

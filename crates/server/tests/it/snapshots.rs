@@ -292,52 +292,92 @@ async fn waiting(platform: &Arc<TestPlatform>, id: &str, body: &'static str) -> 
     task
 }
 
+/// Sends a request about a sandbox, and returns its status.
+fn call(
+    platform: &Arc<TestPlatform>,
+    method: &'static str,
+    id: &str,
+    what: &str,
+    body: &'static str,
+) -> tokio::task::JoinHandle<u16> {
+    let (platform, path) = (Arc::clone(platform), format!("/sandboxes/{id}{what}"));
+    tokio::spawn(async move { platform.call(method, &path, body).await.status.as_u16() })
+}
+
 #[tokio::test]
 async fn while_the_disk_is_copied_others_wait() {
     let platform = Arc::new(TestPlatform::start().await);
     *platform.node.copy.lock() = Behaviour::Waits;
-    let ids = [
-        platform.create("").await,
-        platform.create("").await,
-        platform.create("").await,
+    let changes: [&[_]; 3] = [
+        &[
+            ("POST", "/snapshots", "{}", 409),
+            ("POST", "/timeout", r#"{"timeout":100}"#, 204),
+            ("POST", "/connect", r#"{"timeout":10}"#, 200),
+        ],
+        &[("POST", "/pause", "", 204)],
+        &[("DELETE", "", "", 204)],
     ];
-    let mut begun = Vec::new();
-    for id in &ids {
-        begun.push(waiting(&platform, id, "{}").await);
-    }
-    // It runs for everyone.
-    let listed = platform.call("GET", "/v2/sandboxes?state=running", "").await.json;
-    assert_eq!(listed.as_array().map(Vec::len), Some(3), "{listed}");
-    post(&platform, &ids[0], "resume", "").await.error(409);
-
-    let call = |method: &'static str, id: &str, what: &'static str, body: &'static str| {
-        let (platform, path) = (Arc::clone(&platform), format!("/sandboxes/{id}{what}"));
-        tokio::spawn(async move { platform.call(method, &path, body).await.status.as_u16() })
-    };
-    let others = [
-        (call("POST", &ids[0], "/snapshots", "{}"), 409),
-        (call("POST", &ids[0], "/timeout", r#"{"timeout":100}"#), 204),
-        (call("POST", &ids[0], "/connect", r#"{"timeout":10}"#), 200),
-        (call("POST", &ids[1], "/pause", ""), 204),
-        (call("DELETE", &ids[2], "", ""), 204),
-    ];
-    // All of them have been received: what they wait for is the copy.
-    tokio::task::yield_now().await;
-    let is_waiting = others.iter().all(|(task, _)| !task.is_finished());
-    assert!(is_waiting);
-    *platform.node.copy.lock() = Behaviour::Works;
-    for task in begun {
+    for changes in changes {
+        let id = platform.create("").await;
+        let begun = waiting(&platform, &id, "{}").await;
+        // It runs for everyone.
+        let listed = platform.call("GET", "/v2/sandboxes?state=running", "").await.json;
+        assert!(listed.to_string().contains(&id), "{listed}");
+        post(&platform, &id, "resume", "").await.error(409);
+        let others: Vec<_> = changes
+            .iter()
+            .map(|(method, what, body, status)| (call(&platform, method, &id, what, body), *status))
+            .collect();
+        // All of them have been received: what they wait for is the copy.
+        tokio::task::yield_now().await;
+        assert!(others.iter().all(|(task, _)| !task.is_finished()));
         platform.node.go.notify_one();
-        let reply = within(task).await.expect("no panic");
+        let reply = within(begun).await.expect("no panic");
         // The one that was killed has its copy already.
         assert_eq!(reply.status, 201, "{reply:?}");
-    }
-    for (task, status) in others {
-        assert_eq!(within(task).await.expect("no panic"), status);
+        for (task, status) in others {
+            assert_eq!(within(task).await.expect("no panic"), status);
+        }
     }
     assert_eq!(list(&platform, "").await.len(), 3);
-    // Afterwards another one can be made.
-    snapshot(&platform, &ids[0], "{}").await;
+}
+
+#[tokio::test]
+async fn nothing_waits_for_the_copy_of_another_sandbox() {
+    let platform = Arc::new(TestPlatform::start().await);
+    *platform.node.copy.lock() = Behaviour::Waits;
+    let [first, second, third] = [
+        platform.create("").await,
+        platform.create("").await,
+        platform.create("").await,
+    ];
+    let begun = waiting(&platform, &first, "{}").await;
+    let mut of_second = call(&platform, "POST", &second, "/snapshots", "{}");
+    let mut of_third = call(&platform, "POST", &third, "/snapshots", "{}");
+    // A team has two places, so one of the two waits and the other is refused.
+    let refused = async {
+        tokio::select! {
+            status = &mut of_second => (status, false),
+            status = &mut of_third => (status, true),
+        }
+    };
+    let (status, second_waits) = within(refused).await;
+    assert_eq!(status.expect("no panic"), 503);
+    let (next, second, third) = match second_waits {
+        true => (of_second, second, third),
+        false => (of_third, third, second),
+    };
+    assert!(!next.is_finished());
+    // It is not held while it waits for its turn.
+    let paused = call(&platform, "POST", &second, "/pause", "");
+    assert_eq!(within(paused).await.expect("no panic"), 204);
+    assert!(!begun.is_finished());
+    *platform.node.copy.lock() = Behaviour::Works;
+    platform.node.go.notify_one();
+    assert_eq!(within(begun).await.expect("no panic").status, 201);
+    assert_eq!(within(next).await.expect("no panic"), 404);
+    // Afterwards others can be made.
+    snapshot(&platform, &third, "{}").await;
 }
 
 #[tokio::test]

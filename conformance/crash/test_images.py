@@ -21,14 +21,21 @@ from harness.traffic import until
 
 pytestmark = pytest.mark.parametrize("crashing", [criu_config], indirect=True, ids=["criu"])
 
-# Enough memory that writing it takes a while.
+# Enough memory that writing it takes a while, and files and a directory that have no names any more.
 HOLDER = """
 import hashlib, os, time
+os.makedirs("/tmp/none/below")
+files = [open(path, "w+") for path in ("/tmp/file", "/tmp/none/below/file")]
+for file in files: file.write("nameless"); file.flush(); os.unlink(file.name)
+os.chdir("/tmp/none/below")
+os.rmdir("/tmp/none/below"); os.rmdir("/tmp/none")
+def read(file): file.seek(0); return file.read()
 memory = bytearray(os.urandom(1 << 20)) * 300
 want = hashlib.sha256(memory).hexdigest()
 count = 0
 while True:
-    with open("/tmp/new", "w") as file: file.write(f"{count} {os.getpid()} {hashlib.sha256(memory).hexdigest() == want}")
+    whole = hashlib.sha256(memory).hexdigest() == want and [read(file) for file in files] == ["nameless"] * 2
+    with open("/tmp/new", "w") as file: file.write(f"{count} {os.getpid()} {whole}")
     os.replace("/tmp/new", "/tmp/seen")
     count += 1
     time.sleep(0.05)
@@ -52,6 +59,7 @@ class Holder:
     def seen(self) -> tuple[int, int]:
         count, pid, whole = self.box.files.read("/tmp/seen").split()
         assert whole == "True"
+        assert [entry.name for entry in self.box.files.list("/tmp", depth=3) if "ghost" in entry.name] == []
         return int(count), int(pid)
 
     def detail(self) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def disk(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with beside(platform, tmp_path_factory.mktemp("disk"), criu_config()) as server:
+    # With fewer cores than the host has, places differ in their processors.
+    with beside(platform, tmp_path_factory.mktemp("disk"), criu_config() + "[sandbox]\ncpu_count = 1\n") as server:
         yield server
 
 
@@ -141,6 +143,27 @@ def test_it_continues_with_the_ids_of_the_place_that_it_gets(box: Sandbox) -> No
     # In a place that it had not before, once more.
     box = Sandbox.connect(box.sandbox_id, timeout=300)
     assert box.commands.run("stat -c %U /tmp/root /tmp/user ~/after").stdout.split() == ["root", "user", "user"]
+
+
+def test_it_keeps_its_processors_in_any_place(box: Sandbox) -> None:
+    """Programs have read which ones there are, and may be restored where others begin."""
+    look = "cat /sys/devices/system/cpu/online; nproc; grep ^processor /proc/cpuinfo; taskset -pc $(pgrep -o sleep) | sed 's/.*: //'"
+    box.commands.run("sleep 1000", background=True)
+    first = box.commands.run(look).stdout
+    assert first.split()[1] == "1"
+    others: list[Sandbox] = []
+    try:
+        for _ in range(3):
+            pause(box)
+            others.append(Sandbox.create(timeout=300))
+            box = Sandbox.connect(box.sandbox_id, timeout=300)
+            assert box.commands.run(look).stdout == first
+        alone = "cat /sys/devices/system/cpu/online"
+        if os.cpu_count() > 1:
+            assert len({other.commands.run(alone).stdout for other in others}) > 1
+    finally:
+        for other in others:
+            other.kill()
 
 
 def test_it_survives_restarts_of_the_platform(disk: Platform, box: Sandbox) -> None:

@@ -17,6 +17,7 @@ pub(crate) mod agents;
 pub(crate) mod criu;
 pub(crate) mod dump;
 pub(crate) mod facts;
+pub(crate) mod ghosts;
 pub(crate) mod host;
 pub(crate) mod ids;
 pub(crate) mod mounts;

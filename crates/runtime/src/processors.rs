@@ -49,7 +49,25 @@ impl Views {
             .zip(0..CpuSet::MAX_CPU)
             .filter_map(|(number, index)| allowed.is_set(index).then_some(number))
             .collect();
-        let numbers = window(&allowed, cores, slot);
+        self.view(window(&allowed, cores, slot))
+    }
+
+    /// The processors with these numbers: those of a sandbox that goes on, whatever slot it has now.
+    ///
+    /// # Errors
+    /// When one of them is not online.
+    pub(crate) fn kept(&mut self, numbers: Vec<u32>) -> io::Result<Rc<View>> {
+        let online = numbers_of(&fs::read_to_string(ONLINE)?);
+        let gone = numbers.iter().find(|number| !online.contains(&(**number as usize)));
+        match gone {
+            Some(number) => Err(io::Error::other(format!(
+                "its processes use processor {number}, and this host does not have that"
+            ))),
+            None => self.view(numbers),
+        }
+    }
+
+    fn view(&mut self, numbers: Vec<u32>) -> io::Result<Rc<View>> {
         if let Some(view) = self.0.get(&numbers) {
             return Ok(view.clone());
         }
@@ -112,14 +130,17 @@ fn of_processors(info: &str, numbers: &[u32]) -> String {
 /// Pins the calling process, and its future children, to the processors that its sandbox sees. If all of them have been
 /// taken offline since, it runs anywhere.
 pub(crate) fn pin_to_window() -> io::Result<()> {
+    pin_to(numbers_of(&fs::read_to_string(ONLINE)?).into_iter());
+    Ok(())
+}
+
+/// Pins the calling process, and its future children, to these processors.
+pub(crate) fn pin_to(numbers: impl Iterator<Item = usize>) {
     let mut set = CpuSet::new();
-    for number in numbers_of(&fs::read_to_string(ONLINE)?) {
-        if number < CpuSet::MAX_CPU {
-            set.set(number);
-        }
+    for number in numbers.filter(|number| *number < CpuSet::MAX_CPU) {
+        set.set(number);
     }
     let _ = rustix::thread::sched_setaffinity(None, &set);
-    Ok(())
 }
 
 /// Ascending numbers as the kernel writes them: `0-2,5`.

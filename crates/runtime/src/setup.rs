@@ -281,13 +281,14 @@ pub(crate) fn limit_retries() -> io::Result<()> {
 }
 
 /// The parts of a sysfs of the calling process's network namespace that appear in a sandbox's `/sys`, with their places.
+/// The sysfs is mounted at `/sys` of the calling process: before Linux 6.15, only what is attached can be cloned.
 pub(crate) fn sysfs_of_network() -> Result<Vec<(String, OwnedFd)>, Failure> {
     let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC | attr::RDONLY;
-    let sysfs = mount("sysfs", &[], harmless)?;
-    let flags = clone_flags();
+    attach(mount("sysfs", &[], harmless)?.as_fd(), CWD, "/sys").step("attach sysfs")?;
     let part = |part: &str| {
-        let tree = rustix::mount::open_tree(&sysfs, part, flags).step("clone a mount")?;
-        Ok((format!("/sys/{part}"), tree))
+        let place = format!("/sys/{part}");
+        let tree = clone_tree(&place, false)?;
+        Ok((place, tree))
     };
     SYS_OF_NETWORK.into_iter().map(part).collect()
 }

@@ -3,7 +3,7 @@
 //! CRIU itself restores the instances that belong to a sandbox alone: `/proc`, terminals, memory and message queues. All
 //! others are external: it notes a name for each, and is told at a restore where the mount is that has this name.
 
-use crate::setup::{MASKED_DIRS, SYS_OF_NETWORK};
+use crate::setup::{CPU, MASKED_DIRS, SYS_OF_NETWORK};
 
 /// How a mount of a sandbox is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +89,17 @@ pub(crate) fn arguments_of_restore(
     Ok(arguments)
 }
 
+/// The processors that a sandbox with these mount points sees one by one, ascending; none where it sees all of the host's.
+pub(crate) fn processors(points: &[String]) -> Vec<u32> {
+    let number = |point: &String| {
+        let name = point.strip_prefix("/sys/")?.strip_prefix(CPU)?.strip_prefix("/cpu")?;
+        name.parse().ok()
+    };
+    let mut numbers: Vec<u32> = points.iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
 /// Whether a point in `/proc` is covered by an empty directory; otherwise it is covered by an empty file.
 pub(crate) fn is_masked_directory(name: &str) -> bool {
     MASKED_DIRS.contains(&name)
@@ -97,6 +108,19 @@ pub(crate) fn is_masked_directory(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processors_are_those_with_mounts_of_their_own() {
+        let points = |numbers: &[&str]| -> Vec<String> {
+            let own = numbers
+                .iter()
+                .map(|number| format!("/sys/devices/system/cpu/cpu{number}"));
+            own.chain(["/sys/devices/system/cpu".to_owned(), "/sys/class/net".to_owned()])
+                .collect()
+        };
+        assert_eq!(processors(&points(&["10", "3"])), [3, 10]);
+        assert_eq!(processors(&points(&[])), [0_u32; 0]);
+    }
 
     #[test]
     fn every_mount_is_restored_or_named() {

@@ -36,9 +36,10 @@ use super::{During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent};
-use crate::checkpoint::{self, About, OPTIONS, dump, facts, ids, mounts};
+use crate::checkpoint::{self, About, OPTIONS, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
+use crate::processors::{self, View};
 use crate::rootfs::Rootfs;
 use crate::setup::{self, Failure, place};
 use crate::slot::{IDS_PER_SLOT, Name};
@@ -82,6 +83,7 @@ struct Parts<'a> {
     sources: Vec<(String, OwnedFd)>,
     root: OwnedFd,
     figures: Option<&'a Figures>,
+    processors: &'a View,
     agent: &'a Entry,
     work: &'a Entry,
     host_mounts: BorrowedFd<'a>,
@@ -104,6 +106,15 @@ impl Launcher {
         let work = self.tree.create_work(name, &roomy);
         let work = work.during("create the workload's cgroups")?;
         stages.end("cgroup");
+        let processors = match mounts::processors(&about.mounts) {
+            // What its programs have read once stays true.
+            numbers if !numbers.is_empty() => self.views.kept(numbers),
+            _ => {
+                let cores = self.limited.then_some(resources.cpu_count);
+                self.views.of(cores, name.slot)
+            }
+        };
+        let processors = processors.during("select processors")?;
         let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
         let user = user_namespace(base_id).during("map ids")?;
         let disk = self.kept_disk(name)?;
@@ -112,6 +123,8 @@ impl Launcher {
         let mut sources = Vec::new();
         let mut root = None;
         let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
+        self.remove_ghosts(rootfs, &overlays, image)
+            .during("remove what an earlier restore has left")?;
         for (overlay, mount) in rootfs.overlays.iter().zip(overlays) {
             match overlay.target.as_str() {
                 "/" => root = Some(mount),
@@ -126,7 +139,7 @@ impl Launcher {
         };
         let agent = self.readable_agent(&about.agent).during("open the agent's program")?;
         sources.extend(
-            self.pieces(name, resources, agent)
+            self.pieces(name, &processors, agent)
                 .map_err(|failure| io::Error::other(failure.to_string()))?,
         );
         stages.end("overlay");
@@ -141,6 +154,7 @@ impl Launcher {
             sources,
             root,
             figures: figures.as_ref(),
+            processors: &processors,
             agent: &agent_groups,
             work: &work,
             host_mounts: self.host_mounts.as_fd(),
@@ -186,19 +200,34 @@ impl Launcher {
         Ok((Reply::Started { pid, stages: stages.0 }, fds))
     }
 
-    /// What an image was written from. The host's paths are not reachable here.
+    /// What an image was written from.
     fn about(&self, image: &Image) -> io::Result<About> {
-        let relative = image
-            .directory
-            .strip_prefix(&self.data_path)
-            .map_err(io::Error::other)?;
         let file = rustix::fs::openat(
-            &self.data_dir,
-            relative.join(checkpoint::ABOUT),
+            self.opened(image)?,
+            checkpoint::ABOUT,
             OFlags::RDONLY | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
         Ok(serde_json::from_reader(std::fs::File::from(file))?)
+    }
+
+    /// The directory of an image. The host's paths are not reachable here.
+    fn opened(&self, image: &Image) -> io::Result<OwnedFd> {
+        let relative = image
+            .directory
+            .strip_prefix(&self.data_path)
+            .map_err(io::Error::other)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.data_dir, relative, flags, Mode::empty())?)
+    }
+
+    fn remove_ghosts(&self, rootfs: &Rootfs, overlays: &[OwnedFd], image: &Image) -> io::Result<()> {
+        let names = ghosts::names(self.opened(image)?.as_fd())?;
+        let targets: Vec<&str> = rootfs.overlays.iter().map(|overlay| overlay.target.as_str()).collect();
+        for (target, mount) in targets.iter().zip(overlays) {
+            ghosts::remove(&names, mount.as_fd(), target, &targets)?;
+        }
+        Ok(())
     }
 
     /// A mount of the agent's program of an image. CRIU has to read it, unlike the one that others are started from.
@@ -220,17 +249,7 @@ impl Launcher {
     }
 
     /// The mounts that do not depend on the file system of a sandbox.
-    fn pieces(
-        &mut self,
-        name: &Name,
-        resources: &Resources,
-        agent: OwnedFd,
-    ) -> Result<Vec<(String, OwnedFd)>, Failure> {
-        let cores = self.limited.then_some(resources.cpu_count);
-        let processors = self
-            .views
-            .of(cores, name.slot)
-            .map_err(|error| setup::failure("select processors", error))?;
+    fn pieces(&self, name: &Name, processors: &View, agent: OwnedFd) -> Result<Vec<(String, OwnedFd)>, Failure> {
         let mut pieces = vec![
             ("/dev".to_owned(), setup::clone_tree(place::DEV, false)?),
             ("/dev/fuse".to_owned(), setup::clone_tree("/dev/fuse", false)?),
@@ -350,6 +369,8 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
     );
     let prepare = || {
         parts.work.join()?;
+        // CRIU does not restore that, and what it restores inherits its own.
+        processors::pin_to(parts.processors.numbers.iter().map(|number| *number as usize));
         // What is restored sees the group that it is in as the root.
         sys::unshare(libc::CLONE_NEWCGROUP | libc::CLONE_NEWUTS)?;
         Ok(rustix::system::sethostname(base::HOST_NAME.as_bytes())?)
@@ -497,6 +518,8 @@ fn set_up_network(init: i32, interface: &str) -> io::Result<()> {
 fn attach_sysfs(init: i32) -> io::Result<()> {
     let mounts = namespace(init, "mnt")?;
     sys::setns(namespace(init, "net")?.as_fd(), libc::CLONE_NEWNET)?;
+    // Mounts of this child's own, which end with it.
+    sys::unshare(libc::CLONE_NEWNS)?;
     let parts = setup::sysfs_of_network().map_err(|failure| io::Error::other(failure.to_string()))?;
     sys::setns(mounts.as_fd(), libc::CLONE_NEWNS)?;
     for (point, mount) in parts {

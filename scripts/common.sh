@@ -152,12 +152,18 @@ tree_time() {
 # CRIU, by which paused sandboxes are kept on disk. Debian has a version that works with current kernels only in its
 # development suite: it is unpacked with its libraries, and nothing of the system changes. Prints the path of the program.
 criu_program() {
-  local program into="$root/target/criu"
+  local program
   program=$(type -P criu || true)
   if [ -n "$program" ] && dpkg --compare-versions "$("$program" --version | sed -n 's/^Version: //p')" ge 4.2; then
     printf '%s\n' "$program"
     return
   fi
+  criu_unpacked
+}
+
+# That of the development suite, whatever the system has: a directory with everything that it needs.
+criu_unpacked() {
+  local into="$root/target/criu"
   if [ ! -x "$into/criu" ]; then
     need_packages patchelf debian-archive-keyring >&2 || return
     local site

@@ -5,7 +5,7 @@
 # Usage: RINGFENCE_BIN=FILE scripts/guest/run.sh [-k 6.1|6.12] [-i plain|systemd] [-t SECONDS] [-v]
 #   -k  the cloud kernel of Debian 12 (6.1, the default) or of its backports (6.12)
 #   -i  what is process 1: a script without any service manager (the default), or systemd with Ringfence installed from its Debian package
-#   -t  seconds until the machine is given up (default 900)
+#   -t  seconds until the machine is given up (default 1500)
 #   -v  show the whole console while it runs
 # RINGFENCE_BIN   the binary to test (default: the release build of this tree)
 # RINGFENCE_GUEST_CACHE   a directory that keeps downloads and root file systems between runs (default: none is kept)
@@ -16,7 +16,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 . "$root/scripts/common.sh"
 
-kernel=6.1 init=plain seconds=900 verbose=
+kernel=6.1 init=plain seconds=1500 verbose=
 while getopts k:i:t:v option; do
   case $option in
     k) kernel=$OPTARG ;;
@@ -39,8 +39,9 @@ need_packages qemu-system-x86 debootstrap busybox-static e2fsprogs xz-utils
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/ringfence-guest.XXXXXX")
 cache=${RINGFENCE_GUEST_CACHE:-$work/cache}
-machine=
+machine='' follower=''
 finish() {
+  [ -z "$follower" ] || kill "$follower" 2>/dev/null || true
   if [ -n "$machine" ] && kill -0 "$machine" 2>/dev/null; then
     kill -KILL "$machine" 2>/dev/null || true
     wait "$machine" 2>/dev/null || true
@@ -102,7 +103,12 @@ cp -a "$cache/root-$init" "$tree"
 mkdir -p "$tree/lib/modules" "$tree/opt/guest"
 cp -a "$modules" "$tree/lib/modules/"
 chroot "$tree" depmod "$release"
-install -m 755 "$here/init" "$here/check.py" "$root/conformance/harness/hoststate.py" "$tree/opt/guest/"
+install -m 755 "$here/init" "$here"/{check,guest,paused}.py "$root/conformance/harness/hoststate.py" "$tree/opt/guest/"
+# Its interpreter and libraries are named by absolute paths.
+criu=$(criu_unpacked)
+mkdir -p "$tree$(dirname "$criu")"
+cp -a "$(dirname "$criu")/." "$tree$(dirname "$criu")/"
+echo "$criu" >"$tree/opt/guest/criu.path"
 if [ "$init" = systemd ]; then
   # As a user gets it: the checks install it.
   RINGFENCE_BIN=$binary "$root/scripts/release.sh" "$work/dist"
@@ -137,30 +143,43 @@ truncate -s 4G "$work/disk.img"
 mkfs.ext4 -q -F -E nodiscard -d "$tree" "$work/disk.img"
 rm -rf "$tree"
 
-# One thread per emulated core, at the lowest priority. The machine ends when the kernel powers off or panics. Without
+# One thread per emulated core, at the lowest priority. The machine ends when the kernel powers off, panics, or restarts;
+# it is booted again where the checks have said that they restart it. Without
 # cx16, because QEMU 7.2's cmpxchg16b now and then loses the flags, which newer kernels meet in their allocator.
+boot() {
+  nice -n 19 qemu-system-x86_64 -machine pc -accel tcg,thread=multi -cpu max,-cx16 -smp 2 -m 2048 \
+    -nodefaults -no-user-config -display none -no-reboot -chardev "file,id=console,path=$work/console,append=on" -serial chardev:console \
+    -drive "file=$work/disk.img,format=raw,if=virtio,cache=unsafe" \
+    -kernel "$cache/kernel-$kernel/boot/vmlinuz-$release" -initrd "$work/early.img" \
+    -append "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off random.trust_cpu=on init=$process_one systemd.show_status=0 net.ifnames=0" \
+    </dev/null &
+  machine=$!
+  while kill -0 "$machine" 2>/dev/null; do
+    if [ $((SECONDS - begun)) -ge "$seconds" ]; then
+      echo "gave up after $seconds s; the end of the console:" >&2
+      tail -n 40 "$work/console" >&2
+      exit 1
+    fi
+    sleep 1
+  done
+  wait "$machine" || true
+  machine=
+}
 say "booting $release"
 begun=$SECONDS
-nice -n 19 qemu-system-x86_64 -machine pc -accel tcg,thread=multi -cpu max,-cx16 -smp 2 -m 2048 \
-  -nodefaults -no-user-config -display none -no-reboot -serial "file:$work/console" \
-  -drive "file=$work/disk.img,format=raw,if=virtio,cache=unsafe" \
-  -kernel "$cache/kernel-$kernel/boot/vmlinuz-$release" -initrd "$work/early.img" \
-  -append "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off random.trust_cpu=on init=$process_one systemd.show_status=0 net.ifnames=0" \
-  </dev/null &
-machine=$!
-touch "$work/console"
-tail -n +1 -f --pid="$machine" "$work/console" | tr -d '\r' | { if [ -n "$verbose" ]; then cat; else grep --line-buffered -E '^(ok|FAILED|     )' || true; fi; } &
+: >"$work/console"
+# Ends with this shell's `finish`, or when all has been shown.
+tail -n +1 -f "$work/console" > >(sed -u 's/\r//g' | if [ -n "$verbose" ]; then cat; else grep --line-buffered -E '^(ok|FAILED|     )' || true; fi) &
 follower=$!
-while kill -0 "$machine" 2>/dev/null; do
-  if [ $((SECONDS - begun)) -ge "$seconds" ]; then
-    echo "gave up after $seconds s; the end of the console:" >&2
-    tail -n 40 "$work/console" >&2
-    exit 1
-  fi
-  sleep 1
-done
-wait "$machine" || true
-machine=
+boot
+if tr -d '\r' <"$work/console" | grep -qx restarting; then
+  say "booting it again"
+  boot
+  # What was said before counts no more.
+  sed -i '1,/^restarting/d' "$work/console"
+fi
+sleep 1
+kill "$follower" 2>/dev/null || true
 wait "$follower" 2>/dev/null || true
 closing=$(tr -d '\r' <"$work/console" | grep -E '^[0-9]+ passed, [0-9]+ failed$' | tail -n 1 || true)
 if [ -z "$closing" ]; then

@@ -25,7 +25,7 @@
 //! | `pausing`, `resuming`, kept in memory | adopted as `paused` if they are stopped, and as `running` if not: what the kernel does decides | as `paused` |
 //! | `pausing`, kept on disk | adopted as `running`: they were not ended | as `paused` |
 //! | `resuming`, kept on disk | ended: no client knows what they have done | as `paused` |
-//! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted |
+//! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted. As `paused` where an image of it is complete: its processes were written to disk after they had been stopped |
 //! | `paused`, kept on disk | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `gone` | removed | removed |
 

@@ -7,6 +7,8 @@
 //!            └───────────── a failure ends what was restored, and all is kept ────────────────────┘
 //! ```
 //!
+//! A sandbox that is paused in memory already is written in the same way, and stays stopped where the other goes on.
+//!
 //! What cannot be written stays in memory (`pause`). An image belongs to the disk as it was when it was written, so it is
 //! gone before anything in the sandbox can change that.
 
@@ -30,10 +32,11 @@ const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
 /// What an image has beside the memory of its processes, at most, in bytes: a few hundred KiB in most cases.
 const IMAGE_MARGIN: u64 = 16 << 20;
 
-/// Writes the processes of a sandbox to disk, and ends them. Where that is not possible, they are stopped in memory.
+/// Writes the processes of a sandbox, running or stopped, to disk, and ends them. Where that is not possible, they are
+/// stopped in memory.
 pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Result<PausedSandbox, NodeError> {
-    if !shared.driver.capabilities().images || handle.is_frozen() {
-        return pause::pause(shared, handle).await;
+    if !shared.driver.capabilities().images {
+        return pause::pause(shared, handle, false).await;
     }
     let changing = handle.change().await;
     if handle.is_ending() {
@@ -43,7 +46,7 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     let cancel = Arc::new(Cancel::new().map_err(failed)?);
     handle.set_writing(Some(Arc::clone(&cancel)));
     // Before, so that nothing more is asked of its agent.
-    handle.set_frozen(true);
+    let was_frozen = handle.set_frozen(true);
     let policy = handle.egress();
     let mut cleaned = handle.cleaned();
     let written = blocking({
@@ -64,19 +67,18 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
         if handle.is_ending() {
             return Err(NodeError::NotFound(id));
         }
-        if let Some(policy) = policy {
-            handle.set_egress(policy);
+        match was_frozen {
+            true => drop(handle.set_at_rest(true)),
+            false => {
+                if let Some(policy) = policy {
+                    handle.set_egress(policy);
+                }
+                pause::respawn(&handle).await;
+                handle.set_frozen(false);
+            }
         }
-        let sandbox = Arc::clone(handle.sandbox());
-        if let Err(error) = blocking(move || sandbox.respawn())
-            .await
-            .and_then(|respawned| respawned)
-        {
-            tracing::warn!(sandbox.id = %id, "replace the spawner after a pause that failed: {error}");
-        }
-        handle.set_frozen(false);
         drop(changing);
-        if cancel.is_requested() && !shared.stop.is_cancelled() {
+        if cancel.is_requested() && (was_frozen || !shared.stop.is_cancelled()) {
             return Err(NodeError::Cancelled);
         }
         let why = match error {
@@ -89,7 +91,7 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
         let fields = [("event_type", "kept_in_memory".to_owned()), ("reason", why)];
         let message = "the processes could not be written to disk, and stay in memory while the sandbox is paused";
         handle.log().host(Level::Warn, message, fields);
-        return pause::pause(shared, handle).await;
+        return pause::pause(shared, handle, false).await;
     }
     drop(changing);
     drop(handle);

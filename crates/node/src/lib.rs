@@ -366,11 +366,11 @@ impl NodeApi for Node {
             // A task of its own: a caller that is dropped leaves no sandbox half paused.
             let pausing = match request.keep {
                 Kept::Filesystem => self.tasks.spawn(kept::pause(shared, handle)),
-                Kept::Memory => self.tasks.spawn(pause::pause(shared, handle)),
+                Kept::Memory => self.tasks.spawn(pause::pause(shared, handle, request.is_written_next)),
                 Kept::Image => self.tasks.spawn(images::pause(shared, handle)),
             };
             let paused = pausing.await.map_err(failed)??;
-            if paused.kept == Kept::Memory {
+            if paused.kept == Kept::Memory && !request.is_written_next {
                 let (shared, handle) = paged;
                 self.tasks.spawn(pause::page_out(shared, handle));
             }

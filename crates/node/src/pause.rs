@@ -25,8 +25,13 @@ pub(crate) fn closed() -> EgressPolicy {
     }
 }
 
-/// Stops the processes of a sandbox, and cuts its connections to the outside.
-pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Result<PausedSandbox, NodeError> {
+/// Stops the processes of a sandbox, and cuts its connections to the outside. With `is_written_next` so that they can be
+/// written to disk.
+pub(crate) async fn pause(
+    shared: Arc<Shared>,
+    handle: Arc<SandboxHandle>,
+    is_written_next: bool,
+) -> Result<PausedSandbox, NodeError> {
     if !shared.driver.capabilities().freeze {
         let why = "this host cannot stop the processes of a sandbox: it has no cgroup v2 with a freezer";
         return Err(NodeError::Unsupported(why.to_owned()));
@@ -40,7 +45,12 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     let frozen = blocking({
         let handle = Arc::clone(&handle);
         move || {
-            if !was_frozen && let Err(error) = handle.sandbox().freeze() {
+            let frozen = match (was_frozen, is_written_next) {
+                (true, _) => Ok(()),
+                (false, true) => handle.sandbox().freeze_to_write(),
+                (false, false) => handle.sandbox().freeze(),
+            };
+            if let Err(error) = frozen {
                 // It may have been stopped in part.
                 let _ = handle.sandbox().thaw();
                 return Err(error);
@@ -109,8 +119,12 @@ pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -
     handle.set_egress(request.egress);
     // One write to a file of the kernel.
     let thawed = handle.sandbox().thaw();
-    if handle.is_adopted() && thawed.is_ok() {
+    let was_at_rest = handle.set_at_rest(false);
+    if (handle.is_adopted() || was_at_rest) && thawed.is_ok() {
         wake(&handle).await;
+    }
+    if was_at_rest && thawed.is_ok() {
+        respawn(&handle).await;
     }
     if let Err(error) = thawed {
         if handle.is_frozen() {
@@ -122,7 +136,19 @@ pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -
     Ok(ResumedSandbox::default())
 }
 
-/// Has the agent of an adopted sandbox accept connections: its platform may have ended while it wrote its processes to disk.
+/// Replaces the spawner of a sandbox, which ended when its processes were to be written to disk.
+pub(crate) async fn respawn(handle: &Arc<SandboxHandle>) {
+    let sandbox = Arc::clone(handle.sandbox());
+    if let Err(error) = blocking(move || sandbox.respawn())
+        .await
+        .and_then(|respawned| respawned)
+    {
+        tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a pause that failed: {error}");
+    }
+}
+
+/// Has the agent of a sandbox accept connections: a platform, or the process for it, may have ended while it wrote the
+/// sandbox's processes to disk.
 async fn wake(handle: &Arc<SandboxHandle>) {
     let sandbox = Arc::clone(handle.sandbox());
     if let Err(error) = blocking(move || sandbox.wake()).await.and_then(|woken| woken) {

@@ -45,6 +45,8 @@ fn decide(wanted: Option<WantedState>, is_alive: bool, has_image: bool, is_saved
         // The image is removed before the processes continue, so these have done nothing since it was written, or were
         // just restored from it. Some of what the host has to give them went with the platform.
         Some(WantedState::RunningOrPaused(Kept::Image)) if is_alive && has_image => Decision::KeepDisk,
+        // The same when it was written after it had been paused in memory, whether or not they were ended then.
+        Some(WantedState::Paused(Kept::Memory)) if has_image => Decision::KeepDisk,
         Some(WantedState::Running | WantedState::RunningOrPaused(_)) if is_alive => Decision::Adopt,
         Some(WantedState::Paused(Kept::Memory)) if is_alive => Decision::Adopt,
         Some(
@@ -97,8 +99,8 @@ impl Node {
         // Those of which nothing but the disk is left.
         for (id, KeptDisk { disk, is_saved, .. }) in noted {
             let state = wanted.get(&id).map(|wanted| wanted.state);
-            if decide(state, false, false, is_saved) == Decision::KeepDisk {
-                let kept = kept_of(&id, &disk);
+            let kept = kept_of(&id, &disk);
+            if decide(state, false, kept == Kept::Image, is_saved) == Decision::KeepDisk {
                 keep.push((id, disk, kept));
             }
         }
@@ -261,12 +263,14 @@ mod tests {
             assert_eq!(decide(wanted, true, false, false), alive, "{wanted:?}");
             assert_eq!(decide(wanted, false, false, true), saved, "{wanted:?}");
             assert_eq!(decide(wanted, false, false, false), neither, "{wanted:?}");
-            // Only where it was being paused or resumed with its processes, an image is more than they are.
-            let with_image = match wanted {
-                Some(RunningOrPaused(Image)) => KeepDisk,
-                _ => alive,
+            // Only where it was being paused or resumed with its processes, or was to be written after it had been paused in
+            // memory, an image is more than they are.
+            let (alive_with_image, with_image) = match wanted {
+                Some(RunningOrPaused(Image) | Paused(Memory)) => (KeepDisk, KeepDisk),
+                _ => (alive, neither),
             };
-            assert_eq!(decide(wanted, true, true, false), with_image, "{wanted:?}");
+            assert_eq!(decide(wanted, true, true, false), alive_with_image, "{wanted:?}");
+            assert_eq!(decide(wanted, false, true, false), with_image, "{wanted:?}");
         }
     }
 }

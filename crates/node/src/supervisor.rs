@@ -79,6 +79,8 @@ pub(crate) struct SandboxHandle {
     throttled: Mutex<bool>,
     /// Cancels writing its processes to disk, while they are written.
     writing: Mutex<Option<Arc<Cancel>>>,
+    /// Whether it is frozen, and was brought to rest to be written: it has no spawner, and its agent may wait for the host.
+    at_rest: AtomicBool,
     /// Held while it is paused or resumed, or gets a new spawner.
     changing: tokio::sync::Mutex<()>,
     /// The seed of the authority whose certificate its agent got at the start.
@@ -134,6 +136,7 @@ impl SandboxHandle {
             copied: AtomicBool::new(false),
             throttled: Mutex::default(),
             writing: Mutex::default(),
+            at_rest: AtomicBool::new(false),
             changing: tokio::sync::Mutex::default(),
             authority: None,
         }
@@ -276,6 +279,11 @@ impl SandboxHandle {
         let writing = self.writing.lock();
         writing.iter().for_each(|cancel| cancel.request());
         writing.is_some()
+    }
+
+    /// Notes whether it is frozen and was brought to rest to be written. Returns whether it was.
+    pub(crate) fn set_at_rest(&self, at_rest: bool) -> bool {
+        self.at_rest.swap(at_rest, Ordering::SeqCst)
     }
 
     /// Notes whether it stands still for a copy: it is frozen, and streams into it wait in the kernel's queues.

@@ -154,6 +154,9 @@ pub struct PauseSandbox {
     pub id: SandboxId,
     /// What is kept of it.
     pub keep: Kept,
+    /// Whether its processes, which are kept in memory, are written to disk by another pause that follows.
+    #[serde(default)]
+    pub is_written_next: bool,
 }
 
 /// A sandbox that was paused.
@@ -322,7 +325,7 @@ pub enum WantedState {
     /// then it is adopted as paused, because what says that it runs is older.
     Running,
     /// Paused. Kept in memory, it is adopted and its processes stay stopped; if it has none any more, everything of it is
-    /// removed. Otherwise its processes are ended, and its disk is kept.
+    /// removed, unless they were written to disk after they had been stopped. Otherwise its processes are ended, and its disk is kept.
     Paused(Kept),
     /// Between the two: adopted as it is, running or with stopped processes; one of which only the disk is to be kept, as
     /// running. Without a process, it is as [`Self::Paused`].
@@ -401,14 +404,16 @@ pub trait NodeApi: Send + Sync + 'static {
     /// Pauses a running sandbox: none of its processes runs when this returns, and its connections to the outside are cut.
     /// The caller has aborted the open streams into it before. After an error it runs as before, but for those
     /// connections. A paused sandbox stays so when this is repeated; of one that is kept in memory, only the disk is kept
-    /// if that is requested. [`NodeError::NotFound`] when there is no such sandbox; [`NodeError::Unsupported`] where the
+    /// if that is requested, and its processes are written to disk if that is: where that fails, or is cancelled, they stay
+    /// in memory. [`NodeError::NotFound`] when there is no such sandbox; [`NodeError::Unsupported`] where the
     /// host cannot keep that of any.
     ///
     /// Where only the disk is kept, its processes are ended without notice, and everything that they have written survives
     /// a power cut when this returns.
     fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>>;
 
-    /// Has a pause in progress that writes processes to disk let them go on: it answers [`NodeError::Cancelled`] then.
+    /// Has a pause in progress that writes processes to disk let them go on, or leave them in memory if they were stopped
+    /// before: it answers [`NodeError::Cancelled`] then.
     /// Returns whether there is one; it may have come too far nevertheless.
     fn cancel_pause(&self, id: &SandboxId) -> bool {
         let _ = id;

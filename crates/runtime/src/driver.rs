@@ -483,6 +483,13 @@ pub trait Sandbox: Debug + Send + Sync {
     /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::freeze`].
     fn freeze(&self) -> io::Result<()>;
 
+    /// The same, for processes that are about to be written ([`Sandbox::write_processes`]): none is in the middle of `vfork`,
+    /// if it leaves that in time.
+    ///
+    /// # Errors
+    /// As [`Sandbox::freeze`].
+    fn freeze_to_write(&self) -> io::Result<()>;
+
     /// Whether [`Sandbox::freeze`] was the last of the two, by this platform or an earlier one. What the kernel does is the
     /// record of it.
     ///
@@ -490,12 +497,12 @@ pub trait Sandbox: Debug + Send + Sync {
     /// When the sandbox is gone.
     fn is_frozen(&self) -> io::Result<bool>;
 
-    /// Writes an image of the processes of a running sandbox, whose disk is kept ([`Driver::keep`]). All processes are at rest
+    /// Writes an image of the processes of a sandbox, whose disk is kept ([`Driver::keep`]). All processes are at rest
     /// meanwhile, and connections to the agent are closed. `stopped` is called when the workload is. When the image is
     /// complete and written out, `complete` is called, which writes out the disk; then the processes are ended, by this or by
     /// the caller. When something fails, `complete` included, they go on, but for the spawner, which has to be made anew.
     /// Blocks for as long as it takes. Once `cancel` is requested, the processes go on within milliseconds, unless `complete`
-    /// was called before.
+    /// was called before. Processes that were stopped before ([`Sandbox::freeze_to_write`]) stay so instead of going on.
     ///
     /// # Errors
     /// [`WriteError`] says whether the sandbox is the reason.

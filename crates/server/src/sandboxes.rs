@@ -29,6 +29,7 @@ pub(crate) mod snapshot;
 mod start_command;
 mod stop;
 mod unrecorded;
+pub(crate) mod write;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,7 @@ use store::Store;
 use store::error::StoreError;
 use store::nodes::NodeRows;
 use store::sandboxes::SandboxRow;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -56,6 +58,7 @@ use crate::node::NodeHandle;
 use crate::pool::Pool;
 use crate::records::Records;
 use crate::repositories::Repositories;
+use crate::settings::PauseAnswer;
 use copies::Copies;
 
 /// Pause before another attempt to end a sandbox that failed to start.
@@ -85,6 +88,8 @@ pub(crate) struct Sandboxes {
     pub(crate) repositories: Repositories,
     /// Whose disk is copied next.
     pub(crate) copies: Copies,
+    /// Held while what is paused in memory is written to disk.
+    pub(crate) writes: Semaphore,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: TaskTracker,
@@ -103,6 +108,8 @@ pub(crate) struct Defaults {
     pub(crate) retention_s: Option<u32>,
     /// Whether the processes of paused sandboxes are written to disk.
     pub(crate) processes_on_disk: bool,
+    /// When a pause is answered that does so.
+    pub(crate) answer: PauseAnswer,
 }
 
 impl Sandboxes {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use protocol::node::{NodeApi, NodeError};
 use proxy::ingress::Ingress;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -41,6 +42,7 @@ use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::node_events::StopSignals;
 use crate::sandboxes::policy::Policies;
 use crate::sandboxes::registry::Registry;
+use crate::sandboxes::write::WRITES;
 use crate::sandboxes::{Defaults, Sandboxes};
 use crate::secrets::Secrets;
 use crate::settings::ServerSettings;
@@ -191,6 +193,7 @@ impl Server {
         let sandboxes = Arc::new(Sandboxes {
             repositories: Repositories::new(repositories, means),
             copies: Copies::new(),
+            writes: Semaphore::new(WRITES),
             store: store.clone(),
             rows,
             node: handle.clone(),
@@ -204,6 +207,7 @@ impl Server {
                 always_secure,
                 retention_s: pause.retention_s,
                 processes_on_disk: pause.processes_on_disk,
+                answer: pause.answer,
             },
             policies: Policies {
                 sealer,
@@ -307,7 +311,10 @@ impl Server {
         server.connections.spawn_on(accepting, &accepting_on);
 
         match take_over(&sandboxes, &admission, &claims).await {
-            Ok(count) => tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start"),
+            Ok(count) => {
+                tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start");
+                sandboxes.write_all();
+            }
             Err(error) => {
                 server.stop.cancel();
                 server.abort.cancel();

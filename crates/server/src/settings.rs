@@ -80,6 +80,18 @@ pub struct PauseSettings {
     pub at_shutdown: bool,
     /// Whether the node is asked to write the processes of paused sandboxes to disk. What it cannot write stays in memory.
     pub processes_on_disk: bool,
+    /// When a pause is answered that writes processes to disk.
+    pub answer: PauseAnswer,
+}
+
+/// When a pause is answered that writes processes to disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PauseAnswer {
+    /// When they are on disk, and what is kept survives a power cut.
+    #[default]
+    Durable,
+    /// When they are stopped. They are written afterwards, and are in memory until then.
+    Frozen,
 }
 
 /// Settings of the blob store.

@@ -1,6 +1,7 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
 mod forks;
+mod pauses;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -67,6 +68,10 @@ pub struct FakeNode {
     pub pause: Mutex<Behaviour>,
     /// Behaviour of a pause that keeps the disk alone.
     pub pause_to_disk: Mutex<Behaviour>,
+    /// Behaviour of a pause that writes processes to disk.
+    pub write: Mutex<Behaviour>,
+    /// Sandboxes whose processes are being written, and what cancels that.
+    writing: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// Behaviour of a resume.
     pub resume: Mutex<Behaviour>,
     /// The paused sandboxes.
@@ -159,6 +164,8 @@ impl FakeNode {
             claimed: Mutex::default(),
             pause: Mutex::new(Behaviour::Works),
             pause_to_disk: Mutex::new(Behaviour::Works),
+            write: Mutex::new(Behaviour::Unsupported),
+            writing: Mutex::default(),
             resume: Mutex::new(Behaviour::Works),
             paused: Mutex::default(),
             kept: Mutex::default(),
@@ -393,50 +400,22 @@ impl NodeApi for FakeNode {
     }
 
     fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
-        Box::pin(async move {
-            let PauseSandbox { id, keep } = request;
-            let behaviour = match keep {
-                Kept::Memory => *self.pause.lock(),
-                Kept::Filesystem => *self.pause_to_disk.lock(),
-                Kept::Image => Behaviour::Unsupported,
-            };
-            self.behave(behaviour).await?;
-            if !self.running.lock().contains(&id) && !self.kept.lock().contains(&id) {
-                return Err(NodeError::NotFound(id));
-            }
-            match keep {
-                Kept::Filesystem => {
-                    self.running.lock().remove(&id);
-                    self.paused.lock().remove(&id);
-                    self.kept.lock().insert(id.clone());
-                }
-                Kept::Memory | Kept::Image => drop(self.paused.lock().insert(id.clone())),
-            }
-            match behaviour {
-                Behaviour::ExitsEarly => self.exit(&id).await,
-                Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
-                _ => {}
-            }
-            Ok(PausedSandbox {
-                kept: keep,
-                memory_bytes: match keep {
-                    Kept::Memory => self.frozen_bytes.load(Ordering::SeqCst),
-                    Kept::Image | Kept::Filesystem => 0,
-                },
-                disk_bytes: self.kept_bytes.load(Ordering::SeqCst),
-            })
-        })
+        Box::pin(self.pause_one(request))
+    }
+
+    fn cancel_pause(&self, id: &SandboxId) -> bool {
+        self.cancel_write(id)
     }
 
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(async move {
-            if request.kept == Kept::Image {
+            if request.kept == Kept::Image && *self.write.lock() == Behaviour::Unsupported {
                 return Err(NodeError::Unsupported(SECRET.to_owned()));
             }
             let behaviour = *self.resume.lock();
             self.behave(behaviour).await?;
             let id = request.id.clone();
-            let boots = request.kept == Kept::Filesystem && !self.running.lock().contains(&id);
+            let boots = request.kept != Kept::Memory && !self.running.lock().contains(&id);
             if boots {
                 if request.boot.is_none() {
                     return Err(NodeError::failed("no boot"));

@@ -349,6 +349,11 @@ keys! {
         "Path of CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk, and copies those of sandboxes that are \
          forked. Without it they stay in memory, and forks are refused.",
     },
+    PAUSE_ANSWER = {
+        "pause.answer", None, Text, "durable",
+        "When a pause is answered that writes processes to disk: durable (when what is kept survives a power cut) or frozen \
+         (when the processes are stopped; they are written afterwards).",
+    },
     PAUSE_PAGE_OUT = {
         "pause.page_out", None, Boolean, "true",
         "Whether the memory of sandboxes that are paused in memory is moved to the swap of the host, if it has some.",

@@ -29,6 +29,9 @@ impl Given<'_> {
                 .flatten(),
             at_shutdown: self.parse(keys::PAUSE_AT_SHUTDOWN, boolean)?.unwrap_or(false),
             processes_on_disk: self.criu()?.is_some(),
+            answer: self
+                .parse(keys::PAUSE_ANSWER, values::pause_answer)?
+                .unwrap_or_default(),
         })
     }
 

@@ -2,6 +2,8 @@
 
 use std::io::Write as _;
 
+use server::settings::PauseAnswer;
+
 use super::*;
 use crate::tls::Files;
 
@@ -31,6 +33,10 @@ fn defaults_are_what_the_table_says() {
     assert_eq!(config.base_template.to_string(), keys::BASE_TEMPLATE.default);
     assert_eq!(config.unlimited.to_string(), keys::UNLIMITED.default);
     assert_eq!(config.pause.at_shutdown.to_string(), keys::PAUSE_AT_SHUTDOWN.default);
+    assert_eq!(
+        (config.pause.answer, keys::PAUSE_ANSWER.default),
+        (PauseAnswer::Durable, "durable")
+    );
     assert_eq!(config.page_out.to_string(), keys::PAUSE_PAGE_OUT.default);
     assert!(config.limits.teams.is_empty());
     let limits = config.limits.default;
@@ -146,6 +152,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "database_url" => "postgres://u:p@h/d",
                     "server.shared_peers" => "10.0.0.0/8,::1",
                     "sandbox.disk_reserve" => "full",
+                    "pause.answer" => "frozen",
                     "egress.default" => "deny",
                     "egress.allow_private" | "egress.deny" => "10.0.0.0/8,fd00::1",
                     "acme.directory" => "https://ca.test/dir",
@@ -262,6 +269,7 @@ fn errors_name_the_key_and_where_the_value_came_from() {
         }
     }
     for (file, parts) in [
+        ("[pause]\nanswer = \"soon\"", ["pause.answer", "durable or frozen"]),
         ("[egress]\ndefault = \"open\"", ["egress.default", "allow or deny"]),
         ("[egress]\ndeny = \"10.0.0.0/40\"", ["egress.deny", "10.0.0.0/40"]),
         (

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use server::settings::Network;
+use server::settings::{Network, PauseAnswer};
 
 use super::{DatabaseUrl, LogFormat};
 
@@ -59,6 +59,14 @@ pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
         _ => Err(format!("{text:?} is invalid: must be text or json")),
+    }
+}
+
+pub(super) fn pause_answer(text: &str) -> Result<PauseAnswer, String> {
+    match text {
+        "durable" => Ok(PauseAnswer::Durable),
+        "frozen" => Ok(PauseAnswer::Frozen),
+        _ => Err(format!("{text:?} is invalid: must be durable or frozen")),
     }
 }
 

@@ -339,6 +339,10 @@ impl Sandbox for Process {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    fn freeze_to_write(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn is_frozen(&self) -> io::Result<bool> {
         Ok(false)
     }

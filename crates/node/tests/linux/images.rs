@@ -11,7 +11,7 @@ use protocol::node::{
     Adopted, AdoptedState, Boot, NodeApi, NodeError, PauseSandbox, PausedSandbox, ResumeSandbox, WantedState,
 };
 
-use super::pause::{count, counting, goes_on, processes};
+use super::pause::{count, counting, goes_on, processes, stands_still};
 use super::{Host, disks, open, request, run, wanted};
 
 /// The CRIU that `criu_program` of `scripts/common.sh` installs.
@@ -21,12 +21,27 @@ pub(super) fn criu() -> PathBuf {
     PathBuf::from(path)
 }
 
-async fn pause(host: &Host) -> PausedSandbox {
-    let request = PauseSandbox {
+fn to_disk(host: &Host) -> PauseSandbox {
+    PauseSandbox {
         id: host.id.clone(),
         keep: Kept::Image,
+        is_written_next: false,
+    }
+}
+
+async fn pause(host: &Host) -> PausedSandbox {
+    host.node.pause(to_disk(host)).await.unwrap()
+}
+
+/// Stops the processes, which are written next.
+async fn stop(host: &Host) {
+    let request = PauseSandbox {
+        keep: Kept::Memory,
+        is_written_next: true,
+        ..to_disk(host)
     };
-    host.node.pause(request).await.unwrap()
+    assert_eq!(host.node.pause(request).await.unwrap().kept, Kept::Memory);
+    stands_still(&host.id);
 }
 
 async fn resume(host: &Host, kept: Kept) -> Result<(), NodeError> {
@@ -141,6 +156,85 @@ pub(super) async fn stays_in_memory(data_dir: &Path) {
     resume(&host, Kept::Image).await.unwrap();
     host.node.kill(&host.id).await.unwrap();
     host.node.release().await;
+}
+
+/// Stopped first, and written from there: until that is complete it stands still, whatever happens.
+pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
+    let mut host = counting(data_dir).await;
+    let mut counted = goes_on(&host, 0).await;
+    for wait_ms in [0, 10, 25, 60] {
+        stop(&host).await;
+        let cancelling = async {
+            tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+            while !host.node.cancel_pause(&host.id) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let written = host.node.pause(to_disk(&host));
+        tokio::pin!(written);
+        let written = tokio::select! {
+            written = &mut written => written,
+            () = cancelling => written.await,
+        };
+        let kept = match written {
+            Err(NodeError::Cancelled) => Kept::Memory,
+            written => written.unwrap().kept,
+        };
+        match kept {
+            Kept::Memory => stands_still(&host.id),
+            _ => assert_eq!((wait_ms > 0, processes(&host.id)), (true, Vec::new())),
+        }
+        resume(&host, kept).await.unwrap();
+        counted = goes_on(&host, counted).await;
+    }
+    // What cannot be written.
+    host.run("touch /dev/mqueue/queue").await;
+    stop(&host).await;
+    assert_eq!(pause(&host).await.kept, Kept::Memory);
+    stands_still(&host.id);
+    resume(&host, Kept::Memory).await.unwrap();
+    counted = goes_on(&host, counted).await;
+    host.run("rm /dev/mqueue/queue").await;
+    // The end of the platform interrupts it, too. The next one is told that it is paused in memory.
+    stop(&host).await;
+    let (written, ()) = tokio::join!(host.node.pause(to_disk(&host)), async {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        host.node.release().await;
+    });
+    assert!(matches!(written, Err(NodeError::Cancelled)), "{written:?}");
+    stands_still(&host.id);
+    drop(host);
+    host = open(data_dir).await;
+    let state = WantedState::Paused(Kept::Memory);
+    let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
+    let id = host.id.clone();
+    let state = AdoptedState::Paused(Kept::Memory);
+    assert_eq!(adopted, [Adopted { id, state }]);
+    stands_still(&host.id);
+    // It can be written from there. Nobody has heard of that when the platform ends.
+    assert_eq!(pause(&host).await.kept, Kept::Image);
+    assert_eq!(processes(&host.id), []);
+    host.node.release().await;
+    drop(host);
+    host = open(data_dir).await;
+    let state = WantedState::Paused(Kept::Memory);
+    let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
+    let id = host.id.clone();
+    let state = AdoptedState::Paused(Kept::Image);
+    assert_eq!(adopted, [Adopted { id, state }]);
+    resume(&host, Kept::Image).await.unwrap();
+    goes_on(&host, counted).await;
+    // A kill while it is written.
+    stop(&host).await;
+    let (written, killed) = tokio::join!(host.node.pause(to_disk(&host)), async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        host.node.kill(&host.id).await
+    });
+    killed.unwrap();
+    assert!(matches!(written, Err(NodeError::NotFound(_))), "{written:?}");
+    assert_eq!(processes(&host.id), []);
+    host.node.release().await;
+    assert_eq!(disks(data_dir), 0);
 }
 
 pub(super) async fn damaged_images_are_refused(data_dir: &Path) {

@@ -72,6 +72,9 @@ fn run_all() -> Vec<bool> {
         passes("what cannot be written stays in memory", || {
             block_on(images::stays_in_memory(dir.path()));
         }),
+        passes("what is written after its pause stands still until then", || {
+            block_on(images::is_written_while_it_stands_still(dir.path()));
+        }),
         passes("a damaged image is refused, and the disk is kept", || {
             block_on(images::damaged_images_are_refused(dir.path()));
         }),

@@ -42,7 +42,7 @@ pub(super) fn processes(id: &SandboxId) -> Vec<(i32, u64)> {
 
 /// Asserts that no process of a sandbox runs, while this one does. The kernel may count the last microseconds of a process
 /// after it has stopped.
-fn stands_still(id: &SandboxId) {
+pub(super) fn stands_still(id: &SandboxId) {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let before = processes(id);
@@ -125,6 +125,7 @@ fn keep(host: &Host, keep: Kept) -> PauseSandbox {
     PauseSandbox {
         id: host.id.clone(),
         keep,
+        is_written_next: false,
     }
 }
 

@@ -151,6 +151,7 @@ pub(super) async fn copies_do_not_outlive_the_platform(data_dir: &Path) {
     let paused = protocol::node::PauseSandbox {
         id: id.clone(),
         keep: model::lifecycle::Kept::Memory,
+        is_written_next: false,
     };
     host.node.pause(paused).await.unwrap();
     host.node.copy_disk(&id).await.unwrap_err();

@@ -18,6 +18,10 @@
 //! does not have to wait for the next platform. CRIU is not killed then, because it may be in the middle of what it does in a
 //! process: it is made to fail ([`Criu::stop`]), and lets go of the processes itself.
 //!
+//! A sandbox that stood still before, because it is paused in memory, does not go on: its agent alone runs for a moment, to
+//! give up what leads out, and to take it back if there is no image in the end. The workload is frozen meanwhile by its own
+//! group. CRIU freezes what was frozen before it lets go; where it was killed, this process does.
+//!
 //! Once the image has got its name, the sandbox is what was written, and nothing that was in it may run again: what it did
 //! would be done twice, and on a disk that the image does not belong to. So from the moment when the image is complete the
 //! freezer holds the processes, in case that CRIU is killed, and they are killed by their groups and not by CRIU.
@@ -69,6 +73,8 @@ pub(crate) struct Dump {
     pub(crate) facts: PathBuf,
     /// Whether the sandbox goes on once the image is complete, and keeps its connections.
     pub(crate) goes_on: bool,
+    /// Whether the sandbox stands still, and stays so if no image is made of it.
+    pub(crate) stays: bool,
     /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
     pub(crate) deleted_files: u64,
 }
@@ -104,7 +110,10 @@ pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
         },
         Ok(()) => Reply::Done,
         Err(error) => {
-            let went_on = subject.go_on(&at_rest);
+            let went_on = match dump.stays {
+                true => subject.stay(&at_rest),
+                false => subject.go_on(&at_rest),
+            };
             match (error, went_on) {
                 (WriteError::Refused(why), Ok(())) => Reply::Refused(why),
                 (WriteError::Failed(error), Ok(())) => Reply::Failed(error.to_string()),
@@ -116,7 +125,8 @@ pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
     wire::send_message(socket, &reply, &[])
 }
 
-/// Writes the image, and ends the processes unless they go on. When this fails, all of them are there still.
+/// Writes the image, and ends the processes unless they go on. When this fails, all of them are there still, stopped or
+/// as CRIU has left them.
 fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &OwnedFd) -> Result<(), WriteError> {
     subject.stop_workload()?;
     wire::send_message(socket, &Reply::Stopped, &[])?;

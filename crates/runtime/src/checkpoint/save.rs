@@ -85,6 +85,8 @@ impl Subject<'_> {
     /// # Errors
     /// With the step that failed.
     pub(crate) fn rest(&self, at_rest: &mut AtRest, keeps_clients: bool) -> io::Result<()> {
+        // All of it may have been stopped before. The workload stays so by its own group.
+        self.tree.freezer(self.name)?.thaw_this()?;
         at_rest.figures = self.figures();
         let request = match keeps_clients {
             true => quiet::STILL,
@@ -108,6 +110,37 @@ impl Subject<'_> {
         let asked = self.ask(quiet::CONTINUE, at_rest.figures.as_ref());
         self.tree.freezer(self.name)?.thaw()?;
         asked
+    }
+
+    /// Has the agent of a sandbox that was brought to rest take back what it gave up, and leaves all processes stopped: only
+    /// the agent runs meanwhile.
+    ///
+    /// # Errors
+    /// When its agent does not respond. All are stopped nevertheless. When the sandbox has ended.
+    pub(crate) fn stay(&self, at_rest: &AtRest) -> io::Result<()> {
+        let (work, all) = (self.tree.work_freezer(self.name)?, self.tree.freezer(self.name)?);
+        // First, in case that CRIU was killed.
+        all.hold()?;
+        work.freeze()?;
+        all.thaw_this()?;
+        let asked = self.ask(quiet::CONTINUE, at_rest.figures.as_ref());
+        all.freeze()?;
+        work.thaw_this()?;
+        asked
+    }
+
+    /// Stops all processes, none of them in the middle of `vfork` if it leaves that in time: such a process could not be
+    /// written before it goes on.
+    ///
+    /// # Errors
+    /// When the sandbox has ended.
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        // Where that fails they are stopped as well, and the attempt to write them says why it cannot be done.
+        let _ = self.stop_workload();
+        self.tree.freezer(self.name)?.freeze()?;
+        // Earlier versions had no such group.
+        let _ = self.tree.work_freezer(self.name)?.thaw_this();
+        Ok(())
     }
 
     /// Has the agent of a sandbox that was restored go on, while its workload stays frozen.

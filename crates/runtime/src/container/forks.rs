@@ -66,7 +66,7 @@ impl ContainerDriver {
 
     /// Copies the processes and the disk. When this fails, the sandbox goes on, unless the process for it was killed.
     fn copy(&self, of: &Running, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, WriteError> {
-        let order = self.order(of, self.kept.unfinished_image(&to.id, &to.disk), true)?;
+        let order = self.order(of, self.kept.unfinished_image(&to.id, &to.disk), true, false)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
         let mut process = self.launchers.begin_once(Work::Dump)?;
         let begun = Instant::now();

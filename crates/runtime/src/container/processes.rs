@@ -71,10 +71,15 @@ impl ContainerDriver {
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         self.kept.forget_image(id, disk)?;
-        let written = self.dump(of, stopped, complete, cancel);
+        let stays = self.tree.freezer(&of.name)?.is_frozen()?;
+        let written = self.dump(of, stays, (stopped, complete), cancel);
         if written.is_err() {
             let _ = self.kept.forget_image(id, disk);
-            self.let_go_on(of)?;
+            match stays {
+                // The process that does so may have been killed.
+                true => self.tree.freezer(&of.name)?.freeze()?,
+                false => self.let_go_on(of)?,
+            }
         }
         written
     }
@@ -90,7 +95,13 @@ impl ContainerDriver {
     }
 
     /// The order to write an image of a sandbox. Its agent's program is kept.
-    pub(super) fn order(&self, of: &Running, image: PathBuf, goes_on: bool) -> Result<Request, WriteError> {
+    pub(super) fn order(
+        &self,
+        of: &Running,
+        image: PathBuf,
+        goes_on: bool,
+        stays: bool,
+    ) -> Result<Request, WriteError> {
         let Some(criu) = &self.criu else {
             return Err(WriteError::Failed(io::ErrorKind::Unsupported.into()));
         };
@@ -104,22 +115,23 @@ impl ContainerDriver {
             image,
             facts: self.data_dir.join(facts::FILE),
             goes_on,
+            stays,
             deleted_files: DELETED_FILES,
         }))
     }
 
-    /// Writes an image of the processes of a sandbox, and ends them. When this fails, they go on, unless the process for
-    /// it was killed.
+    /// Writes an image of the processes of a sandbox, and ends them. When this fails, they go on, or stay stopped, unless the
+    /// process for it was killed.
     fn dump(
         &self,
         of: &Running,
-        stopped: &mut dyn FnMut(),
-        complete: &mut dyn FnMut() -> io::Result<()>,
+        stays: bool,
+        (stopped, complete): (&mut dyn FnMut(), &mut dyn FnMut() -> io::Result<()>),
         cancel: &Cancel,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         let unfinished = self.kept.unfinished_image(id, disk);
-        let request = self.order(of, unfinished.clone(), false)?;
+        let request = self.order(of, unfinished.clone(), false, stays)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
         let mut process = self.launchers.begin_once(Work::Dump)?;
         match process.ask_unless((&request, &[of.agent.as_fd()]), deadline, cancel)? {

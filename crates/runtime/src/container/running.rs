@@ -181,6 +181,11 @@ impl Sandbox for Running {
         driver.tree.freezer(&self.name)?.freeze()
     }
 
+    fn freeze_to_write(&self) -> io::Result<()> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        self.subject(&driver).stop()
+    }
+
     fn is_frozen(&self) -> io::Result<bool> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         match driver.tree.can_freeze() {

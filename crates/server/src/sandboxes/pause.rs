@@ -5,10 +5,12 @@
 //! running or stopped, or keeps its disk. So the row of a sandbox that is being resumed has its new deadline before its
 //! processes continue, and that of a sandbox that is being paused keeps its deadline until they have stopped.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
+use model::id::SandboxId;
 use model::lifecycle::{Kept, State, Transition};
 use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
 use store::Change;
@@ -172,12 +174,13 @@ impl Sandboxes {
             // Its processes may be ended already, and its disk is what was asked for.
             if row.state == State::Pausing && row.kept == Some(Kept::Filesystem) {
                 // On a task, because it may panic again.
-                let (sandboxes, row_of_task) = (Arc::clone(self), row.clone());
+                let (sandboxes, id) = (Arc::clone(self), row.id.clone());
                 let again = self
                     .work
-                    .spawn(async move { sandboxes.pause_on_node(&row_of_task, Kept::Filesystem).await });
+                    .spawn(async move { sandboxes.pause_on_node(&id, Kept::Filesystem, false).await });
                 if let Ok(Ok(paused)) = again.await {
-                    self.finish_pause(entry, row.version, paused).await;
+                    self.finish_pause(entry, row.version, paused, (self.clock.now_us(), None))
+                        .await;
                     entry.apply(Transition::Saved);
                     return;
                 }
@@ -204,24 +207,30 @@ impl Sandboxes {
         self.deadlines.set(&entry.id, entry.end_us().max(again_us));
     }
 
-    /// Has the node pause the sandbox of a row.
-    pub(super) async fn pause_on_node(&self, row: &SandboxRow, keep: Kept) -> Result<PausedSandbox, NodeError> {
+    /// Has the node pause a sandbox.
+    pub(super) async fn pause_on_node(
+        &self,
+        id: &SandboxId,
+        keep: Kept,
+        is_written_next: bool,
+    ) -> Result<PausedSandbox, NodeError> {
         let request = PauseSandbox {
-            id: row.id.clone(),
+            id: id.clone(),
             keep,
+            is_written_next,
         };
         within(bound(keep), self.node.pause(request)).await
     }
 
-    /// Has the node pause the sandbox of a row, and cancels that when a resume comes while its processes are written to disk,
-    /// unless a limit of its team is against that.
+    /// Has the node pause a sandbox, and cancels that when a resume comes while its processes are written to disk, unless a
+    /// limit of its team is against that, and when the sandbox is to be ended.
     async fn pause_unless_resumed(
         &self,
         entry: &SandboxEntry,
-        row: &SandboxRow,
         keep: Kept,
+        is_written_next: bool,
     ) -> Result<PausedSandbox, NodeError> {
-        let pausing = self.pause_on_node(row, keep);
+        let pausing = self.pause_on_node(&entry.id, keep, is_written_next);
         tokio::pin!(pausing);
         tokio::select! {
             biased;
@@ -229,10 +238,19 @@ impl Sandboxes {
             () = entry.resume_wanted() => {}
         }
         // First, so that resumes of many sandboxes cannot exceed the limit. When it is paused nevertheless, it counts as that.
-        if entry.count(CountedAs::Running).is_err() {
+        if entry.state() != State::Stopping && entry.count(CountedAs::Running).is_err() {
             return pausing.await;
         }
-        while !self.node.cancel_pause(&row.id) {
+        self.cancel_on_node(&entry.id, pausing).await
+    }
+
+    /// Has the node cancel a pause in progress, and returns its result.
+    pub(super) async fn cancel_on_node(
+        &self,
+        id: &SandboxId,
+        mut pausing: Pin<&mut impl Future<Output = Result<PausedSandbox, NodeError>>>,
+    ) -> Result<PausedSandbox, NodeError> {
+        while !self.node.cancel_pause(id) {
             // It does not write yet, or no more.
             tokio::select! {
                 biased;
@@ -253,8 +271,9 @@ impl Sandboxes {
             keep,
             is_limited,
         } = request;
+        let is_written_next = keep == Kept::Memory && self.writes_later();
         let keep = match keep {
-            Kept::Memory if self.defaults.processes_on_disk => Kept::Image,
+            Kept::Memory if self.defaults.processes_on_disk && !is_written_next => Kept::Image,
             keep => keep,
         };
         let id = &entry.id;
@@ -283,11 +302,12 @@ impl Sandboxes {
         entry.update(row.version, row.end_us);
         self.deadlines.remove(id);
         entry.cut();
-        let paused = match self.pause_unless_resumed(entry, &row, keep).await {
+        let paused = match self.pause_unless_resumed(entry, keep, is_written_next).await {
             Ok(paused) => paused,
             Err(error) => return Err(self.give_up_pause(entry, row, error).await),
         };
-        self.finish_pause(entry, row.version, paused).await;
+        self.finish_pause(entry, row.version, paused, (self.clock.now_us(), None))
+            .await;
         self.records.stop_sampling(id);
         self.records.log_event(id, &LifecycleEvent::Paused(reason, paused.kept));
         self.metrics.pause(reason);
@@ -299,21 +319,29 @@ impl Sandboxes {
         let (reason, kept) = (reason.as_str(), kept.as_str());
         tracing::info!(sandbox.id = %id, reason, kept, memory_bytes, disk_bytes, "sandbox paused");
         match entry.apply(Transition::Saved) {
-            true => Ok(()),
+            true => {
+                self.write_later(entry);
+                Ok(())
+            }
             // It is being ended, which waits for this task.
             false => Err(PauseError::Stopping),
         }
     }
 
-    /// Records what the node has kept of a sandbox, and counts it.
-    pub(super) async fn finish_pause(self: &Arc<Self>, entry: &Arc<SandboxEntry>, version: i64, paused: PausedSandbox) {
+    /// Records what the node has kept of a sandbox, since when it is paused, and why it was not resumed, and counts it.
+    pub(super) async fn finish_pause(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        version: i64,
+        paused: PausedSandbox,
+        (paused_us, resume_error): (i64, Option<String>),
+    ) {
         let PausedSandbox { kept, disk_bytes, .. } = paused;
-        let paused_us = self.clock.now_us();
         let state = Unrecorded::Paused {
             kept,
             kept_bytes: i64::try_from(disk_bytes).unwrap_or(i64::MAX),
             paused_us,
-            resume_error: None,
+            resume_error,
         };
         // Its processes have stopped, so it is paused, whether or not that can be recorded now.
         self.record(entry, version, state).await;
@@ -371,6 +399,7 @@ impl Sandboxes {
             // Its end is about to be reported.
             NodeError::NotFound(_) => PauseError::Gone,
             NodeError::Unsupported(why) => PauseError::Unsupported(why),
+            NodeError::Cancelled if entry.state() == State::Stopping => PauseError::Stopping,
             NodeError::Cancelled => PauseError::Cancelled,
             error => PauseError::Node(error),
         }

@@ -53,6 +53,18 @@ pub(crate) struct SandboxEntry {
     saved_rules: Mutex<BTreeSet<String>>,
     /// Whether a resume waits for the pause in progress.
     resume_wanted: watch::Sender<bool>,
+    /// How many wait for it to be written to disk no further.
+    waiting: watch::Sender<usize>,
+}
+
+/// Someone waits for a sandbox to be written to disk no further, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a>(&'a SandboxEntry);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.send_modify(|waiting| *waiting -= 1);
+    }
 }
 
 #[derive(Debug)]
@@ -164,6 +176,7 @@ impl SandboxEntry {
             counted: Mutex::new(CountedAs::of(row)),
             saved_rules: Mutex::default(),
             resume_wanted: watch::Sender::new(false),
+            waiting: watch::Sender::new(0),
         })
     }
 
@@ -256,6 +269,23 @@ impl SandboxEntry {
     pub(crate) async fn resume_wanted(&self) {
         // It ends with this entry only.
         let _ = self.resume_wanted.subscribe().wait_for(|is_wanted| *is_wanted).await;
+    }
+
+    /// Has it be written to disk no further, in the background, until the result is dropped.
+    pub(crate) fn wait(&self) -> Waiting<'_> {
+        self.waiting.send_modify(|waiting| *waiting += 1);
+        Waiting(self)
+    }
+
+    /// Whether someone waits for it to be written to disk no further.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        *self.waiting.borrow() > 0
+    }
+
+    /// Waits until someone does.
+    pub(crate) async fn until_waited_for(&self) {
+        // It ends with this entry only.
+        let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
     /// Cuts its streams: they are aborted, not closed properly.

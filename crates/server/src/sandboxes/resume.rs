@@ -80,12 +80,17 @@ impl Sandboxes {
         let resuming = async move {
             let entry = entry_of_task;
             sandboxes.cancel_pause(&entry, request);
+            let waiting = entry.wait();
             let guard = entry.change_lock.lock().await;
+            drop(waiting);
             match entry.state() {
                 State::Paused => {
                     let changes = sandboxes.injections.changes();
                     let resumed = sandboxes.resume_locked(&entry, request).await;
                     drop(guard);
+                    if resumed.is_err() {
+                        sandboxes.write_later(&entry);
+                    }
                     if resumed.is_ok() && sandboxes.injections.changes() != changes {
                         // A rule or a secret was changed meanwhile, when it was not among those that run.
                         sandboxes.apply_again(&entry).await;
@@ -143,7 +148,7 @@ impl Sandboxes {
             return Err(error);
         }
         let row = match self.begin_resume(entry, request).await {
-            Ok(row) => row,
+            Ok(row) => follow_node(row, counted),
             Err(error) => {
                 self.keep_paused(entry, counted);
                 return Err(error);
@@ -240,7 +245,7 @@ impl Sandboxes {
             return Err(PauseError::Gone);
         };
         entry.update(given_up.version, given_up.end_us);
-        let Err(error) = self.pause_on_node(&row, Kept::Filesystem).await else {
+        let Err(error) = self.pause_on_node(&row.id, Kept::Filesystem, false).await else {
             return Ok(());
         };
         tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot end the processes of a paused sandbox");
@@ -398,6 +403,23 @@ impl Sandboxes {
             Ok(_) | Err(PauseError::Running) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// The row of a sandbox whose processes the node has written to disk when that could not be recorded.
+fn follow_node(row: SandboxRow, counted: CountedAs) -> SandboxRow {
+    match (row.kept, counted) {
+        (
+            Some(Kept::Memory),
+            CountedAs::Paused {
+                keep: keep @ Kept::Image,
+                ..
+            },
+        ) => SandboxRow {
+            kept: Some(keep),
+            ..row
+        },
+        _ => row,
     }
 }
 

@@ -71,7 +71,11 @@ impl Sandboxes {
 
     async fn end(&self, entry: &SandboxEntry) -> StopOutcome {
         let id = &entry.id;
+        // What writes its processes to disk gives up, whether or not a client waits for that.
+        entry.want_resume(true);
+        let waiting = entry.wait();
         let _guard = entry.change_lock.lock().await;
+        drop(waiting);
         self.deadlines.remove(id);
         match self.rows.sandbox_set_state(id, entry.version(), State::Stopping).await {
             Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),

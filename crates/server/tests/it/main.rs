@@ -15,6 +15,7 @@ mod create;
 mod drain;
 mod errors;
 mod fork;
+mod frozen;
 mod hostile;
 mod idempotency;
 mod injections;

@@ -310,6 +310,7 @@ impl TestPlatform {
         *node.adoptable.lock() = running;
         node.paused.lock().clone_from(&self.node.paused.lock());
         node.lost.lock().clone_from(&self.node.lost.lock());
+        *node.write.lock() = *self.node.write.lock();
         Self::over(self.directory, self.store, node, self.clock, None, self.adjust, self.n).await
     }
 

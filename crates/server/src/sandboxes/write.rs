@@ -1,0 +1,90 @@
+//! Writing to disk what is paused in memory, in the background: where the operator wants pauses to be answered as soon as the
+//! processes are stopped, this follows.
+//!
+//! Until it is complete, the sandbox is one that is paused in memory, and its row says so. Whoever resumes or ends it
+//! interrupts this, and finds it as it was. A failure leaves it in memory as well, and so does the end of the platform; the
+//! next start tries again.
+
+use std::sync::Arc;
+
+use model::lifecycle::{Kept, State};
+use protocol::node::NodeError;
+
+use super::Sandboxes;
+use super::registry::{CountedAs, SandboxEntry};
+use crate::chain::Chain;
+use crate::settings::PauseAnswer;
+
+/// Sandboxes that are written at the same time.
+pub(crate) const WRITES: usize = 4;
+
+impl Sandboxes {
+    /// Whether processes are written to disk after their pause was answered.
+    pub(super) fn writes_later(&self) -> bool {
+        self.defaults.processes_on_disk && self.defaults.answer == PauseAnswer::Frozen
+    }
+
+    /// Writes every sandbox that is paused in memory, in the background.
+    pub(crate) fn write_all(self: &Arc<Self>) {
+        for entry in self.registry.all_present() {
+            self.write_later(&entry);
+        }
+    }
+
+    /// Writes a sandbox in the background, if it is paused in memory by then.
+    pub(super) fn write_later(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
+        if !self.writes_later() || !is_in_memory(entry) {
+            return;
+        }
+        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
+        self.work.spawn(async move {
+            // Also when the server is being stopped, for as long as it waits for work: the host may be stopped next.
+            if let Ok(_turn) = sandboxes.writes.acquire().await {
+                sandboxes.write_to_disk(&entry).await;
+            }
+        });
+    }
+
+    async fn write_to_disk(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
+        let id = &entry.id;
+        let _guard = entry.change_lock.lock().await;
+        if !is_in_memory(entry) || entry.is_waited_for() {
+            return;
+        }
+        let row = match self.store.sandbox_by_id(id).await {
+            Ok(Some(row)) => row,
+            Ok(None) => return,
+            Err(error) => return self.log_store_error(&error, id, "cannot read the row of a paused sandbox"),
+        };
+        let pausing = self.pause_on_node(id, Kept::Image, false);
+        tokio::pin!(pausing);
+        let written = tokio::select! {
+            biased;
+            written = &mut pausing => written,
+            () = entry.until_waited_for() => self.cancel_on_node(id, pausing).await,
+        };
+        match written {
+            Ok(paused) if paused.kept == Kept::Memory => {
+                tracing::info!(sandbox.id = %id, "a paused sandbox stays in memory");
+            }
+            Ok(paused) => {
+                let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
+                let disk_bytes = paused.disk_bytes;
+                self.finish_pause(entry, entry.version(), paused, (paused_us, row.resume_error))
+                    .await;
+                tracing::info!(sandbox.id = %id, disk_bytes, "the processes of a paused sandbox are on disk");
+            }
+            // Who resumes it goes on from here; that of one that has ended is reported.
+            Err(NodeError::Cancelled | NodeError::NotFound(_)) => {}
+            Err(error) => {
+                tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot write a paused sandbox to disk");
+            }
+        }
+    }
+}
+
+/// Whether a sandbox is paused, and kept in memory.
+fn is_in_memory(entry: &SandboxEntry) -> bool {
+    let is_kept = matches!(entry.counted(), CountedAs::Paused { keep: Kept::Memory, .. });
+    is_kept && entry.state() == State::Paused
+}

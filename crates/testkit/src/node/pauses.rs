@@ -1,0 +1,66 @@
+//! Pauses of the fake node.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use model::id::SandboxId;
+use model::lifecycle::Kept;
+use protocol::node::{NodeError, PauseSandbox, PausedSandbox};
+use tokio::sync::Notify;
+
+use super::{Behaviour, FakeNode};
+
+impl FakeNode {
+    pub(super) async fn pause_one(&self, request: PauseSandbox) -> Result<PausedSandbox, NodeError> {
+        let PauseSandbox { id, keep, .. } = request;
+        let behaviour = match keep {
+            Kept::Memory => *self.pause.lock(),
+            Kept::Filesystem => *self.pause_to_disk.lock(),
+            Kept::Image => *self.write.lock(),
+        };
+        match keep {
+            Kept::Image => self.write_one(&id, behaviour).await?,
+            Kept::Memory | Kept::Filesystem => self.behave(behaviour).await?,
+        }
+        if !self.running.lock().contains(&id) && !self.kept.lock().contains(&id) {
+            return Err(NodeError::NotFound(id));
+        }
+        match keep {
+            Kept::Filesystem | Kept::Image => {
+                self.running.lock().remove(&id);
+                self.paused.lock().remove(&id);
+                self.kept.lock().insert(id.clone());
+            }
+            Kept::Memory => drop(self.paused.lock().insert(id.clone())),
+        }
+        match behaviour {
+            Behaviour::ExitsEarly => self.exit(&id).await,
+            Behaviour::PanicsAfterwards => panic!("the fake node panics as configured"),
+            _ => {}
+        }
+        Ok(PausedSandbox {
+            kept: keep,
+            memory_bytes: match keep {
+                Kept::Memory => self.frozen_bytes.load(Ordering::SeqCst),
+                Kept::Image | Kept::Filesystem => 0,
+            },
+            disk_bytes: self.kept_bytes.load(Ordering::SeqCst),
+        })
+    }
+
+    async fn write_one(&self, id: &SandboxId, behaviour: Behaviour) -> Result<(), NodeError> {
+        let cancelled = Arc::new(Notify::new());
+        self.writing.lock().insert(id.clone(), Arc::clone(&cancelled));
+        let written = tokio::select! {
+            written = self.behave(behaviour) => written,
+            () = cancelled.notified() => Err(NodeError::Cancelled),
+        };
+        self.writing.lock().remove(id);
+        written
+    }
+
+    pub(super) fn cancel_write(&self, id: &SandboxId) -> bool {
+        let writing = self.writing.lock();
+        writing.get(id).inspect(|cancelled| cancelled.notify_one()).is_some()
+    }
+}

@@ -10,6 +10,7 @@ use testkit::node::FakeNode;
 mod auth;
 mod builds;
 mod cancel;
+mod cancelled_pauses;
 mod connections;
 mod create;
 mod drain;

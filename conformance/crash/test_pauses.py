@@ -5,9 +5,11 @@ a random moment, and checks after the restart:
 
 - the API says that a sandbox runs, and it counts on; or that it is paused, and no process of it runs;
 - what was answered is true: after a 204 to a pause nobody has resumed it, and the other way round;
-- a connect makes it run, with the same processes, and its count never went back.
+- a connect makes it run, with the same processes, and its count never went back;
+- what was paused with its processes has not run from the answer to that until the connect.
 
-All of this is done once with processes that are stopped in memory and once with processes that are written to disk. Some of
+All of this is done with processes that are stopped in memory, with processes that are written to disk before the pause is
+answered, and with processes that are written afterwards, most of whose pauses are interrupted. Some of
 the sandboxes are paused with their files alone. Of those nothing is on the host while they are paused, and the program is
 started again, from the count in its file.
 
@@ -27,9 +29,10 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from harness.criu import criu_config
+from harness.criu import criu_config, frozen_config
 from harness.platform import Platform
 from harness.traffic import until
+from harness.witness import start, stood
 
 CYCLES = int(os.environ.get("RINGFENCE_PAUSE_CYCLES", "20"))
 SEED = int(os.environ.get("RINGFENCE_CRASH_SEED", str(time.time_ns() % 1_000_000)))
@@ -46,6 +49,9 @@ class Subject:
     box: Sandbox
     # Whether it is paused with its processes.
     memory: bool = True
+    # The pid of the witness, and when the last pause was answered.
+    witness: str = ""
+    answered: float = 0.0
     counted: int = 0
     # The state of the last answer; none while a request has got no answer.
     known: str | None = "running"
@@ -76,9 +82,12 @@ class Subject:
 
 
 @pytest.mark.parametrize(
-    ("crashing", "within_s"), [(None, 0.25), (criu_config, 1.0)], indirect=["crashing"], ids=["in memory", "on disk"]
+    ("crashing", "within_s", "rest_s"),
+    [(None, 0.25, 0.02), (criu_config, 1.0, 0.02), (frozen_config, 0.6, 0.2)],
+    indirect=["crashing"],
+    ids=["in memory", "on disk", "on disk afterwards"],
 )
-def test_kill_9_at_random_moments_of_pauses(crashing: Platform, within_s: float) -> None:
+def test_kill_9_at_random_moments_of_pauses(crashing: Platform, within_s: float, rest_s: float) -> None:
     print(f"seed {SEED}")
     chance = random.Random(SEED)
     subjects = []
@@ -86,10 +95,12 @@ def test_kill_9_at_random_moments_of_pauses(crashing: Platform, within_s: float)
         subject = Subject(Sandbox.create(timeout=3000), memory=number % 2 == 0)
         subject.box.commands.run(COUNT, background=True)
         until(lambda subject=subject: subject.box.files.exists("/tmp/n") and subject.count() > 0, "it counts")
+        if subject.memory:
+            subject.witness = start(subject.box, 60)
         subjects.append(subject)
     for cycle in range(CYCLES):
         try:
-            kill_and_check(crashing, chance, subjects, within_s)
+            kill_and_check(crashing, chance, subjects, (within_s, rest_s))
         except BaseException as error:
             error.add_note(f"in cycle {cycle} of {CYCLES}; again with RINGFENCE_CRASH_SEED={SEED}")
             raise
@@ -102,7 +113,7 @@ def test_kill_9_at_random_moments_of_pauses(crashing: Platform, within_s: float)
         assert httpx.post(url, headers=headers, json={"memory": subject.memory}, timeout=60).status_code == 204
 
 
-def alternate(api: httpx.Client, subject: Subject, chance: random.Random) -> None:
+def alternate(api: httpx.Client, subject: Subject, chance: random.Random, rest_s: float) -> None:
     """Pauses and resumes, with rests in between, until the platform is gone."""
     path = f"/sandboxes/{subject.box.sandbox_id}"
     try:
@@ -110,8 +121,9 @@ def alternate(api: httpx.Client, subject: Subject, chance: random.Random) -> Non
             subject.known = None
             answer = api.post(f"{path}/pause", json={"memory": subject.memory})
             assert answer.status_code == 204, answer.text
+            subject.answered = time.time()
             subject.known = "paused"
-            time.sleep(chance.uniform(0.0, 0.02))
+            time.sleep(chance.uniform(0.0, rest_s))
             subject.known = None
             answer = api.post(f"{path}/connect", json={"timeout": 3000})
             assert answer.status_code == 201, answer.text
@@ -121,14 +133,15 @@ def alternate(api: httpx.Client, subject: Subject, chance: random.Random) -> Non
         pass
 
 
-def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subject], within_s: float) -> None:
+def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subject], times: tuple[float, float]) -> None:
+    within_s, rest_s = times
     headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as api:
         failures: list[BaseException] = []
 
         def work(subject: Subject, rests: random.Random) -> None:
             try:
-                alternate(api, subject, rests)
+                alternate(api, subject, rests, rest_s)
             except BaseException as error:  # noqa: BLE001
                 failures.append(error)
 
@@ -157,12 +170,16 @@ def check(api: httpx.Client, subject: Subject) -> None:
         assert subject.processes()
     else:
         if detail["pauseStorage"] == "memory":
-            assert subject.processes()
+            # It may just have been written to disk.
+            assert subject.processes() or api.get(path).json()["pauseStorage"] == "disk"
             until(subject.stands_still, "nothing of it uses a processor")
         else:
             until(lambda: subject.processes() == {}, "no process is left")
+        resuming = time.time()
         answer = api.post(f"{path}/connect", json={"timeout": 3000})
         assert answer.status_code == 201, answer.text
+        if subject.memory and subject.known == "paused":
+            stood(subject.box, subject.witness, subject.answered, resuming)
     if not subject.memory:
         # It may have been started anew meanwhile, and then nothing counts until it is told to.
         assert subject.count() >= subject.counted

@@ -13,6 +13,11 @@ def criu_config() -> str:
     return f'[pause]\ncriu = "{os.environ["RINGFENCE_CRIU"]}"\n'
 
 
+def frozen_config() -> str:
+    """The same, with pauses that are answered when the processes are stopped."""
+    return f'{criu_config()}answer = "frozen"\n'
+
+
 def processes(box: Sandbox) -> list[str]:
     """Pids of the processes of a sandbox on the host."""
     found = []

@@ -1,0 +1,47 @@
+"""A program in a sandbox that knows when it did not run, and whether its memory is whole."""
+
+from __future__ import annotations
+
+from e2b import Sandbox
+
+from harness.traffic import until
+
+# Notes each time at which it did not run: when it ran before, when it ran again, and its pid. `time` is that of the host.
+PROGRAM = r"""
+import hashlib, os, sys, time
+memory = bytearray(os.urandom(1 << 20)) * int(sys.argv[1])
+want = hashlib.sha256(memory).hexdigest()
+last = time.time()
+while True:
+    now = time.time()
+    if now - last > 0.003 or not os.path.exists("/tmp/stood"):
+        with open("/tmp/stood", "a") as file: print(last, now, os.getpid(), file=file)
+    if os.path.exists("/tmp/check"):
+        with open("/tmp/whole.new", "w") as file: file.write(str(hashlib.sha256(memory).hexdigest() == want))
+        os.unlink("/tmp/check")
+        os.replace("/tmp/whole.new", "/tmp/whole")
+        now = time.time()
+    last = now
+    time.sleep(0.0005)
+"""
+
+
+def start(box: Sandbox, megabytes: int) -> str:
+    """Starts it with that much memory, and returns its pid."""
+    box.files.write("/tmp/witness.py", PROGRAM)
+    box.commands.run(f"python3 /tmp/witness.py {megabytes}", background=True, timeout=0)
+    until(lambda: box.files.exists("/tmp/stood") and box.files.read("/tmp/stood") != "", "it has its memory")
+    return box.files.read("/tmp/stood").split()[2]
+
+
+def stood(box: Sandbox, pid: str, since: float, until_s: float) -> None:
+    """Asserts that it runs with its memory, and did not run between two times, if these are so far apart that it would know."""
+    box.files.write("/tmp/check", "")
+    until(lambda: box.files.exists("/tmp/whole"), "it goes on")
+    assert box.files.read("/tmp/whole") == "True"
+    box.files.remove("/tmp/whole")
+    pauses = [line.split() for line in box.files.read("/tmp/stood").splitlines()]
+    assert {of for _, _, of in pauses} == {pid}
+    found = [(float(before), float(after)) for before, after, _ in pauses]
+    is_known = until_s - since > 0.003
+    assert not is_known or any(before <= since and after >= until_s for before, after in found), (since, until_s, found[-10:])

@@ -45,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="pause and resume every sandbox before its test, with its processes on disk, by the CRIU of RINGFENCE_CRIU",
     )
+    parser.addoption(
+        "--forked",
+        action="store_true",
+        help="run every test in a fork of a sandbox, by the CRIU of RINGFENCE_CRIU",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -86,7 +91,7 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
         server: Platform = Platform(work_dir / "data", config=CONFIG + gateway.config())
     elif request.config.getoption("--tls"):
         server = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}")
-    elif request.config.getoption("--restored") or request.config.getoption("--criu"):
+    elif any(request.config.getoption(option) for option in ("--restored", "--forked", "--criu")):
         server = Platform(work_dir / "data", config=CONFIG + criu_config())
     else:
         server = Platform(work_dir / "data", config=CONFIG)
@@ -110,11 +115,26 @@ def secrets(platform: Platform) -> list[str]:
     return [v for k, v in platform.credentials().items() if k.endswith("_KEY")]
 
 
+def forks(parent) -> list[str]:
+    """Forks a sandbox, and returns the id of the fork."""
+    path = f"{os.environ['E2B_API_URL']}/sandboxes/{parent.sandbox_id}/fork"
+    answer = httpx.post(path, headers={"X-API-Key": os.environ["E2B_API_KEY"]}, json={"timeout": 120}, timeout=60)
+    assert answer.status_code == 201, answer.text
+    return [fork["sandbox"]["sandboxID"] for fork in answer.json()]
+
+
 def fresh(config: pytest.Config):
-    """A sandbox with the SDK's defaults. With `--restored` it was written to disk and restored."""
+    """A sandbox with the SDK's defaults. With `--restored` it was written to disk and restored, with `--forked` it is a fork."""
     from e2b import Sandbox
 
     box = Sandbox.create(timeout=120)
+    if config.getoption("--forked"):
+        parent = box
+        try:
+            (child,) = forks(parent)
+            box = Sandbox.connect(child, timeout=120)
+        finally:
+            parent.kill()
     if config.getoption("--restored"):
         box.pause()
         path = f"{os.environ['E2B_API_URL']}/sandboxes/{box.sandbox_id}"

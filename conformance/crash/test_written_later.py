@@ -1,0 +1,91 @@
+"""What writes a paused sandbox to disk is killed: the sandbox stands still again, and goes on from memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from crash.test_images import criu_of, is_in_its_first_moments
+from crash.test_pauses import Subject
+from harness.criu import frozen_config
+from harness.platform import Platform
+from harness.traffic import until
+from harness.witness import start, stood
+
+pytestmark = pytest.mark.parametrize("crashing", [frozen_config], indirect=True, ids=["frozen"])
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+
+
+def writing(server: Platform) -> int:
+    """The pid of CRIU once it writes memory."""
+    deadline = time.monotonic() + 20
+    while True:
+        assert time.monotonic() < deadline, "nothing is written"
+        for pid in criu_of(server):
+            try:
+                if not is_in_its_first_moments(server, pid):
+                    return pid
+            except OSError:
+                continue
+
+
+@pytest.mark.parametrize("whom", ["criu", "the process for it"])
+def test_what_writes_is_killed(crashing: Platform, whom: str) -> None:
+    box = Sandbox.create(timeout=600)
+    subject = Subject(box)
+    pid = start(box, 400)
+    api = httpx.Client(
+        base_url=crashing.url,
+        headers={"X-API-Key": crashing.credentials()["E2B_API_KEY"]},
+        timeout=60,
+    )
+    path, interrupted = f"/sandboxes/{box.sandbox_id}", 0
+    for _ in range(3):
+        assert api.post(f"{path}/pause").status_code == 204
+        criu = writing(crashing)
+        os.kill({"criu": criu, "the process for it": parent_of(criu)}[whom], signal.SIGKILL)
+        until(lambda: criu_of(crashing) == [], "it has ended")
+        detail = api.get(path).json()
+        assert detail["state"] == "paused"
+        # Most are killed before all of it is written.
+        interrupted += detail["pauseStorage"] == "memory"
+        if detail["pauseStorage"] == "memory":
+            until(subject.stands_still, "nothing of it runs")
+            assert api.get(path).json()["pauseStorage"] == "memory"
+        since = time.time()
+        time.sleep(0.3)
+        assert api.post(f"{path}/connect", json={"timeout": 600}).status_code == 201
+        stood(box, pid, since, since + 0.3)
+        assert box.commands.run("echo here").stdout == "here\n"
+    assert interrupted > 0
+    box.kill()
+
+
+def test_it_stands_still_without_the_platform(crashing: Platform) -> None:
+    """A platform that is killed while it writes leaves nothing running, although nobody starts another one."""
+    box = Sandbox.create(timeout=600)
+    pid = start(box, 400)
+    headers = {"X-API-Key": crashing.credentials()["E2B_API_KEY"]}
+    url = f"{crashing.url}/sandboxes/{box.sandbox_id}"
+    for _ in range(2):
+        assert httpx.post(f"{url}/pause", headers=headers, timeout=60).status_code == 204
+        answered = time.time()
+        writing(crashing)
+        crashing.kill()
+        time.sleep(2)
+        crashing.start()
+        crashing.use()
+        assert httpx.get(url, headers=headers, timeout=60).json()["state"] == "paused"
+        resuming = time.time()
+        assert httpx.post(f"{url}/connect", headers=headers, json={"timeout": 600}, timeout=60).status_code == 201
+        stood(box, pid, answered, resuming)
+    box.kill()

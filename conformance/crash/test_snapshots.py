@@ -1,11 +1,13 @@
 """kill -9 at random moments of snapshots: the sandbox runs on, a snapshot is complete or there is none, and no copy is left.
 
-A client makes snapshots of a sandbox in which a program counts, one after another. Each cycle kills the platform at a random
-moment, and checks after the restart:
+A client makes snapshots of a sandbox in which a program counts, with its memory and without in turn, and a sandbox from each,
+one after another. Each cycle kills the platform at a random moment, and checks after the restart:
 
 - the sandbox runs, and its program, the same process, counts on;
-- every snapshot that was answered is listed, and at most one more; the newest has all the files;
-- the only disk is that of the sandbox, and no process stands still.
+- every snapshot that was answered is listed, and at most one more; the newest has all the files, and, if it was made with memory,
+  the process goes on in two sandboxes of it;
+- every sandbox that is listed is whole: its program counts on if it was created with memory;
+- the disks are those of the sandboxes, and of the memory of snapshots that exist; no process stands still.
 
 RINGFENCE_SNAPSHOT_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments. A failure names both.
 """
@@ -19,10 +21,14 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 from e2b import Sandbox
 
+from harness.criu import criu_config, groups, processes
 from harness.platform import Platform
 from harness.traffic import until
+
+pytestmark = pytest.mark.parametrize("crashing", [criu_config], indirect=True, ids=["criu"])
 
 CYCLES = int(os.environ.get("RINGFENCE_SNAPSHOT_CYCLES", "20"))
 SEED = int(os.environ.get("RINGFENCE_CRASH_SEED", str(time.time_ns() % 1_000_000)))
@@ -50,18 +56,40 @@ def test_kill_9_at_random_moments_of_snapshots(crashing: Platform) -> None:
     assert answered, "no snapshot was ever complete"
 
 
+def images(server: Platform) -> int:
+    return len(list(Path(server.data_dir, "disks").glob("*.img")))
+
+
+def memories(server: Platform) -> int:
+    return len(list(Path(server.data_dir, "memories").iterdir()))
+
+
+def counts_on(box: Sandbox, pid: str) -> None:
+    assert box.files.read("/tmp/pid") == pid
+    before = int(box.files.read("/tmp/n") or 0)
+    until(lambda: int(box.files.read("/tmp/n") or 0) > before, "it counts on")
+
+
 def kill_and_check(server: Platform, chance: random.Random, box: Sandbox, answered: list[str]) -> None:
     headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
     failures: list[BaseException] = []
+    pid = box.files.read("/tmp/pid")
+    # Those with memory, of the snapshots and sandboxes that were answered.
+    with_memory: set[str] = set()
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as api:
         known = len(api.get("/snapshots", params={"sandboxID": box.sandbox_id}).json())
 
         def make() -> None:
             try:
-                while True:
-                    answer = api.post(f"/sandboxes/{box.sandbox_id}/snapshots", json={})
+                for memory in [True, False] * 100:
+                    answer = api.post(f"/sandboxes/{box.sandbox_id}/snapshots", json={"memory": memory})
                     assert answer.status_code == 201, answer.text
-                    made.append(answer.json()["snapshotID"])
+                    snapshot = answer.json()["snapshotID"]
+                    made.append(snapshot)
+                    answer = api.post("/sandboxes", json={"templateID": snapshot, "timeout": 600})
+                    assert answer.status_code == 201, answer.text
+                    if memory:
+                        with_memory.update((snapshot, answer.json()["sandboxID"]))
             except httpx.TransportError:
                 pass
             except BaseException as error:  # noqa: BLE001
@@ -70,7 +98,7 @@ def kill_and_check(server: Platform, chance: random.Random, box: Sandbox, answer
         made: list[str] = []
         client = threading.Thread(target=make)
         client.start()
-        time.sleep(chance.uniform(0.0, 1.2))
+        time.sleep(chance.uniform(0.0, 2.5))
         server.kill()
         client.join(60)
         assert failures == []
@@ -79,15 +107,29 @@ def kill_and_check(server: Platform, chance: random.Random, box: Sandbox, answer
     answered += made
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as api:
         assert api.get(f"/sandboxes/{box.sandbox_id}").json()["state"] == "running"
-        before = int(box.files.read("/tmp/n") or 0)
-        until(lambda: int(box.files.read("/tmp/n") or 0) > before, "it counts on")
-        until(lambda: len(list(Path(server.data_dir, "disks").glob("*.img"))) == 1, "only the disk of the sandbox is left")
+        counts_on(box, pid)
+        boxes = {item["sandboxID"] for item in api.get("/v2/sandboxes").json()}
+        until(lambda: images(server) == len(boxes) + memories(server), "every disk has an owner")
+        for child in boxes - {box.sandbox_id}:
+            connected = Sandbox.connect(child)
+            connected.commands.run("sha256sum --check --quiet sum")
+            if child in with_memory:
+                counts_on(connected, pid)
+            assert connected.kill() is True
+            until(lambda connected=connected: processes(connected) == groups(connected) == [], "nothing is left of it")
         listed = [item["snapshotID"] for item in api.get("/snapshots", params={"sandboxID": box.sandbox_id}).json()]
         assert set(made) <= set(listed)
         assert len(listed) - known in (len(made), len(made) + 1)
+        until(lambda: memories(server) <= len(listed), "no memory is left that no snapshot has")
         # All but the newest make room; what is listed is complete.
         for snapshot in listed[1:]:
             assert api.delete(f"/templates/{snapshot.replace(':', '%3A')}").status_code == 204
         if listed:
-            with Sandbox.create(listed[0], timeout=60) as child:
-                child.commands.run("sha256sum --check --quiet sum && [ $(cat /tmp/n) -gt 0 ]")
+            until(lambda: memories(server) <= 1, "the memory of the others is gone")
+            for _ in range(2):
+                with Sandbox.create(listed[0], timeout=60) as child:
+                    child.commands.run("sha256sum --check --quiet sum && [ $(cat /tmp/n) -gt 0 ]")
+                    if listed[0] in with_memory:
+                        counts_on(child, pid)
+            assert memories(server) == 1 or listed[0] not in with_memory
+        until(lambda: images(server) == 1 + memories(server), "only the sandbox and the newest snapshot are left")

@@ -163,13 +163,9 @@ def test_names_lists_and_deletions(platform: Platform, sandbox: Sandbox, api: ht
 
 def test_what_cannot_be_a_snapshot_is_refused(sandbox: Sandbox, api: httpx.Client) -> None:
     path = f"/sandboxes/{sandbox.sandbox_id}/snapshots"
-    for body, status in (({"memory": True}, 400), ({"name": "other-team/x"}, 400), ({"name": "base:"}, 400), ([], 400)):
+    for body, status in (({"memory": "yes"}, 400), ({"name": "other-team/x"}, 400), ({"name": "base:"}, 400), ([], 400)):
         assert api.post(path, json=body).status_code == status, body
     assert api.post(path).status_code == 400
-    assert "processes" in api.post(path, json={"memory": True}).json()["message"]
-    if WITH_MODE:
-        with pytest.raises(SandboxException, match="processes"):
-            sandbox.create_snapshot(mode="full")
     with pytest.raises(NotFoundException):
         Sandbox.create_snapshot("i" + "0" * 20)
     sandbox.pause()

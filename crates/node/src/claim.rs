@@ -72,6 +72,7 @@ pub(crate) async fn claim(
     // Last: nothing is open for a sandbox that has not got its identity.
     handle.set_egress(egress);
     Ok(StartedSandbox {
+        is_restored: false,
         agent_version,
         stages: vec![Stage::new("claim", begun.elapsed())],
     })

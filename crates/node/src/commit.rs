@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use model::id::DiskId;
-use protocol::node::{Committed, CopiedDisk, NodeError};
+use model::id::{BuildId, DiskId};
+use protocol::node::{Committed, CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
 use runtime::driver::{CommitError, CommitRequest, CopyRequest};
 
+use crate::memory::NotCopied;
 use crate::supervisor::{SandboxHandle, random_disk};
-use crate::{Shared, blocking, failed};
+use crate::{Shared, blocking, failed, memory};
 
 /// Layers that are stored at the same time. Each is a process that reads and writes at the speed of the disk.
 pub(crate) const COMMITS: usize = 2;
@@ -24,28 +25,30 @@ pub(crate) async fn commit(
     merge: bool,
 ) -> Result<Committed, NodeError> {
     match handle.end_and_keep_disk().await.cloned() {
-        Some(disk) => store(&shared, disk, merge).await,
+        Some(disk) => {
+            let committed = store(&shared, (&disk, false), merge).await;
+            memory::forget(&shared, disk, None).await;
+            committed
+        }
         None => Err(NodeError::NotFound(handle.id().clone())),
     }
 }
 
-/// Stores what is on a disk that no sandbox has any more, and removes the disk.
-async fn store(shared: &Arc<Shared>, disk: DiskId, merge: bool) -> Result<Committed, NodeError> {
+/// Stores what is on a disk that no sandbox has any more. The disk is left.
+async fn store(
+    shared: &Arc<Shared>,
+    (disk, has_processes): (&DiskId, bool),
+    merge: bool,
+) -> Result<Committed, NodeError> {
     let permit = shared.commits.acquire().await.map_err(failed)?;
     let request = CommitRequest {
         disk: disk.clone(),
         merge,
+        has_processes,
         keep_free_bytes: keep_free_bytes(shared),
     };
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
-    let committed = blocking(move || {
-        let committed = driver.commit(&request, &|| stop.is_cancelled());
-        if let Err(error) = driver.remove_disk(&disk) {
-            tracing::warn!("remove a disk that became a layer: {error}");
-        }
-        committed
-    });
-    let committed = committed.await;
+    let committed = blocking(move || driver.commit(&request, &|| stop.is_cancelled())).await;
     drop(permit);
     committed.map_err(failed)?.map_err(node_error)
 }
@@ -63,9 +66,13 @@ fn node_error(error: CommitError) -> NodeError {
     }
 }
 
-/// Copies the disk of a sandbox that goes on. If the platform ends meanwhile, the next one lets its processes continue, and
+/// Copies the disk of a sandbox that goes on, with its processes if that is wanted and possible. If the platform ends meanwhile, the next one lets its processes continue, and
 /// removes the copy, which no sandbox has.
-pub(crate) async fn copy(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Result<CopiedDisk, NodeError> {
+pub(crate) async fn copy(
+    shared: Arc<Shared>,
+    handle: Arc<SandboxHandle>,
+    with_memory: bool,
+) -> Result<CopiedDisk, NodeError> {
     if !shared.driver.capabilities().freeze {
         let why = "this host cannot stop the processes of a sandbox: it has no cgroup v2 with a freezer";
         return Err(NodeError::Unsupported(why.to_owned()));
@@ -78,18 +85,40 @@ pub(crate) async fn copy(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Res
                 "{COPIES_MAX} copies of disks are becoming layers"
             )));
         }
-        copies.insert(disk.clone());
+        copies.insert(disk.clone(), None);
     }
-    let copied = copy_to(&shared, &handle, &disk).await;
+    let copied = copy_to(&shared, &handle, &disk, with_memory).await;
     if copied.is_err() {
         shared.copies.lock().remove(&disk);
     }
     copied
 }
 
-async fn copy_to(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, disk: &DiskId) -> Result<CopiedDisk, NodeError> {
+async fn copy_to(
+    shared: &Arc<Shared>,
+    handle: &Arc<SandboxHandle>,
+    disk: &DiskId,
+    with_memory: bool,
+) -> Result<CopiedDisk, NodeError> {
     let not_found = || NodeError::NotFound(handle.id().clone());
+    let image = image_of(shared, handle.disk().clone()).await?;
     let _permit = shared.copying.acquire().await.map_err(failed)?;
+    let mut why = CopiedMemory::Unwanted;
+    if with_memory {
+        match memory::copy(shared, handle, disk).await {
+            Ok((copy, stopped)) => {
+                shared.copies.lock().insert(disk.clone(), Some(copy));
+                return Ok(CopiedDisk {
+                    disk: disk.clone(),
+                    image,
+                    stopped,
+                    memory: CopiedMemory::Copied,
+                });
+            }
+            Err(NotCopied::Gone(error)) => return Err(error),
+            Err(NotCopied::Because(reason)) => why = CopiedMemory::Missing(reason),
+        }
+    }
     let _changing = handle.change().await;
     if handle.is_ending() {
         return Err(not_found());
@@ -109,7 +138,9 @@ async fn copy_to(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, disk: &DiskI
             tracing::info!(sandbox.id = %handle.id(), stopped_ms, "copied the disk of a sandbox");
             Ok(CopiedDisk {
                 disk: disk.clone(),
+                image,
                 stopped,
+                memory: why,
             })
         }
         Err(_) if handle.is_ending() => Err(not_found()),
@@ -117,12 +148,33 @@ async fn copy_to(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, disk: &DiskI
     }
 }
 
-/// Stores what a copied disk has as a layer, and removes the copy.
-pub(crate) async fn commit_copy(shared: Arc<Shared>, disk: DiskId, merge: bool) -> Result<Committed, NodeError> {
-    if !shared.copies.lock().contains(&disk) {
-        return Err(NodeError::failed(format!("there is no copy {disk} of a disk")));
-    }
-    let committed = store(&shared, disk.clone(), merge).await;
+/// The image above which a disk lies.
+async fn image_of(shared: &Shared, disk: DiskId) -> Result<Image, NodeError> {
+    let driver = Arc::clone(&shared.driver);
+    let rootfs = blocking(move || driver.rootfs_of(&disk)).await.map_err(failed)?;
+    let image = rootfs.map_err(failed)?.image();
+    image.ok_or_else(|| NodeError::failed("the file system of the sandbox is not one of a template"))
+}
+
+/// Stores what a copied disk has as a layer, and keeps the copy as the memory of a build or removes it.
+pub(crate) async fn commit_copy(
+    shared: Arc<Shared>,
+    (disk, build): (DiskId, Option<BuildId>),
+    merge: bool,
+) -> Result<CommittedCopy, NodeError> {
+    let found = shared.copies.lock().get(&disk).cloned();
+    let copy = found.ok_or_else(|| NodeError::failed(format!("there is no copy {disk} of a disk")))?;
+    let committed = store(&shared, (&disk, copy.is_some()), merge).await;
+    let memory_bytes = match (&committed, build, copy) {
+        (Ok(_), Some(build), Some(copy)) => memory::keep(&shared, copy, &build).await,
+        (_, _, copy) => {
+            memory::forget(&shared, disk.clone(), copy).await;
+            None
+        }
+    };
     shared.copies.lock().remove(&disk);
-    committed
+    Ok(CommittedCopy {
+        layer: committed?,
+        memory_bytes,
+    })
 }

@@ -11,7 +11,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
@@ -101,8 +101,8 @@ pub(crate) async fn fork(
     Ok(started)
 }
 
-/// Makes the first copy. The sandbox goes on, whatever happens.
-async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: &Fork) -> Result<(), NodeError> {
+/// Copies a sandbox, and returns how long it stood still. It goes on, whatever happens.
+pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: &Fork) -> Result<Duration, NodeError> {
     let not_found = || NodeError::NotFound(handle.id().clone());
     let _changing = handle.change().await;
     if handle.is_ending() {
@@ -143,7 +143,7 @@ async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: &Fork) -> R
         Ok(stopped) => {
             let stopped_ms = u64::try_from(stopped.as_millis()).unwrap_or(u64::MAX);
             tracing::info!(sandbox.id = %handle.id(), stopped_ms, "copied a sandbox with its processes");
-            Ok(())
+            Ok(stopped)
         }
         Err(error) => {
             tracing::warn!(sandbox.id = %handle.id(), "copy a sandbox with its processes: {error}");
@@ -173,6 +173,7 @@ async fn start(
         disk: StartDisk::Kept(copy.disk.clone()),
         restore: true,
         forked_from: Some(parent),
+        snapshot: None,
         resources: boot.resources,
         init: &boot.init,
         egress: &egress,
@@ -184,7 +185,7 @@ async fn start(
 }
 
 /// Removes a copy from which nothing runs.
-async fn remove(shared: &Arc<Shared>, copy: Fork) {
+pub(crate) async fn remove(shared: &Arc<Shared>, copy: Fork) {
     let driver = Arc::clone(&shared.driver);
     let id = copy.id.clone();
     let removed = blocking(move || kept::remove_disk(&*driver, &copy.id, &copy.disk)).await;
@@ -193,7 +194,7 @@ async fn remove(shared: &Arc<Shared>, copy: Fork) {
     }
 }
 
-fn node_error(error: WriteError) -> NodeError {
+pub(crate) fn node_error(error: WriteError) -> NodeError {
     match error {
         WriteError::Refused(why) => NodeError::Refused(why),
         WriteError::Failed(error) if error.kind() == io::ErrorKind::StorageFull => {

@@ -202,6 +202,7 @@ pub(crate) async fn resume(
         disk: StartDisk::Kept(kept.disk.clone()),
         restore: what == Kept::Image,
         forked_from: None,
+        snapshot: None,
         resources: boot.resources,
         init: &boot.init,
         egress: &egress,
@@ -210,7 +211,9 @@ pub(crate) async fn resume(
     shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
     shared.kept.take(&id, &kept);
     tasks.spawn(supervisor::supervise(Arc::clone(&shared), handle, Some(control), stop));
-    let StartedSandbox { agent_version, stages } = started;
+    let StartedSandbox {
+        agent_version, stages, ..
+    } = started;
     Ok(ResumedSandbox {
         agent_version: Some(agent_version),
         stages,

@@ -22,33 +22,34 @@ mod images;
 mod journal;
 mod kept;
 mod log_writer;
+mod memory;
 mod pause;
 mod process_watch;
 mod reconcile;
 mod socket_memory;
 mod supervisor;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use model::id::{DiskId, LayerId, SandboxId};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox, FrozenSandbox,
-    HostCapacity, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvents, NodeFuture, PauseSandbox,
-    PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox,
-    Wanted,
+    Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox,
+    FrozenSandbox, HostCapacity, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi, NodeError, NodeEvents,
+    NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot,
+    StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};
-use runtime::driver::Driver;
+use runtime::driver::{Driver, Fork};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -58,6 +59,7 @@ use crate::guard::Guard;
 use crate::journal::Journal;
 use crate::kept::KeptSandboxes;
 use crate::log_writer::now_us;
+use crate::memory::MemoryLocks;
 use crate::supervisor::{Begin, SandboxHandle};
 
 /// Settings of a node.
@@ -116,8 +118,10 @@ pub(crate) struct Shared {
     pub(crate) copying: Semaphore,
     /// One permit for each sandbox that can be forked at the same time.
     pub(crate) forks: Semaphore,
-    /// The copies of disks that have not become layers yet.
-    pub(crate) copies: Mutex<HashSet<DiskId>>,
+    /// The copies of disks that have not become layers yet, and what else was copied.
+    pub(crate) copies: Mutex<HashMap<DiskId, Option<Fork>>>,
+    /// The memory of snapshots that is in use.
+    pub(crate) memories: MemoryLocks,
     /// Each is held while an archive is written or read.
     pub(crate) archives: Arc<Semaphore>,
     /// Space that layers and images of processes leave free, in bytes.
@@ -186,6 +190,7 @@ impl Node {
             copying: Semaphore::new(commit::COPYING),
             forks: Semaphore::new(fork::FORKS),
             copies: Mutex::default(),
+            memories: MemoryLocks::default(),
             archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
             image_bytes: AtomicU64::new(0),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
@@ -264,12 +269,18 @@ impl Node {
         let tasks = self.tasks.clone();
         // A task of its own, so that a caller that is dropped does not leave a half-started sandbox.
         let start = self.tasks.spawn(async move {
+            if let Some(build) = &request.memory
+                && let Some(started) = memory::start(&shared, &tasks, &stop, (&request, build)).await?
+            {
+                return Ok(started);
+            }
             let begin = Begin {
                 id: &request.id,
                 template: &request.template,
                 disk: supervisor::new_disk(&request.image)?,
                 restore: false,
                 forked_from: None,
+                snapshot: None,
                 resources: request.resources,
                 init: &request.init,
                 egress: &request.egress,
@@ -416,18 +427,34 @@ impl NodeApi for Node {
         })
     }
 
-    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId, memory: bool) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
         Box::pin(async move {
             let handle = self.handle_of(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
-            let copying = commit::copy(Arc::clone(&self.shared), handle);
+            let copying = commit::copy(Arc::clone(&self.shared), handle, memory);
             self.tasks.spawn(copying).await.map_err(failed)?
         })
     }
 
-    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
+    fn commit_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        merge: bool,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<CommittedCopy, NodeError>> {
         Box::pin(async move {
-            let committing = commit::commit_copy(Arc::clone(&self.shared), disk.clone(), merge);
+            let committing = commit::commit_copy(Arc::clone(&self.shared), (disk.clone(), memory.cloned()), merge);
             self.tasks.spawn(committing).await.map_err(failed)?
+        })
+    }
+
+    fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>> {
+        Box::pin(memory::list(&self.shared))
+    }
+
+    fn remove_memory<'a>(&'a self, build: &'a BuildId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(async move {
+            let removing = memory::remove(Arc::clone(&self.shared), build.clone());
+            self.tasks.spawn(removing).await.map_err(failed)?
         })
     }
 

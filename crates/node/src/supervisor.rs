@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use model::id::{DiskId, SandboxId, TemplateId};
+use model::id::{BuildId, DiskId, SandboxId, TemplateId};
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -46,6 +46,8 @@ const CLEAN_PAUSE_MAX: Duration = Duration::from_secs(5);
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a failed create request waits for cleanup before it is answered.
 const FAILED_START_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same where the sandbox is started from its files next, with the same id.
+const FAILED_RESTORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Handle of a running sandbox.
 #[derive(Debug)]
@@ -320,6 +322,8 @@ pub(crate) struct Begin<'a> {
     pub(crate) restore: bool,
     /// The sandbox of which it is a copy.
     pub(crate) forked_from: Option<&'a SandboxId>,
+    /// The snapshot of which it is a copy.
+    pub(crate) snapshot: Option<&'a BuildId>,
     pub(crate) resources: Resources,
     pub(crate) init: &'a Init,
     pub(crate) egress: &'a EgressPolicy,
@@ -343,9 +347,14 @@ pub(crate) async fn start(
     let driver = Arc::clone(&shared.driver);
     let (id, disk, resources) = (begin.id.clone(), begin.disk.id().clone(), begin.resources);
     let new_disk = matches!(begin.disk, StartDisk::New { .. }).then(|| disk.clone());
+    let clean_timeout = match begin.snapshot {
+        Some(_) => FAILED_RESTORE_TIMEOUT,
+        None => FAILED_START_TIMEOUT,
+    };
     let message = match &begin.disk {
         StartDisk::New { .. } => "sandbox started",
         StartDisk::Kept(_) if begin.forked_from.is_some() => "sandbox started as a fork of another one",
+        StartDisk::Kept(_) if begin.snapshot.is_some() => "sandbox started with the processes of its snapshot",
         StartDisk::Kept(_) if begin.restore => "sandbox resumed with its processes",
         StartDisk::Kept(_) => "sandbox started anew on its disk",
     };
@@ -366,7 +375,7 @@ pub(crate) async fn start(
         Err(StartError::NoLayer(layer)) => return Err(NodeError::NoLayer(layer)),
         Err(StartError::Unrestorable(why)) => return Err(NodeError::Refused(why)),
         Err(StartError::Failed(error)) => {
-            clean_failed_start(shared, tasks, id, new_disk).await;
+            clean_failed_start(shared, tasks, (id, new_disk), clean_timeout).await;
             return Err(failed(error));
         }
     };
@@ -413,14 +422,20 @@ pub(crate) async fn start(
                 ("disk_mb", resources.disk_mb.to_string()),
             ];
             fields.extend(begin.forked_from.map(|parent| ("parent_id", parent.to_string())));
+            fields.extend(begin.snapshot.map(|build| ("build_id", build.to_string())));
             log.host(Level::Info, message, fields);
             let network = (egress, authority_of(begin.egress).cloned());
             let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, network, log));
-            Ok((handle, control, StartedSandbox { agent_version, stages }))
+            let started = StartedSandbox {
+                agent_version,
+                stages,
+                is_restored: false,
+            };
+            Ok((handle, control, started))
         }
         Err(error) => {
             end(&id, &started.sandbox).await;
-            clean_failed_start(shared, tasks, id, new_disk).await;
+            clean_failed_start(shared, tasks, (id, new_disk), clean_timeout).await;
             Err(NodeError::Failed(Failure::during("the agent did not respond", &error)))
         }
     }
@@ -529,11 +544,16 @@ pub(crate) async fn end(id: &SandboxId, sandbox: &Arc<dyn Sandbox>) {
     }
 }
 
-/// Removes what a failed start left, and waits for that, for [`FAILED_START_TIMEOUT`] at most.
-async fn clean_failed_start(shared: &Arc<Shared>, tasks: &TaskTracker, id: SandboxId, disk: Option<DiskId>) {
+/// Removes what a failed start left, and waits for that for some time.
+async fn clean_failed_start(
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    (id, disk): (SandboxId, Option<DiskId>),
+    timeout: Duration,
+) {
     let shared = Arc::clone(shared);
     let cleaning = tasks.spawn(async move { clean(&shared, &id, disk).await });
-    let _ = tokio::time::timeout(FAILED_START_TIMEOUT, cleaning).await;
+    let _ = tokio::time::timeout(timeout, cleaning).await;
 }
 
 /// Removes what an ended sandbox left, and its disk if one is given. The kernel releases some of it only some time after the last

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use model::id::{DiskId, LayerId, SandboxId, TemplateId};
+use model::id::{BuildId, DiskId, LayerId, SandboxId, TemplateId};
 use model::lifecycle::Kept;
 use model::log::Level;
 use model::network::EgressPolicy;
@@ -90,8 +90,42 @@ pub struct Committed {
 pub struct CopiedDisk {
     /// The copy.
     pub disk: DiskId,
+    /// The file system that it lies above.
+    pub image: Image,
     /// How long the processes of the sandbox were stopped.
     pub stopped: Duration,
+    /// Whether the processes were copied as well.
+    pub memory: CopiedMemory,
+}
+
+/// Whether a copy has the memory and processes of its sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CopiedMemory {
+    /// It was not asked for.
+    Unwanted,
+    /// It has.
+    Copied,
+    /// It has not, for this reason, which is for the client.
+    Missing(String),
+}
+
+/// What was made of a copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommittedCopy {
+    /// The layer with its files.
+    pub layer: Committed,
+    /// Space that the memory takes which is kept beside it, in bytes; none where it is not kept.
+    pub memory_bytes: Option<u64>,
+}
+
+/// The memory of a snapshot that a node has: a copy of a sandbox, from which others can be started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryInfo {
+    /// The build of the snapshot.
+    pub build: BuildId,
+    /// Space that it takes on the node, in bytes.
+    pub bytes: u64,
 }
 
 /// A layer that a node has.
@@ -118,6 +152,10 @@ pub struct StartSandbox {
     pub init: Init,
     /// What it may reach.
     pub egress: EgressPolicy,
+    /// The snapshot whose processes it goes on with, if the node has them and they fit the host. Otherwise it is started from
+    /// its image, and its log says why.
+    #[serde(default)]
+    pub memory: Option<BuildId>,
 }
 
 /// A sandbox that was started and whose agent has responded.
@@ -127,6 +165,9 @@ pub struct StartedSandbox {
     pub agent_version: String,
     /// How long each stage took, in order, for `Server-Timing`.
     pub stages: Vec<Stage>,
+    /// Whether it goes on with the processes of a snapshot.
+    #[serde(default)]
+    pub is_restored: bool,
 }
 
 /// The identity that a sandbox gets which was started in advance ([`NodeApi::freeze`]).
@@ -446,15 +487,29 @@ pub trait NodeApi: Send + Sync + 'static {
     fn fork(&self, request: ForkSandbox) -> NodeFuture<'_, Result<Vec<Result<StartedSandbox, NodeError>>, NodeError>>;
 
     /// Copies the disk of a running sandbox. Its processes are stopped meanwhile, so that the copy is the disk as it was at
-    /// one moment, and then continue, whatever happens. The caller gives the copy to [`Self::commit_copy`]; one that
+    /// one moment, and then continue, whatever happens. With `memory` its processes are copied as well, if that is possible:
+    /// the result says whether they were. The caller gives the copy to [`Self::commit_copy`]; one that
     /// never is is removed by the next [`Self::reconcile`]. [`NodeError::NotFound`] when there is no such sandbox;
     /// [`NodeError::Capacity`] when the host has no space for the copy, or has as many as it can have;
     /// [`NodeError::Unsupported`] where the host cannot stop processes.
-    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>>;
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId, memory: bool) -> NodeFuture<'a, Result<CopiedDisk, NodeError>>;
 
-    /// Stores what a copied disk has as a layer, as [`Self::commit`] does with that of a sandbox, and removes the copy, also
-    /// on an error.
-    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>>;
+    /// Stores what a copied disk has as a layer, as [`Self::commit`] does with that of a sandbox. With `memory`, a copy that
+    /// has processes is kept as the memory of that build, and survives a power cut when this returns. Otherwise it is removed,
+    /// also on an error.
+    fn commit_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        merge: bool,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<CommittedCopy, NodeError>>;
+
+    /// The memory of snapshots that the node has.
+    fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>>;
+
+    /// Removes the memory of a snapshot, once no start is copying it. Sandboxes that were started from it keep what they have.
+    /// Succeeds when there is none.
+    fn remove_memory<'a>(&'a self, build: &'a BuildId) -> NodeFuture<'a, Result<(), NodeError>>;
 
     /// The layers that the node has, in the order of their ids.
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>>;

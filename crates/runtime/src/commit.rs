@@ -75,6 +75,7 @@ pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
         sources,
         unfinished,
         keep_free_bytes,
+        has_processes,
     }) = request
     else {
         return Ok(());
@@ -84,7 +85,7 @@ pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
         layers: layers.as_fd(),
         keep_free_bytes,
     };
-    let committed = commit(data.as_fd(), &disk, &sources, &unfinished, &budget);
+    let committed = commit(data.as_fd(), (&disk, &sources, has_processes), &unfinished, &budget);
     let reply = match committed {
         Ok((layer, bytes)) => Reply::Committed { layer, bytes },
         Err(failure) => failure.reply(),
@@ -141,8 +142,7 @@ impl Budget<'_> {
 
 fn commit(
     data: BorrowedFd<'_>,
-    disk: &DiskId,
-    sources: &[Source],
+    (disk, sources, has_processes): (&DiskId, &[Source], bool),
     unfinished: &str,
     budget: &Budget<'_>,
 ) -> Result<(LayerId, u64), Failure> {
@@ -155,13 +155,13 @@ fn commit(
     )?;
     let mount = Loops::open(Path::new("/dev"))?.mount_to_read(image.as_fd())?;
     drop(image);
-    store(mount.as_fd(), sources, unfinished, budget)
+    store(mount.as_fd(), (sources, has_processes), unfinished, budget)
 }
 
 /// Copies sources below `mount` and the layers below them to a new directory, and writes it out.
 fn store(
     mount: BorrowedFd<'_>,
-    sources: &[Source],
+    (sources, has_processes): (&[Source], bool),
     unfinished: &str,
     budget: &Budget<'_>,
 ) -> Result<(LayerId, u64), Failure> {
@@ -169,6 +169,9 @@ fn store(
     rustix::fs::mkdirat(budget.layers, unfinished, mode)?;
     let layer = open_dir_at(budget.layers, unfinished)?;
     let mut walk = Walk::begin(Copy::begin(layer.as_fd())?, budget, false);
+    if has_processes {
+        walk.leave_out_remaps();
+    }
     for source in sources {
         let part = source.part.as_str();
         let mut trees = vec![open_dir_at(mount, &format!("{}/upper", source.upper))?];

@@ -8,6 +8,7 @@ mod copies;
 mod disks;
 mod forks;
 mod host;
+mod memories;
 mod processes;
 mod running;
 
@@ -19,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use model::id::{DiskId, LayerId, SandboxId};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use parking_lot::{Mutex, RwLock};
-use protocol::node::{Committed, LayerInfo};
+use protocol::node::{Committed, LayerInfo, MemoryInfo};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
@@ -40,9 +41,11 @@ use crate::identity::user_namespace;
 use crate::kept::KeptDisks;
 use crate::launchers::{self, LauncherPool};
 use crate::layers::Layers;
+use crate::memories::Memories;
 use crate::netns::SocketMaker;
 use crate::process_counter::{ProcessCounter, ProcessesOf};
 use crate::registry::Registry;
+use crate::rootfs::Rootfs;
 use crate::slot::{Name, Region, Slot, path_hash};
 use crate::slots::Slots;
 use crate::usage::{self, Capacity};
@@ -94,6 +97,7 @@ pub struct ContainerDriver {
     bases: Mutex<HashMap<DiskId, String>>,
     layers: Layers,
     kept: KeptDisks,
+    memories: Memories,
     agents: Agents,
     /// The disks of copied sandboxes that were not restored yet, and the sizes of their images in bytes.
     forks: Mutex<HashMap<DiskId, u64>>,
@@ -143,6 +147,7 @@ impl ContainerDriver {
         let lock = launchers::lock(&data_dir.join("launchers.lock"))?;
         let layers = Layers::open(&data_dir)?;
         let kept = KeptDisks::open(&data_dir)?;
+        let memories = Memories::open(&data_dir)?;
         let agents = Agents::open(&data_dir)?;
         skeleton::create(&data_dir)?;
         let base = base::Versions::new(Path::new("/"), &data_dir);
@@ -215,6 +220,7 @@ impl ContainerDriver {
             bases: Mutex::default(),
             layers,
             kept,
+            memories,
             agents,
             forks: Mutex::default(),
             criu,
@@ -399,6 +405,9 @@ impl Driver for ContainerDriver {
     }
 
     fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()> {
+        self.memories.tidy()?;
+        let of_memories = self.memories.list()?.into_iter().map(|memory| memory.disk);
+        let keep: Vec<DiskId> = keep.iter().cloned().chain(of_memories).collect();
         let kept: Vec<PathBuf> = keep.iter().map(|disk| self.image(disk)).collect();
         for entry in fs::read_dir(self.data_dir.join("disks"))? {
             let entry = entry?;
@@ -412,9 +421,9 @@ impl Driver for ContainerDriver {
                 }
             }
         }
-        self.kept.forget_all_but(keep)?;
+        self.kept.forget_all_but(&keep)?;
         self.sweep_agents()?;
-        self.layers.forget_all_but(keep)
+        self.layers.forget_all_but(&keep)
     }
 
     fn keep(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
@@ -451,6 +460,26 @@ impl Driver for ContainerDriver {
         self.copy_again(from, to, is_cancelled)
     }
 
+    fn rootfs_of(&self, disk: &DiskId) -> io::Result<Rootfs> {
+        self.layers.rootfs_of(disk)
+    }
+
+    fn keep_memory(&self, build: &BuildId, copy: &Fork) -> io::Result<u64> {
+        self.make_memory(build, copy)
+    }
+
+    fn memories(&self) -> io::Result<Vec<MemoryInfo>> {
+        self.list_memories()
+    }
+
+    fn copy_memory(&self, build: &BuildId, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<(), StartError> {
+        self.use_memory(build, to, is_cancelled)
+    }
+
+    fn remove_memory(&self, build: &BuildId) -> io::Result<()> {
+        self.drop_memory(build)
+    }
+
     fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
         let deadline = Instant::now() + COMMIT_TIMEOUT;
         let sources = self.layers.rootfs_of(&request.disk)?.sources(request.merge);
@@ -461,6 +490,7 @@ impl Driver for ContainerDriver {
             sources,
             unfinished: unfinished.name().to_owned(),
             keep_free_bytes: request.keep_free_bytes,
+            has_processes: request.has_processes,
         };
         match self
             .launchers

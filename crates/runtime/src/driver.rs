@@ -13,9 +13,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::{DiskId, LayerId, SandboxId};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::resources::Resources;
-use protocol::node::{Committed, LayerInfo, SandboxStream};
+use protocol::node::{Committed, LayerInfo, MemoryInfo, SandboxStream};
 
 use crate::cancel::Cancel;
 use crate::egress::EgressSockets;
@@ -51,7 +51,7 @@ pub trait Driver: Debug + Send + Sync {
     /// When the data directory cannot be written.
     fn remove_disk(&self, disk: &DiskId) -> io::Result<()>;
 
-    /// Removes every disk that is not in `keep`, with what is kept beside it.
+    /// Removes every disk that is neither in `keep` nor the memory of a snapshot, with what is kept beside it.
     ///
     /// # Errors
     /// When the data directory cannot be read or written.
@@ -101,6 +101,40 @@ pub trait Driver: Debug + Send + Sync {
     /// With [`io::ErrorKind::StorageFull`] when the host has no space for it. [`Driver::forget`] and [`Driver::remove_disk`]
     /// remove what is left.
     fn copy_fork(&self, from: &Fork, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()>;
+
+    /// The file system of a disk.
+    ///
+    /// # Errors
+    /// When the data directory cannot be read.
+    fn rootfs_of(&self, disk: &DiskId) -> io::Result<Rootfs>;
+
+    /// Makes a copy of a sandbox ([`Sandbox::fork`]) from which nothing was started yet the memory of a snapshot: from then on
+    /// it belongs to no sandbox, survives a power cut, and stays until [`Driver::remove_memory`]. Returns the space that it
+    /// takes, in bytes.
+    ///
+    /// # Errors
+    /// When it cannot be written out. [`Driver::forget`] and [`Driver::remove_disk`] remove what is left.
+    fn keep_memory(&self, build: &BuildId, copy: &Fork) -> io::Result<u64>;
+
+    /// The memory of every snapshot.
+    ///
+    /// # Errors
+    /// When the data directory cannot be read.
+    fn memories(&self) -> io::Result<Vec<MemoryInfo>>;
+
+    /// Copies the memory of a snapshot for a sandbox, which is started from it as from a copy of another one
+    /// ([`Sandbox::fork`]). The files of the image are shared, and only read.
+    ///
+    /// # Errors
+    /// With [`StartError::Unrestorable`] when it is not there, is damaged, or does not fit the host; in any case
+    /// [`Driver::forget`] and [`Driver::remove_disk`] remove what is left.
+    fn copy_memory(&self, build: &BuildId, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<(), StartError>;
+
+    /// Removes the memory of a snapshot, if there is one.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    fn remove_memory(&self, build: &BuildId) -> io::Result<()>;
 
     /// Stores what a sandbox that has ended wrote as a layer, or what is on a copy of a disk ([`Sandbox::copy_disk`]). The disk
     /// remains. Blocks for as long as it takes to copy, or until `is_cancelled`.
@@ -249,6 +283,9 @@ pub struct CommitRequest {
     pub disk: DiskId,
     /// Whether the layer contains the layers below as well.
     pub merge: bool,
+    /// Whether the disk was copied together with processes: then it has names that were made only for the copy
+    /// (`link_remap.` and a number), of files that had none any more, and the layer has not.
+    pub has_processes: bool,
     /// Space on the file system of the data directory that has to stay free, in bytes.
     pub keep_free_bytes: u64,
 }

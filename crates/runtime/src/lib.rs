@@ -40,6 +40,7 @@ mod kept;
 pub mod launcher;
 mod launchers;
 mod layers;
+mod memories;
 mod modules;
 mod netlink;
 mod netns;

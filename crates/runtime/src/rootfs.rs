@@ -1,7 +1,7 @@
 //! The rootfs of a sandbox: overlays, each on its own read-only layers, with their uppers on one disk.
 
 use model::id::LayerId;
-use protocol::node::LayerStack;
+use protocol::node::{Image, LayerStack};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of overlays: as many descriptors as can be attached to one message.
@@ -156,6 +156,20 @@ impl Rootfs {
         rootfs
     }
 
+    /// The image that it is made of, if it is made of stored layers alone, or of none.
+    #[must_use]
+    pub fn image(&self) -> Option<Image> {
+        let of_root = self.stored().filter(|(_, part)| *part == Part::Root);
+        let mut layers: Vec<LayerId> = of_root.map(|(layer, _)| layer.clone()).collect();
+        layers.reverse();
+        match self {
+            same if layers.is_empty() && *same == Self::base() => Some(Image::Base),
+            same if *same == Self::above_base(&layers) => Some(Image::Layers { base: true, layers }),
+            same if *same == Self::without_base(&layers) => Some(Image::Layers { base: false, layers }),
+            _ => None,
+        }
+    }
+
     /// The stored layers and their directories that it consists of.
     pub(crate) fn stored(&self) -> impl Iterator<Item = (&LayerId, Part)> {
         let layers = self.overlays.iter().flat_map(|overlay| &overlay.layers);
@@ -294,6 +308,13 @@ mod tests {
         ];
         assert_eq!(above.overlays[1].layers, want);
         assert_eq!(above.stored().count(), 4);
+        let of = |base| {
+            let layers = layers.to_vec();
+            Some(Image::Layers { base, layers })
+        };
+        assert_eq!((above.image(), image.image()), (of(true), of(false)));
+        assert_eq!(Rootfs::base().image(), Some(Image::Base));
+        assert_eq!(Rootfs::import().image(), None);
         let most = Rootfs::above_base(&vec![layer(1); protocol::node::Image::LAYERS_MAX]);
         assert_eq!(most.check(), Ok(()));
         let most = Rootfs::without_base(&vec![layer(1); protocol::node::Image::LAYERS_MAX]);

@@ -73,6 +73,8 @@ pub(crate) enum Request {
         unfinished: String,
         /// Space on the file system of the data directory that has to stay free, in bytes.
         keep_free_bytes: u64,
+        /// Whether names are left out that were made for a copy of processes.
+        has_processes: bool,
     },
     /// Prepares a disk, which no sandbox has, for layers that replaced those below it. Answered with [`Reply::Done`].
     Rebase { disk: DiskId },

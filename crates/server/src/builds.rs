@@ -9,6 +9,7 @@ pub(crate) mod collect;
 pub(crate) mod context;
 pub(crate) mod files;
 mod log;
+pub(crate) mod memories;
 mod objects;
 pub(crate) mod recipe;
 pub(crate) mod run;
@@ -95,6 +96,10 @@ pub(crate) struct Builds {
     imports: Mutex<Vec<Pins>>,
     /// Excludes commits while layers are removed.
     removal: Arc<tokio::sync::RwLock<()>>,
+    /// The snapshots whose memory is being kept.
+    pending_memories: Mutex<HashSet<BuildId>>,
+    /// The memory of a snapshot may not be needed any more.
+    memories_changed: Notify,
     /// A build was started.
     started: Notify,
     turns: Arc<Semaphore>,
@@ -166,6 +171,8 @@ impl Builds {
             running: Mutex::default(),
             imports: Mutex::default(),
             removal: Arc::default(),
+            pending_memories: Mutex::default(),
+            memories_changed: Notify::new(),
             started: Notify::new(),
         }
     }

@@ -268,9 +268,10 @@ impl Pool {
 
     /// How many sandboxes of a build the pool should have while they are used.
     fn size_of(&self, spec: &BuildSpec) -> u32 {
-        match spec.start {
-            Some(_) => self.settings.per_template,
-            None => 0,
+        match (&spec.start, &spec.memory) {
+            (Some(_), None) => self.settings.per_template,
+            // With memory, what the start command does is there already.
+            (None, _) | (_, Some(_)) => 0,
         }
     }
 

@@ -1,6 +1,7 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
 mod forks;
+mod memories;
 mod pauses;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,15 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use model::id::{DiskId, LayerId, SandboxId};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, AdoptedState, ClaimSandbox, Committed, CopiedDisk, DialError, DiskStops, EgressCounters, ForkSandbox,
-    FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, NodeApi, NodeError, NodeEvent, NodeEvents,
-    NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream,
-    Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+    Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
+    ForkSandbox, FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi,
+    NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox,
+    SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -98,6 +99,12 @@ pub struct FakeNode {
     pub copy: Mutex<Behaviour>,
     /// The copies of disks that have not been committed, and their sandboxes.
     pub copies: Mutex<HashMap<DiskId, SandboxId>>,
+    /// Whether processes are copied with disks.
+    pub copies_memory: AtomicBool,
+    /// The copies of disks that have processes, and the images that they lie above.
+    pub copied_memory: Mutex<HashMap<DiskId, Image>>,
+    /// The memory of snapshots, and the images that they lie above. A start from one that is missing is one from files.
+    pub memories: Mutex<HashMap<BuildId, Image>>,
     /// Behaviour of the removal of a layer.
     pub remove_layer: Mutex<Behaviour>,
     /// What `base` is.
@@ -179,6 +186,9 @@ impl FakeNode {
             forked: Mutex::default(),
             copy: Mutex::new(Behaviour::Works),
             copies: Mutex::default(),
+            copies_memory: AtomicBool::new(false),
+            copied_memory: Mutex::default(),
+            memories: Mutex::default(),
             remove_layer: Mutex::new(Behaviour::Works),
             base: Mutex::new(BaseVersion {
                 system: "debian-12-x86_64".to_owned(),
@@ -328,6 +338,7 @@ impl NodeApi for FakeNode {
             let id = request.id.clone();
             self.running.lock().insert(id.clone());
             self.egress.lock().insert(id.clone(), request.egress.clone());
+            let is_restored = self.has_memory(&request);
             self.started.lock().push(request);
             match behaviour {
                 Behaviour::ExitsEarly => self.exit(&id).await,
@@ -335,6 +346,7 @@ impl NodeApi for FakeNode {
                 _ => {}
             }
             Ok(StartedSandbox {
+                is_restored,
                 agent_version: self.agent_version.lock().clone(),
                 stages: vec![
                     Stage::new("spawn", Duration::from_micros(1500)),
@@ -393,6 +405,7 @@ impl NodeApi for FakeNode {
                 _ => {}
             }
             Ok(StartedSandbox {
+                is_restored: false,
                 agent_version: self.agent_version.lock().clone(),
                 stages: vec![Stage::new("claim", Duration::from_micros(500))],
             })
@@ -458,30 +471,26 @@ impl NodeApi for FakeNode {
         Box::pin(self.fork_all(request))
     }
 
-    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
-        Box::pin(async move {
-            let behaviour = *self.copy.lock();
-            self.behave(behaviour).await?;
-            if !self.running.lock().contains(id) || self.paused.lock().contains(id) {
-                return Err(NodeError::NotFound(id.clone()));
-            }
-            let mut copies = self.copies.lock();
-            let made = copies.len() + self.commits.lock().len();
-            let disk = DiskId::from_random(&[u8::try_from(made).unwrap_or(u8::MAX); 20]);
-            copies.insert(disk.clone(), id.clone());
-            let stopped = Duration::from_millis(1);
-            Ok(CopiedDisk { disk, stopped })
-        })
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId, memory: bool) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
+        Box::pin(self.copy_of(id, memory))
     }
 
-    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
-        Box::pin(async move {
-            let of = self.copies.lock().get(disk).cloned();
-            let of = of.ok_or_else(|| NodeError::failed("no such copy"))?;
-            let made = self.make_layer(&of, merge).await;
-            self.copies.lock().remove(disk);
-            made
-        })
+    fn commit_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        merge: bool,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<CommittedCopy, NodeError>> {
+        Box::pin(self.commit_of(disk, merge, memory))
+    }
+
+    fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>> {
+        Box::pin(std::future::ready(Ok(self.memory_info())))
+    }
+
+    fn remove_memory<'a>(&'a self, build: &'a BuildId) -> NodeFuture<'a, Result<(), NodeError>> {
+        self.memories.lock().remove(build);
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {

@@ -8,12 +8,13 @@
 use std::io;
 use std::sync::Arc;
 
-use model::id::{DiskId, LayerId, SandboxId};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox, FrozenSandbox,
-    HostCapacity, LayerInfo, LayerStream, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox,
-    PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox,
+    FrozenSandbox, HostCapacity, LayerInfo, LayerStream, MemoryInfo, NodeApi, NodeError, NodeEvent, NodeEvents,
+    NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox,
+    StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -43,8 +44,10 @@ enum Call {
     Resume(Box<ResumeSandbox>),
     Fork(Box<ForkSandbox>),
     Commit(SandboxId, bool),
-    CopyDisk(SandboxId),
-    CommitCopy(DiskId, bool),
+    CopyDisk(SandboxId, bool),
+    CommitCopy(DiskId, bool, Option<BuildId>),
+    Memories,
+    RemoveMemory(BuildId),
     Layers,
     RemoveLayer(LayerId),
     ExportLayer(LayerId),
@@ -136,12 +139,25 @@ impl NodeApi for RemoteNode {
         Box::pin(self.call(Call::Fork(Box::new(request))))
     }
 
-    fn copy_disk<'a>(&'a self, id: &'a SandboxId) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
-        Box::pin(self.call(Call::CopyDisk(id.clone())))
+    fn copy_disk<'a>(&'a self, id: &'a SandboxId, memory: bool) -> NodeFuture<'a, Result<CopiedDisk, NodeError>> {
+        Box::pin(self.call(Call::CopyDisk(id.clone(), memory)))
     }
 
-    fn commit_copy<'a>(&'a self, disk: &'a DiskId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
-        Box::pin(self.call(Call::CommitCopy(disk.clone(), merge)))
+    fn commit_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        merge: bool,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<CommittedCopy, NodeError>> {
+        Box::pin(self.call(Call::CommitCopy(disk.clone(), merge, memory.cloned())))
+    }
+
+    fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>> {
+        Box::pin(self.call(Call::Memories))
+    }
+
+    fn remove_memory<'a>(&'a self, build: &'a BuildId) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(self.call(Call::RemoveMemory(build.clone())))
     }
 
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
@@ -267,8 +283,13 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Resume(request) => write_frame(connection, &node.resume(*request).await).await,
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
         Call::Fork(request) => write_frame(connection, &node.fork(*request).await).await,
-        Call::CopyDisk(id) => write_frame(connection, &node.copy_disk(&id).await).await,
-        Call::CommitCopy(disk, merge) => write_frame(connection, &node.commit_copy(&disk, merge).await).await,
+        Call::CopyDisk(id, memory) => write_frame(connection, &node.copy_disk(&id, memory).await).await,
+        Call::CommitCopy(disk, merge, memory) => {
+            let committed = node.commit_copy(&disk, merge, memory.as_ref()).await;
+            write_frame(connection, &committed).await
+        }
+        Call::Memories => write_frame(connection, &node.memories().await).await,
+        Call::RemoveMemory(build) => write_frame(connection, &node.remove_memory(&build).await).await,
         Call::Layers => write_frame(connection, &node.layers().await).await,
         Call::RemoveLayer(id) => write_frame(connection, &node.remove_layer(&id).await).await,
         Call::BaseVersion => write_frame(connection, &node.base_version().await).await,

@@ -76,6 +76,7 @@ impl TestPlatform {
             resources: Resources::default(),
             init: Init::default(),
             egress: EgressPolicy::default(),
+            memory: None,
         };
         let started = self.node.start(request).await?;
         assert_eq!(started.agent_version, protocol::agent::VERSION);

@@ -21,8 +21,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::id::{DiskId, LayerId, SandboxId};
-use protocol::node::{Committed, LayerInfo, SandboxStream};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
+use protocol::node::{Committed, LayerInfo, MemoryInfo, SandboxStream};
 use runtime::driver::{
     ArchiveError, Capabilities, CommitError, CommitRequest, CopyRequest, DialFuture, Driver, Fork, Found, KeptDisk,
     Sandbox, StartDisk, StartError, StartRequest, Started, UnpackRequest, WriteError,
@@ -31,6 +31,7 @@ use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
 use runtime::identity::ProcessIdentity;
 use runtime::page_out::PagedOut;
+use runtime::rootfs::Rootfs;
 use runtime::usage::{Capacity, Usage};
 use rustix::process::Signal;
 
@@ -171,6 +172,26 @@ impl Driver for Processes {
 
     fn copy_fork(&self, _: &Fork, _: &Fork, _: &dyn Fn() -> bool) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn rootfs_of(&self, _: &DiskId) -> io::Result<Rootfs> {
+        Ok(Rootfs::base())
+    }
+
+    fn keep_memory(&self, _: &BuildId, _: &Fork) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn memories(&self) -> io::Result<Vec<MemoryInfo>> {
+        Ok(Vec::new())
+    }
+
+    fn copy_memory(&self, _: &BuildId, _: &Fork, _: &dyn Fn() -> bool) -> Result<(), StartError> {
+        Err(StartError::Unrestorable("there is none".to_owned()))
+    }
+
+    fn remove_memory(&self, _: &BuildId) -> io::Result<()> {
+        Ok(())
     }
 
     fn commit(&self, _: &CommitRequest, _: &dyn Fn() -> bool) -> Result<Committed, CommitError> {

@@ -85,7 +85,7 @@ fn has_groups(id: &SandboxId) -> bool {
 }
 
 /// The parent of a restored agent is the init of the host, and until that has waited for it, its group cannot be removed.
-async fn until_without_groups(id: &SandboxId) {
+pub(super) async fn until_without_groups(id: &SandboxId) {
     let gone = async {
         while has_groups(id) {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -10,6 +10,7 @@
 
 mod images;
 mod layers;
+mod memory;
 mod pause;
 mod snapshots;
 
@@ -66,6 +67,12 @@ fn run_all() -> Vec<bool> {
         passes("a copy without a sandbox is removed by the next platform", || {
             block_on(snapshots::copies_do_not_outlive_the_platform(dir.path()));
         }),
+        passes(
+            "sandboxes go on from the memory of a snapshot, or start from its files",
+            || {
+                block_on(memory::goes_on_in_others(dir.path()));
+            },
+        ),
         passes("a sandbox whose processes are on disk continues where it was", || {
             block_on(images::continues_where_it_was(dir.path()));
         }),
@@ -300,6 +307,7 @@ fn request(id: &SandboxId) -> StartSandbox {
             ..Init::default()
         },
         egress: EgressPolicy::default(),
+        memory: None,
     }
 }
 

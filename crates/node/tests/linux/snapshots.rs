@@ -58,7 +58,7 @@ pub(super) async fn copies_a_disk_in_use(data_dir: &Path) {
     let mut layers = Vec::new();
     for round in 0..5 {
         let count = goes_on(&host, 0).await;
-        let copied = host.node.copy_disk(&host.id).await.unwrap();
+        let copied = host.node.copy_disk(&host.id, false).await.unwrap();
         assert_eq!(disks(data_dir), 2, "the disk of the sandbox, and the copy");
         assert_eq!(attached(data_dir), 1, "the copy is in use by nobody");
         // The same processes go on where they were.
@@ -71,24 +71,29 @@ pub(super) async fn copies_a_disk_in_use(data_dir: &Path) {
         );
         check(data_dir, &copied.disk);
 
-        let committed = host.node.commit_copy(&copied.disk, false).await.unwrap();
+        let committed = host.node.commit_copy(&copied.disk, false, None).await.unwrap();
         assert_eq!(disks(data_dir), 1, "the copy is gone");
-        assert!(host.node.commit_copy(&copied.disk, false).await.is_err());
+        assert!(host.node.commit_copy(&copied.disk, false, None).await.is_err());
         let child = start(
             &host.node,
             &format!("ichild{round}"),
-            above_base(std::slice::from_ref(&committed.layer)),
+            above_base(std::slice::from_ref(&committed.layer.layer)),
         )
         .await;
         passes(&host.node, &child, CHECK).await;
         host.node.kill(&child).await.unwrap();
-        layers.push(committed.layer);
+        layers.push(committed.layer.layer);
     }
     // A copy that is committed after its sandbox has ended is as good as any.
-    let copied = host.node.copy_disk(&host.id).await.unwrap();
+    let copied = host.node.copy_disk(&host.id, false).await.unwrap();
     host.node.kill(&host.id).await.unwrap();
-    let committed = host.node.commit_copy(&copied.disk, false).await.unwrap();
-    let child = start(&host.node, "ichild", above_base(std::slice::from_ref(&committed.layer))).await;
+    let committed = host.node.commit_copy(&copied.disk, false, None).await.unwrap();
+    let child = start(
+        &host.node,
+        "ichild",
+        above_base(std::slice::from_ref(&committed.layer.layer)),
+    )
+    .await;
     passes(&host.node, &child, CHECK).await;
     // What is below it counts as well, and a merged layer has both.
     passes(
@@ -97,16 +102,24 @@ pub(super) async fn copies_a_disk_in_use(data_dir: &Path) {
         "echo more >/home/user/more; rm /home/user/many /usr/bin/yes; echo changed >/etc/motd",
     )
     .await;
-    let copied = host.node.copy_disk(&child).await.unwrap();
-    let merged = host.node.commit_copy(&copied.disk, true).await.unwrap();
+    let copied = host.node.copy_disk(&child, false).await.unwrap();
+    let merged = host.node.commit_copy(&copied.disk, true, None).await.unwrap();
     host.node.kill(&child).await.unwrap();
-    let grandchild = start(&host.node, "igrand", above_base(std::slice::from_ref(&merged.layer))).await;
+    let grandchild = start(
+        &host.node,
+        "igrand",
+        above_base(std::slice::from_ref(&merged.layer.layer)),
+    )
+    .await;
     let both = "cd /home/user; [ -e more ]; [ ! -e many ]; [ -e many.sum ]; [ ! -e /usr/bin/yes ]; [ $(cat /etc/motd) = changed ]";
     passes(&host.node, &grandchild, both).await;
     host.node.kill(&grandchild).await.unwrap();
     let gone: SandboxId = "ichild".parse().unwrap();
-    assert!(matches!(host.node.copy_disk(&gone).await, Err(NodeError::NotFound(_))));
-    for layer in layers.iter().chain([&committed.layer, &merged.layer]) {
+    assert!(matches!(
+        host.node.copy_disk(&gone, false).await,
+        Err(NodeError::NotFound(_))
+    ));
+    for layer in layers.iter().chain([&committed.layer.layer, &merged.layer.layer]) {
         host.node.remove_layer(layer).await.unwrap();
     }
     host.node.reconcile(Vec::new()).await.unwrap();
@@ -133,7 +146,7 @@ fn check(data_dir: &Path, disk: &model::id::DiskId) {
 pub(super) async fn copies_do_not_outlive_the_platform(data_dir: &Path) {
     let host = counting(data_dir).await;
     let id = host.id.clone();
-    host.node.copy_disk(&id).await.unwrap();
+    host.node.copy_disk(&id, false).await.unwrap();
     assert_eq!(disks(data_dir), 2);
     // The platform ends without a word.
     host.node.release().await;
@@ -154,7 +167,7 @@ pub(super) async fn copies_do_not_outlive_the_platform(data_dir: &Path) {
         is_written_next: false,
     };
     host.node.pause(paused).await.unwrap();
-    host.node.copy_disk(&id).await.unwrap_err();
+    host.node.copy_disk(&id, false).await.unwrap_err();
     assert_eq!(disks(data_dir), 1);
     host.node.kill(&id).await.unwrap();
 }

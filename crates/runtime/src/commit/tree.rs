@@ -121,6 +121,8 @@ pub(crate) struct Walk<'a, S> {
     budget: &'a Budget<'a>,
     /// Whether the tree is a stored layer, which has nothing that would be left out of the hash.
     is_stored: bool,
+    /// Whether names of files that had none are left out.
+    has_remaps: bool,
     hash: Sha256,
     buffer: Vec<u8>,
     /// Each file with several names, by device and inode: its number among them, and among all files.
@@ -177,6 +179,7 @@ impl<'a, S: Sink> Walk<'a, S> {
             sink,
             budget,
             is_stored,
+            has_remaps: false,
             hash: Sha256::new_with_prefix("ringfence layer 2\n"),
             buffer: vec![0; BUFFER],
             links: HashMap::new(),
@@ -185,6 +188,12 @@ impl<'a, S: Sink> Walk<'a, S> {
             names: 0,
             unchecked: 0,
         }
+    }
+
+    /// Leaves out the names that CRIU gave to files without one while it wrote processes: whoever restores these removes
+    /// them, and nobody else would.
+    pub(crate) fn leave_out_remaps(&mut self) {
+        self.has_remaps = true;
     }
 
     /// Reads trees, topmost first, as one directory of the layer.
@@ -332,6 +341,10 @@ impl<'a, S: Sink> Walk<'a, S> {
         };
         let from = directory.from[index].as_fd();
         let kind = FileType::from_raw_mode(stat.st_mode);
+        let is_kept = matches!(kind, FileType::Directory | FileType::CharacterDevice);
+        if self.has_remaps && !is_kept && is_remap(name) {
+            return Ok(());
+        }
         match kind {
             FileType::CharacterDevice if is_whiteout(&stat) => return self.whiteout(name, directory.has_below),
             // It does not outlive its server.
@@ -493,6 +506,12 @@ fn stat_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<Option<Stat>, Failu
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether a name is one that CRIU gives to a file that has none.
+fn is_remap(name: &CStr) -> bool {
+    let number = name.to_bytes().strip_prefix(b"link_remap.");
+    number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
 }
 
 fn is_whiteout(stat: &Stat) -> bool {

@@ -20,6 +20,8 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use model::id::DiskId;
+
 use super::processes::{DUMP_TIMEOUT, failure};
 use super::running::Running;
 use super::{ContainerDriver, has_ended};
@@ -29,6 +31,17 @@ use crate::driver::{Fork, WriteError};
 use crate::launchers::Once;
 use crate::wire::{Reply, Request, Work};
 use crate::{disk, usage};
+
+/// What a copy is copied from: nothing changes it.
+#[derive(Debug)]
+pub(super) struct Source<'a> {
+    pub(super) disk: &'a DiskId,
+    /// The image of the processes, and its size in bytes.
+    pub(super) image: &'a Path,
+    pub(super) bytes: u64,
+    /// The version of `base` below the files.
+    pub(super) base: Option<String>,
+}
 
 impl ContainerDriver {
     pub(super) fn fork(
@@ -122,16 +135,24 @@ impl ContainerDriver {
 
     pub(super) fn copy_again(&self, from: &Fork, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
         let bytes = self.forks.lock().get(&from.disk).copied();
-        let bytes = bytes.ok_or(io::ErrorKind::NotFound)?;
-        let rootfs = self.layers.rootfs_of(&from.disk)?;
+        let source = Source {
+            disk: &from.disk,
+            image: &self.kept.image(&from.id, &from.disk),
+            base: self.kept.base_of(&from.id, &from.disk),
+            bytes: bytes.ok_or(io::ErrorKind::NotFound)?,
+        };
+        self.copy_from(&source, to, is_cancelled)
+    }
+
+    pub(super) fn copy_from(&self, from: &Source<'_>, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
+        let rootfs = self.layers.rootfs_of(from.disk)?;
         self.layers.use_for(&to.disk, &rootfs)?;
-        let base = self.kept.base_of(&from.id, &from.disk);
-        self.kept.note(&to.id, &to.disk, base.as_deref())?;
-        self.copy_image(&self.image(&from.disk), to, is_cancelled)?;
+        self.kept.note(&to.id, &to.disk, from.base.as_deref())?;
+        self.copy_image(&self.image(from.disk), to, is_cancelled)?;
         let unfinished = self.kept.unfinished_image(&to.id, &to.disk);
-        share(&self.kept.image(&from.id, &from.disk), &unfinished)?;
+        share(from.image, &unfinished)?;
         fs::rename(unfinished, self.kept.image(&to.id, &to.disk))?;
-        self.forks.lock().insert(to.disk.clone(), bytes);
+        self.forks.lock().insert(to.disk.clone(), from.bytes);
         Ok(())
     }
 }

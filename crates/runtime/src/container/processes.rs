@@ -175,13 +175,16 @@ impl ContainerDriver {
     /// Removes programs of agents that no image needs any more, if that is known.
     pub(super) fn sweep_agents(&self) -> io::Result<()> {
         let mut needed = Vec::new();
-        for kept in self.kept.list()? {
-            match About::of(&self.kept.image(&kept.id, &kept.disk)) {
+        let kept = self.kept.list()?.into_iter();
+        let kept = kept.map(|kept| self.kept.image(&kept.id, &kept.disk));
+        let of_memories = self.memories.list()?.into_iter().map(|memory| memory.image());
+        for image in kept.chain(of_memories) {
+            match About::of(&image) {
                 Ok(about) => needed.push(about.agent),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // Its sandbox cannot be restored, and the others are not affected.
+                // It cannot be restored, and the others are not affected.
                 Err(error) => {
-                    tracing::warn!(sandbox.id = %kept.id, "read the image of a paused sandbox: {error}");
+                    tracing::warn!(image = %image.display(), "read an image of processes: {error}");
                     return Ok(());
                 }
             }

@@ -16,6 +16,7 @@ use crate::{agent_pid, clean, data_dir_of, disk_of, end, id, loops_of, request, 
 
 fn order(merge: bool) -> CommitRequest {
     CommitRequest {
+        has_processes: false,
         disk: disk_of(&id("ione")),
         merge,
         keep_free_bytes: 1 << 20,

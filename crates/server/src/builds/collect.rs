@@ -62,14 +62,25 @@ impl Builds {
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = self.tidy_objects() => {}
+            () = async {
+                self.collect_memories().await;
+                self.tidy_objects().await;
+            } => {}
         }
+        let interval = Duration::from_secs(self.settings.collect_interval_s.into());
+        let mut next = tokio::time::Instant::now() + interval;
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(Duration::from_secs(self.settings.collect_interval_s.into())) => {}
+                () = self.memories_changed.notified() => {
+                    self.collect_memories().await;
+                    continue;
+                }
+                () = tokio::time::sleep_until(next) => {}
             }
+            next = tokio::time::Instant::now() + interval;
+            self.collect_memories().await;
             match self.collect(&mut before).await {
                 Ok(Collected {
                     layers: 0, files: 0, ..
@@ -194,8 +205,8 @@ impl Builds {
         self.node.layers().await
     }
 
-    /// Space that the layers of the finished builds of a team take on the node, in bytes. What several of them have counts
-    /// once.
+    /// Space that the layers of the finished builds of a team take on the node, and the memory of its snapshots, in bytes. What
+    /// several of them have counts once.
     pub(crate) async fn template_bytes(&self, team: &TeamId) -> Result<u64, TemplateBytesError> {
         let layers = self.template_layers().await?;
         let layers = layers.into_iter().filter(|(owner, _)| owner == team);
@@ -205,7 +216,9 @@ impl Builds {
         }
         let stored = self.node.layers().await?;
         let own = stored.iter().filter(|layer| own.contains(&layer.id));
-        Ok(own.map(|layer| layer.bytes).sum())
+        let of_layers: u64 = own.map(|layer| layer.bytes).sum();
+        let of_memory = self.memory_bytes().await?.get(team).copied().unwrap_or(0);
+        Ok(of_layers.saturating_add(of_memory))
     }
 
     /// The layers of the finished builds of each team.

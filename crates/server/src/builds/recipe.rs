@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::id::{BuildId, LayerId, TemplateId};
+use model::id::{BuildId, LayerId, SandboxId, TemplateId};
 use model::secret::Secret;
 use protocol::node::Image;
 use protocol::process::ProcessConfig;
@@ -192,6 +192,21 @@ pub(crate) struct BuildSpec {
     /// What runs from the start on.
     #[serde(default)]
     pub(crate) start: Option<StartCommand>,
+    /// The processes of a snapshot, with which they go on instead. Of this build on its node alone, so nothing else that is
+    /// made of it has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) memory: Option<Box<SnapshotMemory>>,
+}
+
+/// The memory of a snapshot, which its node keeps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotMemory {
+    /// The build of the snapshot.
+    pub(crate) build: BuildId,
+    /// The image that its disk lies above. Another one than that of the snapshot, whose layers include what is on that disk.
+    pub(crate) image: Image,
+    /// The sandbox whose certificate authority the processes trust.
+    pub(crate) authority: SandboxId,
 }
 
 impl BuildSpec {
@@ -213,7 +228,13 @@ impl BuildSpec {
             user: None,
             workdir: None,
             start: None,
+            memory: None,
         }
+    }
+
+    /// The same without the memory of a snapshot: for what is made of it.
+    pub(crate) fn without_memory(self) -> Self {
+        Self { memory: None, ..self }
     }
 }
 

@@ -59,6 +59,7 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
             },
             env: state.env,
             start,
+            memory: None,
         },
         disk_mb: job.disk_mb,
     })

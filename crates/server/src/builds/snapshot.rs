@@ -1,24 +1,29 @@
 //! Builds that are made of a sandbox: its template's layers with one more, of what it has written.
 
-use model::id::{BuildId, DiskId, SandboxId, TeamId, TemplateId};
+use model::id::{BuildId, SandboxId, TeamId, TemplateId};
+use model::log::Level;
 use protocol::agent;
-use protocol::node::{Committed, Image, NodeError};
+use protocol::node::{CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
+use store::builds::BuildLogRow;
 use store::error::StoreError;
 use store::snapshots::{NameUse, NewSnapshot, SnapshotStored};
 use uuid::Uuid;
 
 use super::Builds;
 use super::objects::ObjectError;
-use super::recipe::{BuildSpec, layers_of};
+use super::recipe::{BuildSpec, SnapshotMemory, layers_of};
+use crate::chain::Chain;
 
 /// A snapshot to make of a copied disk.
 #[derive(Debug)]
 pub(crate) struct SnapshotSource {
     /// The copy.
-    pub(crate) disk: DiskId,
+    pub(crate) copied: CopiedDisk,
     /// What the sandbox was started with.
     pub(crate) spec: BuildSpec,
     pub(crate) sandbox: SandboxId,
+    /// The sandbox whose certificate authority its processes trust.
+    pub(crate) authority: SandboxId,
     pub(crate) team: TeamId,
     pub(crate) cpu_count: u32,
     pub(crate) memory_mb: u32,
@@ -50,26 +55,49 @@ pub(crate) enum SnapshotBuildError {
 }
 
 impl Builds {
-    /// Makes a snapshot of a copied disk, which is removed in any case. Returns its template.
-    pub(crate) async fn snapshot(&self, source: SnapshotSource) -> Result<TemplateId, SnapshotBuildError> {
-        let below = layers_of(&source.spec.image);
+    /// Makes a snapshot of a copied disk, which is removed in any case unless it is kept as the memory of the snapshot. Returns
+    /// its template, and whether it has memory.
+    pub(crate) async fn snapshot(
+        &self,
+        source: SnapshotSource,
+    ) -> Result<(TemplateId, CopiedMemory), SnapshotBuildError> {
+        let image = &source.copied.image;
+        let below = layers_of(image);
         let merge = below.len() >= Image::LAYERS_MAX;
+        let build = BuildId::try_from(Uuid::new_v4().to_string()).map_err(|_| SnapshotBuildError::Invalid)?;
         // Its sandbox may end, and its template be deleted, before the snapshot refers to them.
         let pinned = self.pin_layers(below.iter().cloned().collect()).await;
-        let Committed { layer, bytes } = {
+        let (wanted, _pending) = match source.copied.memory {
+            CopiedMemory::Copied => (Some(&build), Some(self.expect_memory(&build))),
+            CopiedMemory::Unwanted | CopiedMemory::Missing(_) => (None, None),
+        };
+        let CommittedCopy { layer, memory_bytes } = {
             let _removal = self.removal.read().await;
-            let committed = self.node.commit_copy(&source.disk, merge).await?;
-            pinned.pins.lock().insert(committed.layer.clone());
+            let committed = self.node.commit_copy(&source.copied.disk, merge, wanted).await?;
+            pinned.pins.lock().insert(committed.layer.layer.clone());
             committed
+        };
+        let memory = match (source.copied.memory.clone(), memory_bytes) {
+            (CopiedMemory::Copied, None) => {
+                CopiedMemory::Missing("the host could not write the processes to its disk".to_owned())
+            }
+            (copied, _) => copied,
         };
         let mut layers = match merge {
             true => Vec::new(),
             false => below.to_vec(),
         };
-        layers.push(layer);
-        let base = !matches!(source.spec.image, Image::Layers { base: false, .. });
+        layers.push(layer.layer);
+        let base = !matches!(image, Image::Layers { base: false, .. });
         let spec = BuildSpec {
             image: Image::Layers { base, layers },
+            memory: memory_bytes.map(|_| {
+                Box::new(SnapshotMemory {
+                    build: build.clone(),
+                    image: image.clone(),
+                    authority: source.authority,
+                })
+            }),
             ..source.spec
         };
         self.keep_layers(layers_of(&spec.image)).await?;
@@ -81,7 +109,7 @@ impl Builds {
             template: TemplateId::from_random(&random),
             alias: source.alias,
             tag: source.tag,
-            build: BuildId::try_from(Uuid::new_v4().to_string()).map_err(|_| SnapshotBuildError::Invalid)?,
+            build,
             sandbox: source.sandbox,
             cpu_count: source.cpu_count,
             memory_mb: source.memory_mb,
@@ -93,11 +121,38 @@ impl Builds {
         };
         match self.rows.snapshot_insert(&new).await? {
             SnapshotStored::Stored(template) => {
-                tracing::info!(template.id = %template, build.id = %new.build, bytes, "made a snapshot of a sandbox");
-                Ok(template)
+                let bytes = layer.bytes;
+                tracing::info!(template.id = %template, build.id = %new.build, bytes, memory_bytes, "made a snapshot of a sandbox");
+                self.log_memory(&new.build, &memory).await;
+                Ok((template, memory))
             }
             SnapshotStored::NameTaken(taken) => Err(SnapshotBuildError::NameTaken(taken)),
             SnapshotStored::TooManyTags => Err(SnapshotBuildError::TooManyTags),
+        }
+    }
+
+    /// Writes into the log of a build what is kept of the sandbox. The snapshot is complete without it.
+    async fn log_memory(&self, build: &BuildId, memory: &CopiedMemory) {
+        let (level, message) = match memory {
+            CopiedMemory::Unwanted => return,
+            CopiedMemory::Copied => (
+                Level::Info,
+                "the snapshot has the files, the memory and the processes of the sandbox".to_owned(),
+            ),
+            CopiedMemory::Missing(why) => (
+                Level::Warn,
+                format!("the snapshot has the files of the sandbox alone, because its memory could not be kept: {why}"),
+            ),
+        };
+        let row = BuildLogRow {
+            seq: 1,
+            at_us: self.clock.now_us(),
+            level,
+            step: None,
+            message,
+        };
+        if let Err(error) = self.rows.store().build_log_append(build, &[row]).await {
+            tracing::warn!(build.id = %build, error = %Chain(&error), "cannot write the log of a snapshot");
         }
     }
 }

@@ -129,7 +129,7 @@ impl Builds {
             cpu_count: build.cpu_count,
             memory_mb: build.memory_mb,
             disk_mb: build.disk_mb,
-            config,
+            config: config.without_memory(),
             base,
             layers,
         })
@@ -162,7 +162,7 @@ impl Builds {
         let pinned = self.pin_import(&manifest).await;
         self.read_layers(&manifest, &mut file).await?;
         self.keep_layers(layers_of(&manifest.config.image)).await?;
-        let spec_json = serde_json::to_string(&manifest.config)
+        let spec_json = serde_json::to_string(&manifest.config.clone().without_memory())
             .or_else(|_| refused("the configuration in the file cannot be stored"))?;
 
         let mut random = [0; 20];

@@ -36,7 +36,7 @@ pub struct OperatorTemplate {
 pub struct OperatorSpace {
     /// Name of the team.
     pub team: String,
-    /// Layers of its templates, in bytes.
+    /// Layers of its templates, and the memory of its snapshots, in bytes.
     pub template_bytes: u64,
     /// Layers that are kept for later builds and are not in a template, in bytes.
     pub cache_bytes: u64,
@@ -225,13 +225,15 @@ async fn space(operator: &Operator) -> Result<Vec<OperatorSpace>, ErrorResponse>
     for (team, bytes) in builds.rows.template_file_totals().await? {
         teams.entry(team).or_default().2 = u64::try_from(bytes).unwrap_or(0);
     }
+    let memory = builds.memory_bytes().await;
+    let memory = memory.map_err(|error| ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, Chain(&error).to_string()))?;
     let names = team_names(operator).await?;
     let size = |layers: &mut dyn Iterator<Item = &LayerId>| layers.filter_map(|layer| sizes.get(layer)).sum();
     let mut spaces: Vec<OperatorSpace> = teams
         .into_iter()
         .map(|(id, (templates, cache, file_bytes))| OperatorSpace {
             team: names.get(&id).cloned().unwrap_or_else(|| id.as_str().to_owned()),
-            template_bytes: size(&mut templates.iter()),
+            template_bytes: size(&mut templates.iter()) + memory.get(&id).copied().unwrap_or(0),
             cache_bytes: size(&mut cache.difference(&templates)),
             file_bytes,
         })

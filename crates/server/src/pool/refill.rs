@@ -297,6 +297,7 @@ impl Pool {
                 ca_bundle_deferred: false,
                 ..Init::default()
             },
+            memory: None,
             egress: EgressPolicy {
                 deny: vec![Cidr::ALL],
                 default_allow: Some(false),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use model::id::TemplateId;
 use model::lifecycle::Kept;
 use model::log::Level;
+use protocol::node::CopiedMemory;
 use store::sandboxes::SandboxRow;
 
 use crate::clock::rfc3339;
@@ -36,8 +37,8 @@ pub(crate) enum LifecycleEvent<'a> {
     NotReady(&'static str),
     /// It was resumed, for this reason.
     Resumed(ResumeReason, &'a SandboxRow),
-    /// A snapshot of it was made, which is this template.
-    Snapshotted(&'a TemplateId),
+    /// A snapshot of it was made, which is this template, with its memory or without for this reason, if it was wanted.
+    Snapshotted(&'a TemplateId, &'a CopiedMemory),
     /// It was forked, into so many others.
     Forked(usize),
     /// It ends or has ended, for this reason.
@@ -88,7 +89,11 @@ impl LifecycleEvent<'_> {
                 };
                 (Level::Info, message, "sandbox_resumed")
             }
-            Self::Snapshotted(_) => (Level::Info, "a snapshot of the sandbox was made", "snapshot_created"),
+            Self::Snapshotted(_, CopiedMemory::Missing(_)) => {
+                let message = "a snapshot of the files of the sandbox was made; its memory could not be kept";
+                (Level::Warn, message, "snapshot_created")
+            }
+            Self::Snapshotted(..) => (Level::Info, "a snapshot of the sandbox was made", "snapshot_created"),
             Self::Forked(_) => (Level::Info, "the sandbox was forked", "sandbox_forked"),
             Self::Ending(reason) => {
                 let (level, message) = match reason {
@@ -121,7 +126,17 @@ impl LifecycleEvent<'_> {
                 vec![("reason", (*why).to_owned())]
             }
             Self::Resumed(reason, row) => vec![("reason", reason.as_str().to_owned()), ("end_at", rfc3339(row.end_us))],
-            Self::Snapshotted(template) => vec![("template", template.to_string())],
+            Self::Snapshotted(template, memory) => {
+                let kept = match memory {
+                    CopiedMemory::Copied => "processes",
+                    CopiedMemory::Unwanted | CopiedMemory::Missing(_) => "filesystem",
+                };
+                let mut fields = vec![("template", template.to_string()), ("kept", kept.to_owned())];
+                if let CopiedMemory::Missing(why) = memory {
+                    fields.push(("reason", why.clone()));
+                }
+                fields
+            }
             Self::Forked(count) => vec![("count", count.to_string())],
             Self::Ending(reason) => vec![("reason", reason.as_str().to_owned())],
         };

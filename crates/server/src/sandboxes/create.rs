@@ -40,6 +40,8 @@ const DEFAULT_USER: &str = "user";
 const CREATE_BOUND: Duration = Duration::from_secs(30);
 /// How long a sandbox with repositories may take to start, besides the time for them.
 const START_BOUND: Duration = Duration::from_secs(15);
+/// How long a sandbox may take to start with the memory of a snapshot, which may have to be read from a slow disk.
+const MEMORY_BOUND: Duration = Duration::from_secs(45);
 
 /// An admitted create request.
 #[derive(Debug)]
@@ -114,9 +116,11 @@ impl Sandboxes {
     pub(crate) async fn create(self: &Arc<Self>, create: CreateRequest) -> Result<Created, CreateError> {
         let pooled = create.pooled.as_ref().map(Taken::id);
         let ids: Vec<SandboxId> = [Some(&create.id), pooled].into_iter().flatten().cloned().collect();
-        let bound = match create.repositories.is_empty() {
-            true => CREATE_BOUND,
-            false => self.repositories.limit() + START_BOUND,
+        let bound = match (create.repositories.is_empty(), &create.build.memory) {
+            (true, None) => CREATE_BOUND,
+            (true, Some(_)) => MEMORY_BOUND,
+            (false, None) => self.repositories.limit() + START_BOUND,
+            (false, Some(_)) => self.repositories.limit() + MEMORY_BOUND,
         };
         let sandboxes = Arc::clone(self);
         // Set by the first to decide: the task (created) or the timeout (not created).
@@ -213,6 +217,8 @@ impl Sandboxes {
         let mut row = self.row_of(id, team, user, spec);
         row.injections_sealed = self.injections.seal_sandbox(&row.id, &injections)?;
         row.environment_sealed = self.seal_environment(&row.id, &env_vars)?;
+        // Also if its memory cannot be restored: the row comes first.
+        row.authority_of = build.memory.as_ref().map(|memory| memory.authority.clone());
         let clock = Instant::now();
         let row = self.rows.sandbox_insert(row).await?;
         let mut store_time = clock.elapsed();
@@ -272,6 +278,8 @@ impl Sandboxes {
 
         let ready = match &build.start {
             None => None,
+            // Its processes are there.
+            Some(_) if started.is_restored => None,
             Some(start) => Some(self.run_start_command(&row, start).await?),
         };
 
@@ -413,6 +421,8 @@ impl Sandboxes {
             resources,
             init: self.init_of(row, build, env_vars),
             egress,
+            // Of this build alone: whatever its spec says.
+            memory: build.memory.as_ref().map(|_| row.build_id.clone()),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Snapshots of running sandboxes: templates with their files.
+//! Snapshots of running sandboxes: templates with their files, and with their processes where the host can keep them.
 //!
 //! ```text
 //!   copy the disk ─▶ make a layer of the copy ─▶ store it ─▶ a template and a build that is ready
@@ -41,6 +41,8 @@ pub(crate) struct SnapshotRequest {
     pub(crate) name: Option<TemplateName>,
     /// Its tag.
     pub(crate) tag: String,
+    /// Whether it has the processes of the sandbox, if they can be kept.
+    pub(crate) memory: bool,
 }
 
 /// Why no snapshot was made. The sandbox runs on.
@@ -154,7 +156,7 @@ impl Sandboxes {
         let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;
         let spec = build.as_ref().and_then(BuildSpec::of);
         let spec = spec.ok_or(SnapshotError::Failed(SnapshotBuildError::Invalid))?;
-        let copied = within(COPY_TIMEOUT, self.node.copy_disk(&entry.id)).await;
+        let copied = within(COPY_TIMEOUT, self.node.copy_disk(&entry.id, request.memory)).await;
         drop((guard, turn));
         let copied = match copied {
             // Its end was requested while it stood still.
@@ -164,8 +166,9 @@ impl Sandboxes {
             copied => copied?,
         };
         let source = SnapshotSource {
-            disk: copied.disk,
+            copied,
             spec,
+            authority: row.authority_of.unwrap_or_else(|| row.id.clone()),
             sandbox: row.id,
             team: row.team_id,
             cpu_count: row.cpu_count,
@@ -175,14 +178,14 @@ impl Sandboxes {
             tag: request.tag,
             started_us,
         };
-        let template = tokio::select! {
+        let (template, memory) = tokio::select! {
             biased;
             made = builds.snapshot(source) => made?,
             // What is left of it is removed by the node, or by the next start.
             () = self.stopping.cancelled() => return Err(SnapshotError::ServerStopping),
         };
         self.records
-            .log_event(&entry.id, &LifecycleEvent::Snapshotted(&template));
+            .log_event(&entry.id, &LifecycleEvent::Snapshotted(&template, &memory));
         Ok(template)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::node::Image;
+use protocol::node::{Image, StartSandbox};
 use serde_json::{Value, json};
 use testkit::node::FakeNode;
 
@@ -35,6 +35,10 @@ async fn list(platform: &TestPlatform, query: &str) -> Vec<String> {
     assert_eq!(reply.status, 200, "{reply:?}");
     let items = reply.json.as_array().expect("a list").clone();
     items.iter().map(|item| id_of(item).to_owned()).collect()
+}
+
+fn last_start(node: &FakeNode) -> StartSandbox {
+    node.started.lock().last().expect("a start").clone()
 }
 
 /// The layers of the sandbox that was started last.
@@ -161,14 +165,14 @@ async fn a_name_is_that_of_one_snapshot() {
     ] {
         post(&platform, &id, "snapshots", body).await.error(status);
     }
-    let reply = post(&platform, &id, "snapshots", r#"{"memory":true}"#).await;
-    assert!(reply.error(400).contains("keep the files"), "{reply:?}");
+    // What cannot be kept is no reason to refuse it.
+    snapshot(&platform, &id, r#"{"memory":true}"#).await;
     // Nor does a build take the name of a snapshot.
     platform
         .call("POST", "/v3/templates", r#"{"name":"mine-1"}"#)
         .await
         .error(409);
-    assert_eq!(platform.node.commits.lock().len(), 3);
+    assert_eq!(platform.node.commits.lock().len(), 4);
     // The names of other teams are others.
     platform
         .call_as(
@@ -506,4 +510,78 @@ async fn the_templates_of_a_team_take_limited_space() {
     );
     assert_eq!(delete(&platform, id_of(&made)).await.status, 204);
     assert_eq!(post(&platform, &id, "snapshots", "{}").await.status, 201);
+}
+
+/// Waits until the node has the memory of so many snapshots.
+async fn memories(platform: &TestPlatform, count: usize) {
+    within(async {
+        while platform.node.memories.lock().len() != count {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn memory_is_that_of_one_snapshot() {
+    let platform = TestPlatform::start().await;
+    let node = &platform.node;
+    node.copies_memory.store(true, std::sync::atomic::Ordering::SeqCst);
+    let id = platform.create("").await;
+    let files = snapshot(&platform, &id, r#"{"memory":false}"#).await;
+    memories(&platform, 0).await;
+    let made = snapshot(&platform, &id, r#"{"name":"kept"}"#).await;
+    memories(&platform, 1).await;
+    let build = node.memories.lock().keys().next().cloned();
+
+    create(&platform, id_of(&files)).await;
+    assert_eq!(last_start(node).memory, None);
+    let child = create(&platform, id_of(&made)).await;
+    assert_eq!(child.status, 201, "{child:?}");
+    let started = last_start(node);
+    assert_eq!(started.memory, build);
+    // Its identity is its own, and what its processes trust is what they trusted.
+    let child = child.json["sandboxID"].as_str().expect("an id").to_owned();
+    assert_eq!(started.init.sandbox_id.as_deref(), Some(&*child));
+    let seed = |start: &StartSandbox| start.egress.interception.as_ref().map(|of| of.ca_seed.clone());
+    let first = node.started.lock().first().cloned().expect("a start");
+    assert_eq!(seed(&started), seed(&first));
+
+    // Its files lie above what those of the first lie above.
+    let again = snapshot(&platform, &child, "{}").await;
+    memories(&platform, 2).await;
+    let grandchild = create(&platform, id_of(&again)).await;
+    let started = last_start(node);
+    let layers = vec![FakeNode::layer(3)];
+    assert_eq!(started.image, Image::Layers { base: true, layers });
+    assert_eq!(seed(&started), seed(&first));
+    // It goes with its template, and only then.
+    for id in [child.as_str(), grandchild.json["sandboxID"].as_str().expect("an id")] {
+        platform.call("DELETE", &format!("/sandboxes/{id}"), "").await;
+    }
+    snapshot(&platform, &id, r#"{"name":"kept"}"#).await;
+    memories(&platform, 3).await;
+    assert_eq!(delete(&platform, id_of(&made)).await.status, 204);
+    memories(&platform, 1).await;
+    assert_eq!(delete(&platform, id_of(&again)).await.status, 204);
+    memories(&platform, 0).await;
+}
+
+#[tokio::test]
+async fn a_lost_memory_is_a_start_from_files() {
+    let platform = TestPlatform::start().await;
+    let node = &platform.node;
+    node.copies_memory.store(true, std::sync::atomic::Ordering::SeqCst);
+    let id = platform.create("").await;
+    let made = snapshot(&platform, &id, "{}").await;
+    node.memories.lock().clear();
+    assert_eq!(create(&platform, id_of(&made)).await.status, 201);
+    let layers = vec![FakeNode::layer(1)];
+    assert_eq!(last_image(node), Image::Layers { base: true, layers });
+    // What no snapshot has, as a crash leaves it, is removed by the next collection.
+    let stray = "11111111-2222-4333-8444-555555555555".parse().expect("an id");
+    node.memories.lock().insert(stray, Image::Base);
+    let other = snapshot(&platform, &id, r#"{"memory":false}"#).await;
+    assert_eq!(delete(&platform, id_of(&other)).await.status, 204);
+    memories(&platform, 0).await;
 }

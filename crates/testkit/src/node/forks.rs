@@ -24,6 +24,7 @@ impl FakeNode {
             self.running.lock().insert(child.id.clone());
             self.egress.lock().insert(child.id.clone(), child.egress.clone());
             Ok(StartedSandbox {
+                is_restored: false,
                 agent_version: self.agent_version.lock().clone(),
                 stages: Vec::new(),
             })

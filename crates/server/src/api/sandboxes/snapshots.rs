@@ -8,17 +8,15 @@ use http::StatusCode;
 use model::id::{SandboxId, TeamId, TemplateId};
 use model::limits::LIST_LIMIT;
 use serde::Serialize;
-use serde_json::Value;
 use store::Store;
 use store::builds::DEFAULT_TAG;
 use store::sandboxes::Order;
 use store::snapshots::{SnapshotFilter, SnapshotRow};
 use utoipa::ToSchema;
-use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
-use crate::api::body::shape::{BodyValue, FieldPath, Nullable, body};
+use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::ShortString;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
@@ -33,35 +31,13 @@ use crate::templates::{TemplateName, parse_tag};
 /// Maximum length of a name with its namespace and tag, as of templates.
 const NAME_MAX: usize = 128;
 
-/// Whether a snapshot has the processes of its sandbox, which this platform does not support.
-pub(crate) struct WithMemory;
-
-impl BodyValue for WithMemory {
-    fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
-        match bool::read(value, at)? {
-            false => Ok(Self),
-            true => Err(ApiError::invalid(
-                "memory: snapshots of this platform keep the files of a sandbox and not its processes, which start anew in \
-                 sandboxes that are created from it: leave `memory` out, or send false",
-            )),
-        }
-    }
-
-    fn schema() -> RefOr<Schema> {
-        ObjectBuilder::new()
-            .schema_type(Type::Boolean)
-            .enum_values(Some([false]))
-            .into()
-    }
-}
-
 body! {
     /// A snapshot to make of a sandbox.
     pub(crate) struct NewSnapshot {
         /// Its name, `[namespace/]name[:tag]`. If the team has a snapshot with this name, it gets another build.
         "name" name: Nullable<ShortString<NAME_MAX>>;
-        /// `false`, as if it were absent: its files are kept. Processes cannot be kept.
-        "memory" memory: Nullable<WithMemory>;
+        /// `false`: only its files are kept. Otherwise its memory and processes are kept, too, where the host can.
+        "memory" memory: Nullable<bool>;
     }
 }
 
@@ -114,10 +90,10 @@ async fn namespace_of(store: &Store, team: &TeamId) -> Result<String, ApiError> 
     Ok(store.team_slug(team).await?.unwrap_or_default())
 }
 
-/// Makes a snapshot of the files of a running sandbox: a template, from which sandboxes are created with the same files,
-/// size and start command. Its programs start anew there.
+/// Makes a snapshot of a running sandbox: a template, from which sandboxes are created with the same files, memory, processes
+/// and size. Where the host cannot keep the memory, or it is not wanted, they have the files, and the start command runs.
 ///
-/// The sandbox stands still while its disk is copied, and then runs on. The response comes when sandboxes can be created
+/// The sandbox stands still while it is copied, and then runs on. The response comes when sandboxes can be created
 /// from the snapshot; if the client does not wait for it, the snapshot is made nevertheless.
 #[utoipa::path(
     post,
@@ -151,8 +127,7 @@ pub(crate) async fn create_snapshot(
     body: RequiredBody<NewSnapshot>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
-    // Nothing but files, or it would have been refused.
-    let _: Option<WithMemory> = body.memory.0;
+    let memory = body.memory.0.unwrap_or(true);
     let name = body
         .name
         .0
@@ -172,7 +147,11 @@ pub(crate) async fn create_snapshot(
     }
     check_space(&builds, &caller).await?;
     let alias = name.as_ref().map(|name| name.name.clone());
-    let request = SnapshotRequest { name, tag: tag.clone() };
+    let request = SnapshotRequest {
+        name,
+        tag: tag.clone(),
+        memory,
+    };
     let made = sandboxes.snapshot(&builds, &entry, request).await;
     let template = made.map_err(|error| ApiError::no_snapshot(error, &id, alias.as_deref().unwrap_or_default()))?;
     let namespace = namespace_of(&store, &caller.team).await?;

@@ -111,6 +111,7 @@ pub(crate) async fn delete_template(
     match store.template_delete(&row.id, clock.now_us()).await? {
         Deleted::Deleted(cancelled) => {
             builds.cancel(&cancelled);
+            builds.note_deleted();
             tracing::info!(template.id = %row.id, "deleted a template");
             Ok(StatusCode::NO_CONTENT.into_response())
         }

@@ -300,6 +300,7 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
     Ok(Ok(match spec.image {
         Image::Base if spec.start.is_none() => Source::Base,
         Image::Base | Image::Layers { .. } | Image::Import | Image::Copy { .. } => {
+            let spec = spec.without_memory();
             Source::Template { build: build.id, spec }
         }
     }))

@@ -80,6 +80,7 @@ impl<'a> Machine<'a> {
             resources: context.resources,
             init,
             egress: context.egress.clone(),
+            memory: None,
         };
         match context.start(request).await {
             Ok(_) => Ok(machine),

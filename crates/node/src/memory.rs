@@ -1,0 +1,268 @@
+//! Snapshots with memory: copies of sandboxes that the node keeps, and sandboxes that are started from them.
+//!
+//! ```text
+//!   snapshot:  copy the processes and the disk ─▶ make a layer of the copy ─▶ checksums, write out, keep it by its build
+//!              └─ the sandbox stands still ───┘
+//!   start:     check the image ─▶ copy the disk, share the image ─▶ restore ─▶ identity, network ─▶ let it continue
+//!              └──── a failure removes what there is, and the sandbox is started from its files ───┘
+//! ```
+//!
+//! What is kept belongs to no sandbox and is never written again. It is removed when the server says so, and only while no
+//! start reads it.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::id::{BuildId, DiskId, SandboxId};
+use model::log::Level;
+use parking_lot::Mutex;
+use protocol::agent::Init;
+use protocol::node::{MemoryInfo, NodeError, StartSandbox, StartedSandbox};
+use runtime::driver::{Fork, StartDisk, StartError};
+use tokio::sync::RwLock;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::images::Space;
+use crate::log_writer::LogWriter;
+use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
+use crate::{Shared, blocking, failed, fork, kept};
+
+/// How long a disk may take to be copied for a start, which a client waits for.
+const COPY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The memory of snapshots that is being read or removed.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryLocks(Mutex<HashMap<BuildId, Arc<RwLock<()>>>>);
+
+impl MemoryLocks {
+    /// Held by each start for as long as it copies, and by a removal alone.
+    fn of(&self, build: &BuildId) -> Arc<RwLock<()>> {
+        let mut locks = self.0.lock();
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(build.clone()).or_default())
+    }
+}
+
+/// Why the processes of a sandbox were not copied.
+pub(crate) enum NotCopied {
+    /// The sandbox has ended, or is paused.
+    Gone(NodeError),
+    /// For the client.
+    Because(String),
+}
+
+/// Copies a sandbox with its processes to this disk, for no sandbox yet. It goes on, whatever happens.
+pub(crate) async fn copy(
+    shared: &Arc<Shared>,
+    handle: &Arc<SandboxHandle>,
+    disk: &DiskId,
+) -> Result<(Fork, Duration), NotCopied> {
+    let because = |why: &str| NotCopied::Because(why.to_owned());
+    if !shared.driver.capabilities().images {
+        return Err(because(
+            "the host cannot copy processes: it has no CRIU, or only too old a version of it",
+        ));
+    }
+    let internal = |_| because("the host could not copy the processes");
+    let to = Fork {
+        id: random_id().map_err(internal)?,
+        disk: disk.clone(),
+        keep_free_bytes: shared.disk_floor_bytes.saturating_add(shared.disk.owed()),
+    };
+    let _permit = shared
+        .forks
+        .acquire()
+        .await
+        .map_err(|_| because("the platform is being stopped"))?;
+    let space = blocking({
+        let (shared, handle) = (Arc::clone(shared), Arc::clone(handle));
+        move || Space::of_fork(&shared, &**handle.sandbox(), 1)
+    });
+    let _space = match space.await.map_err(internal)? {
+        Ok(space) => space,
+        Err(error) => return Err(NotCopied::Because(for_client(fork::node_error(error)))),
+    };
+    match fork::copy(shared, handle, &to).await {
+        Ok(stopped) => Ok((to, stopped)),
+        Err(error) => {
+            fork::remove(shared, to).await;
+            Err(match error {
+                error @ NodeError::NotFound(_) => NotCopied::Gone(error),
+                error if handle.is_frozen() || handle.is_ending() => NotCopied::Gone(error),
+                error => NotCopied::Because(for_client(error)),
+            })
+        }
+    }
+}
+
+/// An id that no sandbox has, nor will have.
+fn random_id() -> io::Result<SandboxId> {
+    let mut random = [0; 20];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(SandboxId::from_random(&random))
+}
+
+/// Without what is for the operator alone, which is in the log of the platform.
+fn for_client(error: NodeError) -> String {
+    match error {
+        NodeError::Refused(why) | NodeError::Capacity(why) | NodeError::Unsupported(why) => why,
+        _ => "the host could not copy the processes".to_owned(),
+    }
+}
+
+/// Keeps a copy as the memory of a build, or removes it. Returns the space that it takes.
+pub(crate) async fn keep(shared: &Arc<Shared>, copy: Fork, build: &BuildId) -> Option<u64> {
+    let (driver, to, from) = (Arc::clone(&shared.driver), build.clone(), copy.clone());
+    let made = blocking(move || driver.keep_memory(&to, &from)).await;
+    match made.and_then(|made| made) {
+        Ok(bytes) => Some(bytes),
+        Err(error) => {
+            tracing::error!(build.id = %build, "keep the memory of a snapshot: {error}");
+            fork::remove(shared, copy).await;
+            None
+        }
+    }
+}
+
+/// Why a sandbox does not go on with the processes of its snapshot.
+enum NotStarted {
+    /// It cannot be started at all now.
+    Node(NodeError),
+    /// It can be started from its files. The reason is for the client.
+    Because(String),
+}
+
+/// Starts a sandbox with the processes of a snapshot. `None` when it has to be started from its files: nothing is left of the
+/// attempt then, and its log says why.
+pub(crate) async fn start(
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+    (request, build): (&StartSandbox, &BuildId),
+) -> Result<Option<StartedSandbox>, NodeError> {
+    let why = match restore(shared, tasks, stop, (request, build)).await {
+        Ok(started) => return Ok(Some(started)),
+        Err(NotStarted::Node(error)) => return Err(error),
+        Err(NotStarted::Because(why)) => why,
+    };
+    tracing::warn!(sandbox.id = %request.id, build.id = %build, "start a sandbox without the memory of its snapshot: {why}");
+    let fields = [
+        ("event_type", "memory_not_restored".to_owned()),
+        ("build_id", build.to_string()),
+        ("reason", why),
+    ];
+    let message = "the memory of the snapshot could not be restored, and the sandbox is started from its files";
+    LogWriter::new(request.id.clone(), Arc::clone(&shared.journal)).host(Level::Warn, message, fields);
+    Ok(None)
+}
+
+async fn restore(
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+    (request, build): (&StartSandbox, &BuildId),
+) -> Result<StartedSandbox, NotStarted> {
+    let internal = |error: io::Error| {
+        tracing::error!(sandbox.id = %request.id, build.id = %build, "restore the memory of a snapshot: {error}");
+        NotStarted::Because("the host could not restore the processes".to_owned())
+    };
+    let copy = Fork {
+        id: request.id.clone(),
+        disk: random_disk().map_err(internal)?,
+        keep_free_bytes: shared.disk_floor_bytes.saturating_add(shared.disk.owed()),
+    };
+    let copied = {
+        let lock = shared.memories.of(build);
+        let _reading = lock.read().await;
+        let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
+        let (build, to) = (build.clone(), copy.clone());
+        blocking(move || {
+            let begun = Instant::now();
+            let is_cancelled = || stop.is_cancelled() || begun.elapsed() >= COPY_TIMEOUT;
+            driver.copy_memory(&build, &to, &is_cancelled)
+        })
+        .await
+    };
+    let copied = copied.unwrap_or_else(|panicked| Err(StartError::Failed(panicked)));
+    if let Err(error) = copied {
+        fork::remove(shared, copy).await;
+        return Err(match error {
+            StartError::Unrestorable(why) => NotStarted::Because(why),
+            StartError::Failed(error) if error.kind() == io::ErrorKind::Interrupted => {
+                NotStarted::Because("the copy of its disk took too long".to_owned())
+            }
+            StartError::Failed(error) => internal(error),
+            error => internal(io::Error::other(error)),
+        });
+    }
+    // Its agent has the identity of the sandbox that was copied, perhaps long ago. It has to take this one, whatever became of
+    // the host's clock since.
+    let init = Init {
+        timestamp: None,
+        ..request.init.clone()
+    };
+    let begin = Begin {
+        id: &request.id,
+        template: &request.template,
+        disk: StartDisk::Kept(copy.disk.clone()),
+        restore: true,
+        forked_from: None,
+        snapshot: Some(build),
+        resources: request.resources,
+        init: &init,
+        egress: &request.egress,
+    };
+    match supervisor::start(shared, tasks, begin).await {
+        Ok((handle, control, started)) => {
+            shared.sandboxes.lock().insert(request.id.clone(), Arc::clone(&handle));
+            let stop = stop.clone();
+            tasks.spawn(supervisor::supervise(Arc::clone(shared), handle, Some(control), stop));
+            Ok(StartedSandbox {
+                is_restored: true,
+                ..started
+            })
+        }
+        Err(error) => {
+            fork::remove(shared, copy).await;
+            Err(match error {
+                error @ NodeError::Capacity(_) => NotStarted::Node(error),
+                NodeError::Refused(why) => NotStarted::Because(why),
+                NodeError::NoLayer(layer) => {
+                    NotStarted::Because(format!("layer {layer}, above which its files lie, is not on the host"))
+                }
+                error => internal(io::Error::other(error)),
+            })
+        }
+    }
+}
+
+/// The memory of every snapshot.
+pub(crate) async fn list(shared: &Shared) -> Result<Vec<MemoryInfo>, NodeError> {
+    let driver = Arc::clone(&shared.driver);
+    let listed = blocking(move || driver.memories()).await.map_err(failed)?;
+    listed.map_err(failed)
+}
+
+/// Removes the memory of a snapshot, once no start copies it.
+pub(crate) async fn remove(shared: Arc<Shared>, build: BuildId) -> Result<(), NodeError> {
+    let lock = shared.memories.of(&build);
+    let _alone = lock.write().await;
+    let driver = Arc::clone(&shared.driver);
+    let removed = blocking(move || driver.remove_memory(&build)).await.map_err(failed)?;
+    removed.map_err(failed)
+}
+
+/// Removes a copy of which nothing was made.
+pub(crate) async fn forget(shared: &Arc<Shared>, disk: DiskId, copy: Option<Fork>) {
+    let driver = Arc::clone(&shared.driver);
+    let removed = blocking(move || match copy {
+        Some(copy) => kept::remove_disk(&*driver, &copy.id, &copy.disk),
+        None => driver.remove_disk(&disk),
+    });
+    if let Err(error) = removed.await.and_then(|removed| removed) {
+        tracing::warn!("remove the copy of a disk: {error}");
+    }
+}

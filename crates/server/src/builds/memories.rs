@@ -1,0 +1,112 @@
+//! The memory of snapshots on the node: which is needed, how much space it takes, and removing the rest.
+//!
+//! The node keeps a copy by the build of its snapshot before there is a row for that, and until it is told to remove it. So
+//! what a crash leaves between the two, and what belonged to a deleted template, is found by comparing.
+
+use std::collections::{HashMap, HashSet};
+
+use model::id::{BuildId, TeamId};
+use store::error::StoreError;
+
+use super::Builds;
+use super::collect::TemplateBytesError;
+use super::recipe::BuildSpec;
+use crate::chain::Chain;
+
+/// A snapshot whose memory is being kept: that is not removed, although no row refers to it.
+#[derive(Debug)]
+pub(super) struct PendingMemory<'a> {
+    builds: &'a Builds,
+    build: BuildId,
+}
+
+impl Drop for PendingMemory<'_> {
+    fn drop(&mut self) {
+        self.builds.pending_memories.lock().remove(&self.build);
+        // If the snapshot was not stored.
+        self.builds.memories_changed.notify_one();
+    }
+}
+
+impl Builds {
+    /// Expects the memory of a snapshot, until the result is dropped.
+    pub(super) fn expect_memory(&self, build: &BuildId) -> PendingMemory<'_> {
+        self.pending_memories.lock().insert(build.clone());
+        PendingMemory {
+            builds: self,
+            build: build.clone(),
+        }
+    }
+
+    /// Notes that a template was deleted, whose memory is removed soon.
+    pub(crate) fn note_deleted(&self) {
+        self.memories_changed.notify_one();
+    }
+
+    /// Removes the memory of snapshots that are not there any more.
+    pub(super) async fn collect_memories(&self) {
+        let kept = match self.node.memories().await {
+            Ok(kept) => kept,
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "cannot list the memory of snapshots");
+                return;
+            }
+        };
+        if kept.is_empty() {
+            return;
+        }
+        // In this order: one that is stored between the two is in the second.
+        let pending = self.pending_memories.lock().clone();
+        let needed: HashSet<BuildId> = match self.memories_of_teams().await {
+            Ok(Some(memories)) => memories.into_iter().map(|(_, build)| build).collect(),
+            Ok(None) => {
+                tracing::error!("no memory of a snapshot is removed: the spec of a build is invalid");
+                return;
+            }
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "cannot list snapshots");
+                return;
+            }
+        };
+        for memory in kept {
+            if pending.contains(&memory.build) || needed.contains(&memory.build) {
+                continue;
+            }
+            match self.node.remove_memory(&memory.build).await {
+                Ok(()) => {
+                    tracing::info!(build.id = %memory.build, bytes = memory.bytes, "removed the memory of a snapshot");
+                }
+                Err(error) => {
+                    tracing::error!(build.id = %memory.build, error = %Chain(&error), "cannot remove the memory of a snapshot");
+                }
+            }
+        }
+    }
+
+    /// The builds of this node that have memory, with the teams that own them; none if a spec cannot be read.
+    async fn memories_of_teams(&self) -> Result<Option<Vec<(TeamId, BuildId)>>, StoreError> {
+        let mut found = Vec::new();
+        for (team, json) in self.rows.layer_references_by_team().await? {
+            let Ok(spec) = serde_json::from_str::<BuildSpec>(&json) else {
+                return Ok(None);
+            };
+            found.extend(spec.memory.map(|memory| (team, memory.build)));
+        }
+        Ok(Some(found))
+    }
+
+    /// Space that the memory of the snapshots of each team takes on the node, in bytes.
+    pub(crate) async fn memory_bytes(&self) -> Result<HashMap<TeamId, u64>, TemplateBytesError> {
+        let kept = self.node.memories().await?;
+        let sizes: HashMap<BuildId, u64> = kept.into_iter().map(|memory| (memory.build, memory.bytes)).collect();
+        let mut teams: HashMap<TeamId, u64> = HashMap::new();
+        if !sizes.is_empty() {
+            // What cannot be read has no size; a collection reports it.
+            for (team, build) in self.memories_of_teams().await?.unwrap_or_default() {
+                let bytes = teams.entry(team).or_default();
+                *bytes = bytes.saturating_add(sizes.get(&build).copied().unwrap_or(0));
+            }
+        }
+        Ok(teams)
+    }
+}

@@ -93,7 +93,7 @@ def test_kill_9_at_random_moments_of_pauses(crashing: Platform, within_s: float,
     subjects = []
     for number in range(SANDBOXES):
         subject = Subject(Sandbox.create(timeout=3000), memory=number % 2 == 0)
-        subject.box.commands.run(COUNT, background=True)
+        subject.box.commands.run(COUNT, background=True, timeout=0)
         until(lambda subject=subject: subject.box.files.exists("/tmp/n") and subject.count() > 0, "it counts")
         if subject.memory:
             subject.witness = start(subject.box, 60)
@@ -128,7 +128,7 @@ def alternate(api: httpx.Client, subject: Subject, chance: random.Random, rest_s
             answer = api.post(f"{path}/connect", json={"timeout": 3000})
             assert answer.status_code == 201, answer.text
             subject.known = "running"
-            time.sleep(chance.uniform(0.0, 0.02))
+            time.sleep(chance.uniform(0.0, rest_s))
     except httpx.TransportError:
         pass
 
@@ -184,7 +184,7 @@ def check(api: httpx.Client, subject: Subject) -> None:
         # It may have been started anew meanwhile, and then nothing counts until it is told to.
         assert subject.count() >= subject.counted
         subject.box.commands.run("pkill -f '[n][.]new'; true", user="root")
-        subject.box.commands.run(COUNT, background=True)
+        subject.box.commands.run(COUNT, background=True, timeout=0)
         subject.counted = subject.count()
     until(lambda: subject.count() > subject.counted, "it counts on")
     subject.counted = subject.count()

@@ -51,6 +51,9 @@ while True:
 """
 
 
+State = dict[str, float | str]
+
+
 class Holder:
     """A sandbox in which a program holds what is checked after each pause."""
 
@@ -60,13 +63,13 @@ class Holder:
         until(lambda: self.sandbox.run("cat </dev/tcp/127.0.0.1/7000 || true", code=None).startswith("{"), "the program listens")
         self.state = read(self.sandbox)
 
-    def whole(self, other: Sandbox | None = None) -> str:
-        """The program goes on from where it was."""
-        found = read(other or self.sandbox)
+    def whole(self, other: Sandbox | None = None, state: State | None = None) -> str:
+        """The program goes on from where it was; in a fork, where the other one was unless its own state is given."""
+        found, before = read(other or self.sandbox), state or self.state
         for key in ("pid", "sum", "file"):
-            expect(found[key] == self.state[key], f"{key}: {found[key]}, before {self.state[key]}")
+            expect(found[key] == before[key], f"{key}: {found[key]}, before {before[key]}")
         for key in ("count", "monotonic", "wall"):
-            expect(found[key] >= self.state[key], f"{key}: {found[key]}, before {self.state[key]}")
+            expect(found[key] >= before[key], f"{key}: {found[key]}, before {before[key]}")
         if other is None:
             until(lambda: read(self.sandbox)["count"] > found["count"], "it counts on", 30)
             self.state = found
@@ -86,7 +89,13 @@ class Holder:
         return time.monotonic() - begun
 
 
-def read(sandbox: Sandbox) -> dict[str, float | str]:
+def load_modules() -> None:
+    """As the machine of a user does it at its start."""
+    for module in ("loop", "overlay", "dummy"):
+        run("modprobe", module)
+
+
+def read(sandbox: Sandbox) -> State:
     return json.loads(sandbox.run("cat </dev/tcp/127.0.0.1/7000"))
 
 
@@ -135,6 +144,7 @@ def memory_alone(platform: Plain) -> None:
 
 def until_the_restart(platform: Plain) -> None:
     """Everything up to the loss of power, which ends this script."""
+    load_modules()
     platform.start()
     holder = Holder()
 
@@ -167,10 +177,12 @@ def until_the_restart(platform: Plain) -> None:
     @check("kill -9 of the platform while it writes an image loses nothing")
     def _() -> str:
         states = []
-        for delay in (0.05, 0.4, 1.0):
+        took = holder.pause("disk")
+        holder.connect()
+        for share in (0.1, 0.5, 0.9):
             asked = threading.Thread(target=ask_for_pause, args=(holder.sandbox,))
             asked.start()
-            time.sleep(delay)
+            time.sleep(took * share)
             platform.kill()
             asked.join(PATIENCE_S)
             platform.start()
@@ -186,6 +198,7 @@ def until_the_restart(platform: Plain) -> None:
 
     lost = Holder()
     child = api("POST", f"/sandboxes/{holder.sandbox.id}/fork", 201, {"count": 1, "timeout": 600})[0]["sandbox"]
+    state_of_child = read(Sandbox(child))
     api("POST", f"/sandboxes/{child['sandboxID']}/pause", 204)
     holder.state = read(holder.sandbox)
     holder.pause("disk")
@@ -193,7 +206,7 @@ def until_the_restart(platform: Plain) -> None:
         json.dumps(
             {
                 "holder": [holder.sandbox.id, holder.sandbox.token, holder.state],
-                "child": [child["sandboxID"], child["envdAccessToken"]],
+                "child": [child["sandboxID"], child["envdAccessToken"], state_of_child],
                 "lost": lost.sandbox.id,
                 "passed": passed,
                 "failed": failed,
@@ -223,14 +236,13 @@ def after_the_restart(platform: Plain) -> None:
     kept = json.loads(KEPT.read_text())
     passed.extend(kept["passed"])
     failed.extend(kept["failed"])
-    # As the machine of a user does it at its start, or systemd.
-    for module in ("loop", "overlay", "dummy"):
-        run("modprobe", module)
+    load_modules()
     id_, token, state = kept["holder"]
     holder = Holder.__new__(Holder)
     holder.sandbox = Sandbox({"sandboxID": id_, "envdAccessToken": token})
     holder.state = state
-    child = Sandbox(dict(zip(("sandboxID", "envdAccessToken"), kept["child"])))
+    id_, token, state_of_child = kept["child"]
+    child = Sandbox({"sandboxID": id_, "envdAccessToken": token})
 
     @check("after a loss of power, up is ready, and paused sandboxes are paused")
     def _() -> None:
@@ -248,7 +260,7 @@ def after_the_restart(platform: Plain) -> None:
     @check("so does a fork of before")
     def _() -> str:
         api("POST", f"/sandboxes/{child.id}/connect", 201, {"timeout": 600})
-        said = holder.whole(child)
+        said = holder.whole(child, state_of_child)
         child.delete()
         return said
 

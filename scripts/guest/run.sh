@@ -2,9 +2,10 @@
 # Runs Ringfence in a virtual machine that looks like what users have: Debian 12, cgroup v2 only, a distribution kernel.
 # The processor is emulated (QEMU TCG), so no /dev/kvm is needed and no figure that comes out means anything.
 #
-# Usage: RINGFENCE_BIN=FILE scripts/guest/run.sh [-k 6.1|6.12] [-i plain|systemd] [-t SECONDS] [-v]
+# Usage: RINGFENCE_BIN=FILE scripts/guest/run.sh [-k 6.1|6.12] [-i plain|systemd] [-p] [-t SECONDS] [-v]
 #   -k  the cloud kernel of Debian 12 (6.1, the default) or of its backports (6.12)
 #   -i  what is process 1: a script without any service manager (the default), or systemd with Ringfence installed from its Debian package
+#   -p  check pauses and forks alone, without a service manager
 #   -t  seconds until the machine is given up (default 1500)
 #   -v  show the whole console while it runs
 # RINGFENCE_BIN   the binary to test (default: the release build of this tree)
@@ -16,12 +17,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 . "$root/scripts/common.sh"
 
-kernel=6.1 init=plain seconds=1500 verbose=
-while getopts k:i:t:v option; do
+kernel=6.1 init=plain seconds=1500 only= verbose=
+while getopts k:i:pt:v option; do
   case $option in
     k) kernel=$OPTARG ;;
     i) init=$OPTARG ;;
     t) seconds=$OPTARG ;;
+    p) only=paused init=plain ;;
     v) verbose=yes ;;
     *) exit 2 ;;
   esac
@@ -109,6 +111,7 @@ criu=$(criu_unpacked)
 mkdir -p "$tree$(dirname "$criu")"
 cp -a "$(dirname "$criu")/." "$tree$(dirname "$criu")/"
 echo "$criu" >"$tree/opt/guest/criu.path"
+[ -z "$only" ] || : >"$tree/opt/guest/only-$only"
 if [ "$init" = systemd ]; then
   # As a user gets it: the checks install it.
   RINGFENCE_BIN=$binary "$root/scripts/release.sh" "$work/dist"

@@ -61,9 +61,9 @@ step_sdk() {
   RINGFENCE_CRIU=$(criu_program)
   export RINGFENCE_CRIU
   need_go
-  # What an operator does, what runs in a build and what becomes of processes does not depend on the client.
+  # What an operator does, what is in a sandbox, what runs in a build and what becomes of processes does not depend on the client.
   local clients=()
-  for file in operator pool pause_answer pause_on_disk pause_programs page_out snapshot_memory template_files dockerfiles template_registry image_families; do
+  for file in base limits operator operator_sandboxes pool pause_answer pause_on_disk pause_programs page_out snapshot_memory template_files dockerfiles template_registry image_families; do
     clients+=("--ignore=python/test_$file.py")
   done
   suite 2.63.0 900 python

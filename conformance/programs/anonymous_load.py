@@ -1,9 +1,9 @@
-"""Load that anybody who reaches the port can make, without credentials: `anonymous_load.py KIND HOST PORT NAME SECONDS`.
+"""Load that anybody who reaches the port can make, without credentials: `anonymous_load.py KIND HOST PORT NAME SECONDS CONNECTIONS`.
 
 Kinds: `signed` floods with signed links whose paths are long and whose signatures are wrong, `heads` keeps connections
 whose request never ends, `server` asks a hostile server in a sandbox, whose public name is NAME, `documentation` runs the
-commands and searches of the documentation that take longest. Each uses 16 connections (`heads` opens as many as it
-gets) and ends by itself.
+commands and searches of the documentation that take longest. Each uses that many connections (for `heads`, so many open
+as many as they get) and ends by itself.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import json
 import sys
 import time
 
-CONNECTIONS = 16
 # More than any one peer should get.
 HEADS = 2000
+# Of each of the connections that open more.
+HEADS_EACH = HEADS // 16
 
 
 async def signed(host: str, port: int, _name: str, until: float) -> None:
@@ -52,7 +53,7 @@ async def heads(host: str, port: int, _name: str, until: float) -> None:
     held = []
     while time.monotonic() < until:
         try:
-            if len(held) < HEADS // CONNECTIONS:
+            if len(held) < HEADS_EACH:
                 _, writer = await asyncio.open_connection(host, port)
                 writer.write(head)
                 held.append(writer)
@@ -91,11 +92,11 @@ async def documentation(host: str, port: int, _name: str, until: float) -> None:
 
 
 async def main() -> None:
-    kind, host, port, name, seconds = sys.argv[1:]
+    kind, host, port, name, seconds, connections = sys.argv[1:]
     until = time.monotonic() + float(seconds)
     load = {"signed": signed, "heads": heads, "server": server, "documentation": documentation}[kind]
     print("begun", flush=True)
-    await asyncio.gather(*(load(host, int(port), name, until) for _ in range(CONNECTIONS)))
+    await asyncio.gather(*(load(host, int(port), name, until) for _ in range(int(connections))))
 
 
 asyncio.run(main())

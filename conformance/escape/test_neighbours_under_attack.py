@@ -2,7 +2,7 @@
 
 Each attack in turn, then those on the processor, memory and network together. While it goes on, a neighbour's sandboxes
 are created and deleted, and `/health` is asked. The suite asserts that everything is answered and stays below a ceiling
-of ten times the idle machine's slowest hundredth; what is promised is less (SPECIFICATION.md) and is measured by a longer
+of ten times the idle machine's slowest creates; what is promised is less (SPECIFICATION.md) and is measured by a longer
 run of the same, which prints its figures:
 
     RINGFENCE_ATTACK_SAMPLES=300 pytest -s escape/test_neighbours_under_attack.py
@@ -30,6 +30,8 @@ SAMPLES = int(os.environ.get("RINGFENCE_ATTACK_SAMPLES", "30"))
 # What the longer run measures besides.
 LONG = ("crowd",) if SAMPLES > 30 else ()
 CEILING = 10
+# Of so few samples, the slowest hundredth is a single one.
+SHARE = 0.99 if SAMPLES >= 100 else 0.95
 # Below this, in ms, a stall is the scheduler's and not the platform's: two cores serve attackers, clients and all.
 FLOOR_MS = 50.0
 # What the host may have less after an attack than before it, in MiB: other programs come and go.
@@ -247,10 +249,9 @@ def test_neighbours_are_served(platform: Platform, idle: Seen, attack: str) -> N
         lowest_kb = min(lowest_kb, available_kb())
     print("\n" + seen.line(attack))
     assert seen.faults == []
-    ceiling = CEILING * max(at(idle.creates, 0.99), FLOOR_MS)
-    assert at(seen.creates, 0.99) <= ceiling, f"create p99 above {ceiling:.0f} ms"
-    ceiling = CEILING * max(at(idle.healths, 0.99), FLOOR_MS)
-    assert at(seen.healths, 0.99) <= ceiling, f"health p99 above {ceiling:.0f} ms"
+    for what, values, idle_values in (("create", seen.creates, idle.creates), ("health", seen.healths, idle.healths)):
+        ceiling = CEILING * max(at(idle_values, SHARE), FLOOR_MS)
+        assert at(values, SHARE) <= ceiling, f"{what} above {ceiling:.0f} ms: {sorted(values)[-3:]}"
     # What attackers hold while they attack is bounded by their own limits: two sandboxes of 1 GiB for each kind.
     kinds = len(TOGETHER) if attack == "crowd" else 1
     assert (before_kb - lowest_kb) // 1024 < 2 * kinds * 1024 + HOST_LOSS_MB

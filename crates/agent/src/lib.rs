@@ -150,7 +150,7 @@ async fn serve(
     });
 
     if let Some(figures) = figures {
-        tasks.spawn_local(quiet.clone().serve_figures(figures));
+        tasks.spawn_local(quiet.serve_figures(figures));
     }
     tasks.spawn_local(quiet.clone().serve(tasks.clone()));
     let children = signal(SignalKind::child())?;

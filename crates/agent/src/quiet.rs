@@ -4,8 +4,8 @@
 //! What leads out of the sandbox cannot be written: connections of clients and of the host, the spawner's socket and the
 //! kernel's side of the `/proc` files. The agent gives all of them up, and the host brings new ones when the sandbox
 //! continues. When the sandbox is only copied, connections of clients stay: they are not in the copy, whose agent closes
-//! its ends of them before it does anything else. The host reads this process's memory then, which nothing else may, so it is also dumpable while it is quiet;
-//! the rest of the sandbox is frozen for as long.
+//! its ends of them before it does anything else. The host reads this process's memory then, which nothing else may, so it is
+//! also dumpable while it is quiet; the rest of the sandbox is frozen for as long.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -176,12 +176,18 @@ impl Quiet {
     }
 
     /// Serves the `/proc` files until the agent becomes quiet.
-    pub(crate) async fn serve_figures(self: Rc<Self>, kernel: OwnedFd) {
-        let Ok(figures) = Figures::new(kernel) else { return };
-        let mut held = self.hold();
-        tokio::select! {
-            _ = figures.serve() => {}
-            () = held.until_quiet() => {}
+    ///
+    /// Their kernel's side is counted from now on and not when this is polled first: the agent may be stopped right after it
+    /// has taken it back, and be asked to give it up the moment it runs again.
+    pub(crate) fn serve_figures(self: &Rc<Self>, kernel: OwnedFd) -> impl Future<Output = ()> + use<> {
+        let held = self.hold();
+        async move {
+            let mut held = held;
+            let Ok(figures) = Figures::new(kernel) else { return };
+            tokio::select! {
+                _ = figures.serve() => {}
+                () = held.until_quiet() => {}
+            }
         }
     }
 
@@ -208,7 +214,7 @@ impl Quiet {
                     }
                     self.become_loud();
                     if let Some(kernel) = kernel {
-                        tasks.spawn_local(Rc::clone(&self).serve_figures(kernel));
+                        tasks.spawn_local(self.serve_figures(kernel));
                     }
                     Ok(())
                 }
@@ -264,4 +270,28 @@ fn listen() -> io::Result<AsyncFd<OwnedFd>> {
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(quiet::SOCKET.as_bytes())?)?;
     rustix::net::listen(&socket, 1)?;
     sys::watch(socket, Interest::READABLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn gives_up_what_it_was_given_a_moment_before() {
+        let quiet = Quiet::new(Rc::new(SpawnerClient::new(None).unwrap()));
+        let (kernel, other_end) = std::os::unix::net::UnixStream::pair().unwrap();
+        other_end.set_nonblocking(true).unwrap();
+        let tasks = LocalSet::new();
+        let asked = tasks.run_until(async {
+            // Not polled before the request is there.
+            tokio::task::spawn_local(quiet.serve_figures(kernel.into()));
+            quiet.become_quiet(false).await
+        });
+        asked.await.unwrap();
+        // The end of the stream: nothing has the other one open.
+        let mut bytes = [0; 1];
+        assert_eq!(io::Read::read(&mut &other_end, &mut bytes).unwrap(), 0);
+    }
 }

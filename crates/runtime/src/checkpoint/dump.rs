@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use super::criu::{Criu, CriuEvent};
 use super::host::HostFeatures;
 use super::save::{AtRest, Subject};
-use super::{About, OPTIONS, facts, mounts, sys as calls};
+use super::{About, OPTIONS, facts, ghosts, mounts, sys as calls};
 use crate::cgroup::Tree;
 use crate::driver::WriteError;
 use crate::figures::Figures;
@@ -178,12 +178,13 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     };
     let mut criu = Criu::start(&dump.program, &arguments, &dump.image, dump.base_id, None, prepare)?;
     let written = follow(&mut criu, dump, subject, &log, socket);
-    if matches!(&written, Err(Unwritten::Running(_))) && !criu.stop(STOP_TIMEOUT) {
+    if matches!(&written, Err(Unwritten::Running(_) | Unwritten::Refused(_))) && !criu.stop(STOP_TIMEOUT) {
         // Killed then, which it survives only outside of processes.
         return Err(io::Error::new(io::ErrorKind::TimedOut, "CRIU did not give up").into());
     }
     written.map_err(|unwritten| match unwritten {
         Unwritten::Running(error) => error.into(),
+        Unwritten::Refused(why) => WriteError::Refused(why),
         Unwritten::Ended(error) => error,
     })
 }
@@ -195,6 +196,8 @@ enum Unwritten {
     Ended(WriteError),
     /// CRIU still runs.
     Running(io::Error),
+    /// CRIU still runs. It has written an image that could not be restored.
+    Refused(String),
 }
 
 impl From<io::Error> for Unwritten {
@@ -211,6 +214,9 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, log: &Path, socke
                 if action == "post-dump" {
                     // Only CRIU holds them now, and when it is killed, they must not go on beside an image that counts.
                     subject.tree.freezer(subject.name)?.hold()?;
+                    if let Some(why) = obstacle(&dump.image)? {
+                        return Err(Unwritten::Refused(why));
+                    }
                     open_to_readers(&dump.image)?;
                     wire::send_message(socket, &Reply::Done, &[])?;
                     let answer = wire::receive_message::<Request>(socket);
@@ -250,6 +256,11 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, log: &Path, socke
             }
         }
     }
+}
+
+fn obstacle(image: &Path) -> io::Result<Option<String>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    ghosts::obstacle(rustix::fs::open(image, flags, Mode::empty())?.as_fd())
 }
 
 /// Lets CRIU end by itself, also when the platform has ended, and returns its status.

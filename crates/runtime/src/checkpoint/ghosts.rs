@@ -12,9 +12,11 @@
 //!   in `remap-fpath.img`  remap_file_path_entry  { uint32 orig_id = 1, remap_id = 2, remap_type remap_type = 3 }
 //! ```
 
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Component, Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use prost::Message;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
@@ -24,6 +26,15 @@ use rustix::io::Errno;
 const KIND: usize = 8;
 /// Type of a remap for a file without a name.
 const GHOST: i32 = 1;
+/// How many names are looked for, at most, in directories above those where the next restore would make them. There they
+/// are not in its way; they would only be left.
+const ABOVE_MAX: usize = 100_000;
+/// Maximum size of a list of files in an image, in bytes: some hundred thousand files.
+const FILES_MAX: u64 = 64 << 20;
+/// Maximum length of a name and of a path that a restore makes, in bytes: what the kernel allows, and room for the place
+/// at which CRIU mounts the file system.
+const NAME_MAX: usize = 255;
+const PATH_MAX: usize = 3800;
 
 #[derive(Message)]
 struct FileEntry {
@@ -49,6 +60,30 @@ struct Remap {
     kind: Option<i32>,
 }
 
+/// Why a restore from an image could not make all of its files that have no name, or would have to read too much for it.
+///
+/// # Errors
+/// Those of [`names`].
+pub(crate) fn obstacle(image: BorrowedFd<'_>) -> io::Result<Option<String>> {
+    for file in ["files.img", "remap-fpath.img"] {
+        let bytes = match rustix::fs::statat(image, file, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => u64::try_from(stat.st_size).map_err(io::Error::other)?,
+            Err(Errno::NOENT) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        if bytes > FILES_MAX {
+            let mib = FILES_MAX >> 20;
+            return Ok(Some(format!("the list of its open files is longer than {mib} MiB")));
+        }
+    }
+    let is_too_long = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default();
+        name.len() > NAME_MAX || path.as_os_str().len() > PATH_MAX
+    };
+    let why = "an open file without a name had one that is too long to be restored";
+    Ok(names(image)?.iter().any(is_too_long).then(|| why.to_owned()))
+}
+
 /// Where a restore from an image makes files that have no name, from the root of the sandbox on.
 ///
 /// # Errors
@@ -62,9 +97,12 @@ pub(crate) fn names(image: BorrowedFd<'_>) -> io::Result<Vec<PathBuf>> {
         return Ok(Vec::new());
     }
     let files: Vec<FileEntry> = messages(image, "files.img")?;
+    let files: HashMap<u32, &str> = files
+        .iter()
+        .filter_map(|file| Some((file.id, file.reg.as_ref()?.name.trim_start_matches('/'))))
+        .collect();
     let name = |ghost: &Remap| {
-        let file = files.iter().find(|file| file.id == ghost.file)?;
-        let name = file.reg.as_ref()?.name.trim_start_matches('/');
+        let name = files.get(&ghost.file)?;
         Some(PathBuf::from(format!("{name}.cr.{:x}.ghost", ghost.id)))
     };
     Ok(ghosts.iter().filter_map(name).collect())
@@ -73,50 +111,70 @@ pub(crate) fn names(image: BorrowedFd<'_>) -> io::Result<Vec<PathBuf>> {
 /// Removes what a restore that was killed has left of `names` in a file system that is to be mounted at `target`, of
 /// those in `targets`.
 ///
+/// A sandbox may have as many of them as it has memory for, in directories as deep as it likes. So each directory is opened
+/// once, and what this costs is less than what CRIU does for the same files.
+///
 /// # Errors
 /// When the kernel refuses to remove something.
 pub(crate) fn remove(names: &[PathBuf], root: BorrowedFd<'_>, target: &str, targets: &[&str]) -> io::Result<()> {
-    for name in names {
-        let path = Path::new("/").join(name);
+    let is_here = |path: &Path| {
         let holds = |target: &&&str| path.starts_with(target);
         let longest = targets.iter().filter(holds).max_by_key(|target| target.len());
-        if longest != Some(&target) {
-            continue;
+        longest == Some(&target)
+    };
+    let paths: Vec<PathBuf> = names.iter().map(|name| Path::new("/").join(name)).collect();
+    let mut by_directory: BTreeMap<&Path, Vec<&OsStr>> = BTreeMap::new();
+    for path in paths.iter().filter(|path| is_here(path)) {
+        let inside = path.strip_prefix(target).ok();
+        if let Some((directory, name)) = inside.and_then(|path| Some((path.parent()?, path.file_name()?))) {
+            by_directory.entry(directory).or_default().push(name);
         }
-        let Ok(inside) = path.strip_prefix(target) else {
-            continue;
-        };
-        let Some(name) = inside.file_name() else { continue };
-        for directory in inside.ancestors().skip(1) {
-            match remove_one(&directory.join(name), root) {
-                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
+    }
+    let mut above = ABOVE_MAX;
+    for (directory, names) in by_directory {
+        let mut is_nearest = true;
+        for directory in directory.ancestors() {
+            let directory = match open(directory, root) {
+                Ok(directory) => directory,
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG) => continue,
                 Err(error) => return Err(error.into()),
+            };
+            if !is_nearest {
+                let Some(left) = above.checked_sub(names.len()) else {
+                    break;
+                };
+                above = left;
+            }
+            is_nearest = false;
+            for name in &names {
+                match remove_one(name, directory.as_fd()) {
+                    Ok(()) | Err(Errno::NOENT | Errno::NAMETOOLONG) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
     }
     Ok(())
 }
 
-/// Removes one, without following any link of the sandbox's.
-fn remove_one(path: &Path, root: BorrowedFd<'_>) -> Result<(), Errno> {
-    let name = path.components().next_back();
-    let (Some(Component::Normal(name)), Some(parent)) = (name, path.parent()) else {
-        return Ok(());
+/// Opens a directory, without following any link of the sandbox's.
+fn open(directory: &Path, root: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let directory = match directory.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => directory,
     };
-    let parent = if parent.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        parent
-    };
-    let parent = rustix::fs::openat2(
+    rustix::fs::openat2(
         root,
-        parent,
+        directory,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
         ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
-    )?;
-    match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
-        Err(Errno::ISDIR) => rustix::fs::unlinkat(parent.as_fd(), name, AtFlags::REMOVEDIR),
+    )
+}
+
+fn remove_one(name: &OsStr, directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+        Err(Errno::ISDIR) => rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR),
         other => other,
     }
 }
@@ -195,6 +253,7 @@ mod tests {
         assert_eq!(names(dir.as_fd()).unwrap(), Vec::<PathBuf>::new());
         fs::write(image.path().join("remap-fpath.img"), &file(&REMAPS)[..KIND + 5]).unwrap();
         names(dir.as_fd()).unwrap_err();
+        obstacle(dir.as_fd()).unwrap_err();
     }
 
     #[test]
@@ -232,5 +291,49 @@ mod tests {
         assert!(at("tmp/file.cr.4.ghost").exists());
         remove(&["usr/tmp/file.cr.4.ghost".into()], dir.as_fd(), "/usr", &["/", "/usr"]).unwrap();
         assert!(!at("tmp/file.cr.4.ghost").exists());
+    }
+    #[test]
+    fn many_in_deep_directories_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        // A directory that is gone, below one that is there, and with names that do not follow the same order.
+        let deep = "d/".repeat(300);
+        fs::create_dir_all(root.path().join(&deep)).unwrap();
+        let names: Vec<PathBuf> = (0..2000)
+            .map(|number| format!("{deep}{}file.cr.{number:x}.ghost", ["gone/", ""][number % 2]).into())
+            .collect();
+        for name in &names {
+            fs::write(root.path().join(&deep).join(name.file_name().unwrap()), "").unwrap();
+        }
+        let dir = fs::File::open(root.path()).unwrap();
+        remove(&names, dir.as_fd(), "/", &["/"]).unwrap();
+        assert_eq!(fs::read_dir(root.path().join(&deep)).unwrap().count(), 0);
+    }
+    #[test]
+    fn what_could_not_be_restored_is_found_out() {
+        let image = tempfile::tempdir().unwrap();
+        let dir = fs::File::open(image.path()).unwrap();
+        let write = |name: String| {
+            let reg = RegularFile { name };
+            let entry = FileEntry { id: 7, reg: Some(reg) }.encode_to_vec();
+            fs::write(image.path().join("files.img"), file(&[&entry])).unwrap();
+        };
+        write(format!("/{}", "n".repeat(NAME_MAX)));
+        assert_eq!(obstacle(dir.as_fd()).unwrap(), None);
+        fs::write(
+            image.path().join("remap-fpath.img"),
+            file(&[b"\x08\x07\x10\x0a\x18\x01"]),
+        )
+        .unwrap();
+        assert!(obstacle(dir.as_fd()).unwrap().unwrap().contains("too long"));
+        let ending = ".cr.a.ghost".len();
+        write(format!("/{}", "n".repeat(NAME_MAX - ending)));
+        assert_eq!(obstacle(dir.as_fd()).unwrap(), None);
+        write(format!("/{}", "n/".repeat((PATH_MAX - ending) / 2)));
+        assert_eq!(obstacle(dir.as_fd()).unwrap(), None);
+        write(format!("/{}n", "n/".repeat(PATH_MAX / 2)));
+        assert!(obstacle(dir.as_fd()).unwrap().unwrap().contains("too long"));
+        let files = fs::File::create(image.path().join("files.img")).unwrap();
+        files.set_len(FILES_MAX + 1).unwrap();
+        assert!(obstacle(dir.as_fd()).unwrap().unwrap().contains("64 MiB"));
     }
 }

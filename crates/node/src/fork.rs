@@ -1,8 +1,8 @@
 //! Forks: sandboxes that are started from the copy of another one, which goes on.
 //!
 //! ```text
-//!   copy the processes and the disk ─▶ a copy for each child ─▶ start them
-//!   └─ the parent stands still ────┘
+//!   copy the processes and the disk ─┬─▶ start the first child, once nothing is copied from its copy any more
+//!   └─ the parent stands still ────┘ └─▶ copy that for each other child ─▶ start it
 //! ```
 //!
 //! A child is started as a paused sandbox is resumed with its processes (`images`), but on a disk and beside an image that
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use futures_util::{StreamExt as _, stream};
 use model::id::SandboxId;
 use protocol::node::{ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
 use runtime::driver::{Fork, StartDisk, WriteError};
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -72,29 +72,41 @@ pub(crate) async fn fork(
         remove(&shared, first.clone()).await;
         return Err(error);
     }
-    let copied = stream::iter(others.iter().cloned().map(|to| copy_again(&shared, first.clone(), to)));
-    let copied: Vec<Result<(), NodeError>> = copied.buffered(COPIES).collect().await;
-    drop(space);
+    let starting = Starting {
+        shared: Arc::clone(&shared),
+        tasks,
+        stop,
+        parent: handle.id().clone(),
+    };
     let copied_ms = begun.elapsed().as_millis();
-    let copied = [Ok(())].into_iter().chain(copied);
-    let children = request.children.into_iter().zip(copies).zip(copied);
-    let started = children.map(|((child, copy), copied)| {
-        let (shared, tasks, stop) = (Arc::clone(&shared), tasks.clone(), stop.clone());
-        let parent = handle.id().clone();
+    let copying = Semaphore::new(COPIES);
+    // Nothing is ever sent: it ends when all others have their copies of the first one.
+    let (use_of_first, mut uses_of_first) = mpsc::channel::<()>(1);
+    let mut children = request.children.into_iter();
+    let child_of_first = children.next();
+    let started = others.iter().zip(children).map(|(copy, child)| {
+        let (copying, use_of_first) = (&copying, use_of_first.clone());
+        let starting = &starting;
         async move {
-            let started = match copied {
-                Ok(()) => start(&shared, &tasks, stop, (&parent, child, &copy)).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = &started {
-                tracing::error!(sandbox.id = %copy.id, parent = %parent, "start the fork of a sandbox: {error}");
-                remove(&shared, copy).await;
-            }
-            started
+            let turn = copying.acquire().await;
+            let copied = copy_again(&starting.shared, first.clone(), copy.clone()).await;
+            drop((turn, use_of_first));
+            starting.start(child, copy, copied).await
         }
     });
+    let others_started = join_all(started);
+    drop(use_of_first);
+    let first_started = async {
+        uses_of_first.recv().await;
+        drop(space);
+        match child_of_first {
+            Some(child) => Some(starting.start(child, first, Ok(())).await),
+            None => None,
+        }
+    };
     // Each waits for a launcher.
-    let started = join_all(started).await;
+    let (first_started, others_started) = tokio::join!(first_started, others_started);
+    let started: Vec<_> = first_started.into_iter().chain(others_started).collect();
     let count = started.iter().filter(|child| child.is_ok()).count();
     let all_ms = begun.elapsed().as_millis();
     tracing::info!(sandbox.id = %handle.id(), count, copied_ms, all_ms, "forked a sandbox");
@@ -160,28 +172,53 @@ async fn copy_again(shared: &Arc<Shared>, from: Fork, to: Fork) -> Result<(), No
         .map_err(|error| node_error(error.into()))
 }
 
-async fn start(
-    shared: &Arc<Shared>,
-    tasks: &TaskTracker,
+/// Starts children of one sandbox.
+struct Starting {
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
     stop: CancellationToken,
-    (parent, child, copy): (&SandboxId, ForkedSandbox, &Fork),
-) -> Result<StartedSandbox, NodeError> {
-    let ForkedSandbox { id, boot, egress } = child;
-    let begin = Begin {
-        id: &id,
-        template: &boot.template,
-        disk: StartDisk::Kept(copy.disk.clone()),
-        restore: true,
-        forked_from: Some(parent),
-        snapshot: None,
-        resources: boot.resources,
-        init: &boot.init,
-        egress: &egress,
-    };
-    let (handle, control, started) = supervisor::start(shared, tasks, begin).await?;
-    shared.sandboxes.lock().insert(id, Arc::clone(&handle));
-    tasks.spawn(supervisor::supervise(Arc::clone(shared), handle, Some(control), stop));
-    Ok(started)
+    parent: SandboxId,
+}
+
+impl Starting {
+    /// Starts a child from its copy, which is removed if that is not complete or cannot be started from.
+    async fn start(
+        &self,
+        child: ForkedSandbox,
+        copy: &Fork,
+        copied: Result<(), NodeError>,
+    ) -> Result<StartedSandbox, NodeError> {
+        let started = match copied {
+            Ok(()) => self.start_copied(child, copy).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &started {
+            tracing::error!(sandbox.id = %copy.id, parent = %self.parent, "start the fork of a sandbox: {error}");
+            remove(&self.shared, copy.clone()).await;
+        }
+        started
+    }
+
+    async fn start_copied(&self, child: ForkedSandbox, copy: &Fork) -> Result<StartedSandbox, NodeError> {
+        let ForkedSandbox { id, boot, egress } = child;
+        let begin = Begin {
+            id: &id,
+            template: &boot.template,
+            disk: StartDisk::Kept(copy.disk.clone()),
+            restore: true,
+            forked_from: Some(&self.parent),
+            snapshot: None,
+            resources: boot.resources,
+            init: &boot.init,
+            egress: &egress,
+        };
+        let (handle, control, started) = supervisor::start(&self.shared, &self.tasks, begin).await?;
+        let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
+        shared.sandboxes.lock().insert(id, Arc::clone(&handle));
+        self.tasks
+            .spawn(supervisor::supervise(shared, handle, Some(control), stop));
+        Ok(started)
+    }
 }
 
 /// Removes a copy from which nothing runs.

@@ -298,12 +298,12 @@ pub(crate) async fn only_the_disk_is_kept(data_dir: &Path) {
     let refused = host.node.resume(boot(&host)).await;
     assert_eq!(refused.unwrap_err(), NodeError::NotFound(host.id.clone()));
     until_nothing_is_left(data_dir).await;
-    host.node.start(request(&host.id)).await.unwrap();
+    start_again(&host).await;
     pause_to_disk_and_start(&host).await;
     host.node.kill(&host.id).await.unwrap();
     until_nothing_is_left(data_dir).await;
     // What nobody wants any more is removed.
-    host.node.start(request(&host.id)).await.unwrap();
+    start_again(&host).await;
     pause_to_disk(&host, data_dir).await;
     host.node.release().await;
     drop(host);
@@ -311,6 +311,19 @@ pub(crate) async fn only_the_disk_is_kept(data_dir: &Path) {
     assert_eq!(host.node.reconcile(Vec::new()).await.unwrap(), []);
     until_nothing_is_left(data_dir).await;
     host.node.release().await;
+}
+
+/// Starts a sandbox with the name of one that has ended. The driver gives the name back a moment after the disk is removed.
+async fn start_again(host: &Host) {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        match host.node.start(request(&host.id)).await {
+            Err(error) if error.to_string().contains("exists already") && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            started => return drop(started.unwrap()),
+        }
+    }
 }
 
 async fn pause_to_disk_and_start(host: &Host) {

@@ -72,6 +72,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(fork::fork_sandbox))
         .routes(routes!(snapshots::create_snapshot))
         .routes(routes!(snapshots::list_snapshots))
+        .routes(routes!(snapshots::delete_snapshot))
         .routes(routes!(lifetime::set_sandbox_timeout))
         .routes(routes!(lifetime::refresh_sandbox))
         .routes(routes!(pause::connect_sandbox_v1))

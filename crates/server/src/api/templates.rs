@@ -280,7 +280,7 @@ pub(crate) async fn find_own(text: &str, team: &TeamId, store: &Store) -> Result
 }
 
 /// The one parameter of a path, as text.
-pub(crate) struct NamePath(String);
+pub(crate) struct NamePath(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     type Rejection = ApiError;

@@ -30,6 +30,12 @@ async fn delete(platform: &TestPlatform, snapshot: &str) -> Reply {
     platform.call("DELETE", &format!("/templates/{path}"), "").await
 }
 
+/// As other clients do.
+async fn delete_by_its_own_path(platform: &TestPlatform, snapshot: &str) -> Reply {
+    let path = snapshot.replace('/', "%2F").replace(':', "%3A");
+    platform.call("DELETE", &format!("/snapshots/{path}"), "").await
+}
+
 async fn list(platform: &TestPlatform, query: &str) -> Vec<String> {
     let reply = platform.call("GET", &format!("/snapshots{query}"), "").await;
     assert_eq!(reply.status, 200, "{reply:?}");
@@ -258,17 +264,30 @@ async fn snapshots_are_listed_and_deleted() {
     assert_eq!(list(&platform, &format!("?sandboxID={one}")).await.len(), 2);
     let child = create(&platform, &made[0]).await.json["sandboxID"].clone();
     delete(&platform, &made[0]).await.error(400);
+    delete_by_its_own_path(&platform, &made[0]).await.error(400);
     platform
         .call("DELETE", &format!("/sandboxes/{}", child.as_str().expect("an id")), "")
         .await;
-    for snapshot in &made {
-        assert_eq!(delete(&platform, snapshot).await.status, 204);
+    let of_another_team = format!("/snapshots/{}", made[0].replace('/', "%2F"));
+    platform
+        .call_as(Some(OTHER_KEY), "DELETE", &of_another_team, "")
+        .await
+        .error(403);
+    for (number, snapshot) in made.iter().enumerate() {
+        let deleted = match number % 2 {
+            0 => delete_by_its_own_path(&platform, snapshot).await,
+            _ => delete(&platform, snapshot).await,
+        };
+        assert_eq!(deleted.status, 204);
         delete(&platform, snapshot).await.error(404);
+        delete_by_its_own_path(&platform, snapshot).await.error(404);
         create(&platform, snapshot).await.error(404);
     }
     assert_eq!(list(&platform, "").await, [""; 0]);
-    // The name is free again, also for a template.
+    // The name is free again, also for a template, which is no snapshot.
     request(&platform, r#"{"name":"c"}"#).await;
+    delete_by_its_own_path(&platform, "c").await.error(404);
+    assert_eq!(platform.call("GET", "/templates/c", "").await.status, 200);
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! `POST /sandboxes/{sandboxID}/snapshots` and `GET /snapshots`. Snapshots are deleted as templates.
+//! `POST /sandboxes/{sandboxID}/snapshots`, `GET /snapshots` and `DELETE /snapshots/{snapshotID}`. Most clients delete
+//! snapshots as templates.
 
 use std::sync::Arc;
 
@@ -23,7 +24,9 @@ use crate::api::json::json;
 use crate::api::page::{parse_token, with_next};
 use crate::api::query::shape::{PageLimit, Params, Text, query};
 use crate::api::templates::build::check_space;
+use crate::api::templates::{NamePath, find_own, manage};
 use crate::builds::Builds;
+use crate::clock::Clock;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::snapshot::SnapshotRequest;
 use crate::templates::{TemplateName, parse_tag};
@@ -195,6 +198,37 @@ pub(crate) async fn list_snapshots(
     let of = |row: &SnapshotRow| Snapshot::new(&row.template_id, row.alias.as_deref(), &row.tag, &namespace);
     let all: Vec<Snapshot> = found.iter().map(of).collect();
     with_next(json(StatusCode::OK, &all)?, next, Order::Desc)
+}
+
+/// Deletes a snapshot, as `DELETE /templates/{templateID}` does.
+#[utoipa::path(
+    delete,
+    path = "/snapshots/{snapshotID}",
+    tag = "sandboxes",
+    params(("snapshotID" = String, Path, description = "The id or a name of the snapshot; a tag is ignored")),
+    responses(
+        (status = 204, description = "The snapshot was deleted"),
+        (status = 400, description = "Sandboxes that were created from it exist", body = ErrorBody),
+        (status = 403, description = "The snapshot belongs to another team", body = ErrorBody),
+        (status = 404, description = "The team has no such snapshot", body = ErrorBody),
+    )
+)]
+pub(crate) async fn delete_snapshot(
+    State(store): State<Store>,
+    State(builds): State<Arc<Builds>>,
+    State(clock): State<Clock>,
+    caller: Caller,
+    NamePath(text): NamePath,
+) -> Result<Response, ApiError> {
+    let row = find_own(&text, &caller.team, &store).await?;
+    let filter = SnapshotFilter {
+        name: Some(row.id.to_string()),
+        ..SnapshotFilter::default()
+    };
+    if store.snapshot_list(&caller.team, &filter, 1).await?.is_empty() {
+        return Err(ApiError::unknown_template(&text));
+    }
+    manage::delete(&store, &builds, &clock, (&row, &text)).await
 }
 
 /// What is looked for; none if nothing can be found.

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use http::StatusCode;
 use store::Store;
-use store::templates::Deleted;
+use store::templates::{Deleted, TemplateRow};
 
 use super::{NamePath, Template, find_own, overviews};
 use crate::api::auth::Caller;
@@ -108,6 +108,16 @@ pub(crate) async fn delete_template(
     NamePath(text): NamePath,
 ) -> Result<Response, ApiError> {
     let row = find_own(&text, &caller.team, &store).await?;
+    delete(&store, &builds, &clock, (&row, &text)).await
+}
+
+/// Deletes a template that a request names by this text.
+pub(crate) async fn delete(
+    store: &Store,
+    builds: &Builds,
+    clock: &Clock,
+    (row, text): (&TemplateRow, &str),
+) -> Result<Response, ApiError> {
     match store.template_delete(&row.id, clock.now_us()).await? {
         Deleted::Deleted(cancelled) => {
             builds.cancel(&cancelled);
@@ -118,6 +128,6 @@ pub(crate) async fn delete_template(
         Deleted::InUse => Err(ApiError::invalid(format!(
             "template \"{text}\" is used by sandboxes: kill them first"
         ))),
-        Deleted::Missing => Err(ApiError::unknown_template(&text)),
+        Deleted::Missing => Err(ApiError::unknown_template(text)),
     }
 }

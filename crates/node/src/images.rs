@@ -109,7 +109,7 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     })
 }
 
-fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Cancel) -> Result<(), WriteError> {
+fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>) -> Result<(), WriteError> {
     let (id, disk) = (handle.id(), handle.disk());
     shared.driver.keep(id, disk)?;
     let sandbox = handle.sandbox();

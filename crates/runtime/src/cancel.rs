@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
@@ -43,26 +45,27 @@ impl Cancel {
         }
     }
 
-    /// Does `work` on another thread. When this is requested meanwhile, `cancelled` is called at once, before the work has
-    /// ended.
+    /// Does `work` on another thread, and returns when it is done, or when this is requested.
     ///
     /// # Errors
     /// When there can be no thread, or the work panics.
-    pub(crate) fn during<T: Send>(&self, work: impl FnOnce() -> T + Send, cancelled: impl FnOnce()) -> io::Result<T> {
-        let done = Self::new()?;
-        std::thread::scope(|scope| {
-            let working = std::thread::Builder::new().spawn_scoped(scope, || {
+    pub(crate) fn race<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Raced<T>> {
+        let done = Arc::new(Self::new()?);
+        let working = std::thread::Builder::new().spawn({
+            let done = Arc::clone(&done);
+            move || {
                 // Also when it panics.
-                let _done = Done(&done);
+                let _done = Done(done);
                 work()
-            })?;
-            let mut poll = [self, &done].map(|cancel| PollFd::new(cancel, PollFlags::IN));
-            while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut poll, None) {}
-            if poll[1].revents().is_empty() {
-                cancelled();
             }
-            working.join().map_err(|_| io::Error::other("it panicked"))
-        })
+        })?;
+        let mut poll = [self, &*done].map(|cancel| PollFd::new(cancel, PollFlags::IN));
+        while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut poll, None) {}
+        if poll[1].revents().is_empty() {
+            return Ok(Raced::Cancelled(working));
+        }
+        let done = working.join().map_err(|_| io::Error::other("it panicked"))?;
+        Ok(Raced::Done(done))
     }
 
     /// The error of what was cancelled.
@@ -71,10 +74,18 @@ impl Cancel {
     }
 }
 
-/// Requests it when dropped.
-struct Done<'a>(&'a Cancel);
+/// What became of work that a cancellation was waited for with.
+#[derive(Debug)]
+pub(crate) enum Raced<T> {
+    Done(T),
+    /// It was cancelled. The work goes on until it notices.
+    Cancelled(JoinHandle<T>),
+}
 
-impl Drop for Done<'_> {
+/// Requests it when dropped.
+struct Done(Arc<Cancel>);
+
+impl Drop for Done {
     fn drop(&mut self) {
         self.0.request();
     }
@@ -92,19 +103,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cancelled_is_told_before_the_work_ends() {
-        let (cancel, told) = (Cancel::new().unwrap(), Cancel::new().unwrap());
-        assert_eq!(cancel.during(|| 1, || told.request()).unwrap(), 1);
-        assert!(!told.is_requested());
+    fn work_that_is_cancelled_is_not_waited_for() {
+        let cancel = Cancel::new().unwrap();
+        assert!(matches!(cancel.race(|| 1).unwrap(), Raced::Done(1)));
+        cancel.race(|| panic!("as the test wants")).unwrap_err();
+        let told = Arc::new(Cancel::new().unwrap());
         cancel.request();
-        let work = || {
-            while !told.is_requested() {
-                std::thread::yield_now();
+        let work = {
+            let told = Arc::clone(&told);
+            move || {
+                while !told.is_requested() {
+                    std::thread::yield_now();
+                }
+                2
             }
-            2
         };
-        assert_eq!(cancel.during(work, || told.request()).unwrap(), 2);
-        assert!(cancel.during(|| panic!("as the test wants"), || ()).is_err());
+        let Raced::Cancelled(working) = cancel.race(work).unwrap() else {
+            panic!("it is not done")
+        };
+        told.request();
+        assert_eq!(working.join().unwrap(), 2);
     }
 
     #[test]

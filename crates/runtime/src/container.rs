@@ -257,6 +257,7 @@ impl ContainerDriver {
             processes: counter.map(|counter| ProcessesOf::new(counter, self.tree.work_group(name))),
             sockets: Arc::clone(&self.sockets),
             driver: self.itself.clone(),
+            ending: Mutex::default(),
         }
     }
 

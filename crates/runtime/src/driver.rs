@@ -547,7 +547,7 @@ pub trait Sandbox: Debug + Send + Sync {
         &self,
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
-        cancel: &Cancel,
+        cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError>;
 
     /// Copies a running sandbox, with its processes and its disk, as it is at one moment. Every process is stopped meanwhile

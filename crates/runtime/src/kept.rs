@@ -18,6 +18,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::id::{DiskId, SandboxId};
 
@@ -34,6 +35,8 @@ const REMOVED: &str = "removed.";
 #[derive(Debug)]
 pub(crate) struct KeptDisks {
     dir: PathBuf,
+    /// Number of images that were removed.
+    removed: AtomicU64,
 }
 
 impl KeptDisks {
@@ -47,7 +50,8 @@ impl KeptDisks {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => sync(data_dir)?,
         }
-        Ok(Self { dir })
+        let removed = AtomicU64::default();
+        Ok(Self { dir, removed })
     }
 
     /// The directory of what is kept of a sandbox beside its disk.
@@ -102,18 +106,34 @@ impl KeptDisks {
         sync(&self.path(id, disk))
     }
 
-    /// Removes the images of a sandbox.
+    /// Removes the images of a sandbox. When this returns, none counts any more, also after a power cut: what runs next
+    /// changes the disk, and the image with it would be neither of the two. Their space is given back in the background.
     ///
     /// # Errors
     /// When the directory cannot be written.
     pub(crate) fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-        let unfinished = self.unfinished_image(id, disk);
-        remove_all(&unfinished)?;
-        // Renamed first, so that it is complete or does not count.
-        match fs::rename(self.image(id, disk), &unfinished) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => remove_all(&unfinished),
+        if let Some(unfinished) = self.take_away(&self.unfinished_image(id, disk), disk)? {
+            remove_later(&unfinished);
+        }
+        if let Some(image) = self.take_away(&self.image(id, disk), disk)? {
+            let synced = sync(&self.path(id, disk));
+            remove_later(&image);
+            synced?;
+        }
+        Ok(())
+    }
+
+    /// Renames an image to what is about to be removed, and returns that; none if there is no image.
+    fn take_away(&self, image: &Path, disk: &DiskId) -> io::Result<Option<PathBuf>> {
+        loop {
+            let number = self.removed.fetch_add(1, Ordering::Relaxed);
+            let removed = self.dir.join(format!("{REMOVED}{disk}.{number}"));
+            match fs::rename(image, &removed) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                // Left by an earlier platform.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                renamed => return renamed.map(|()| Some(removed)),
+            }
         }
     }
 
@@ -187,7 +207,8 @@ impl KeptDisks {
             match parse(&entry.file_name().to_string_lossy()) {
                 Some((_, disk)) if keep.contains(&disk) => {}
                 Some((id, disk)) => self.forget(&id, &disk)?,
-                None => fs::remove_dir_all(entry.path())?,
+                // It may be removed in the background.
+                None => remove_all(&entry.path())?,
             }
         }
         Ok(())
@@ -209,6 +230,23 @@ fn write(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     io::Write::write_all(&mut file, content)?;
     file.sync_all()?;
     fs::rename(unfinished, dir.join(name))
+}
+
+/// Removes a directory that nothing refers to any more: to give back the space of a large file takes a while. What is left
+/// of it the next start removes.
+fn remove_later(path: &Path) {
+    let remove = |path: &Path| {
+        if let Err(error) = remove_all(path) {
+            tracing::warn!(path = %path.display(), "remove an image: {error}");
+        }
+    };
+    let in_background = std::thread::Builder::new().name("remove-image".to_owned()).spawn({
+        let path = path.to_owned();
+        move || remove(&path)
+    });
+    if in_background.is_err() {
+        remove(path);
+    }
 }
 
 fn remove_all(path: &Path) -> io::Result<()> {
@@ -264,6 +302,34 @@ mod tests {
         };
         assert_eq!(kept.list().unwrap(), []);
         assert_eq!(fs::read_dir(dir.path().join(DIRECTORY)).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn images_do_not_count_once_they_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = KeptDisks::open(dir.path()).unwrap();
+        let (id, disk): (SandboxId, DiskId) = ("ione".parse().unwrap(), "17".parse().unwrap());
+        kept.keep(&id, &disk, None).unwrap();
+        kept.forget_image(&id, &disk).unwrap();
+        // An earlier platform was interrupted when it removed one.
+        fs::create_dir_all(dir.path().join(DIRECTORY).join("removed.17.2/left")).unwrap();
+        for _ in 0..3 {
+            fs::create_dir(kept.unfinished_image(&id, &disk)).unwrap();
+            fs::write(kept.unfinished_image(&id, &disk).join("pages-1.img"), "memory").unwrap();
+            kept.finish_image(&id, &disk).unwrap();
+            fs::create_dir(kept.unfinished_image(&id, &disk)).unwrap();
+            kept.forget_image(&id, &disk).unwrap();
+            assert!(!kept.image(&id, &disk).exists() && !kept.unfinished_image(&id, &disk).exists());
+        }
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let entries = || fs::read_dir(dir.path().join(DIRECTORY)).unwrap().count();
+        // The note, and what the next start removes.
+        while entries() > 2 {
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        kept.forget_all_but(&[disk]).unwrap();
+        assert_eq!(entries(), 1);
     }
 
     #[test]

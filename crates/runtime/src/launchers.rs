@@ -188,6 +188,7 @@ impl LauncherPool {
         Ok(Once {
             process: self.start_one(work)?,
             notices_end: work == Work::Dump,
+            has_put_back: false,
         })
     }
 
@@ -205,6 +206,7 @@ pub(crate) struct Once {
     process: LauncherProcess,
     /// It has something to put back when it is given up.
     notices_end: bool,
+    has_put_back: bool,
 }
 
 impl Once {
@@ -248,9 +250,15 @@ impl Once {
         while matches!(reply, Ok(Reply::Stopped | Reply::Done)) {
             reply = self.reply(deadline, &|| false, None);
         }
-        if let Err(error) = reply {
-            tracing::warn!("give up writing an image: {error}");
+        match reply {
+            Ok(_) => self.has_put_back = true,
+            Err(error) => tracing::warn!("give up writing an image: {error}"),
         }
+    }
+
+    /// Whether it was given up and has put everything back.
+    pub(crate) fn has_put_back(&self) -> bool {
+        self.has_put_back
     }
 
     fn ask_and_poll(

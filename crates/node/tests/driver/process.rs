@@ -376,7 +376,7 @@ impl Sandbox for Process {
         &self,
         _: &mut dyn FnMut(),
         _: &mut dyn FnMut() -> io::Result<()>,
-        _: &runtime::cancel::Cancel,
+        _: &Arc<runtime::cancel::Cancel>,
     ) -> Result<(), WriteError> {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }

@@ -1,20 +1,22 @@
 //! Images of processes in the driver: where they are, and when they are complete.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{ContainerDriver, Running};
 use crate::base::packages_of;
-use crate::cancel::Cancel;
+use crate::cancel::{Cancel, Raced};
 use crate::checkpoint::dump::Dump;
 use crate::checkpoint::host::HostFeatures;
 use crate::checkpoint::save::AtRest;
 use crate::checkpoint::{About, facts, sums};
 use crate::driver::{StartError, WriteError};
 use crate::launcher::restore::Image;
+use crate::launchers::Once;
 use crate::slot::Name;
 use crate::wire::{Reply, Request, Work};
 
@@ -67,9 +69,10 @@ impl ContainerDriver {
         of: &Running,
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
-        cancel: &Cancel,
+        cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
+        of.until_ended();
         self.kept.forget_image(id, disk)?;
         let stays = self.tree.freezer(&of.name)?.is_frozen()?;
         let written = self.dump(of, stays, (stopped, complete), cancel);
@@ -127,13 +130,36 @@ impl ContainerDriver {
         of: &Running,
         stays: bool,
         (stopped, complete): (&mut dyn FnMut(), &mut dyn FnMut() -> io::Result<()>),
-        cancel: &Cancel,
+        cancel: &Arc<Cancel>,
+    ) -> Result<(), WriteError> {
+        let mut process = self.launchers.begin_once(Work::Dump)?;
+        let mut writing_out = None;
+        let written = self.dump_by(&mut process, &mut writing_out, of, stays, (stopped, complete), cancel);
+        if written.is_err() {
+            // Who waits for the sandbox does not wait for the end of a process that has put everything back. Another one is
+            // killed first.
+            let process = process.has_put_back().then_some(process);
+            of.end_later(move || {
+                drop(process);
+                let _ = writing_out.map(JoinHandle::join);
+            });
+        }
+        written
+    }
+
+    fn dump_by(
+        &self,
+        process: &mut Once,
+        writing_out: &mut Option<JoinHandle<io::Result<()>>>,
+        of: &Running,
+        stays: bool,
+        (stopped, complete): (&mut dyn FnMut(), &mut dyn FnMut() -> io::Result<()>),
+        cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         let unfinished = self.kept.unfinished_image(id, disk);
         let request = self.order(of, unfinished.clone(), false, stays)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
-        let mut process = self.launchers.begin_once(Work::Dump)?;
         match process.ask_unless((&request, &[of.agent.as_fd()]), deadline, cancel)? {
             Reply::Stopped => {}
             other => return Err(failure(other)),
@@ -143,19 +169,22 @@ impl ContainerDriver {
             Reply::Done => {}
             other => return Err(failure(other)),
         }
-        let mut has_given_up = false;
-        let written = cancel.during(
-            || sums::write(&unfinished, cancel),
-            || {
-                // At once: the disk may take a while. The image has no name yet, so it does not have to be removed before.
-                process.give_up();
-                has_given_up = true;
-            },
-        );
-        if let Err(error) = written.and_then(|written| written).and_then(|()| cancel.check()) {
-            if !has_given_up {
-                process.give_up();
+        let written = cancel.race({
+            // Not by its name, which another one has once this is cancelled.
+            let (image, cancel) = (crate::files::open_dir(&unfinished)?, Arc::clone(cancel));
+            move || sums::write(Path::new(&format!("/proc/self/fd/{}", image.as_raw_fd())), &cancel)
+        });
+        let written = match written {
+            Ok(Raced::Done(written)) => written.and_then(|()| cancel.check()),
+            Ok(Raced::Cancelled(rest)) => {
+                *writing_out = Some(rest);
+                Err(Cancel::error())
             }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            // The image has no name yet, so it does not have to be removed before.
+            process.give_up();
             return Err(error.into());
         }
         let finished = self.kept.finish_image(id, disk).and_then(|()| complete());

@@ -4,8 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
@@ -36,6 +38,8 @@ pub(super) struct Running {
     pub(super) processes: Option<ProcessesOf>,
     pub(super) sockets: Arc<SocketMaker>,
     pub(super) driver: std::sync::Weak<ContainerDriver>,
+    /// What an attempt to write it that was given up still does.
+    pub(super) ending: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Running {
@@ -57,6 +61,19 @@ impl Running {
             return Err(io::ErrorKind::NotFound.into());
         }
         Ok(rustix::fs::syncfs(&root)?)
+    }
+
+    /// Ends what an attempt to write it has left, on another thread.
+    pub(super) fn end_later(&self, end: impl FnOnce() + Send + 'static) {
+        let ending = std::thread::Builder::new().name("end-dump".to_owned()).spawn(end);
+        // Without a thread it was dropped, which does the same.
+        *self.ending.lock() = ending.ok();
+    }
+
+    /// Waits for that, so that there is one at most.
+    pub(super) fn until_ended(&self) {
+        let ending = self.ending.lock().take();
+        let _ = ending.map(JoinHandle::join);
     }
 
     pub(super) fn meter(&self) -> io::Result<&Meter> {
@@ -226,7 +243,7 @@ impl Sandbox for Running {
         &self,
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
-        cancel: &Cancel,
+        cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let driver = self.driver.upgrade();
         let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;

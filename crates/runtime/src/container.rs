@@ -452,9 +452,11 @@ impl Driver for ContainerDriver {
     }
 
     fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-        self.kept.forget_image(id, disk)?;
-        self.forks.lock().remove(disk);
-        Ok(())
+        // Before a sandbox is paused, nothing of it has to survive a power cut.
+        match self.forks.lock().remove(disk) {
+            Some(_) => self.kept.forget_copy(id, disk),
+            None => self.kept.forget_image(id, disk),
+        }
     }
 
     fn copy_fork(&self, from: &Fork, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {

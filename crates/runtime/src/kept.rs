@@ -123,6 +123,18 @@ impl KeptDisks {
         Ok(())
     }
 
+    /// The same for an image that does not count after a power cut anyway: nothing but [`Self::note`] was called for its
+    /// sandbox.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn forget_copy(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        if let Some(image) = self.take_away(&self.image(id, disk), disk)? {
+            remove_later(&image);
+        }
+        Ok(())
+    }
+
     /// Renames an image to what is about to be removed, and returns that; none if there is no image.
     fn take_away(&self, image: &Path, disk: &DiskId) -> io::Result<Option<PathBuf>> {
         loop {

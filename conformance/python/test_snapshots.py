@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -159,6 +160,10 @@ def test_names_lists_and_deletions(platform: Platform, sandbox: Sandbox, api: ht
     made.remove(first.snapshot_id)
     with pytest.raises(SandboxException):
         Sandbox.create(first.snapshot_id)
+    # The path that clients for Node use.
+    path = f"/snapshots/{quote(unnamed.snapshot_id, safe='')}"
+    assert [api.delete(path).status_code for _ in range(2)] == [204, 404]
+    made.remove(unnamed.snapshot_id)
 
 
 def test_what_cannot_be_a_snapshot_is_refused(sandbox: Sandbox, api: httpx.Client) -> None:

@@ -62,6 +62,8 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
                 make_valid(settings)
     if "/templates" in case.path:
         make_template_valid(case)
+    if "snapshotID" in case.path_parameters:
+        case.path_parameters["snapshotID"] = choice(["s1", "s2", "s3:v1", "none"], str(case.path_parameters["snapshotID"]))
     # A name of any text, but a name.
     if case.path.endswith("/snapshots") and isinstance(case.body, dict) and isinstance(case.body.get("name"), str):
         case.body["name"] = choice(["s1", "s2", "s3:v1"], case.body["name"])

@@ -55,6 +55,12 @@ async fn thing(platform: &TestPlatform, parameter: &str) -> String {
                 .await;
             reply.json["templateID"].as_str().expect("an id").to_owned()
         }
+        "snapshotID" => {
+            let sandbox = platform.create("").await;
+            let path = format!("/sandboxes/{sandbox}/snapshots");
+            let reply = platform.call("POST", &path, "{}").await;
+            reply.json["snapshotID"].as_str().expect("an id").to_owned()
+        }
         "hash" => "f".repeat(64),
         "alias" => "own".to_owned(),
         "teamID" => super::platform::team(1).to_string(),
@@ -85,7 +91,7 @@ fn nothing(parameter: &str) -> String {
             "ffffffff-ffff-4fff-bfff-ffffffffffff".to_owned()
         }
         "hash" => "0".repeat(64),
-        "templateID" | "alias" | "tag" => "nothing0000000000000".to_owned(),
+        "templateID" | "snapshotID" | "alias" | "tag" => "nothing0000000000000".to_owned(),
         _ => panic!("say here what the parameter {parameter} can be"),
     }
 }

@@ -272,7 +272,7 @@ async fn snapshots_are_listed_and_deleted() {
     platform
         .call_as(Some(OTHER_KEY), "DELETE", &of_another_team, "")
         .await
-        .error(403);
+        .error(404);
     for (number, snapshot) in made.iter().enumerate() {
         let deleted = match number % 2 {
             0 => delete_by_its_own_path(&platform, snapshot).await,

@@ -116,9 +116,12 @@ impl KeptDisks {
             remove_later(&unfinished);
         }
         if let Some(image) = self.take_away(&self.image(id, disk), disk)? {
-            let synced = sync(&self.path(id, disk));
+            if let Err(error) = sync(&self.path(id, disk)) {
+                // Who cannot go on without this still has the image.
+                fs::rename(image, self.image(id, disk))?;
+                return Err(error);
+            }
             remove_later(&image);
-            synced?;
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ pub(crate) fn obstacle(image: BorrowedFd<'_>) -> io::Result<Option<String>> {
         let name = path.file_name().unwrap_or_default();
         name.len() > NAME_MAX || path.as_os_str().len() > PATH_MAX
     };
-    let why = "an open file without a name had one that is too long to be restored";
+    let why = "a deleted file that is still open had a name too long to be restored";
     Ok(names(image)?.iter().any(is_too_long).then(|| why.to_owned()))
 }
 

@@ -144,9 +144,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
     if handle.is_ending() {
         return Err(not_found());
     }
-    let sandbox = Arc::clone(handle.sandbox());
-    let respawned = blocking(move || sandbox.respawn()).await;
-    if let Err(error) = respawned.and_then(|respawned| respawned) {
+    if let Err(error) = handle.respawn().await {
         // It is tried again when the events of the agent are followed.
         tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a fork: {error}");
     }

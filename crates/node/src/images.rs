@@ -21,8 +21,11 @@ use model::id::{DiskId, SandboxId};
 use model::lifecycle::Kept;
 use model::log::Level;
 use protocol::node::{NodeError, PausedSandbox};
-use runtime::cancel::Cancel;
+use runtime::cancel::{Cancel, Raced};
 use runtime::driver::{Driver, Sandbox, WriteError};
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::supervisor::SandboxHandle;
 use crate::{Shared, blocking, failed, kept, pause};
@@ -34,7 +37,12 @@ const IMAGE_MARGIN: u64 = 16 << 20;
 
 /// Writes the processes of a sandbox, running or stopped, to disk, and ends them. Where that is not possible, they are
 /// stopped in memory.
-pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Result<PausedSandbox, NodeError> {
+pub(crate) async fn pause(
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    handle: Arc<SandboxHandle>,
+    cancelled: CancellationToken,
+) -> Result<PausedSandbox, NodeError> {
     if !shared.driver.capabilities().images {
         return pause::pause(shared, handle, false).await;
     }
@@ -44,7 +52,6 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     }
     let (id, disk) = (handle.id().clone(), handle.disk().clone());
     let cancel = Arc::new(Cancel::new().map_err(failed)?);
-    handle.set_writing(Some(Arc::clone(&cancel)));
     // Before, so that nothing more is asked of its agent.
     let was_frozen = handle.set_frozen(true);
     let policy = handle.egress();
@@ -60,24 +67,30 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
             cancel.request();
             written.await
         }
+        () = cancelled.cancelled() => {
+            cancel.request();
+            written.await
+        }
     };
-    handle.set_writing(None);
     let written = written.unwrap_or_else(|error| Err(error.into()));
     if let Err(error) = written {
         if handle.is_ending() {
             return Err(NodeError::NotFound(id));
         }
         match was_frozen {
-            true => drop(handle.set_at_rest(true)),
+            true => drop(changing),
             false => {
-                if let Some(policy) = policy {
+                let was_at_rest = handle.set_at_rest(false);
+                if let Some(policy) = policy.filter(|_| was_at_rest) {
                     handle.set_egress(policy);
                 }
-                pause::respawn(&handle).await;
                 handle.set_frozen(false);
+                match was_at_rest {
+                    true => drop(tasks.spawn(pause::respawn(Arc::clone(&handle), changing))),
+                    false => drop(changing),
+                }
             }
         }
-        drop(changing);
         if cancel.is_requested() && (was_frozen || !shared.stop.is_cancelled()) {
             return Err(NodeError::Cancelled);
         }
@@ -109,14 +122,28 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
     })
 }
 
+fn cancelled() -> io::Error {
+    io::ErrorKind::ConnectionAborted.into()
+}
+
 fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>) -> Result<(), WriteError> {
     let (id, disk) = (handle.id(), handle.disk());
     shared.driver.keep(id, disk)?;
     let sandbox = handle.sandbox();
     // Most of what it has to write, while it still runs.
-    sandbox.sync()?;
+    let synced = cancel.race({
+        let sandbox = Arc::clone(sandbox);
+        move || sandbox.sync()
+    });
+    match synced? {
+        Raced::Done(synced) => synced?,
+        Raced::Cancelled(_) => return Err(cancelled().into()),
+    }
     let _space = Space::take(shared, &**sandbox)?;
-    let mut stopped = || handle.set_egress(pause::closed());
+    let mut stopped = || {
+        handle.set_at_rest(true);
+        handle.set_egress(pause::closed());
+    };
     let mut complete = || {
         sandbox.sync()?;
         // From here on it is saved, whatever happens. First, so that it is one of the two at any time.
@@ -128,7 +155,7 @@ fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>) -> 
         Err(io::Error::from(io::ErrorKind::NotFound))
     };
     if cancel.is_requested() {
-        return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+        return Err(cancelled().into());
     }
     sandbox.write_processes(&mut stopped, &mut complete, cancel)
 }

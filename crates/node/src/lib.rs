@@ -367,7 +367,11 @@ impl NodeApi for Node {
         })
     }
 
-    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
+    fn pause(
+        &self,
+        request: PauseSandbox,
+        cancel: CancellationToken,
+    ) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
         Box::pin(async move {
             let shared = Arc::clone(&self.shared);
             let Some(handle) = self.handle_of(&request.id) else {
@@ -378,7 +382,9 @@ impl NodeApi for Node {
             let pausing = match request.keep {
                 Kept::Filesystem => self.tasks.spawn(kept::pause(shared, handle)),
                 Kept::Memory => self.tasks.spawn(pause::pause(shared, handle, request.is_written_next)),
-                Kept::Image => self.tasks.spawn(images::pause(shared, handle)),
+                Kept::Image => self
+                    .tasks
+                    .spawn(images::pause(shared, self.tasks.clone(), handle, cancel)),
             };
             let paused = pausing.await.map_err(failed)??;
             if paused.kept == Kept::Memory && !request.is_written_next {
@@ -389,15 +395,11 @@ impl NodeApi for Node {
         })
     }
 
-    fn cancel_pause(&self, id: &SandboxId) -> bool {
-        self.handle_of(id).is_some_and(|handle| handle.cancel_writing())
-    }
-
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(async move {
             let resuming = match self.handle_of(&request.id) {
                 // One that runs already goes on.
-                Some(handle) => self.tasks.spawn(pause::resume(handle, request)),
+                Some(handle) => self.tasks.spawn(pause::resume(self.tasks.clone(), handle, request)),
                 None => {
                     let (shared, tasks, stop) = (Arc::clone(&self.shared), self.tasks.clone(), self.stop.clone());
                     self.tasks.spawn(kept::resume(shared, tasks, stop, request))

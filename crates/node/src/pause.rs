@@ -12,6 +12,8 @@ use model::lifecycle::Kept;
 use model::network::{Cidr, EgressPolicy};
 use protocol::node::{NodeError, PausedSandbox, ResumeSandbox, ResumedSandbox, WantedState};
 use runtime::driver::Sandbox;
+use tokio::sync::OwnedMutexGuard;
+use tokio_util::task::TaskTracker;
 
 use crate::supervisor::SandboxHandle;
 use crate::{Shared, blocking, failed};
@@ -110,8 +112,12 @@ pub(crate) async fn page_out(shared: Arc<Shared>, handle: Arc<SandboxHandle>) {
 }
 
 /// Lets the processes of a paused sandbox continue.
-pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -> Result<ResumedSandbox, NodeError> {
-    let _changing = handle.change().await;
+pub(crate) async fn resume(
+    tasks: TaskTracker,
+    handle: Arc<SandboxHandle>,
+    request: ResumeSandbox,
+) -> Result<ResumedSandbox, NodeError> {
+    let changing = handle.change().await;
     if handle.is_ending() {
         return Err(NodeError::NotFound(request.id));
     }
@@ -123,9 +129,6 @@ pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -
     if (handle.is_adopted() || was_at_rest) && thawed.is_ok() {
         wake(&handle).await;
     }
-    if was_at_rest && thawed.is_ok() {
-        respawn(&handle).await;
-    }
     if let Err(error) = thawed {
         if handle.is_frozen() {
             handle.set_egress(closed());
@@ -133,18 +136,20 @@ pub(crate) async fn resume(handle: Arc<SandboxHandle>, request: ResumeSandbox) -
         return Err(failed(error));
     }
     handle.set_frozen(false);
+    if was_at_rest {
+        tasks.spawn(respawn(handle, changing));
+    }
     Ok(ResumedSandbox::default())
 }
 
-/// Replaces the spawner of a sandbox, which ended when its processes were to be written to disk.
-pub(crate) async fn respawn(handle: &Arc<SandboxHandle>) {
-    let sandbox = Arc::clone(handle.sandbox());
-    if let Err(error) = blocking(move || sandbox.respawn())
-        .await
-        .and_then(|respawned| respawned)
-    {
+/// Replaces the spawner of a sandbox, which ended when its processes were to be written to disk. Nobody has to wait for it:
+/// a command that is started meanwhile waits in the agent.
+pub(crate) async fn respawn(handle: Arc<SandboxHandle>, changing: OwnedMutexGuard<()>) {
+    if let Err(error) = handle.respawn().await {
+        // It is tried again when the events of the agent are followed.
         tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a pause that failed: {error}");
     }
+    drop(changing);
 }
 
 /// Has the agent of a sandbox accept connections: a platform, or the process for it, may have ended while it wrote the

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use model::id::{BuildId, DiskId, SandboxId, TemplateId};
@@ -15,12 +15,11 @@ use parking_lot::Mutex;
 use protocol::agent::Init;
 use protocol::node::{Failure, Image, NodeError, NodeEvent, Stage, StartedSandbox};
 use proxy::egress::{Attachment, authority_certificate};
-use runtime::cancel::Cancel;
 use runtime::driver::{Sandbox, StartDisk, StartError, StartRequest};
 use runtime::rootfs::Rootfs;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -79,12 +78,12 @@ pub(crate) struct SandboxHandle {
     copied: AtomicBool,
     /// Whether its processor time is limited for the processes that it creates.
     throttled: Mutex<bool>,
-    /// Cancels writing its processes to disk, while they are written.
-    writing: Mutex<Option<Arc<Cancel>>>,
     /// Whether it is frozen, and was brought to rest to be written: it has no spawner, and its agent may wait for the host.
     at_rest: AtomicBool,
     /// Held while it is paused or resumed, or gets a new spawner.
-    changing: tokio::sync::Mutex<()>,
+    changing: Arc<tokio::sync::Mutex<()>>,
+    /// How often it got a new spawner.
+    respawns: AtomicU64,
     /// The seed of the authority whose certificate its agent got at the start.
     authority: Option<Secret>,
 }
@@ -137,9 +136,9 @@ impl SandboxHandle {
             frozen: watch::Sender::new(false),
             copied: AtomicBool::new(false),
             throttled: Mutex::default(),
-            writing: Mutex::default(),
             at_rest: AtomicBool::new(false),
-            changing: tokio::sync::Mutex::default(),
+            changing: Arc::default(),
+            respawns: AtomicU64::new(0),
             authority: None,
         }
     }
@@ -271,18 +270,6 @@ impl SandboxHandle {
         *self.frozen.borrow()
     }
 
-    /// Notes what cancels writing its processes to disk, or that they are written no more.
-    pub(crate) fn set_writing(&self, cancel: Option<Arc<Cancel>>) {
-        *self.writing.lock() = cancel;
-    }
-
-    /// Cancels writing its processes to disk. Returns whether they are being written.
-    pub(crate) fn cancel_writing(&self) -> bool {
-        let writing = self.writing.lock();
-        writing.iter().for_each(|cancel| cancel.request());
-        writing.is_some()
-    }
-
     /// Notes whether it is frozen and was brought to rest to be written. Returns whether it was.
     pub(crate) fn set_at_rest(&self, at_rest: bool) -> bool {
         self.at_rest.swap(at_rest, Ordering::SeqCst)
@@ -300,8 +287,16 @@ impl SandboxHandle {
     }
 
     /// Waits until it is neither paused, resumed, nor given a spawner, and keeps others from doing so.
-    pub(crate) async fn change(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.changing.lock().await
+    pub(crate) async fn change(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.changing).lock_owned().await
+    }
+
+    /// Gives it a new spawner in the place of the one that it has or had. Only for who changes it.
+    pub(crate) async fn respawn(&self) -> io::Result<()> {
+        let sandbox = Arc::clone(&self.sandbox);
+        blocking(move || sandbox.respawn()).await??;
+        self.respawns.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Requests the end and waits until no process is left. May be called any number of times.
@@ -645,12 +640,7 @@ async fn replace_spawner(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>) -> b
         // It was ended by a pause, or will be reported again once the sandbox continues.
         return false;
     }
-    tracing::warn!(sandbox.id = %handle.id, "the spawner ended and is replaced");
-    // First log the reason, in case it was a lack of memory.
-    handle.note_memory_kills();
-    let message = "the process that starts commands ended and is replaced";
-    let fields = [("event_type", "spawner_replaced".to_owned())];
-    handle.log.host(Level::Warn, message, fields);
+    let respawns = handle.respawns.load(Ordering::SeqCst);
     let Ok(_permit) = shared.respawns.acquire().await else {
         return false;
     };
@@ -659,15 +649,24 @@ async fn replace_spawner(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>) -> b
         // Reported again once it continues.
         return false;
     }
-    let sandbox = Arc::clone(&handle.sandbox);
-    let replaced = blocking(move || sandbox.respawn()).await;
-    if let Ok(Err(error)) | Err(error) = &replaced {
+    if handle.respawns.load(Ordering::SeqCst) != respawns {
+        // A pause that was undone has replaced it meanwhile.
+        return true;
+    }
+    tracing::warn!(sandbox.id = %handle.id, "the spawner ended and is replaced");
+    // First log the reason, in case it was a lack of memory.
+    handle.note_memory_kills();
+    let message = "the process that starts commands ended and is replaced";
+    let fields = [("event_type", "spawner_replaced".to_owned())];
+    handle.log.host(Level::Warn, message, fields);
+    let replaced = handle.respawn().await;
+    if let Err(error) = &replaced {
         tracing::warn!(sandbox.id = %handle.id, "replace the spawner: {error}");
         let message = "the process that starts commands could not be replaced; retrying";
         let fields = [("event_type", "spawner_failed".to_owned())];
         handle.log.host(Level::Error, message, fields);
     }
-    matches!(replaced, Ok(Ok(())))
+    replaced.is_ok()
 }
 
 /// Opens a control connection to the agent of a running sandbox.

@@ -24,6 +24,7 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 pub use self::counters::{DnsCounters, EgressConnections, EgressCounters};
 pub use self::error::{DialError, Failure, NodeError};
@@ -451,15 +452,14 @@ pub trait NodeApi: Send + Sync + 'static {
     ///
     /// Where only the disk is kept, its processes are ended without notice, and everything that they have written survives
     /// a power cut when this returns.
-    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>>;
-
-    /// Has a pause in progress that writes processes to disk let them go on, or leave them in memory if they were stopped
-    /// before: it answers [`NodeError::Cancelled`] then.
-    /// Returns whether there is one; it may have come too far nevertheless.
-    fn cancel_pause(&self, id: &SandboxId) -> bool {
-        let _ = id;
-        false
-    }
+    ///
+    /// Once `cancel` is cancelled, a pause that writes processes to disk lets them go on, or leaves them in memory if they
+    /// were stopped before, and answers [`NodeError::Cancelled`]. It may have come too far for that; others go on.
+    fn pause(
+        &self,
+        request: PauseSandbox,
+        cancel: CancellationToken,
+    ) -> NodeFuture<'_, Result<PausedSandbox, NodeError>>;
 
     /// Resumes a paused sandbox, and its network follows `egress`: its processes continue where they were, or, where only
     /// its disk is kept, it is started anew on that. One that runs already goes on. After an error it is paused as before.

@@ -49,7 +49,7 @@ impl Cancel {
     ///
     /// # Errors
     /// When there can be no thread, or the work panics.
-    pub(crate) fn race<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Raced<T>> {
+    pub fn race<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Raced<T>> {
         let done = Arc::new(Self::new()?);
         let working = std::thread::Builder::new().spawn({
             let done = Arc::clone(&done);
@@ -76,7 +76,8 @@ impl Cancel {
 
 /// What became of work that a cancellation was waited for with.
 #[derive(Debug)]
-pub(crate) enum Raced<T> {
+pub enum Raced<T> {
+    /// It is done.
     Done(T),
     /// It was cancelled. The work goes on until it notices.
     Cancelled(JoinHandle<T>),

@@ -25,6 +25,7 @@ use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
 
 /// The message of a failing node. Clients must never see it.
 pub const SECRET: &str = "a secret of the operator";
@@ -71,8 +72,6 @@ pub struct FakeNode {
     pub pause_to_disk: Mutex<Behaviour>,
     /// Behaviour of a pause that writes processes to disk.
     pub write: Mutex<Behaviour>,
-    /// Sandboxes whose processes are being written, and what cancels that.
-    writing: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// Behaviour of a resume.
     pub resume: Mutex<Behaviour>,
     /// The paused sandboxes.
@@ -172,7 +171,6 @@ impl FakeNode {
             pause: Mutex::new(Behaviour::Works),
             pause_to_disk: Mutex::new(Behaviour::Works),
             write: Mutex::new(Behaviour::Unsupported),
-            writing: Mutex::default(),
             resume: Mutex::new(Behaviour::Works),
             paused: Mutex::default(),
             kept: Mutex::default(),
@@ -412,12 +410,12 @@ impl NodeApi for FakeNode {
         })
     }
 
-    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
-        Box::pin(self.pause_one(request))
-    }
-
-    fn cancel_pause(&self, id: &SandboxId) -> bool {
-        self.cancel_write(id)
+    fn pause(
+        &self,
+        request: PauseSandbox,
+        cancel: CancellationToken,
+    ) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
+        Box::pin(self.pause_one(request, cancel))
     }
 
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {

@@ -19,8 +19,9 @@ use protocol::node::{
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::relay::{Chunked, relay};
 
@@ -32,6 +33,8 @@ const BACKLOG: usize = 64;
 const FRAME_MAX: u32 = 16 << 20;
 /// The byte that a subscriber writes to request the next event.
 const NEXT: u8 = 1;
+/// The byte that a caller writes to cancel its call.
+const CANCEL: u8 = 2;
 
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "call", content = "request", rename_all = "snake_case")]
@@ -100,6 +103,20 @@ impl RemoteNode {
         let answered: io::Result<(Result<T, NodeError>, _)> = self.exchange(&call).await;
         answered.map_err(|error| unreachable(&error))?.0
     }
+
+    async fn call_unless<T: DeserializeOwned>(&self, call: Call, cancel: CancellationToken) -> Result<T, NodeError> {
+        let called = async {
+            let (mut answers, mut cancels) = tokio::io::split(self.connect(&call).await?);
+            let answer = read_frame(&mut answers);
+            tokio::pin!(answer);
+            tokio::select! {
+                answer = &mut answer => return answer,
+                () = cancel.cancelled() => cancels.write_u8(CANCEL).await?,
+            }
+            answer.await
+        };
+        called.await.unwrap_or_else(|error| Err(unreachable(&error)))
+    }
 }
 
 fn unreachable(error: &io::Error) -> NodeError {
@@ -123,8 +140,12 @@ impl NodeApi for RemoteNode {
         Box::pin(self.call(Call::Claim(Box::new(request))))
     }
 
-    fn pause(&self, request: PauseSandbox) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
-        Box::pin(self.call(Call::Pause(request)))
+    fn pause(
+        &self,
+        request: PauseSandbox,
+        cancel: CancellationToken,
+    ) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
+        Box::pin(self.call_unless(Call::Pause(request), cancel))
     }
 
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
@@ -279,7 +300,20 @@ async fn answer(node: &dyn NodeApi, connection: &mut DuplexStream) -> io::Result
         Call::Kill(id) => write_frame(connection, &node.kill(&id).await).await,
         Call::Freeze(id) => write_frame(connection, &node.freeze(&id).await).await,
         Call::Claim(request) => write_frame(connection, &node.claim(*request).await).await,
-        Call::Pause(request) => write_frame(connection, &node.pause(request).await).await,
+        Call::Pause(request) => {
+            let cancel = CancellationToken::new();
+            let mut pausing = node.pause(request, cancel.clone());
+            let paused = tokio::select! {
+                paused = &mut pausing => paused,
+                cancelled = connection.read_u8() => {
+                    if cancelled.is_ok() {
+                        cancel.cancel();
+                    }
+                    pausing.await
+                }
+            };
+            write_frame(connection, &paused).await
+        }
         Call::Resume(request) => write_frame(connection, &node.resume(*request).await).await,
         Call::Commit(id, merge) => write_frame(connection, &node.commit(&id, merge).await).await,
         Call::Fork(request) => write_frame(connection, &node.fork(*request).await).await,
@@ -353,7 +387,7 @@ async fn write_frame(connection: &mut DuplexStream, value: &impl Serialize) -> i
     connection.write_all(&text).await
 }
 
-async fn read_frame<T: DeserializeOwned>(connection: &mut DuplexStream) -> io::Result<T> {
+async fn read_frame<T: DeserializeOwned>(connection: &mut (impl AsyncRead + Unpin)) -> io::Result<T> {
     let length = connection.read_u32().await?;
     if length > FRAME_MAX {
         return Err(io::ErrorKind::InvalidData.into());

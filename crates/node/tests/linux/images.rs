@@ -11,6 +11,8 @@ use protocol::node::{
     Adopted, AdoptedState, Boot, NodeApi, NodeError, PauseSandbox, PausedSandbox, ResumeSandbox, WantedState,
 };
 
+use tokio_util::sync::CancellationToken;
+
 use super::pause::{count, counting, goes_on, processes, stands_still};
 use super::{Host, disks, open, request, run, wanted};
 
@@ -30,7 +32,7 @@ fn to_disk(host: &Host) -> PauseSandbox {
 }
 
 async fn pause(host: &Host) -> PausedSandbox {
-    host.node.pause(to_disk(host)).await.unwrap()
+    host.node.pause(to_disk(host), CancellationToken::new()).await.unwrap()
 }
 
 /// Stops the processes, which are written next.
@@ -40,7 +42,10 @@ async fn stop(host: &Host) {
         is_written_next: true,
         ..to_disk(host)
     };
-    assert_eq!(host.node.pause(request).await.unwrap().kept, Kept::Memory);
+    assert_eq!(
+        host.node.pause(request, CancellationToken::new()).await.unwrap().kept,
+        Kept::Memory
+    );
     stands_still(&host.id);
 }
 
@@ -171,18 +176,11 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     let mut counted = goes_on(&host, 0).await;
     for wait_ms in [0, 10, 25, 60] {
         stop(&host).await;
-        let cancelling = async {
+        let cancel = CancellationToken::new();
+        let (written, ()) = tokio::join!(host.node.pause(to_disk(&host), cancel.clone()), async {
             tokio::time::sleep(Duration::from_millis(wait_ms)).await;
-            while !host.node.cancel_pause(&host.id) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        let written = host.node.pause(to_disk(&host));
-        tokio::pin!(written);
-        let written = tokio::select! {
-            written = &mut written => written,
-            () = cancelling => written.await,
-        };
+            cancel.cancel();
+        });
         let kept = match written {
             Err(NodeError::Cancelled) => Kept::Memory,
             written => written.unwrap().kept,
@@ -204,7 +202,7 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     host.run("rm /dev/mqueue/queue").await;
     // The end of the platform interrupts it, too. The next one is told that it is paused in memory.
     stop(&host).await;
-    let (written, ()) = tokio::join!(host.node.pause(to_disk(&host)), async {
+    let (written, ()) = tokio::join!(host.node.pause(to_disk(&host), CancellationToken::new()), async {
         tokio::time::sleep(Duration::from_millis(5)).await;
         host.node.release().await;
     });
@@ -233,7 +231,7 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     goes_on(&host, counted).await;
     // A kill while it is written.
     stop(&host).await;
-    let (written, killed) = tokio::join!(host.node.pause(to_disk(&host)), async {
+    let (written, killed) = tokio::join!(host.node.pause(to_disk(&host), CancellationToken::new()), async {
         tokio::time::sleep(Duration::from_millis(10)).await;
         host.node.kill(&host.id).await
     });

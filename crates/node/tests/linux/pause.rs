@@ -12,6 +12,8 @@ use protocol::node::{
 };
 use rustix::process::Signal;
 
+use tokio_util::sync::CancellationToken;
+
 use super::{Host, TIMEOUT, disks, open, request, run, signal, wanted};
 
 /// How long a process is observed that must not run. It used this much of a core before, and uses none if it is stopped.
@@ -130,7 +132,11 @@ fn keep(host: &Host, keep: Kept) -> PauseSandbox {
 }
 
 async fn pause(host: &Host) {
-    let paused = host.node.pause(keep(host, Kept::Memory)).await.unwrap();
+    let paused = host
+        .node
+        .pause(keep(host, Kept::Memory), CancellationToken::new())
+        .await
+        .unwrap();
     assert_eq!(paused.kept, Kept::Memory);
     assert!(paused.memory_bytes > 0 && paused.disk_bytes > 0);
 }
@@ -156,7 +162,11 @@ fn boot(host: &Host) -> ResumeSandbox {
 
 /// Pauses it so that nothing of it is on the host but its disk.
 async fn pause_to_disk(host: &Host, data_dir: &Path) {
-    let paused = host.node.pause(keep(host, Kept::Filesystem)).await.unwrap();
+    let paused = host
+        .node
+        .pause(keep(host, Kept::Filesystem), CancellationToken::new())
+        .await
+        .unwrap();
     assert_eq!((paused.kept, paused.memory_bytes), (Kept::Filesystem, 0));
     assert!(paused.disk_bytes > 0);
     nothing_but_a_disk(host, data_dir).await;
@@ -327,7 +337,10 @@ async fn start_again(host: &Host) {
 }
 
 async fn pause_to_disk_and_start(host: &Host) {
-    host.node.pause(keep(host, Kept::Filesystem)).await.unwrap();
+    host.node
+        .pause(keep(host, Kept::Filesystem), CancellationToken::new())
+        .await
+        .unwrap();
     host.node.resume(boot(host)).await.unwrap();
 }
 
@@ -408,7 +421,9 @@ pub(crate) async fn stands_still_and_goes_on(data_dir: &Path) {
     host.node.kill(&host.id).await.unwrap();
     assert_eq!(processes(&host.id), []);
     let (gone, again) = (
-        host.node.pause(keep(&host, Kept::Memory)).await,
+        host.node
+            .pause(keep(&host, Kept::Memory), CancellationToken::new())
+            .await,
         host.node.resume(resume(&host)).await,
     );
     assert_eq!(gone.unwrap_err(), NodeError::NotFound(host.id.clone()));

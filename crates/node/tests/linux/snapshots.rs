@@ -6,6 +6,8 @@ use std::path::Path;
 use model::id::SandboxId;
 use protocol::node::{NodeApi, NodeError, WantedState};
 
+use tokio_util::sync::CancellationToken;
+
 use super::layers::{above_base, passes, start};
 use super::pause::{counting, goes_on, processes};
 use super::{Host, disks, open, running, wanted};
@@ -166,7 +168,7 @@ pub(super) async fn copies_do_not_outlive_the_platform(data_dir: &Path) {
         keep: model::lifecycle::Kept::Memory,
         is_written_next: false,
     };
-    host.node.pause(paused).await.unwrap();
+    host.node.pause(paused, CancellationToken::new()).await.unwrap();
     host.node.copy_disk(&id, false).await.unwrap_err();
     assert_eq!(disks(data_dir), 1);
     host.node.kill(&id).await.unwrap();

@@ -5,7 +5,6 @@
 //! running or stopped, or keeps its disk. So the row of a sandbox that is being resumed has its new deadline before its
 //! processes continue, and that of a sandbox that is being paused keeps its deadline until they have stopped.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
 use store::Change;
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
+use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::registry::{CountedAs, SandboxEntry};
@@ -37,8 +37,6 @@ const DISK_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Sandboxes that are paused at the same time when the server is stopped. Each writes out its disk.
 const PAUSES: usize = 8;
-/// Time between two attempts to cancel a pause that has not begun to write.
-const CANCEL_PAUSE: Duration = Duration::from_millis(1);
 /// Pause before a sandbox is paused again that could not be paused at its deadline, in microseconds.
 const PAUSE_RETRY_US: i64 = SECOND_US;
 
@@ -175,9 +173,11 @@ impl Sandboxes {
             if row.state == State::Pausing && row.kept == Some(Kept::Filesystem) {
                 // On a task, because it may panic again.
                 let (sandboxes, id) = (Arc::clone(self), row.id.clone());
-                let again = self
-                    .work
-                    .spawn(async move { sandboxes.pause_on_node(&id, Kept::Filesystem, false).await });
+                let again = self.work.spawn(async move {
+                    sandboxes
+                        .pause_on_node(&id, Kept::Filesystem, false, CancellationToken::new())
+                        .await
+                });
                 if let Ok(Ok(paused)) = again.await {
                     self.finish_pause(entry, row.version, paused, (self.clock.now_us(), None))
                         .await;
@@ -213,13 +213,14 @@ impl Sandboxes {
         id: &SandboxId,
         keep: Kept,
         is_written_next: bool,
+        cancel: CancellationToken,
     ) -> Result<PausedSandbox, NodeError> {
         let request = PauseSandbox {
             id: id.clone(),
             keep,
             is_written_next,
         };
-        within(bound(keep), self.node.pause(request)).await
+        within(bound(keep), self.node.pause(request, cancel)).await
     }
 
     /// Has the node pause a sandbox, and cancels that when a resume comes while its processes are written to disk, unless a
@@ -230,7 +231,8 @@ impl Sandboxes {
         keep: Kept,
         is_written_next: bool,
     ) -> Result<PausedSandbox, NodeError> {
-        let pausing = self.pause_on_node(&entry.id, keep, is_written_next);
+        let cancel = CancellationToken::new();
+        let pausing = self.pause_on_node(&entry.id, keep, is_written_next, cancel.clone());
         tokio::pin!(pausing);
         tokio::select! {
             biased;
@@ -238,25 +240,8 @@ impl Sandboxes {
             () = entry.resume_wanted() => {}
         }
         // First, so that resumes of many sandboxes cannot exceed the limit. When it is paused nevertheless, it counts as that.
-        if entry.state() != State::Stopping && entry.count(CountedAs::Running).is_err() {
-            return pausing.await;
-        }
-        self.cancel_on_node(&entry.id, pausing).await
-    }
-
-    /// Has the node cancel a pause in progress, and returns its result.
-    pub(super) async fn cancel_on_node(
-        &self,
-        id: &SandboxId,
-        mut pausing: Pin<&mut impl Future<Output = Result<PausedSandbox, NodeError>>>,
-    ) -> Result<PausedSandbox, NodeError> {
-        while !self.node.cancel_pause(id) {
-            // It does not write yet, or no more.
-            tokio::select! {
-                biased;
-                paused = &mut pausing => return paused,
-                () = tokio::time::sleep(CANCEL_PAUSE) => {}
-            }
+        if entry.state() == State::Stopping || entry.count(CountedAs::Running).is_ok() {
+            cancel.cancel();
         }
         pausing.await
     }

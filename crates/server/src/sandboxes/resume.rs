@@ -9,6 +9,7 @@ use protocol::node::{NodeError, ResumeSandbox, Stage};
 use store::Change;
 use store::error::StoreError;
 use store::sandboxes::{Pause, Resumption, SandboxRow};
+use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::change::ChangeError;
@@ -245,7 +246,8 @@ impl Sandboxes {
             return Err(PauseError::Gone);
         };
         entry.update(given_up.version, given_up.end_us);
-        let Err(error) = self.pause_on_node(&row.id, Kept::Filesystem, false).await else {
+        let ended = self.pause_on_node(&row.id, Kept::Filesystem, false, CancellationToken::new());
+        let Err(error) = ended.await else {
             return Ok(());
         };
         tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot end the processes of a paused sandbox");

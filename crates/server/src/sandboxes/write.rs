@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use model::lifecycle::{Kept, State};
 use protocol::node::NodeError;
+use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::registry::{CountedAs, SandboxEntry};
@@ -56,12 +57,16 @@ impl Sandboxes {
             Ok(None) => return,
             Err(error) => return self.log_store_error(&error, id, "cannot read the row of a paused sandbox"),
         };
-        let pausing = self.pause_on_node(id, Kept::Image, false);
+        let cancel = CancellationToken::new();
+        let pausing = self.pause_on_node(id, Kept::Image, false, cancel.clone());
         tokio::pin!(pausing);
         let written = tokio::select! {
             biased;
             written = &mut pausing => written,
-            () = entry.until_waited_for() => self.cancel_on_node(id, pausing).await,
+            () = entry.until_waited_for() => {
+                cancel.cancel();
+                pausing.await
+            }
         };
         match written {
             Ok(paused) if paused.kept == Kept::Memory => {

@@ -1,17 +1,19 @@
 //! Pauses of the fake node.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use model::id::SandboxId;
 use model::lifecycle::Kept;
 use protocol::node::{NodeError, PauseSandbox, PausedSandbox};
-use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use super::{Behaviour, FakeNode};
 
 impl FakeNode {
-    pub(super) async fn pause_one(&self, request: PauseSandbox) -> Result<PausedSandbox, NodeError> {
+    pub(super) async fn pause_one(
+        &self,
+        request: PauseSandbox,
+        cancel: CancellationToken,
+    ) -> Result<PausedSandbox, NodeError> {
         let PauseSandbox { id, keep, .. } = request;
         let behaviour = match keep {
             Kept::Memory => *self.pause.lock(),
@@ -19,7 +21,10 @@ impl FakeNode {
             Kept::Image => *self.write.lock(),
         };
         match keep {
-            Kept::Image => self.write_one(&id, behaviour).await?,
+            Kept::Image => tokio::select! {
+                written = self.behave(behaviour) => written?,
+                () = cancel.cancelled() => return Err(NodeError::Cancelled),
+            },
             Kept::Memory | Kept::Filesystem => self.behave(behaviour).await?,
         }
         if !self.running.lock().contains(&id) && !self.kept.lock().contains(&id) {
@@ -46,21 +51,5 @@ impl FakeNode {
             },
             disk_bytes: self.kept_bytes.load(Ordering::SeqCst),
         })
-    }
-
-    async fn write_one(&self, id: &SandboxId, behaviour: Behaviour) -> Result<(), NodeError> {
-        let cancelled = Arc::new(Notify::new());
-        self.writing.lock().insert(id.clone(), Arc::clone(&cancelled));
-        let written = tokio::select! {
-            written = self.behave(behaviour) => written,
-            () = cancelled.notified() => Err(NodeError::Cancelled),
-        };
-        self.writing.lock().remove(id);
-        written
-    }
-
-    pub(super) fn cancel_write(&self, id: &SandboxId) -> bool {
-        let writing = self.writing.lock();
-        writing.get(id).inspect(|cancelled| cancelled.notify_one()).is_some()
     }
 }

@@ -73,6 +73,8 @@ pub(crate) struct Criu {
     steps: File,
     answers: Option<File>,
     errors: OwnedFd,
+    /// The other end of what answers in the place of the packet filter.
+    _filters: Option<OwnedFd>,
     line: Vec<u8>,
 }
 
@@ -92,7 +94,8 @@ pub(crate) enum CriuEvent {
 }
 
 impl Criu {
-    /// Starts `program` with the default signals, the user id `base`, and with its script in `directory`, which exists. `prepare` is called in its process before that.
+    /// Starts `program` with the default signals, the user id `base`, and with its script in `directory`, which exists. `prepare` is called in its process before that. With
+    /// `asks_filters`, what it asks the packet filter of the kernel is answered.
     ///
     /// # Errors
     /// When no process can be created. What fails after that is in the errors of the run.
@@ -102,6 +105,7 @@ impl Criu {
         directory: &Path,
         base: u32,
         birth: Option<BorrowedFd<'_>>,
+        asks_filters: bool,
         prepare: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<Self> {
         let script = directory.join(SCRIPT_FILE);
@@ -111,7 +115,11 @@ impl Criu {
         let (steps, answers) = (make_pipe(&directory.join(STEP))?, make_pipe(&directory.join(ANSWER))?);
         let errors = rustix::fs::memfd_create("errors", MemfdFlags::CLOEXEC)?;
         let library = rustix::fs::memfd_create("geteuid", MemfdFlags::CLOEXEC)?;
-        std::fs::File::from(library.try_clone()?).write_all(&preload::library())?;
+        std::fs::File::from(library.try_clone()?).write_all(&preload::library(!asks_filters))?;
+        let (filters, other_end) = match asks_filters {
+            true => (None, None),
+            false => preload::filters().map(|(end, other)| (Some(end), Some(other)))?,
+        };
         let program = CString::new(program.as_os_str().as_bytes())?;
         let arguments = arguments
             .iter()
@@ -132,13 +140,14 @@ impl Criu {
                 steps,
                 answers: Some(answers),
                 errors,
+                _filters: other_end,
                 line: Vec::new(),
             }),
             Cloned::Child => {
                 sys::reset_signals();
                 let error = prepare()
                     .and_then(|()| become_identity(base))
-                    .and_then(|()| place(&errors, &library))
+                    .and_then(|()| place(&errors, &library, filters.as_ref()))
                     .map_or_else(
                         |error| error,
                         |()| calls::exec_with(&program, &arguments, &[PATH, PRELOADED]),
@@ -317,15 +326,18 @@ fn become_identity(base: u32) -> io::Result<()> {
     sys::prctl(libc::PR_SET_DUMPABLE, 1)
 }
 
-fn place(errors: &OwnedFd, library: &OwnedFd) -> io::Result<()> {
+fn place(errors: &OwnedFd, library: &OwnedFd, filters: Option<&OwnedFd>) -> io::Result<()> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let raise = |fd: i32| sys::raise_fd(fd, ABOVE_PLACES);
-    let placed = [
+    let mut placed = vec![
         (raise(null.as_raw_fd())?, 0),
         (raise(null.as_raw_fd())?, 1),
         (raise(errors.as_raw_fd())?, 2),
         (raise(library.as_raw_fd())?, PRELOAD),
     ];
+    if let Some(filters) = filters {
+        placed.push((raise(filters.as_raw_fd())?, preload::FILTERS));
+    }
     sys::close_from_at_exec(3)?;
     placed.iter().try_for_each(|(fd, target)| sys::place_fd(*fd, *target))
 }
@@ -383,7 +395,16 @@ mod tests {
         const PROGRAM: &str = "sh -c 'kill -STOP $$' & echo $! >&2; wait";
         let directory = tempfile::tempdir().unwrap();
         let arguments = ["-c", PROGRAM].map(str::to_owned);
-        let criu = Criu::start(Path::new("/bin/sh"), &arguments, directory.path(), 0, None, || Ok(())).unwrap();
+        let criu = Criu::start(
+            Path::new("/bin/sh"),
+            &arguments,
+            directory.path(),
+            0,
+            None,
+            true,
+            || Ok(()),
+        )
+        .unwrap();
         let state = |pid: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())

@@ -168,6 +168,8 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     }
     arguments.extend(mounts::arguments_of_dump(&points));
     let has_place = facts::is_possible([dump.program.as_path(), dump.image.as_path()]);
+    // One that probes the kernel first needs its packet filter for that.
+    let knows_kernel = has_place && facts::are_of(&dump.facts, &dump.program);
     let prepare = || {
         if has_place {
             facts::enter_with(&dump.facts)?;
@@ -176,7 +178,15 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         // The name of the host belongs to the sandbox, and a user that is not root could not restore it.
         sys::setns(subject.agent, libc::CLONE_NEWUTS)
     };
-    let mut criu = Criu::start(&dump.program, &arguments, &dump.image, dump.base_id, None, prepare)?;
+    let mut criu = Criu::start(
+        &dump.program,
+        &arguments,
+        &dump.image,
+        dump.base_id,
+        None,
+        !knows_kernel,
+        prepare,
+    )?;
     let written = follow(&mut criu, dump, subject, &log, socket);
     if matches!(&written, Err(Unwritten::Running(_) | Unwritten::Refused(_))) && !criu.stop(STOP_TIMEOUT) {
         // Killed then, which it survives only outside of processes.

@@ -9,7 +9,7 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -90,6 +90,12 @@ fn run(program: &Path) -> io::Result<Vec<u8>> {
 /// Whether CRIU can run with a `/run` of its own: none of the paths that it uses is there.
 pub(crate) fn is_possible<'a>(used: impl IntoIterator<Item = &'a Path>) -> bool {
     used.into_iter().all(|path| !path.starts_with(PLACE))
+}
+
+/// Whether the cache was written by this program, so that it is not refused: it is newer.
+pub(crate) fn are_of(file: &Path, program: &Path) -> bool {
+    let changed = |path| fs::metadata(path).map(|metadata| (metadata.ctime(), metadata.ctime_nsec()));
+    matches!((changed(file), changed(program)), (Ok(file), Ok(program)) if file > program)
 }
 
 /// Gives this process mounts of its own, with an empty `/run`.

@@ -382,6 +382,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
         Path::new(place),
         parts.base_id,
         birth,
+        true,
         prepare,
     )?;
     let mut agent = 0;

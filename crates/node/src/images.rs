@@ -128,12 +128,15 @@ fn cancelled() -> io::Error {
 
 fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>) -> Result<(), WriteError> {
     let (id, disk) = (handle.id(), handle.disk());
-    shared.driver.keep(id, disk)?;
     let sandbox = handle.sandbox();
-    // Most of what it has to write, while it still runs.
     let synced = cancel.race({
-        let sandbox = Arc::clone(sandbox);
-        move || sandbox.sync()
+        let (shared, sandbox) = (Arc::clone(shared), Arc::clone(sandbox));
+        let (id, disk) = (id.clone(), disk.clone());
+        move || {
+            shared.driver.keep(&id, &disk)?;
+            // Most of what it has to write, while it still runs.
+            sandbox.sync()
+        }
     });
     match synced? {
         Raced::Done(synced) => synced?,

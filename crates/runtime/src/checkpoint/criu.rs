@@ -18,7 +18,8 @@ use super::sys as calls;
 use crate::setup::ABOVE_PLACES;
 use crate::sys::{self, Cloned};
 
-/// The program that CRIU starts at each step: at those that matter, it says which it is, and waits for the answer. It
+/// The program that CRIU starts at each step: at those that matter, it says which it is, and waits for the answer. The first
+/// two are only there to be refused: before CRIU writes anything, they are where it can be made to fail ([`Criu::stop`]). It
 /// has no descriptors of CRIU's but the log, so both go through named pipes beside it.
 ///
 /// It is a child of CRIU, and nothing ends it with CRIU. So none of its steps may wait for the other end of a pipe to be
@@ -26,7 +27,7 @@ use crate::sys::{self, Cloned};
 /// it has closed the former, it sees the end of the pipe when there is nobody else.
 const SCRIPT: &str = r#"#!/bin/sh
 case $CRTOOLS_SCRIPT_ACTION in
-post-dump | setup-namespaces | post-restore | pre-resume)
+pre-dump | network-lock | post-dump | setup-namespaces | post-restore | pre-resume)
     directory=${0%/*}
     test -p "$directory/answer" && test -p "$directory/step" || exit 1
     exec 4<>"$directory/answer" 3<"$directory/answer" 4>&-

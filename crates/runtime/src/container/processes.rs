@@ -72,7 +72,7 @@ impl ContainerDriver {
         cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
-        of.until_ended();
+        of.until_ended(cancel)?;
         self.kept.forget_image(id, disk)?;
         let stays = self.tree.freezer(&of.name)?.is_frozen()?;
         let written = self.dump(of, stays, (stopped, complete), cancel);

@@ -12,7 +12,7 @@ use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
 use super::{ContainerDriver, has_ended};
-use crate::cancel::Cancel;
+use crate::cancel::{Cancel, Raced};
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
 use crate::driver::{CommitError, CopyRequest, DialFuture, Fork, Sandbox, WriteError};
@@ -71,9 +71,20 @@ impl Running {
     }
 
     /// Waits for that, so that there is one at most.
-    pub(super) fn until_ended(&self) {
-        let ending = self.ending.lock().take();
-        let _ = ending.map(JoinHandle::join);
+    ///
+    /// # Errors
+    /// When this is cancelled, or there can be no thread.
+    pub(super) fn until_ended(&self, cancel: &Cancel) -> io::Result<()> {
+        let Some(ending) = self.ending.lock().take() else {
+            return Ok(());
+        };
+        match cancel.race(move || drop(ending.join()))? {
+            Raced::Done(()) => Ok(()),
+            Raced::Cancelled(ending) => {
+                *self.ending.lock() = Some(ending);
+                Err(Cancel::error())
+            }
+        }
     }
 
     pub(super) fn meter(&self) -> io::Result<&Meter> {

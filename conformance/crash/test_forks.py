@@ -187,7 +187,7 @@ def kill_a_restore(server: Platform) -> None:
     while time.monotonic() < deadline:
         for pid in criu_of(server):
             try:
-                if b"restore" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2]:
+                if b"restore" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
                     return
             except OSError:

@@ -86,14 +86,23 @@ def image_of(server: Platform, holder: Holder) -> Path:
     return kept / "image"
 
 
+def flip(path: Path) -> None:
+    """Changes one bit in the middle of a file."""
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
 def criu_of(server: Platform) -> list[int]:
     """Pids of CRIU below a platform."""
     found = []
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and (process / "comm").read_text() == "criu\n":
-                arguments = (process / "cmdline").read_bytes()
-                if os.fsencode(server.data_dir) in arguments:
+                # It works in the directory of the image.
+                if Path(os.readlink(process / "cwd")).is_relative_to(server.data_dir):
                     found.append(int(process.name))
         except OSError:
             continue
@@ -103,7 +112,7 @@ def criu_of(server: Platform) -> list[int]:
 def is_in_its_first_moments(server: Platform, pid: int) -> bool:
     """Whether CRIU may be about to replace code of a process that it writes: killed then, it can leave that damaged. Not any
     more when it writes the memory of the process that has the most, which takes most of the time."""
-    if b"dump" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2]:
+    if b"restore" in Path(f"/proc/{pid}/cmdline").read_bytes():
         return False
     pages = server.data_dir.glob("kept/*/image.new/pages-*.img")
     return not any(path.stat().st_size > 16 << 20 for path in pages)
@@ -148,21 +157,14 @@ def test_a_damaged_image_is_refused(crashing: Platform) -> None:
     pages = max(image.glob("pages-*.img"), key=lambda path: path.stat().st_size)
     assert pages.stat().st_size > 300 << 20
 
-    def flip() -> None:
-        with open(pages, "r+b") as file:
-            file.seek(pages.stat().st_size // 2)
-            byte = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 4]))
-
-    flip()
+    flip(pages)
     for _ in range(2):
         answer = holder.connect()
         assert answer.status_code == 503, answer.text
         detail = holder.detail()
         assert detail["state"] == "paused"
         assert f"the checksum of {pages.name} is wrong" in detail["resumeError"]
-    flip()
+    flip(pages)
     core = next(image.glob("core-*.img"))
     content = core.read_bytes()
     core.write_bytes(content[:-1])
@@ -179,6 +181,28 @@ def test_a_damaged_image_is_refused(crashing: Platform) -> None:
     answer = holder.api.post(f"{holder.path}/connect", json={"timeout": 3000, "memory": False})
     assert answer.status_code == 201, answer.text
     assert holder.box.files.exists("/tmp/seen")
+    holder.box.kill()
+
+
+def test_a_damaged_program_of_the_agent_is_refused(crashing: Platform) -> None:
+    """It runs in every sandbox that is restored, and is not in their images. The next pause of another one repairs it."""
+    holder = Holder(crashing)
+    assert holder.pause() == "disk"
+    program = json.loads((image_of(crashing, holder) / "about.json").read_text())["agent"]
+    flip(crashing.data_dir / "agents" / program)
+    crashing.kill()
+    crashing.start()
+    crashing.use()
+    for _ in range(2):
+        answer = holder.connect()
+        assert answer.status_code == 503, answer.text
+        detail = holder.detail()
+        assert detail["state"] == "paused"
+        assert f"the program of its agent is damaged: agents/{program}" in detail["resumeError"]
+    with Sandbox.create(timeout=300) as other:
+        assert other.pause() is True
+        assert holder.connect().status_code == 201
+    holder.goes_on()
     holder.box.kill()
 
 

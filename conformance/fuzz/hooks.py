@@ -54,8 +54,9 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
             del case.body["secure"]
     if isinstance(case.body, dict):
         if case.body.get("autoPauseMemory") is False:
-            # It says how a sandbox is paused at its deadline, and not whether.
+            # It says how a sandbox is paused at its deadline, and not whether; traffic resumes only one with its memory.
             case.body["autoPause"] = True
+            case.body["autoResume"] = {"enabled": False}
         make_secrets_valid(case.path, case.body)
         for settings in (case.body, case.body.get("network")):
             if isinstance(settings, dict):

@@ -23,6 +23,7 @@ pub(crate) mod ids;
 pub(crate) mod mounts;
 mod preload;
 pub(crate) mod program;
+pub(crate) mod rpc;
 pub(crate) mod save;
 pub(crate) mod sums;
 pub(crate) mod sys;
@@ -33,18 +34,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use self::host::HostFeatures;
-
-/// Options of CRIU that writing and restoring have in common.
-pub(crate) const OPTIONS: [&str; 8] = [
-    "-v1",
-    "--manage-cgroups=ignore",
-    "--tcp-established",
-    "--empty-ns",
-    "net",
-    "--file-locks",
-    "--link-remap",
-    "--timeout=10",
-];
 
 /// File in the directory of an image that says what it was written from.
 pub(crate) const ABOUT: &str = "about.json";

@@ -98,7 +98,7 @@ pub struct ContainerDriver {
     layers: Layers,
     kept: KeptDisks,
     memories: Memories,
-    agents: Agents,
+    agents: Arc<Agents>,
     /// The disks of copied sandboxes that were not restored yet, and the sizes of their images in bytes.
     forks: Mutex<HashMap<DiskId, u64>>,
     /// Writes and restores images of processes.
@@ -148,7 +148,7 @@ impl ContainerDriver {
         let layers = Layers::open(&data_dir)?;
         let kept = KeptDisks::open(&data_dir)?;
         let memories = Memories::open(&data_dir)?;
-        let agents = Agents::open(&data_dir)?;
+        let agents = Arc::new(Agents::open(&data_dir)?);
         skeleton::create(&data_dir)?;
         let base = base::Versions::new(Path::new("/"), &data_dir);
         if settings.base {

@@ -5,49 +5,31 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{CWD, FileType, MemfdFlags, Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
-use super::preload;
+use super::rpc::{CriuSettings, Task};
 use super::sys as calls;
+use super::{preload, rpc};
 use crate::setup::ABOVE_PLACES;
 use crate::sys::{self, Cloned};
+use crate::wire;
 
-/// The program that CRIU starts at each step: at those that matter, it says which it is, and waits for the answer. The first
-/// two are only there to be refused: before CRIU writes anything, they are where it can be made to fail ([`Criu::stop`]). It
-/// has no descriptors of CRIU's but the log, so both go through named pipes beside it.
-///
-/// It is a child of CRIU, and nothing ends it with CRIU. So none of its steps may wait for the other end of a pipe to be
-/// opened: it opens each for both directions first, which never waits, and with that open the end that it reads from. Once
-/// it has closed the former, it sees the end of the pipe when there is nobody else.
-const SCRIPT: &str = r#"#!/bin/sh
-case $CRTOOLS_SCRIPT_ACTION in
-pre-dump | network-lock | post-dump | setup-namespaces | post-restore | pre-resume)
-    directory=${0%/*}
-    test -p "$directory/answer" && test -p "$directory/step" || exit 1
-    exec 4<>"$directory/answer" 3<"$directory/answer" 4>&-
-    echo "$CRTOOLS_SCRIPT_ACTION $$ $CRTOOLS_INIT_PID" 1<>"$directory/step"
-    read answer <&3
-    test "$answer" = go
-    ;;
-esac
-"#;
-/// Names in the directory of a run.
-const SCRIPT_FILE: &str = "script";
-const STEP: &str = "step";
-const ANSWER: &str = "answer";
-/// Where programs are that CRIU starts: a shell, and `tar` for files in memory.
+/// Where programs are that CRIU starts: `tar` for files in memory.
 const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Descriptor of the library that is loaded before CRIU's own.
 const PRELOAD: i32 = 3;
 const PRELOADED: &CStr = c"LD_PRELOAD=/proc/self/fd/3";
-/// Maximum length of a line that a script writes.
-const LINE_MAX: usize = 256;
+/// Descriptors of its connection to this process, of the file with its settings, and of the directory of the image. That is
+/// named by its descriptor, because CRIU before 4.2 takes a symbolic link only.
+const CONNECTION: i32 = preload::FILTERS + 1;
+const SETTINGS: i32 = CONNECTION + 1;
+const IMAGE: i32 = SETTINGS + 1;
 /// Maximum number of bytes of a log, or of standard error, that is read for an error.
 const LOG_MAX: u64 = 64 * 1024;
 /// Pause between two looks at the programs that a run has started and that has to fail.
@@ -69,14 +51,12 @@ pub(crate) struct Criu {
     has_succeeded: bool,
     /// Its user.
     base: u32,
-    /// The directory of its script.
-    directory: PathBuf,
-    steps: File,
-    answers: Option<File>,
+    connection: OwnedFd,
+    /// Whether it has closed its end, as it does when it ends.
+    is_closed: bool,
     errors: OwnedFd,
     /// The other end of what answers in the place of the packet filter.
     _filters: Option<OwnedFd>,
-    line: Vec<u8>,
 }
 
 /// What happened in a run.
@@ -85,9 +65,7 @@ pub(crate) enum CriuEvent {
     /// It has come to a step, and waits for [`Criu::go`].
     Step {
         action: String,
-        /// Pid of the script.
-        script: i32,
-        /// Pid of the first process of the sandbox, on the host; 0 where it is not known yet.
+        /// Pid of the first process of the sandbox, on the host; 0 at steps that do not say it.
         init: i32,
     },
     /// It has ended, with this status.
@@ -95,60 +73,55 @@ pub(crate) enum CriuEvent {
 }
 
 impl Criu {
-    /// Starts `program` with the default signals, the user id `base`, and with its script in `directory`, which exists. `prepare` is called in its process before that. With
+    /// Starts `program` with the default signals and the user id `base`, for the image in a directory. `prepare` is called in its process before that. With
     /// `asks_filters`, what it asks the packet filter of the kernel is answered.
     ///
     /// # Errors
     /// When no process can be created. What fails after that is in the errors of the run.
     pub(crate) fn start(
         program: &Path,
-        arguments: &[String],
-        directory: &Path,
+        task: Task,
+        settings: &CriuSettings,
+        image: &Path,
         base: u32,
         birth: Option<BorrowedFd<'_>>,
         asks_filters: bool,
         prepare: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<Self> {
-        let script = directory.join(SCRIPT_FILE);
-        std::fs::write(&script, SCRIPT)?;
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
-        let script_arguments = ["--action-script".to_owned(), script.to_string_lossy().into_owned()];
-        let (steps, answers) = (make_pipe(&directory.join(STEP))?, make_pipe(&directory.join(ANSWER))?);
-        let errors = rustix::fs::memfd_create("errors", MemfdFlags::CLOEXEC)?;
-        let library = rustix::fs::memfd_create("geteuid", MemfdFlags::CLOEXEC)?;
-        std::fs::File::from(library.try_clone()?).write_all(&preload::library(!asks_filters))?;
+        let flags = SocketFlags::CLOEXEC;
+        let (connection, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        wire::send(
+            connection.as_fd(),
+            &rpc::request(task, &format!("/proc/self/fd/{SETTINGS}")),
+            &[],
+        )?;
+        let settings = format!("{}images-dir /proc/self/fd/{IMAGE}\n", settings.text());
+        let settings = file_of("settings", settings.as_bytes())?;
+        let errors = file_of("errors", &[])?;
+        let library = file_of("geteuid", &preload::library(!asks_filters))?;
         let (filters, other_end) = match asks_filters {
             true => (None, None),
             false => preload::filters().map(|(end, other)| (Some(end), Some(other)))?,
         };
         let program = CString::new(program.as_os_str().as_bytes())?;
-        let arguments = arguments
-            .iter()
-            .chain(&script_arguments)
-            .map(|argument| CString::new(argument.as_bytes()))
-            .collect::<Result<Vec<_>, _>>()?;
-        let arguments: Vec<&CStr> = [c"criu"]
-            .into_iter()
-            .chain(arguments.iter().map(CString::as_c_str))
-            .collect();
+        let number = CString::new(CONNECTION.to_string())?;
+        let arguments = [c"criu", c"swrk", &number];
         match sys::clone3(0, birth)? {
             Cloned::Parent { pid, pidfd } => Ok(Self {
                 process: pidfd,
                 pid: Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?,
                 has_succeeded: false,
                 base,
-                directory: directory.to_owned(),
-                steps,
-                answers: Some(answers),
+                connection,
+                is_closed: false,
                 errors,
                 _filters: other_end,
-                line: Vec::new(),
             }),
             Cloned::Child => {
                 sys::reset_signals();
                 let error = prepare()
                     .and_then(|()| become_identity(base))
-                    .and_then(|()| place(&errors, &library, filters.as_ref()))
+                    .and_then(|()| place([&errors, &library, &theirs, &settings], image, filters.as_ref()))
                     .map_or_else(
                         |error| error,
                         |()| calls::exec_with(&program, &arguments, &[PATH, PRELOADED]),
@@ -166,33 +139,30 @@ impl Criu {
 
     /// What to poll for input, until [`Self::event`] can be called.
     pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
-        [self.steps.as_fd(), self.process.as_fd()]
+        let process = self.process.as_fd();
+        match self.is_closed {
+            true => [process, process],
+            false => [self.connection.as_fd(), process],
+        }
     }
 
     /// The next event, if there is one.
     ///
     /// # Errors
-    /// When a script writes something else.
+    /// When it sends what is no message of CRIU.
     pub(crate) fn event(&mut self) -> io::Result<Option<CriuEvent>> {
         let ready = |fd: BorrowedFd<'_>| -> io::Result<bool> {
             let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
             Ok(rustix::event::poll(&mut poll, Some(&rustix::time::Timespec::default()))? > 0)
         };
-        if ready(self.steps.as_fd())? {
-            let mut bytes = [0; LINE_MAX];
-            let length = self.steps.read(&mut bytes)?;
-            self.line.extend(&bytes[..length]);
-            if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.line.drain(..=end).collect();
-                let line = String::from_utf8_lossy(&line);
-                let mut words = line.split_whitespace();
-                let action = words.next().unwrap_or_default().to_owned();
-                let mut pid = || words.next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
-                let (script, init) = (pid(), pid());
-                return Ok(Some(CriuEvent::Step { action, script, init }));
-            }
-            if self.line.len() > LINE_MAX {
-                return Err(io::ErrorKind::InvalidData.into());
+        while !self.is_closed && ready(self.connection.as_fd())? {
+            match wire::receive(self.connection.as_fd())? {
+                Some((message, _)) => {
+                    if let Some((action, init)) = rpc::step(&message)? {
+                        return Ok(Some(CriuEvent::Step { action, init }));
+                    }
+                }
+                None => self.is_closed = true,
             }
         }
         if !ready(self.process.as_fd())? {
@@ -211,10 +181,11 @@ impl Criu {
     /// # Errors
     /// When it has ended.
     pub(crate) fn go(&mut self) -> io::Result<()> {
-        match &mut self.answers {
-            Some(answers) => answers.write_all(b"go\n"),
-            None => Ok(()),
-        }
+        self.answer(true)
+    }
+
+    fn answer(&self, goes_on: bool) -> io::Result<()> {
+        wire::send(self.connection.as_fd(), &rpc::answer(goes_on), &[])
     }
 
     /// Has it fail, and let go of all processes itself: killed in the middle of what it does in a process, it could leave
@@ -224,16 +195,16 @@ impl Criu {
     /// Only for a run in which writes beyond the maximum size of files fail.
     pub(crate) fn stop(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
-        if let Some(answers) = &mut self.answers {
-            let _ = answers.write_all(b"no\n");
-        }
+        // The step at which it waits, or the next one.
+        let _ = self.answer(false);
         while Instant::now() < deadline {
             // Also programs that it starts, such as an archiver.
             self.forbid_files();
             match self.event() {
                 Ok(Some(CriuEvent::Ended(_))) => return true,
-                // Refused already.
-                Ok(Some(CriuEvent::Step { .. })) => {}
+                Ok(Some(CriuEvent::Step { .. })) => {
+                    let _ = self.answer(false);
+                }
                 Ok(None) => {
                     let mut poll = self.sources().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
                     let _ = rustix::event::poll(&mut poll, Some(&STOP_PAUSE));
@@ -275,11 +246,6 @@ impl Drop for Criu {
             let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
         }
         let _ = rustix::process::waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED);
-        // A script that waits for an answer sees the end of it.
-        self.answers = None;
-        for name in [SCRIPT_FILE, STEP, ANSWER] {
-            let _ = std::fs::remove_file(self.directory.join(name));
-        }
     }
 }
 
@@ -310,11 +276,11 @@ fn reason(log: &str) -> String {
     text.map_or(line, |(_, text)| text).trim().to_owned()
 }
 
-/// A named pipe, open for both directions, so that neither end waits for the other or sees its end.
-fn make_pipe(path: &Path) -> io::Result<File> {
-    rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+/// A file in memory with this content.
+fn file_of(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
+    File::from(file.try_clone()?).write_all(content)?;
+    Ok(file)
 }
 
 fn become_identity(base: u32) -> io::Result<()> {
@@ -327,18 +293,27 @@ fn become_identity(base: u32) -> io::Result<()> {
     sys::prctl(libc::PR_SET_DUMPABLE, 1)
 }
 
-fn place(errors: &OwnedFd, library: &OwnedFd, filters: Option<&OwnedFd>) -> io::Result<()> {
+fn place(
+    [errors, library, connection, settings]: [&OwnedFd; 4],
+    image: &Path,
+    filters: Option<&OwnedFd>,
+) -> io::Result<()> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    let raise = |fd: i32| sys::raise_fd(fd, ABOVE_PLACES);
-    let mut placed = vec![
-        (raise(null.as_raw_fd())?, 0),
-        (raise(null.as_raw_fd())?, 1),
-        (raise(errors.as_raw_fd())?, 2),
-        (raise(library.as_raw_fd())?, PRELOAD),
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let image = rustix::fs::open(image, flags, Mode::empty())?;
+    let places = [
+        (&null, 0),
+        (&null, 1),
+        (errors, 2),
+        (library, PRELOAD),
+        (connection, CONNECTION),
+        (settings, SETTINGS),
+        (&image, IMAGE),
     ];
-    if let Some(filters) = filters {
-        placed.push((raise(filters.as_raw_fd())?, preload::FILTERS));
-    }
+    let places = places.into_iter().chain(filters.map(|fd| (fd, preload::FILTERS)));
+    let placed: Vec<(i32, i32)> = places
+        .map(|(fd, target)| Ok((sys::raise_fd(fd.as_raw_fd(), ABOVE_PLACES)?, target)))
+        .collect::<io::Result<_>>()?;
     sys::close_from_at_exec(3)?;
     placed.iter().try_for_each(|(fd, target)| sys::place_fd(*fd, *target))
 }
@@ -347,63 +322,23 @@ fn place(errors: &OwnedFd, library: &OwnedFd, filters: Option<&OwnedFd>) -> io::
 mod tests {
     use super::*;
 
-    /// A step of a run whose other side is gone, whatever of it is left.
-    #[test]
-    fn a_script_that_nobody_answers_ends() {
-        for pipes in [&[STEP, ANSWER][..], &[STEP], &[]] {
-            let directory = tempfile::tempdir().unwrap();
-            let script = directory.path().join(SCRIPT_FILE);
-            std::fs::write(&script, SCRIPT).unwrap();
-            for name in pipes {
-                make_pipe(&directory.path().join(name)).unwrap();
-            }
-            let mut step = std::process::Command::new("timeout");
-            step.args(["10", "sh"])
-                .arg(&script)
-                .env("CRTOOLS_SCRIPT_ACTION", "post-dump");
-            let status = step.status().unwrap();
-            assert_eq!(status.code(), Some(1), "with {pipes:?}");
-        }
-    }
-
-    #[test]
-    fn a_script_says_its_step_and_waits_for_the_answer() {
-        let directory = tempfile::tempdir().unwrap();
-        let script = directory.path().join(SCRIPT_FILE);
-        std::fs::write(&script, SCRIPT).unwrap();
-        let [mut steps, mut answers] = [STEP, ANSWER].map(|name| make_pipe(&directory.path().join(name)).unwrap());
-        for (answer, expected) in [(&b"go\n"[..], 0), (b"no\n", 1)] {
-            let mut step = std::process::Command::new("timeout");
-            step.args(["10", "sh"])
-                .arg(&script)
-                .env("CRTOOLS_SCRIPT_ACTION", "pre-resume")
-                .env("CRTOOLS_INIT_PID", "7");
-            let mut step = step.spawn().unwrap();
-            let mut poll = [PollFd::new(&steps, PollFlags::IN)];
-            rustix::event::poll(&mut poll, None).unwrap();
-            let mut line = [0; LINE_MAX];
-            let length = steps.read(&mut line).unwrap();
-            let line = String::from_utf8_lossy(&line[..length]).into_owned();
-            assert!(line.starts_with("pre-resume ") && line.ends_with(" 7\n"), "{line:?}");
-            answers.write_all(answer).unwrap();
-            assert_eq!(step.wait().unwrap().code(), Some(expected));
-        }
-    }
-
     /// The process with which CRIU probes what the kernel can do stops itself.
     #[test]
     fn a_stopped_child_ends_with_it() {
         const PROGRAM: &str = "sh -c 'kill -STOP $$' & echo $! >&2; wait";
         let directory = tempfile::tempdir().unwrap();
-        let arguments = ["-c", PROGRAM].map(str::to_owned);
+        // A file that a shell is told to read by the arguments of CRIU.
+        std::fs::write(directory.path().join("swrk"), PROGRAM).unwrap();
+        let prepare = || std::env::set_current_dir(directory.path());
         let criu = Criu::start(
             Path::new("/bin/sh"),
-            &arguments,
+            Task::Restore,
+            &CriuSettings::new(),
             directory.path(),
             0,
             None,
             true,
-            || Ok(()),
+            prepare,
         )
         .unwrap();
         let state = |pid: &str| {

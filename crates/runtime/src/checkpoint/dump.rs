@@ -39,8 +39,9 @@ use serde::{Deserialize, Serialize};
 
 use super::criu::{Criu, CriuEvent};
 use super::host::HostFeatures;
+use super::rpc::{CriuSettings, Task};
 use super::save::{AtRest, Subject};
-use super::{About, OPTIONS, facts, ghosts, mounts, sys as calls};
+use super::{About, facts, ghosts, mounts, sys as calls};
 use crate::cgroup::Tree;
 use crate::driver::WriteError;
 use crate::figures::Figures;
@@ -146,27 +147,17 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     about.write(&dump.image)?;
     let log = dump.image.join("dump.log");
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    let mut arguments: Vec<String> = ["dump", "-t"].map(str::to_owned).into();
-    arguments.extend([dump.pid.to_string(), "-D".to_owned(), text(&dump.image)]);
-    arguments.extend(["-o".to_owned(), text(&log)]);
-    arguments.extend(OPTIONS.map(str::to_owned));
-    for option in [
-        "--network-lock",
-        "skip",
-        "--skip-in-flight",
-        "--cgroup-dump-controller=none",
-    ] {
-        arguments.push(option.to_owned());
-    }
-    arguments.push(format!(
-        "--freeze-cgroup={}",
-        text(subject.tree.freezer(subject.name)?.group())
-    ));
-    arguments.push(format!("--ghost-limit={}", dump.deleted_files));
+    let mut settings = CriuSettings::new();
+    settings.set("log-file", &text(&log))?;
+    settings.set("network-lock", "skip")?;
+    settings.set("cgroup-dump-controller", "none")?;
+    settings.set("freeze-cgroup", &text(subject.tree.freezer(subject.name)?.group()))?;
+    settings.set("ghost-limit", &dump.deleted_files.to_string())?;
+    settings.add("skip-in-flight");
     if dump.goes_on {
-        arguments.push("--leave-running".to_owned());
+        settings.add("leave-running");
     }
-    arguments.extend(mounts::arguments_of_dump(&points));
+    mounts::settings_of_dump(&points, &mut settings)?;
     let has_place = facts::is_possible([dump.program.as_path(), dump.image.as_path()]);
     // One that probes the kernel first needs its packet filter for that.
     let knows_kernel = has_place && facts::are_of(&dump.facts, &dump.program);
@@ -180,7 +171,8 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     };
     let mut criu = Criu::start(
         &dump.program,
-        &arguments,
+        Task::Dump { pid: dump.pid },
+        &settings,
         &dump.image,
         dump.base_id,
         None,
@@ -344,9 +336,9 @@ fn next_event(
         if let Some(event) = criu.event()? {
             return Ok(event);
         }
-        let [script, process] = criu.sources();
+        let [connection, process] = criu.sources();
         let mut fds = vec![
-            PollFd::from_borrowed_fd(script, PollFlags::IN),
+            PollFd::from_borrowed_fd(connection, PollFlags::IN),
             PollFd::from_borrowed_fd(process, PollFlags::IN),
             PollFd::from_borrowed_fd(socket, flags),
         ];

@@ -3,6 +3,9 @@
 //! CRIU itself restores the instances that belong to a sandbox alone: `/proc`, terminals, memory and message queues. All
 //! others are external: it notes a name for each, and is told at a restore where the mount is that has this name.
 
+use std::io;
+
+use super::rpc::CriuSettings;
 use crate::setup::{CPU, MASKED_DIRS, SYS_OF_NETWORK};
 
 /// How a mount of a sandbox is treated.
@@ -58,35 +61,38 @@ fn key(index: usize) -> String {
     format!("mount{index}")
 }
 
-/// Arguments of CRIU about the mounts at these points, for writing an image.
-pub(crate) fn arguments_of_dump(points: &[String]) -> Vec<String> {
-    let arguments = points.iter().enumerate().filter_map(|(index, point)| {
-        let key = key(index);
+/// CriuSettings of CRIU about the mounts at these points, for writing an image.
+///
+/// # Errors
+/// When CRIU cannot be told about one of them.
+pub(crate) fn settings_of_dump(points: &[String], settings: &mut CriuSettings) -> io::Result<()> {
+    for (index, point) in points.iter().enumerate() {
         match treatment(point) {
-            Treatment::Restored => None,
-            Treatment::OfNetwork => Some(format!("--skip-mnt={point}")),
-            Treatment::External => Some(format!("--external=mnt[{point}]:{key}")),
+            Treatment::Restored => {}
+            Treatment::OfNetwork => settings.set("skip-mnt", point)?,
+            Treatment::External => settings.set("external", &format!("mnt[{point}]:{}", key(index)))?,
         }
-    });
-    arguments.collect()
+    }
+    Ok(())
 }
 
 /// The same for a restore. `source` returns the path of the mount for a point.
 ///
 /// # Errors
-/// With the first point for which there is none.
-pub(crate) fn arguments_of_restore(
+/// When there is none for a point, and when CRIU cannot be told about one of them.
+pub(crate) fn settings_of_restore(
     points: &[String],
     source: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<String>, String> {
-    let mut arguments = Vec::new();
+    settings: &mut CriuSettings,
+) -> io::Result<()> {
     for (index, point) in points.iter().enumerate() {
         if treatment(point) == Treatment::External {
-            let source = source(point).ok_or_else(|| point.clone())?;
-            arguments.push(format!("--external=mnt[{}]:{source}", key(index)));
+            let source =
+                source(point).ok_or_else(|| io::Error::other(format!("the image has an unknown mount at {point}")))?;
+            settings.set("external", &format!("mnt[{}]:{source}", key(index)))?;
         }
     }
-    Ok(arguments)
+    Ok(())
 }
 
 /// The processors that a sandbox with these mount points sees one by one, ascending; none where it sees all of the host's.
@@ -128,21 +134,23 @@ mod tests {
                     4 1 0:4 / /sys/class/net ro - sysfs x rw\n5 1 0:4 /a /usr rw - overlay x rw\n5 1 0:4 /a /usr rw - overlay x rw\n";
         let points = points(info);
         assert_eq!(points, ["/", "/dev", "/dev/pts", "/sys/class/net", "/usr"]);
-        let dump = arguments_of_dump(&points);
+        let written = |fill: &dyn Fn(&mut CriuSettings) -> io::Result<()>| {
+            let mut settings = CriuSettings::new();
+            fill(&mut settings).map(|()| settings.text().replace(CriuSettings::new().text(), ""))
+        };
+        let dump = written(&|settings| settings_of_dump(&points, settings)).unwrap();
         assert_eq!(
             dump,
-            [
-                "--external=mnt[/dev]:mount1",
-                "--skip-mnt=/sys/class/net",
-                "--external=mnt[/usr]:mount4"
-            ]
+            "external \"mnt[/dev]:mount1\"\nskip-mnt \"/sys/class/net\"\nexternal \"mnt[/usr]:mount4\"\n"
         );
-        let restore = arguments_of_restore(&points, |point| Some(format!("/p{point}"))).unwrap();
+        let restore =
+            written(&|settings| settings_of_restore(&points, |point| Some(format!("/p{point}")), settings)).unwrap();
         assert_eq!(
             restore,
-            ["--external=mnt[mount1]:/p/dev", "--external=mnt[mount4]:/p/usr"]
+            "external \"mnt[mount1]:/p/dev\"\nexternal \"mnt[mount4]:/p/usr\"\n"
         );
-        let missing = arguments_of_restore(&points, |point| (point != "/usr").then(String::new));
-        assert_eq!(missing, Err("/usr".to_owned()));
+        let missing =
+            written(&|settings| settings_of_restore(&points, |point| (point != "/usr").then(String::new), settings));
+        assert!(missing.unwrap_err().to_string().contains("an unknown mount at /usr"));
     }
 }

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::sys;
 use crate::cancel::Cancel;
 
 /// File in the directory of an image with the checksums of the others. Written last.
@@ -19,6 +20,10 @@ const FILE: &str = "sums.json";
 const LOGS: &str = "log";
 /// Size of a read, in bytes.
 const BUFFER: usize = 256 * 1024;
+/// How much of a file the disk gets to write at a time, in bytes. A disk that has all of it at once keeps everybody else
+/// waiting meanwhile, the database with every request that changes something: for up to 80 ms with 200 MB, on a disk that
+/// writes 1.5 GB in a second.
+const STRETCH: u64 = 8 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Sum {
@@ -26,7 +31,8 @@ struct Sum {
     crc32: u32,
 }
 
-/// Writes out the files of an image, and notes their checksums. Everything survives a power cut when this returns.
+/// Writes out the files of an image, and notes their checksums. Everything survives a power cut when this returns. Once it
+/// is cancelled, the disk gets the rest of a stretch at most.
 ///
 /// # Errors
 /// When a file cannot be read or written, and when it is cancelled.
@@ -37,10 +43,18 @@ pub(crate) fn write(image: &Path, cancel: &Cancel) -> io::Result<()> {
         if entry.file_type()?.is_file() {
             let file = File::open(entry.path())?;
             if !is_log(&entry.path()) {
-                sums.insert(
-                    entry.file_name().to_string_lossy().into_owned(),
-                    sum(&file, || cancel.check())?,
-                );
+                let mut written = 0;
+                let sum = sum(&file, |bytes| {
+                    cancel.check()?;
+                    if bytes >= written + STRETCH {
+                        // The one before, whose checksum has been computed since it was begun.
+                        sys::wait_for_write_out(&file, written.saturating_sub(STRETCH)..written)?;
+                        sys::begin_write_out(&file, written..bytes)?;
+                        written = bytes;
+                    }
+                    Ok(())
+                })?;
+                sums.insert(entry.file_name().to_string_lossy().into_owned(), sum);
             }
             cancel.check()?;
             file.sync_all()?;
@@ -71,7 +85,7 @@ pub(crate) fn check(image: &Path) -> io::Result<u64> {
         if length != want.bytes {
             return Err(damaged(format!("{name} has {length} bytes instead of {}", want.bytes)));
         }
-        if sum(&file, || Ok(()))? != want {
+        if sum(&file, |_| Ok(()))? != want {
             return Err(damaged(format!("the checksum of {name} is wrong")));
         }
         bytes += length;
@@ -97,8 +111,8 @@ fn is_log(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == LOGS)
 }
 
-/// `check` is called now and then, and what it returns ends this.
-fn sum(mut file: &File, check: impl Fn() -> io::Result<()>) -> io::Result<Sum> {
+/// `after` is called with the number of bytes after each read, and its error ends this.
+fn sum(mut file: &File, mut after: impl FnMut(u64) -> io::Result<()>) -> io::Result<Sum> {
     let mut hasher = crc32fast::Hasher::new();
     let mut buffer = vec![0; BUFFER];
     let mut bytes = 0;
@@ -108,7 +122,7 @@ fn sum(mut file: &File, check: impl Fn() -> io::Result<()>) -> io::Result<Sum> {
             length => {
                 hasher.update(&buffer[..length]);
                 bytes += length as u64;
-                check()?;
+                after(bytes)?;
             }
         }
     }
@@ -120,23 +134,26 @@ fn sum(mut file: &File, check: impl Fn() -> io::Result<()>) -> io::Result<Sum> {
 mod tests {
     use super::*;
 
+    /// Some stretches, and a part of one.
+    const LENGTH: usize = (25 << 20) + 1;
+
     #[test]
     fn damage_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path();
         let pages = image.join("pages-1.img");
-        fs::write(&pages, vec![7; 3 * BUFFER + 1]).unwrap();
+        fs::write(&pages, vec![7; LENGTH]).unwrap();
         fs::write(image.join("about.json"), "{}").unwrap();
         assert_eq!(check(image).unwrap_err().kind(), io::ErrorKind::NotFound);
         write(image, &Cancel::new().unwrap()).unwrap();
-        assert_eq!(check(image).unwrap(), 3 * BUFFER as u64 + 3);
-        assert!(space(image).unwrap() >= 3 * BUFFER as u64);
+        assert_eq!(check(image).unwrap(), LENGTH as u64 + 2);
+        assert!(space(image).unwrap() >= LENGTH as u64);
         // What is written while it is read does not count.
         fs::write(image.join("restore.log"), "text").unwrap();
         check(image).unwrap();
 
         let why = || check(image).unwrap_err().to_string();
-        let mut flipped = vec![7; 3 * BUFFER + 1];
+        let mut flipped = vec![7; LENGTH];
         flipped[BUFFER] ^= 1;
         fs::write(&pages, &flipped).unwrap();
         assert!(why().contains("the checksum of pages-1.img is wrong"), "{}", why());
@@ -147,5 +164,16 @@ mod tests {
         fs::write(image.join(FILE), "{").unwrap();
         assert!(why().contains("sums.json"), "{}", why());
         assert_eq!(space(&image.join("nowhere")).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_cancelled_has_no_checksums() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("pages-1.img"), vec![7; LENGTH]).unwrap();
+        let cancel = Cancel::new().unwrap();
+        cancel.request();
+        let error = write(dir.path(), &cancel).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+        assert_eq!(check(dir.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

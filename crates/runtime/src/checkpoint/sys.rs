@@ -1,9 +1,11 @@
-//! System calls for starting CRIU.
+//! System calls for starting CRIU, and for writing out what it has written.
 
 #![expect(unsafe_code, reason = "raw system calls; each block says why it is sound")]
 
 use std::ffi::{CStr, c_int};
+use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::sys::check;
@@ -75,4 +77,34 @@ pub(crate) fn ignore_file_size_signal() {
 pub(crate) fn notice_children() {
     // SAFETY: SIG_DFL is a valid handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// Has the disk write a range of a file, and does not wait for it unless the disk has too much to write already.
+///
+/// # Errors
+/// When it cannot be written. A later `fsync` of this descriptor does not report that again.
+pub(crate) fn begin_write_out(file: &File, range: Range<u64>) -> io::Result<()> {
+    sync_file_range(file, range, libc::SYNC_FILE_RANGE_WRITE)
+}
+
+/// Waits until the disk has written what was begun in a range of a file.
+///
+/// # Errors
+/// As [`begin_write_out`].
+pub(crate) fn wait_for_write_out(file: &File, range: Range<u64>) -> io::Result<()> {
+    match range.is_empty() {
+        // To the kernel, an empty one goes to the end of the file.
+        true => Ok(()),
+        false => sync_file_range(file, range, libc::SYNC_FILE_RANGE_WAIT_BEFORE),
+    }
+}
+
+fn sync_file_range(file: &File, range: Range<u64>, flags: libc::c_uint) -> io::Result<()> {
+    let number = |bytes: u64| i64::try_from(bytes).map_err(io::Error::other);
+    let (offset, length) = (number(range.start)?, number(range.end - range.start)?);
+    // SAFETY: takes numbers only.
+    check(i64::from(unsafe {
+        libc::sync_file_range(file.as_raw_fd(), offset, length, flags)
+    }))?;
+    Ok(())
 }

@@ -26,6 +26,7 @@ use super::processes::{DUMP_TIMEOUT, failure};
 use super::running::Running;
 use super::{ContainerDriver, has_ended};
 use crate::base::packages_of;
+use crate::cancel::Cancel;
 use crate::checkpoint::sums;
 use crate::driver::{Fork, WriteError};
 use crate::launchers::Once;
@@ -79,7 +80,8 @@ impl ContainerDriver {
 
     /// Copies the processes and the disk. When this fails, the sandbox goes on, unless the process for it was killed.
     fn copy(&self, of: &Running, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, WriteError> {
-        let order = self.order(of, self.kept.unfinished_image(&to.id, &to.disk), true, false)?;
+        let agent = self.keep_agent(of, &Cancel::new()?)?;
+        let order = self.order(of, agent, self.kept.unfinished_image(&to.id, &to.disk), true, false)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
         let mut process = self.launchers.begin_once(Work::Dump)?;
         let begun = Instant::now();

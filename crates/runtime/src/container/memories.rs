@@ -14,8 +14,7 @@ use protocol::node::MemoryInfo;
 use super::ContainerDriver;
 use super::forks::Source;
 use crate::cancel::Cancel;
-use crate::checkpoint::host::HostFeatures;
-use crate::checkpoint::{About, sums};
+use crate::checkpoint::sums;
 use crate::driver::{Driver as _, Fork, StartError};
 use crate::kept;
 use crate::memories::Memory;
@@ -69,7 +68,7 @@ impl ContainerDriver {
             }
             checked => checked?,
         };
-        if let Some(why) = HostFeatures::with(&criu.version).unfit_for(&About::of(&image)?.host) {
+        if let Some(why) = self.unfit(criu, &image)? {
             return Err(StartError::Unrestorable(why));
         }
         let source = Source {

@@ -1,5 +1,6 @@
 //! Images of processes in the driver: where they are, and when they are complete.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use crate::base::packages_of;
 use crate::cancel::{Cancel, Raced};
 use crate::checkpoint::dump::Dump;
 use crate::checkpoint::host::HostFeatures;
+use crate::checkpoint::program::Criu;
 use crate::checkpoint::save::AtRest;
 use crate::checkpoint::{About, facts, sums};
 use crate::driver::{StartError, WriteError};
@@ -97,10 +99,23 @@ impl ContainerDriver {
         }
     }
 
-    /// The order to write an image of a sandbox. Its agent's program is kept.
+    /// Keeps the program of a sandbox's agent, and returns its hash.
+    ///
+    /// # Errors
+    /// When it cannot be kept, and when this is cancelled.
+    pub(super) fn keep_agent(&self, of: &Running, cancel: &Cancel) -> io::Result<String> {
+        let (agents, program) = (Arc::clone(&self.agents), File::open(format!("/proc/{}/exe", of.pid))?);
+        match cancel.race(move || agents.keep(&program))? {
+            Raced::Done(kept) => kept,
+            Raced::Cancelled(_) => Err(Cancel::error()),
+        }
+    }
+
+    /// The order to write an image of a sandbox, whose agent's program is kept.
     pub(super) fn order(
         &self,
         of: &Running,
+        program_of_agent: String,
         image: PathBuf,
         goes_on: bool,
         stays: bool,
@@ -113,7 +128,7 @@ impl ContainerDriver {
             version: criu.version.clone(),
             name: of.name.to_string(),
             pid: of.pid,
-            program_of_agent: self.agents.keep(of.pid)?,
+            program_of_agent,
             base_id: self.region.base_id(of.name.slot),
             image,
             facts: self.data_dir.join(facts::FILE),
@@ -158,7 +173,7 @@ impl ContainerDriver {
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         let unfinished = self.kept.unfinished_image(id, disk);
-        let request = self.order(of, unfinished.clone(), false, stays)?;
+        let request = self.order(of, self.keep_agent(of, cancel)?, unfinished.clone(), false, stays)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
         match process.ask_unless((&request, &[of.agent.as_fd()]), deadline, cancel)? {
             Reply::Stopped => {}
@@ -249,7 +264,7 @@ impl ContainerDriver {
         }
         match sums::check(&directory) {
             Ok(bytes) => {
-                if let Some(why) = HostFeatures::with(&criu.version).unfit_for(&About::of(&directory)?.host) {
+                if let Some(why) = self.unfit(criu, &directory)? {
                     return Err(StartError::Unrestorable(why));
                 }
                 Ok(Image {
@@ -263,6 +278,15 @@ impl ContainerDriver {
                 Err(refused("the image of its processes is missing"))
             }
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Why an image that is whole cannot be restored here, if it cannot.
+    pub(super) fn unfit(&self, criu: &Criu, image: &Path) -> io::Result<Option<String>> {
+        let about = About::of(image)?;
+        match HostFeatures::with(&criu.version).unfit_for(&about.host) {
+            None => self.agents.obstacle(&about.agent),
+            why => Ok(why),
         }
     }
 }

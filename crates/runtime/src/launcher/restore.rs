@@ -36,7 +36,8 @@ use super::{During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent};
-use crate::checkpoint::{self, About, OPTIONS, dump, facts, ghosts, ids, mounts};
+use crate::checkpoint::rpc::{CriuSettings, Task};
+use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::processors::{self, View};
@@ -357,16 +358,12 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
     };
     let log = parts.image.directory.join("restore.log");
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    let mut arguments: Vec<String> = vec!["restore".to_owned(), "-d".to_owned()];
+    let mut settings = CriuSettings::new();
+    settings.set("log-file", &text(&log))?;
+    settings.set("root", &root)?;
     // The agent's program can be read here, other than where it was started.
-    arguments.push("--skip-file-rwx-check".to_owned());
-    arguments.extend(["-D".to_owned(), text(&parts.image.directory)]);
-    arguments.extend(["-o".to_owned(), text(&log), "--root".to_owned(), root]);
-    arguments.extend(OPTIONS.map(str::to_owned));
-    arguments.extend(
-        mounts::arguments_of_restore(&parts.about.mounts, source)
-            .map_err(|point| io::Error::other(format!("the image has an unknown mount at {point}")))?,
-    );
+    settings.add("skip-file-rwx-check");
+    mounts::settings_of_restore(&parts.about.mounts, source, &mut settings)?;
     let prepare = || {
         parts.work.join()?;
         // CRIU does not restore that, and what it restores inherits its own.
@@ -378,18 +375,22 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
     let birth = parts.work.birth.as_ref().map(AsFd::as_fd);
     let mut criu = Criu::start(
         &parts.image.program,
-        &arguments,
-        Path::new(place),
+        Task::Restore,
+        &settings,
+        &parts.image.directory,
         parts.base_id,
         birth,
         true,
         prepare,
     )?;
-    let mut agent = 0;
+    let (mut agent, mut is_restored) = (0, false);
     loop {
         let event = dump::next(&mut criu, socket, parts.figures)?;
         match event {
-            CriuEvent::Step { action, script, init } => {
+            CriuEvent::Step { action, init } => {
+                if init > 0 {
+                    agent = init;
+                }
                 match action.as_str() {
                     "setup-namespaces" => {
                         ids::check(init, parts.base_id)?;
@@ -398,8 +399,8 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                     }
                     "post-restore" => in_child(|| attach_sysfs(init)).during("attach /sys/.../net")?,
                     "pre-resume" => {
-                        agent = init;
-                        for pid in [init, criu.pid(), script] {
+                        is_restored = agent > 0;
+                        for pid in [agent, criu.pid()] {
                             parts.agent.take(pid).during("move the agent to its group")?;
                         }
                         tree.freeze_work(parts.name).during("freeze the workload")?;
@@ -408,7 +409,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                 }
                 criu.go()?;
             }
-            CriuEvent::Ended(0) if agent > 0 => return Ok(agent),
+            CriuEvent::Ended(0) if is_restored => return Ok(agent),
             CriuEvent::Ended(status) => {
                 let why = criu.why(&log);
                 return Err(io::Error::other(match why.is_empty() {

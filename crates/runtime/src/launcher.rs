@@ -47,7 +47,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags};
 use rustix::net::SocketType;
 
-use self::child::{ChildWait, Unfinished, pair, reported, run_child};
+use self::child::{ChildWait, Unfinished, has_report, pair, reported, run_child};
 use self::root::make_private_root;
 use crate::cgroup::open::OpenTree;
 use crate::cgroup_view::Shown;
@@ -360,12 +360,17 @@ impl Launcher {
             other => return Err(reported(other)).during("set up"),
         }
         let spawned = spawner::begin(child.first(), &work, Some(spawner))?;
-        let namespace = spawned.namespace(wait).during("create the cgroup namespace")?;
-        if wire::send(setup.as_fd(), b"groups", &[namespace.as_fd()]).is_err() {
-            // It has failed meanwhile, and said why.
-            return Err(reported(wait.receive(setup.as_fd()).during("set up")?)).during("set up");
+        let joined = spawned
+            .namespace(wait)
+            .during("create the cgroup namespace")
+            .and_then(|namespace| wire::send(setup.as_fd(), b"groups", &[namespace.as_fd()]));
+        if let Err(error) = joined {
+            // Either fails as well when the child has failed meanwhile, which then has said why.
+            return match has_report(setup.as_fd()) {
+                true => Err(reported(wait.receive(setup.as_fd()).during("set up")?)).during("set up"),
+                false => Err(error),
+            };
         }
-        drop(namespace);
         if let Some(figures) = figures {
             let answered = wait.serve(setup.as_fd(), figures.kernel.as_fd(), || figures.answer());
             answered.during("serve the FUSE file system")?;

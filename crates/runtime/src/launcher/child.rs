@@ -108,9 +108,18 @@ fn until(deadline: Instant) -> Timespec {
 
 /// Waits until a process has ended. Returns whether it did before the deadline.
 pub(super) fn has_ended(process: BorrowedFd<'_>, within: Duration) -> bool {
+    is_ready(process, within)
+}
+
+/// Whether a child has sent a report that was not received, or has closed its end.
+pub(super) fn has_report(child: BorrowedFd<'_>) -> bool {
+    is_ready(child, Duration::ZERO)
+}
+
+fn is_ready(fd: BorrowedFd<'_>, within: Duration) -> bool {
     let deadline = Instant::now() + within;
     loop {
-        let mut poll = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+        let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
         match rustix::event::poll(&mut poll, Some(&until(deadline))) {
             Err(rustix::io::Errno::INTR) => {}
             outcome => return outcome.is_ok_and(|ready| ready > 0),

@@ -59,6 +59,22 @@ pub(crate) struct Criu {
     _filters: Option<OwnedFd>,
 }
 
+/// What a run is started with.
+#[derive(Debug)]
+pub(crate) struct CriuRun<'a> {
+    pub(crate) program: &'a Path,
+    pub(crate) task: Task,
+    pub(crate) settings: &'a CriuSettings,
+    /// Directory of the image.
+    pub(crate) image: &'a Path,
+    /// User id that it runs with.
+    pub(crate) base: u32,
+    /// Control group that it starts in, instead of that of this process.
+    pub(crate) birth: Option<BorrowedFd<'a>>,
+    /// Whether it may ask the packet filter of the kernel. If not, it gets an empty answer without that.
+    pub(crate) asks_filters: bool,
+}
+
 /// What happened in a run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CriuEvent {
@@ -73,45 +89,35 @@ pub(crate) enum CriuEvent {
 }
 
 impl Criu {
-    /// Starts `program` with the default signals and the user id `base`, for the image in a directory. `prepare` is called in its process before that. With
-    /// `asks_filters`, what it asks the packet filter of the kernel is answered.
+    /// Starts the program with the default signals. `prepare` is called in its process before that.
     ///
     /// # Errors
     /// When no process can be created. What fails after that is in the errors of the run.
-    pub(crate) fn start(
-        program: &Path,
-        task: Task,
-        settings: &CriuSettings,
-        image: &Path,
-        base: u32,
-        birth: Option<BorrowedFd<'_>>,
-        asks_filters: bool,
-        prepare: impl FnOnce() -> io::Result<()>,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(run: &CriuRun<'_>, prepare: impl FnOnce() -> io::Result<()>) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let (connection, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         wire::send(
             connection.as_fd(),
-            &rpc::request(task, &format!("/proc/self/fd/{SETTINGS}")),
+            &rpc::request(run.task, &format!("/proc/self/fd/{SETTINGS}")),
             &[],
         )?;
-        let settings = format!("{}images-dir /proc/self/fd/{IMAGE}\n", settings.text());
+        let settings = format!("{}images-dir /proc/self/fd/{IMAGE}\n", run.settings.text());
         let settings = file_of("settings", settings.as_bytes())?;
         let errors = file_of("errors", &[])?;
-        let library = file_of("geteuid", &preload::library(!asks_filters))?;
-        let (filters, other_end) = match asks_filters {
+        let library = file_of("geteuid", &preload::library(!run.asks_filters))?;
+        let (filters, other_end) = match run.asks_filters {
             true => (None, None),
             false => preload::filters().map(|(end, other)| (Some(end), Some(other)))?,
         };
-        let program = CString::new(program.as_os_str().as_bytes())?;
+        let program = CString::new(run.program.as_os_str().as_bytes())?;
         let number = CString::new(CONNECTION.to_string())?;
         let arguments = [c"criu", c"swrk", &number];
-        match sys::clone3(0, birth)? {
+        match sys::clone3(0, run.birth)? {
             Cloned::Parent { pid, pidfd } => Ok(Self {
                 process: pidfd,
                 pid: Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?,
                 has_succeeded: false,
-                base,
+                base: run.base,
                 connection,
                 is_closed: false,
                 errors,
@@ -120,8 +126,8 @@ impl Criu {
             Cloned::Child => {
                 sys::reset_signals();
                 let error = prepare()
-                    .and_then(|()| become_identity(base))
-                    .and_then(|()| place([&errors, &library, &theirs, &settings], image, filters.as_ref()))
+                    .and_then(|()| become_identity(run.base))
+                    .and_then(|()| place([&errors, &library, &theirs, &settings], run.image, filters.as_ref()))
                     .map_or_else(
                         |error| error,
                         |()| calls::exec_with(&program, &arguments, &[PATH, PRELOADED]),
@@ -330,17 +336,16 @@ mod tests {
         // A file that a shell is told to read by the arguments of CRIU.
         std::fs::write(directory.path().join("swrk"), PROGRAM).unwrap();
         let prepare = || std::env::set_current_dir(directory.path());
-        let criu = Criu::start(
-            Path::new("/bin/sh"),
-            Task::Restore,
-            &CriuSettings::new(),
-            directory.path(),
-            0,
-            None,
-            true,
-            prepare,
-        )
-        .unwrap();
+        let run = CriuRun {
+            program: Path::new("/bin/sh"),
+            task: Task::Restore,
+            settings: &CriuSettings::new(),
+            image: directory.path(),
+            base: 0,
+            birth: None,
+            asks_filters: true,
+        };
+        let criu = Criu::start(&run, prepare).unwrap();
         let state = |pid: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())

@@ -37,7 +37,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
-use super::criu::{Criu, CriuEvent};
+use super::criu::{Criu, CriuEvent, CriuRun};
 use super::host::HostFeatures;
 use super::rpc::{CriuSettings, Task};
 use super::save::{AtRest, Subject};
@@ -169,16 +169,16 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         // The name of the host belongs to the sandbox, and a user that is not root could not restore it.
         sys::setns(subject.agent, libc::CLONE_NEWUTS)
     };
-    let mut criu = Criu::start(
-        &dump.program,
-        Task::Dump { pid: dump.pid },
-        &settings,
-        &dump.image,
-        dump.base_id,
-        None,
-        !knows_kernel,
-        prepare,
-    )?;
+    let run = CriuRun {
+        program: &dump.program,
+        task: Task::Dump { pid: dump.pid },
+        settings: &settings,
+        image: &dump.image,
+        base: dump.base_id,
+        birth: None,
+        asks_filters: !knows_kernel,
+    };
+    let mut criu = Criu::start(&run, prepare)?;
     let written = follow(&mut criu, dump, subject, &log, socket);
     if matches!(&written, Err(Unwritten::Running(_) | Unwritten::Refused(_))) && !criu.stop(STOP_TIMEOUT) {
         // Killed then, which it survives only outside of processes.

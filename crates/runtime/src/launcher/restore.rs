@@ -35,7 +35,7 @@ use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
 use super::{During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
-use crate::checkpoint::criu::{Criu, CriuEvent};
+use crate::checkpoint::criu::{Criu, CriuEvent, CriuRun};
 use crate::checkpoint::rpc::{CriuSettings, Task};
 use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
@@ -372,17 +372,16 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
         sys::unshare(libc::CLONE_NEWCGROUP | libc::CLONE_NEWUTS)?;
         Ok(rustix::system::sethostname(base::HOST_NAME.as_bytes())?)
     };
-    let birth = parts.work.birth.as_ref().map(AsFd::as_fd);
-    let mut criu = Criu::start(
-        &parts.image.program,
-        Task::Restore,
-        &settings,
-        &parts.image.directory,
-        parts.base_id,
-        birth,
-        true,
-        prepare,
-    )?;
+    let run = CriuRun {
+        program: &parts.image.program,
+        task: Task::Restore,
+        settings: &settings,
+        image: &parts.image.directory,
+        base: parts.base_id,
+        birth: parts.work.birth.as_ref().map(AsFd::as_fd),
+        asks_filters: true,
+    };
+    let mut criu = Criu::start(&run, prepare)?;
     let (mut agent, mut is_restored) = (0, false);
     loop {
         let event = dump::next(&mut criu, socket, parts.figures)?;

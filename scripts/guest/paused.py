@@ -197,16 +197,22 @@ def until_the_restart(platform: Plain) -> None:
     memory_alone(platform)
 
     lost = Holder()
-    child = api("POST", f"/sandboxes/{holder.sandbox.id}/fork", 201, {"count": 1, "timeout": 600})[0]["sandbox"]
-    state_of_child = read(Sandbox(child))
-    api("POST", f"/sandboxes/{child['sandboxID']}/pause", 204)
-    holder.state = read(holder.sandbox)
-    holder.pause("disk")
+    child = Holder.__new__(Holder)
+    child.sandbox = Sandbox(api("POST", f"/sandboxes/{holder.sandbox.id}/fork", 201, {"count": 1, "timeout": 600})[0]["sandbox"])
+    child.state, holder.state = read(child.sandbox), read(holder.sandbox)
+
+    @check("the pauses before a loss of power are on disk")
+    def _() -> None:
+        child.pause("disk")
+        holder.pause("disk")
+
+    if failed:
+        print(platform.log()[-6000:], flush=True)
     KEPT.write_text(
         json.dumps(
             {
                 "holder": [holder.sandbox.id, holder.sandbox.token, holder.state],
-                "child": [child["sandboxID"], child["envdAccessToken"], state_of_child],
+                "child": [child.sandbox.id, child.sandbox.token, child.state],
                 "lost": lost.sandbox.id,
                 "passed": passed,
                 "failed": failed,

@@ -75,6 +75,15 @@ impl NodeRows {
         &self.node
     }
 
+    /// Waits until all changes so far survive a loss of power. Changes of sandboxes do not wait for the disk, because
+    /// one that runs does not survive that itself; one that is kept on disk does.
+    ///
+    /// # Errors
+    /// When the disk fails; then the latest changes may be lost with the power.
+    pub async fn sync(&self) -> Result<(), StoreError> {
+        self.store.db.sync("write the changes of sandboxes to disk").await
+    }
+
     /// The database, for rows that belong to no node.
     #[must_use]
     pub fn store(&self) -> &Store {

@@ -4,6 +4,9 @@
 //! and shares its result, or goes on from there. After a crash, the next start adopts the sandbox as its processes are,
 //! running or stopped, or keeps its disk. So the row of a sandbox that is being resumed has its new deadline before its
 //! processes continue, and that of a sandbox that is being paused keeps its deadline until they have stopped.
+//!
+//! A pause to disk is answered when it would survive a loss of power, and so does the row of before the node pauses it. What
+//! the row says afterwards may be lost: the next start finds on the disk that the sandbox is complete.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -287,9 +290,16 @@ impl Sandboxes {
         entry.update(row.version, row.end_us);
         self.deadlines.remove(id);
         entry.cut();
+        // Both write to the disk. A pause that is cancelled does not wait for this.
+        let rows = self.rows.clone();
+        let syncing = (keep != Kept::Memory).then(|| self.work.spawn(async move { rows.sync().await }));
         let paused = match self.pause_unless_resumed(entry, keep, is_written_next).await {
             Ok(paused) => paused,
             Err(error) => return Err(self.give_up_pause(entry, row, error).await),
+        };
+        let synced = match syncing {
+            Some(syncing) => syncing.await.map_or(Err(PauseError::TaskFailed), |synced| Ok(synced?)),
+            None => Ok(()),
         };
         self.finish_pause(entry, row.version, paused, (self.clock.now_us(), None))
             .await;
@@ -306,7 +316,8 @@ impl Sandboxes {
         match entry.apply(Transition::Saved) {
             true => {
                 self.write_later(entry);
-                Ok(())
+                // It is paused, but the next loss of power could take it.
+                synced
             }
             // It is being ended, which waits for this task.
             false => Err(PauseError::Stopping),

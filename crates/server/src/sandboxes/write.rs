@@ -57,6 +57,15 @@ impl Sandboxes {
             Ok(None) => return,
             Err(error) => return self.log_store_error(&error, id, "cannot read the row of a paused sandbox"),
         };
+        // It counts as kept on disk afterwards, which survives a loss of power.
+        let synced = tokio::select! {
+            biased;
+            synced = self.rows.sync() => synced,
+            () = entry.until_waited_for() => return,
+        };
+        if let Err(error) = synced {
+            return self.log_store_error(&error, id, "cannot write a paused sandbox to disk");
+        }
         let cancel = CancellationToken::new();
         let pausing = self.pause_on_node(id, Kept::Image, false, cancel.clone());
         tokio::pin!(pausing);

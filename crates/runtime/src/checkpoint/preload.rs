@@ -241,7 +241,8 @@ mod tests {
             std::fs::write(&path, library(with_filters)).unwrap();
             let (end, _other) = filters().unwrap();
             let number = end.as_raw_fd();
-            let mut perl = std::process::Command::new("sh");
+            // Not `sh`, which knows descriptors of one digit only.
+            let mut perl = std::process::Command::new("bash");
             perl.args([
                 "-c",
                 &format!("exec 4<&{number}; exec env LD_PRELOAD=$0 timeout 10 perl -MErrno -e \"$1\""),

@@ -25,8 +25,7 @@ const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 /// Descriptor of the library that is loaded before CRIU's own.
 const PRELOAD: i32 = 3;
 const PRELOADED: &CStr = c"LD_PRELOAD=/proc/self/fd/3";
-/// Descriptors of its connection to this process, of the file with its settings, and of the directory of the image. That is
-/// named by its descriptor, because CRIU 4.1 takes a symbolic link only, and later ones take it as well.
+/// Descriptors of its connection to this process, of the file with its settings, and of the directory of the image.
 const CONNECTION: i32 = preload::FILTERS + 1;
 const SETTINGS: i32 = CONNECTION + 1;
 const IMAGE: i32 = SETTINGS + 1;

@@ -5,8 +5,8 @@
 //! running or stopped, or keeps its disk. So the row of a sandbox that is being resumed has its new deadline before its
 //! processes continue, and that of a sandbox that is being paused keeps its deadline until they have stopped.
 //!
-//! A pause to disk is answered when it would survive a loss of power, and so does the row of before the node pauses it. What
-//! the row says afterwards may be lost: the next start finds on the disk that the sandbox is complete.
+//! A pause to disk is answered once the sandbox would survive a loss of power. For that, its row is synced as it is before the
+//! node pauses it. The row of afterwards is not: if it is lost, the next start finds on the disk that the sandbox is complete.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -290,7 +290,7 @@ impl Sandboxes {
         entry.update(row.version, row.end_us);
         self.deadlines.remove(id);
         entry.cut();
-        // Both write to the disk. A pause that is cancelled does not wait for this.
+        // While the node writes to disk. A pause that is cancelled does not wait for it.
         let rows = self.rows.clone();
         let syncing = (keep != Kept::Memory).then(|| self.work.spawn(async move { rows.sync().await }));
         let paused = match self.pause_unless_resumed(entry, keep, is_written_next).await {
@@ -316,7 +316,7 @@ impl Sandboxes {
         match entry.apply(Transition::Saved) {
             true => {
                 self.write_later(entry);
-                // It is paused, but the next loss of power could take it.
+                // If that failed, the sandbox is paused, but might not survive a loss of power.
                 synced
             }
             // It is being ended, which waits for this task.

@@ -118,6 +118,9 @@ step_escape() {
 }
 
 step_fence() {
+  local RINGFENCE_CRIU
+  RINGFENCE_CRIU=$(criu_program)
+  export RINGFENCE_CRIU
   need_npm
   suite 2.63.0 900 fence
 }

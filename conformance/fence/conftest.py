@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
+from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.internet import RESOLVER, Internet
 from harness.platform import Platform
@@ -43,7 +44,7 @@ def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
     # Servers that the gateway connects to for a sandbox have certificates of this authority.
     registries = f'[builds]\nregistry_ca_files = "registry.example.org:5002={internet.authority}"'
     config = CONFIG.replace("[builds]", registries)
-    server = Platform(work_dir / "data", config=f'{config}ca_file = "{internet.authority}"\n')
+    server = Platform(work_dir / "data", config=f'{criu_config()}{config}ca_file = "{internet.authority}"\n')
     try:
         server.start()
         server.use()

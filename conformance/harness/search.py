@@ -94,9 +94,17 @@ def tree(root: Path, same_device: bool = True) -> Iterator[Path]:
                 yield path
 
 
-def places(sandbox_id: str, data_dir: Path, log: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Everything that is searched: kind of place, and its content."""
+def kept_places(data_dir: Path, log: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """What the host keeps: kind of place, and its content. Images of processes are data."""
     os.sync()
+    for path in tree(data_dir):
+        kind = "database" if ".db" in path.name or "sqlite" in path.name else "disk image" if path.stat().st_size >= 64 << 20 else "data"
+        yield kind, file(path)
+    yield "log", file(log)
+
+
+def places(sandbox_id: str, data_dir: Path, log: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Everything that is searched of a running sandbox."""
     for pid in processes(sandbox_id):
         is_agent = b"ringfence" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
         yield ("agent's memory" if is_agent else "memory"), memory(pid)
@@ -107,17 +115,23 @@ def places(sandbox_id: str, data_dir: Path, log: Path) -> Iterator[tuple[str, It
         if (inside / name).is_dir():
             for path in tree(inside / name):
                 yield "files", file(path)
-    for path in tree(data_dir):
-        kind = "database" if ".db" in path.name or "sqlite" in path.name else "disk image" if path.stat().st_size >= 64 << 20 else "data"
-        yield kind, file(path)
-    yield "log", file(log)
+    yield from kept_places(data_dir, log)
 
 
 def search(secret: str, sandbox_id: str, data_dir: Path, log: Path) -> set[str]:
     """The kinds of places in which a secret is, in any form."""
+    return found_in(secret, places(sandbox_id, data_dir, log))
+
+
+def search_kept(secret: str, data_dir: Path, log: Path) -> set[str]:
+    """The same on the host alone, where no sandbox needs to run."""
+    return found_in(secret, kept_places(data_dir, log))
+
+
+def found_in(secret: str, places: Iterator[tuple[str, Iterator[bytes]]]) -> set[str]:
     pattern = re.compile(b"|".join(map(re.escape, forms(secret))))
     found = set()
-    for kind, content in places(sandbox_id, data_dir, log):
+    for kind, content in places:
         if kind not in found and any(pattern.search(part) for part in content):
             found.add(kind)
     return found

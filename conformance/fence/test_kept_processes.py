@@ -1,0 +1,170 @@
+"""Injection and policies hold for programs that go on after a pause to disk, in forks, and in sandboxes from a snapshot."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox, Secret
+
+from fence.test_injection import API, Injected, sent
+from harness.criu import pause
+from harness.internet import Internet
+from harness.platform import Platform
+from harness.search import search_kept
+from harness.traffic import until
+
+# Has read the certificates that it trusts when it says that it is ready, and asks for each address that it reads.
+CLIENT = """
+import hashlib, ssl, sys, urllib.request
+context = ssl.create_default_context()
+mark = hashlib.sha256(sys.argv[1].encode()).hexdigest()
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        with urllib.request.urlopen(line.strip(), context=context, timeout=20) as answer:
+            print("status", answer.status, flush=True)
+    except OSError as error:
+        print("status", error, flush=True)
+"""
+
+
+class Client:
+    """The program, which runs in one sandbox first and then in others as well."""
+
+    def __init__(self, box: Sandbox) -> None:
+        seed = uuid.uuid4().hex
+        self.mark = hashlib.sha256(seed.encode()).hexdigest()
+        box.files.write("/tmp/client.py", CLIENT)
+        handle = box.commands.run(f"exec python3 /tmp/client.py {seed}", background=True, stdin=True, timeout=0)
+        assert next(iter(handle))[0] == "ready\n"
+        handle.disconnect()
+        self.pid = handle.pid
+
+    def ask(self, box: Sandbox, path: str) -> str:
+        """What it says about a request."""
+        handle = box.commands.connect(self.pid, timeout=0)
+        box.commands.send_stdin(self.pid, f"https://{API}{path}\n")
+        said = ""
+        for out, error, _ in handle:
+            assert not error, error
+            said += out or ""
+            if said.endswith("\n"):
+                handle.disconnect()
+                return said.removeprefix("status ").strip()
+        raise AssertionError(f"it has ended: {said}")
+
+
+@pytest.fixture
+def injected(create: Callable[..., Sandbox]) -> Injected:
+    return Injected(create)
+
+
+def some_path() -> str:
+    return f"/{uuid.uuid4().hex}"
+
+
+def log_of(platform: Platform, box: Sandbox) -> str:
+    headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
+    return httpx.get(f"{platform.url}/v2/sandboxes/{box.sandbox_id}/logs", headers=headers).text
+
+
+def assert_injected(client: Client, box: Sandbox, internet: Internet, header: str) -> None:
+    """For the program of before, and for one that is started now."""
+    path = some_path()
+    assert client.ask(box, path) == "200"
+    assert sent(internet, path) == [header]
+    box.commands.run(f"curl -sS https://{API}{path}", timeout=60)
+    assert sent(internet, path) == [header] * 2
+
+
+def images(directory: Path) -> list[Path]:
+    """Files with pages of memory."""
+    return list(directory.rglob("pages-*.img"))
+
+
+def test_after_a_pause_to_disk(injected: Injected, internet: Internet, platform: Platform) -> None:
+    box = injected.box
+    client = Client(box)
+    assert_injected(client, box, internet, injected.header)
+    pause(box)
+    # What its memory has is found in its image, and the secret is nowhere.
+    assert images(platform.data_dir / "kept")
+    assert search_kept(client.mark, platform.data_dir, platform.log_path) == {"data"}
+    assert search_kept(injected.secret, platform.data_dir, platform.log_path) == set()
+    # What changes meanwhile holds from the first request on.
+    injected.secret = f"sk-{uuid.uuid4().hex}"
+    Secret.update(injected.name, injected.secret)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert_injected(client, box, internet, f"Bearer {injected.secret}")
+    # A pause to disk after a restart of the platform.
+    assert platform.terminate() == 0
+    platform.start()
+    pause(box)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert_injected(client, box, internet, f"Bearer {injected.secret}")
+    box.update_network({"rules": injected.network()["rules"], "deny_out": ["0.0.0.0/0"]})
+    pause(box)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    path = some_path()
+    assert client.ask(box, path) != "200"
+    assert sent(internet, path) == []
+
+
+def test_in_forks(injected: Injected, internet: Internet, platform: Platform) -> None:
+    parent = injected.box
+    client = Client(parent)
+    assert_injected(client, parent, internet, injected.header)
+    children = parent.fork(count=2, timeout=200)
+    try:
+        assert not [child for child in children if isinstance(child, Exception)], children
+        for box in (parent, *children):
+            assert_injected(client, box, internet, injected.header)
+        # Each has rules of its own from now on, and a log.
+        other = f"sk-{uuid.uuid4().hex}"
+        Secret.create(f"other-{injected.name}", other)
+        headers = {"Authorization": f"Bearer ${{e2b.secrets.other-{injected.name}}}"}
+        children[0].update_network({"rules": {API: [{"transform": {"headers": headers}}]}})
+        children[1].update_network({"allow_internet_access": False})
+        assert_injected(client, children[0], internet, f"Bearer {other}")
+        assert_injected(client, parent, internet, injected.header)
+        refused, own = some_path(), some_path()
+        assert client.ask(children[1], refused) != "200"
+        assert sent(internet, refused) == []
+        assert client.ask(children[0], own) == "200"
+        until(lambda: own in log_of(platform, children[0]), "its request is in its log")
+        assert all(own not in log_of(platform, box) for box in (parent, children[1]))
+        # They go on without the sandbox whose certificate they trust.
+        parent.kill()
+        assert_injected(client, children[0], internet, f"Bearer {other}")
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_in_sandboxes_from_a_snapshot(injected: Injected, internet: Internet, platform: Platform) -> None:
+    client = Client(injected.box)
+    snapshot = injected.box.create_snapshot().snapshot_id
+    try:
+        assert images(platform.data_dir / "memories")
+        assert "data" in search_kept(client.mark, platform.data_dir, platform.log_path)
+        assert search_kept(injected.secret, platform.data_dir, platform.log_path) == set()
+        injected.box.kill()
+        # The rules are those of the create request.
+        other = f"sk-{uuid.uuid4().hex}"
+        Secret.create(f"other-{injected.name}", other)
+        headers = {"Authorization": f"Bearer ${{e2b.secrets.other-{injected.name}}}"}
+        with Sandbox.create(snapshot, timeout=200, network={"rules": {API: [{"transform": {"headers": headers}}]}}) as box:
+            assert_injected(client, box, internet, f"Bearer {other}")
+        # Without rules, nothing is decrypted: the server shows a certificate that sandboxes do not trust.
+        with Sandbox.create(snapshot, timeout=200) as box:
+            path = some_path()
+            assert "CERTIFICATE_VERIFY_FAILED" in client.ask(box, path)
+            box.commands.run(f"curl -sSk https://{API}{path}", timeout=60)
+            assert sent(internet, path) == [None]
+    finally:
+        Sandbox.delete_snapshot(snapshot)

@@ -13,7 +13,7 @@ import pytest
 from e2b import PtySize, Sandbox
 
 from harness.beside import beside
-from harness.criu import criu_config, pause, processes
+from harness.criu import criu_config, groups, pause, processes
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -312,3 +312,26 @@ def test_a_pause_is_not_cancelled_where_a_resume_means_more(disk: Platform, box:
         pausing.join()
         assert (answers[0].status_code, resumed.status_code) == (204, 201), (answers[0].text, resumed.text)
         assert httpx.get(url, headers=key).json()["startedAt"] > before
+
+
+def test_the_end_of_the_platform_writes_everything(platform: Platform, tmp_path: Path) -> None:
+    """With `pause.at_shutdown`, nothing is left that the end of the host would end."""
+    with beside(platform, tmp_path, criu_config() + "at_shutdown = true\n") as server:
+        boxes = [Sandbox.create(timeout=300) for _ in range(3)]
+        written, refused, waiting = boxes
+        for box in boxes:
+            box.commands.run("cp /bin/sleep /tmp/still-there && exec /tmp/still-there 1000", background=True, timeout=0)
+            until(lambda box=box: box.commands.run("pgrep -c still-there || true").stdout == "1\n", "it runs")
+        for box in (refused, waiting):
+            box.commands.run("sudo touch /dev/mqueue/queue")
+        assert waiting.pause() is True
+        assert processes(waiting) != []
+        assert server.terminate() == 0
+        assert all(processes(box) == [] and groups(box) == [] for box in boxes)
+        server.start()
+        for box, running in ((written, "1\n"), (refused, "0\n"), (waiting, "0\n")):
+            assert box.get_info().state == "paused"
+            box = Sandbox.connect(box.sandbox_id, timeout=300)
+            assert box.commands.run("pgrep -c still-there || true").stdout == running
+            assert box.files.exists("/tmp/still-there")
+            box.kill()

@@ -25,6 +25,7 @@ pub(crate) mod registry;
 pub(crate) mod repositories;
 mod restart;
 pub(crate) mod resume;
+mod shutdown;
 pub(crate) mod snapshot;
 mod start_command;
 mod stop;
@@ -95,6 +96,8 @@ pub(crate) struct Sandboxes {
     pub(crate) work: TaskTracker,
     /// Cancelled when the server is stopped: nothing waits for better times from then on.
     pub(crate) stopping: CancellationToken,
+    /// Cancelled when the server is stopped and no time is left to write processes to disk.
+    pub(crate) image_deadline: CancellationToken,
 }
 
 /// Settings of the operator for every sandbox.

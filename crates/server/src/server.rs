@@ -51,7 +51,7 @@ use crate::space;
 
 /// How long API requests and the work that they started may take to finish once the server is stopped.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
-/// The same where running sandboxes are paused: service managers wait for 90 s by default.
+/// The same where sandboxes are kept on disk: service managers wait for 90 s by default.
 const PAUSE_BOUND: Duration = Duration::from_secs(75);
 /// How long completed responses may take to be sent.
 const FLUSH_BOUND: Duration = Duration::from_millis(250);
@@ -79,8 +79,8 @@ pub struct Server {
     gateway: Arc<Gateway>,
     /// Work that requests started and that outlives them.
     work: TaskTracker,
-    /// Those that are paused when the server is stopped, if the operator wants that.
-    pauses: Option<Arc<Sandboxes>>,
+    /// Those that are kept on disk when the server is stopped, if the operator wants that, and for how long with processes.
+    keep_at_shutdown: Option<(Arc<Sandboxes>, Duration)>,
     connections: TaskTracker,
     streams: TaskTracker,
     background: TaskTracker,
@@ -222,6 +222,7 @@ impl Server {
             clock: clock.clone(),
             work: work.clone(),
             stopping: stop.clone(),
+            image_deadline: CancellationToken::new(),
         });
         let readers = Arc::new(Readers::new());
         let api = ApiState::new(Services {
@@ -282,7 +283,9 @@ impl Server {
             },
             gateway,
             work,
-            pauses: pause.at_shutdown.then(|| Arc::clone(&sandboxes)),
+            keep_at_shutdown: pause
+                .at_shutdown
+                .then(|| (Arc::clone(&sandboxes), pause.images_at_shutdown_within)),
             connections: TaskTracker::new(),
             streams,
             background: TaskTracker::new(),
@@ -394,13 +397,13 @@ impl Server {
         let begun = async {
             self.gateway.requests.close();
             self.gateway.requests.wait().await;
-            if let Some(sandboxes) = &self.pauses {
-                sandboxes.pause_all().await;
+            if let Some((sandboxes, images_within)) = &self.keep_at_shutdown {
+                sandboxes.keep_all(*images_within).await;
             }
             self.work.close();
             self.work.wait().await;
         };
-        let bound = match self.pauses {
+        let bound = match self.keep_at_shutdown {
             Some(_) => PAUSE_BOUND,
             None => DRAIN_BOUND,
         };

@@ -72,6 +72,8 @@ pub struct FakeNode {
     pub pause_to_disk: Mutex<Behaviour>,
     /// Behaviour of a pause that writes processes to disk.
     pub write: Mutex<Behaviour>,
+    /// Whether such a pause keeps the processes in memory instead, as one of processes that cannot be written.
+    pub keeps_images_in_memory: Mutex<bool>,
     /// Behaviour of a resume.
     pub resume: Mutex<Behaviour>,
     /// The paused sandboxes.
@@ -171,6 +173,7 @@ impl FakeNode {
             pause: Mutex::new(Behaviour::Works),
             pause_to_disk: Mutex::new(Behaviour::Works),
             write: Mutex::new(Behaviour::Unsupported),
+            keeps_images_in_memory: Mutex::new(false),
             resume: Mutex::new(Behaviour::Works),
             paused: Mutex::default(),
             kept: Mutex::default(),

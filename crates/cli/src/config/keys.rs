@@ -360,8 +360,9 @@ keys! {
     },
     PAUSE_AT_SHUTDOWN = {
         "pause.at_shutdown", None, Boolean, "false",
-        "Whether running sandboxes are paused when the platform is stopped: their files are kept on disk, and their \
-         processes end. Otherwise they go on running until the host stops.",
+        "Whether sandboxes are kept on disk when the platform is stopped: running ones are paused, with their processes \
+         if `pause.criu` is set, and otherwise with their files alone; so are those that are paused in memory. Otherwise \
+         all stay as they are until the host stops.",
     },
     POOL_BASE = {
         "pool.base", None, Integer, "0",

@@ -1,10 +1,14 @@
 //! Settings of what the host keeps free, of the warm pool, and of paused sandboxes.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use server::settings::{CapacitySettings, PauseSettings, PoolSettings};
 
 use super::{ConfigError, Given, boolean, integer, keys, limit, values};
+
+/// How long processes are written to disk when the platform is stopped. It has 75 s in all, of which files alone need the rest.
+const IMAGES_AT_SHUTDOWN_WITHIN: Duration = Duration::from_secs(45);
 
 impl Given<'_> {
     /// `disk_mb` is the disk space that each sandbox preallocates, if any.
@@ -28,6 +32,7 @@ impl Given<'_> {
                 .parse(keys::PAUSE_RETENTION_S, |text| limit(text, u32::MAX))?
                 .flatten(),
             at_shutdown: self.parse(keys::PAUSE_AT_SHUTDOWN, boolean)?.unwrap_or(false),
+            images_at_shutdown_within: IMAGES_AT_SHUTDOWN_WITHIN,
             processes_on_disk: self.criu()?.is_some(),
             answer: self
                 .parse(keys::PAUSE_ANSWER, values::pause_answer)?

@@ -11,7 +11,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, stream};
 use model::id::SandboxId;
 use model::lifecycle::{Kept, State, Transition};
 use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
@@ -38,8 +37,6 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(20);
 const DISK_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// How long an agent may take to say that it is well.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Sandboxes that are paused at the same time when the server is stopped. Each writes out its disk.
-const PAUSES: usize = 8;
 /// Pause before a sandbox is paused again that could not be paused at its deadline, in microseconds.
 const PAUSE_RETRY_US: i64 = SECOND_US;
 
@@ -227,7 +224,7 @@ impl Sandboxes {
     }
 
     /// Has the node pause a sandbox, and cancels that when a resume comes while its processes are written to disk, unless a
-    /// limit of its team is against that, and when the sandbox is to be ended.
+    /// limit of its team is against that, when the sandbox is to be ended, and when no time is left before the server ends.
     async fn pause_unless_resumed(
         &self,
         entry: &SandboxEntry,
@@ -241,6 +238,10 @@ impl Sandboxes {
             biased;
             paused = &mut pausing => return paused,
             () = entry.resume_wanted() => {}
+            () = self.image_deadline.cancelled(), if keep == Kept::Image => {
+                cancel.cancel();
+                return pausing.await;
+            }
         }
         // First, so that resumes of many sandboxes cannot exceed the limit. When it is paused nevertheless, it counts as that.
         if entry.state() == State::Stopping || entry.count(CountedAs::Running).is_ok() {
@@ -399,27 +400,6 @@ impl Sandboxes {
             NodeError::Cancelled => PauseError::Cancelled,
             error => PauseError::Node(error),
         }
-    }
-
-    /// Pauses every running sandbox because the server is being stopped: its disk is kept, and survives the host. Those that
-    /// cannot be paused go on running, until the host stops them.
-    pub(crate) async fn pause_all(self: &Arc<Self>) {
-        let request = PauseRequest {
-            reason: PauseReason::Shutdown,
-            keep: Kept::Filesystem,
-            is_limited: false,
-        };
-        let entries = self.registry.all_running();
-        tracing::info!(
-            sandboxes = entries.len(),
-            "pausing what runs, because the platform is being stopped"
-        );
-        let pauses = entries.into_iter().map(|entry| async move {
-            if let Err(error) = self.pause(&entry, request).await {
-                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot pause a sandbox at the end");
-            }
-        });
-        stream::iter(pauses).buffer_unordered(PAUSES).collect::<()>().await;
     }
 
     /// Pauses a sandbox at its deadline. A limit of its team does not end it, because its client was told that it is kept:

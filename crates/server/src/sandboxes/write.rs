@@ -41,12 +41,13 @@ impl Sandboxes {
         self.work.spawn(async move {
             // Also when the server is being stopped, for as long as it waits for work: the host may be stopped next.
             if let Ok(_turn) = sandboxes.writes.acquire().await {
-                sandboxes.write_to_disk(&entry).await;
+                sandboxes.write_to_disk(&entry, Kept::Image).await;
             }
         });
     }
 
-    async fn write_to_disk(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
+    /// Moves a sandbox that is paused in memory to disk, with its processes or its files alone.
+    pub(super) async fn write_to_disk(self: &Arc<Self>, entry: &Arc<SandboxEntry>, keep: Kept) {
         let id = &entry.id;
         let _guard = entry.change_lock.lock().await;
         if !is_in_memory(entry) || entry.is_waited_for() {
@@ -67,12 +68,16 @@ impl Sandboxes {
             return self.log_store_error(&error, id, "cannot write a paused sandbox to disk");
         }
         let cancel = CancellationToken::new();
-        let pausing = self.pause_on_node(id, Kept::Image, false, cancel.clone());
+        let pausing = self.pause_on_node(id, keep, false, cancel.clone());
         tokio::pin!(pausing);
         let written = tokio::select! {
             biased;
             written = &mut pausing => written,
             () = entry.until_waited_for() => {
+                cancel.cancel();
+                pausing.await
+            }
+            () = self.image_deadline.cancelled(), if keep == Kept::Image => {
                 cancel.cancel();
                 pausing.await
             }
@@ -83,10 +88,10 @@ impl Sandboxes {
             }
             Ok(paused) => {
                 let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
-                let disk_bytes = paused.disk_bytes;
+                let (kept, disk_bytes) = (paused.kept.as_str(), paused.disk_bytes);
                 self.finish_pause(entry, entry.version(), paused, (paused_us, row.resume_error))
                     .await;
-                tracing::info!(sandbox.id = %id, disk_bytes, "the processes of a paused sandbox are on disk");
+                tracing::info!(sandbox.id = %id, kept, disk_bytes, "a paused sandbox is on disk");
             }
             // Who resumes it goes on from here; that of one that has ended is reported.
             Err(NodeError::Cancelled | NodeError::NotFound(_)) => {}
@@ -98,7 +103,7 @@ impl Sandboxes {
 }
 
 /// Whether a sandbox is paused, and kept in memory.
-fn is_in_memory(entry: &SandboxEntry) -> bool {
+pub(super) fn is_in_memory(entry: &SandboxEntry) -> bool {
     let is_kept = matches!(entry.counted(), CountedAs::Paused { keep: Kept::Memory, .. });
     is_kept && entry.state() == State::Paused
 }

@@ -1,8 +1,10 @@
 //! Sandboxes of which only the disk is kept: paused, and started anew.
 
+use std::time::Duration;
+
 use model::lifecycle::{Kept, State};
 use serde_json::{Value, json};
-use server::settings::ServerSettings;
+use server::settings::{PauseAnswer, ServerSettings};
 
 use super::pause::{detail, origin, parsed, pause, platform, post, state, traffic, until_state};
 use super::platform::{Behaviour, TestPlatform, within};
@@ -231,22 +233,58 @@ fn at_shutdown(settings: &mut ServerSettings) {
     settings.pause.at_shutdown = true;
 }
 
-#[tokio::test]
-async fn the_end_of_the_platform_pauses_what_runs() {
-    let platform = TestPlatform::start_adjusted(at_shutdown).await;
+fn at_shutdown_with_processes(settings: &mut ServerSettings) {
+    at_shutdown(settings);
+    settings.pause.processes_on_disk = true;
+    settings.pause.images_at_shutdown_within = Duration::from_secs(30);
+}
+
+fn at_shutdown_in_a_hurry(settings: &mut ServerSettings) {
+    at_shutdown_with_processes(settings);
+    settings.pause.images_at_shutdown_within = Duration::from_millis(200);
+}
+
+fn at_shutdown_written_later(settings: &mut ServerSettings) {
+    at_shutdown_with_processes(settings);
+    settings.pause.answer = PauseAnswer::Frozen;
+}
+
+/// Stops a platform with one sandbox that runs and one that is paused in memory, and checks what is kept of both. What the
+/// node does with images is `write`, and `kept` is what it keeps then.
+async fn check_shutdown(settings: fn(&mut ServerSettings), write: Behaviour, kept: &str) {
+    let platform = TestPlatform::start_adjusted(settings).await;
     let (one, two) = (
         platform.create(r#","timeout":600"#).await,
         platform.create(r#","timeout":600"#).await,
     );
+    *platform.node.keeps_images_in_memory.lock() = true;
     pause(&platform, &two).await;
+    assert_eq!(detail(&platform, &two).await["pauseStorage"], "memory");
+    *platform.node.keeps_images_in_memory.lock() = false;
+    *platform.node.write.lock() = write;
     let platform = platform.restart().await;
-    for (id, mode) in [(&one, "filesystem"), (&two, "full")] {
+    for id in [&one, &two] {
         let detail = detail(&platform, id).await;
         assert_eq!(
-            (&detail["state"], &detail["pauseMode"]),
-            (&json!("paused"), &json!(mode))
+            (&detail["state"], &detail["pauseStorage"], &detail["pauseMode"]),
+            (&json!("paused"), &json!("disk"), &json!(kept)),
+            "{write:?}"
         );
-        let log = platform.call("GET", &format!("/v2/sandboxes/{id}/logs"), "").await;
-        assert_eq!(log.text.contains("shutdown"), mode == "filesystem", "{}", log.text);
     }
+    let log = platform.call("GET", &format!("/v2/sandboxes/{one}/logs"), "").await;
+    assert!(log.text.contains("shutdown"), "{}", log.text);
+    assert!(platform.node.running.lock().is_empty());
+}
+
+#[tokio::test]
+async fn the_end_of_the_platform_keeps_everything_on_disk() {
+    check_shutdown(at_shutdown, Behaviour::Works, "filesystem").await;
+    check_shutdown(at_shutdown_with_processes, Behaviour::Works, "full").await;
+    check_shutdown(at_shutdown_written_later, Behaviour::Works, "full").await;
+    // What cannot be written with its processes, or not in time.
+    for settings in [at_shutdown_with_processes, at_shutdown_written_later] {
+        check_shutdown(settings, Behaviour::Unsupported, "filesystem").await;
+        check_shutdown(settings, Behaviour::Fails, "filesystem").await;
+    }
+    check_shutdown(at_shutdown_in_a_hurry, Behaviour::Waits, "filesystem").await;
 }

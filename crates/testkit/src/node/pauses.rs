@@ -14,7 +14,10 @@ impl FakeNode {
         request: PauseSandbox,
         cancel: CancellationToken,
     ) -> Result<PausedSandbox, NodeError> {
-        let PauseSandbox { id, keep, .. } = request;
+        let PauseSandbox { id, mut keep, .. } = request;
+        if keep == Kept::Image && *self.keeps_images_in_memory.lock() {
+            keep = Kept::Memory;
+        }
         let behaviour = match keep {
             Kept::Memory => *self.pause.lock(),
             Kept::Filesystem => *self.pause_to_disk.lock(),

@@ -1,0 +1,85 @@
+//! Keeping sandboxes when the server is stopped, where the operator wants that: what is only in memory ends with the host.
+//!
+//! Those that run are paused, and those that are paused in memory are written to disk. Where the node writes processes to disk, it
+//! is asked to for a limited time; of all others the files are kept, for which there is time left until the service
+//! manager kills the platform.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use model::lifecycle::Kept;
+
+use super::Sandboxes;
+use super::pause::{PauseError, PauseRequest};
+use super::registry::SandboxEntry;
+use super::write::is_in_memory;
+use crate::chain::Chain;
+use crate::outcome::PauseReason;
+use crate::records::LifecycleEvent;
+
+/// Sandboxes that are kept at the same time. Each writes out its disk.
+const AT_ONCE: usize = 8;
+
+impl Sandboxes {
+    /// Pauses every running sandbox, and keeps on disk whatever the node has. Processes are written for as long as `images_within`.
+    /// Sandboxes that cannot be kept stay as they are, until the host stops.
+    pub(crate) async fn keep_all(self: &Arc<Self>, images_within: Duration) {
+        let entries = self.registry.all_present();
+        tracing::info!(
+            sandboxes = entries.len(),
+            "pausing what runs, because the platform is being stopped"
+        );
+        let keeping = stream::iter(entries)
+            .map(|entry| async move { self.keep_at_shutdown(&entry).await })
+            .buffer_unordered(AT_ONCE)
+            .collect::<()>();
+        tokio::pin!(keeping);
+        tokio::select! {
+            () = &mut keeping => return,
+            () = tokio::time::sleep(images_within), if self.defaults.processes_on_disk => {}
+        }
+        tracing::warn!("no time is left to write processes to disk: files are kept");
+        self.image_deadline.cancel();
+        keeping.await;
+    }
+
+    async fn keep_at_shutdown(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
+        let request = |keep| PauseRequest {
+            reason: PauseReason::Shutdown,
+            keep,
+            is_limited: false,
+        };
+        let mut paused = match self.writes_images() {
+            true => self.pause(entry, request(Kept::Memory)).await,
+            false => self.pause(entry, request(Kept::Filesystem)).await,
+        };
+        // Also one whose image was not complete in time.
+        if let Err(PauseError::Cancelled | PauseError::Unsupported(_) | PauseError::Node(_)) = paused {
+            paused = self.pause(entry, request(Kept::Filesystem)).await;
+        }
+        match paused {
+            Ok(()) | Err(PauseError::Paused) => {}
+            Err(PauseError::Stopping | PauseError::Gone) => return,
+            Err(error) => {
+                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot pause a sandbox at the end");
+                return;
+            }
+        }
+        if is_in_memory(entry) && self.writes_images() {
+            self.write_to_disk(entry, Kept::Image).await;
+        }
+        if is_in_memory(entry) {
+            self.write_to_disk(entry, Kept::Filesystem).await;
+            let event = LifecycleEvent::Paused(PauseReason::Shutdown, Kept::Filesystem);
+            if !is_in_memory(entry) {
+                self.records.log_event(&entry.id, &event);
+            }
+        }
+    }
+
+    /// Whether the node is asked to write processes to disk.
+    fn writes_images(&self) -> bool {
+        self.defaults.processes_on_disk && !self.image_deadline.is_cancelled()
+    }
+}

@@ -22,6 +22,7 @@ const NLM_F_CREATE: u16 = 0x400;
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
 const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
 const RTM_NEWRULE: u16 = 32;
 const NLMSG_ERROR: u16 = 2;
 const IFLA_IFNAME: u16 = 3;
@@ -45,6 +46,7 @@ const RTPROT_STATIC: u8 = 4;
 const RT_SCOPE_LINK: u8 = 253;
 const RT_SCOPE_HOST: u8 = 254;
 const RT_TABLE_MAIN: u8 = 254;
+const RT_TABLE_LOCAL: u8 = 255;
 /// The routing table in which every address is local.
 const ALL_LOCAL: u8 = 100;
 const IFF_UP: u32 = 1;
@@ -208,6 +210,31 @@ fn requests(kind: &str) -> Vec<Request> {
 /// Sets up the network of the namespace that the caller is in, with capability NET_ADMIN over it.
 pub(crate) fn configure(kind: &str) -> io::Result<()> {
     perform(requests(kind))
+}
+
+/// Lets the kernel answer for every address in the namespace that the caller is in, or ends that. While nothing listens for
+/// the outside, it refuses what arrives for an address outside only if that is in the table of local addresses: the
+/// refusal has that address as its source.
+pub(crate) fn answer_for_all(is_on: bool) -> io::Result<()> {
+    let (kind, flags, what) = match is_on {
+        true => (RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, "answer for all addresses"),
+        false => (RTM_DELROUTE, 0, "answer for own addresses alone"),
+    };
+    let families = [libc::AF_INET, libc::AF_INET6];
+    let requests = families.map(|family| Request {
+        bytes: Message::new(kind, flags)
+            .default_route(
+                u8::try_from(family).unwrap_or_default(),
+                RT_TABLE_LOCAL,
+                RT_SCOPE_HOST,
+                RTN_LOCAL,
+            )
+            .attribute(RTA_OIF, &LOOPBACK.to_ne_bytes())
+            .finish(),
+        what,
+        may_fail: family == libc::AF_INET6,
+    });
+    perform(requests.into())
 }
 
 fn perform(requests: Vec<Request>) -> io::Result<()> {

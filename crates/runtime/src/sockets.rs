@@ -9,33 +9,45 @@
 //! It can only be bounded by measuring it: the sum of what all sockets of a network namespace hold, read from socket
 //! diagnosis and, for the kinds that diagnosis does not support everywhere, from /proc, minus what the sandbox's group
 //! is charged for. Sockets that the platform created in the namespace do not count.
+//!
+//! Diagnosis also ends the connections of a restored sandbox whose other ends were not restored.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use protocol::sockets::{Columns, held as held_in};
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 /// `NLM_F_REQUEST | NLM_F_DUMP`
 const DUMP: u16 = 0x301;
+/// `NLM_F_REQUEST | NLM_F_ACK`
+const ACKNOWLEDGED: u16 = 0x5;
 const INET_DIAG_SKMEMINFO: u16 = 7;
 /// Bytes of `struct nlmsghdr`, `struct inet_diag_sockid` and `struct inet_diag_msg`.
 const HEADER: usize = 16;
 const SOCKET_ID: usize = 48;
 const ANSWER: usize = 72;
-/// Offsets of the state, the user id and the inode in `struct inet_diag_msg`.
+/// Offsets of the family, the state, the identity of the socket, the user id and the inode in `struct inet_diag_msg`.
+const FAMILY: usize = 0;
 const STATE: usize = 1;
+const IDENTITY: usize = 4;
 const UID: usize = 64;
 const INODE: usize = 68;
 /// Maximum size of a reply of the kernel, in bytes.
 const REPLY: usize = 32 * 1024;
 /// States of TCP.
 const ESTABLISHED: u8 = 1;
+const TIME_WAIT: u8 = 6;
+const CLOSE: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
+const LISTEN: u8 = 10;
 /// Memory of an unaccepted connection besides its buffers, in bytes.
 const UNACCEPTED: u64 = 4096;
 
@@ -45,10 +57,88 @@ pub(crate) fn held_by_inet(diagnosis: &OwnedFd) -> io::Result<u64> {
     for family in [libc::AF_INET, libc::AF_INET6] {
         for protocol in [libc::IPPROTO_TCP, libc::IPPROTO_UDP] {
             let [family, protocol] = [family, protocol].map(|number| u8::try_from(number).unwrap_or_default());
-            sum += dump(diagnosis, &request(family, protocol))?;
+            dump(diagnosis, &request(family, protocol), &mut |message| {
+                sum += held(message)?;
+                Some(())
+            })?;
         }
     }
     Ok(sum)
+}
+
+/// Ends the TCP connections in the network namespace of the caller whose other ends are not in it. Programs get
+/// `ECONNABORTED`. Does nothing where the kernel cannot do it (without `CONFIG_INET_DIAG_DESTROY`).
+pub(crate) fn end_halves() -> io::Result<()> {
+    let diagnosis = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(rustix::net::netlink::SOCK_DIAG),
+    )?;
+    let tcp = u8::try_from(libc::IPPROTO_TCP).unwrap_or_default();
+    let mut connections = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let family = u8::try_from(family).unwrap_or_default();
+        dump(&diagnosis, &request(family, tcp), &mut |message| {
+            connections.extend(Connection::of(message)?);
+            Some(())
+        })?;
+    }
+    let ends: HashSet<_> = connections.iter().map(|connection| connection.ends).collect();
+    let halves = connections.iter().filter(|connection| {
+        let (own, other) = connection.ends;
+        !ends.contains(&(other, own))
+    });
+    for half in halves {
+        rustix::net::send(diagnosis.as_fd(), &half.end(tcp), SendFlags::empty())?;
+        let mut reply = [0; 256];
+        let (_, length) = rustix::net::recv(diagnosis.as_fd(), &mut reply[..], RecvFlags::empty())?;
+        match read(&reply[..length.min(256)], &mut |_| Some(())) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
+            // It has ended by itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => drop(outcome?),
+        }
+    }
+    Ok(())
+}
+
+/// A TCP socket that is connected, or about to be.
+#[derive(Debug, PartialEq, Eq)]
+struct Connection {
+    family: u8,
+    identity: [u8; SOCKET_ID],
+    /// Its own address and that of the other end.
+    ends: (SocketAddr, SocketAddr),
+}
+
+impl Connection {
+    /// From an answer of the kernel; no connection if the socket is in another state.
+    fn of(message: &[u8]) -> Option<Option<Self>> {
+        let (family, state) = (*message.get(FAMILY)?, *message.get(STATE)?);
+        if matches!(state, TIME_WAIT | CLOSE | LISTEN) {
+            return Some(None);
+        }
+        let identity: [u8; SOCKET_ID] = message.get(IDENTITY..IDENTITY + SOCKET_ID)?.try_into().ok()?;
+        let address = |port: usize, at: usize| {
+            let port = u16::from_be_bytes(identity[port..port + 2].try_into().ok()?);
+            let bytes: [u8; 16] = identity[at..at + 16].try_into().ok()?;
+            let address: IpAddr = match i32::from(family) {
+                libc::AF_INET => Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into(),
+                _ => Ipv6Addr::from(bytes).to_canonical(),
+            };
+            Some(SocketAddr::new(address, port))
+        };
+        let ends = (address(0, 4)?, address(2, 20)?);
+        Some(Some(Self { family, identity, ends }))
+    }
+
+    /// The request that ends it.
+    fn end(&self, protocol: u8) -> Vec<u8> {
+        let mut bytes = request_header(SOCK_DESTROY, ACKNOWLEDGED, [self.family, protocol, 0]);
+        bytes.extend(self.identity);
+        bytes
+    }
 }
 
 /// Bytes that raw and netlink sockets hold in the network namespace of a process. They are never charged.
@@ -91,53 +181,59 @@ fn in_use(table: &str) -> u64 {
 
 /// Request for all sockets of a kind, with their memory.
 fn request(family: u8, protocol: u8) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER + 8 + SOCKET_ID);
-    let length = u32::try_from(HEADER + 8 + SOCKET_ID).unwrap_or_default();
-    bytes.extend(length.to_ne_bytes());
-    bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    bytes.extend(DUMP.to_ne_bytes());
-    bytes.extend([0; 8]); // sequence number and port id
-    bytes.extend([family, protocol, 1 << (INET_DIAG_SKMEMINFO - 1), 0]);
-    bytes.extend(u32::MAX.to_ne_bytes()); // in any state
+    let asked_for = 1 << (INET_DIAG_SKMEMINFO - 1);
+    let mut bytes = request_header(SOCK_DIAG_BY_FAMILY, DUMP, [family, protocol, asked_for]);
     bytes.extend([0; SOCKET_ID]);
     bytes
 }
 
-fn dump(diagnosis: &OwnedFd, request: &[u8]) -> io::Result<u64> {
+/// A request about sockets, up to the identity of one: family, protocol, and what is asked for.
+fn request_header(kind: u16, flags: u16, what: [u8; 3]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + 8 + SOCKET_ID);
+    let length = u32::try_from(HEADER + 8 + SOCKET_ID).unwrap_or_default();
+    bytes.extend(length.to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend([0; 8]); // sequence number and port id
+    bytes.extend(what);
+    bytes.push(0);
+    bytes.extend(u32::MAX.to_ne_bytes()); // in any state
+    bytes
+}
+
+/// Has `each` look at the answers to a request.
+fn dump(diagnosis: &OwnedFd, request: &[u8], each: &mut dyn FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
     rustix::net::send(diagnosis.as_fd(), request, SendFlags::empty())?;
     let mut buffer = vec![0; REPLY];
-    let mut sum = 0;
     loop {
         let (_, length) = rustix::net::recv(diagnosis.as_fd(), &mut buffer[..], RecvFlags::empty())?;
         if length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        match add(&buffer[..length.min(REPLY)])? {
-            (part, true) => return Ok(sum + part),
-            (part, false) => sum += part,
+        if read(&buffer[..length.min(REPLY)], each)? {
+            return Ok(());
         }
     }
 }
 
-/// Bytes held by the sockets of one reply, and whether it is the last.
-fn add(mut reply: &[u8]) -> io::Result<(u64, bool)> {
+/// Has `each` look at the messages of one reply, and returns whether it is the last.
+fn read(mut reply: &[u8], each: &mut dyn FnMut(&[u8]) -> Option<()>) -> io::Result<bool> {
     let broken = || io::Error::from(io::ErrorKind::InvalidData);
-    let mut sum = 0;
     while !reply.is_empty() {
         let length = word(reply, 0).ok_or_else(broken)? as usize;
         let kind = half(reply, 4).ok_or_else(broken)?;
         let message = reply.get(HEADER..length).ok_or_else(broken)?;
         match kind {
-            NLMSG_DONE => return Ok((sum, true)),
-            NLMSG_ERROR => {
-                let error = word(message, 0).ok_or_else(broken)?.cast_signed();
-                return Err(io::Error::from_raw_os_error(-error));
-            }
-            _ => sum += held(message).ok_or_else(broken)?,
+            NLMSG_DONE => return Ok(true),
+            NLMSG_ERROR => match word(message, 0).ok_or_else(broken)?.cast_signed() {
+                0 => return Ok(true),
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            },
+            _ => each(message).ok_or_else(broken)?,
         }
         reply = reply.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    Ok((sum, false))
+    Ok(false)
 }
 
 /// Bytes held by one socket.
@@ -215,6 +311,14 @@ mod tests {
             bytes[4] = 3;
             bytes
         };
+        let add = |reply: &[u8]| {
+            let mut sum = 0;
+            let is_last = read(reply, &mut |message| {
+                sum += held(message)?;
+                Some(())
+            })?;
+            io::Result::Ok((sum, is_last))
+        };
         let check = |reply: &[u8], want| assert_eq!(add(reply).unwrap(), want);
         let (fin_wait, time_wait) = (4, 6);
         check(&socket(ESTABLISHED, 1000, 7, memory), (153, false));
@@ -235,5 +339,45 @@ mod tests {
         refused[4] = 2;
         refused[16..20].copy_from_slice(&(-libc::ENOENT).to_ne_bytes());
         assert_eq!(add(&refused).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn connections_are_named_by_their_ends() {
+        let message = |family: i32, state: u8, ends: [(&[u8], u16); 2]| {
+            let mut message = vec![0; ANSWER];
+            message[FAMILY] = u8::try_from(family).unwrap();
+            message[STATE] = state;
+            for (index, (address, port)) in ends.into_iter().enumerate() {
+                message[IDENTITY + index * 2..][..2].copy_from_slice(&port.to_be_bytes());
+                message[IDENTITY + 4 + index * 16..][..address.len()].copy_from_slice(address);
+            }
+            message
+        };
+        let check = |message: &[u8], want: Option<(&str, &str)>| {
+            let ends = Connection::of(message).unwrap().map(|connection| connection.ends);
+            assert_eq!(
+                ends,
+                want.map(|(own, other)| (own.parse().unwrap(), other.parse().unwrap()))
+            );
+        };
+        let (own, other) = ([10, 0, 0, 2], [93, 190, 0, 1]);
+        let ends: [(&[u8], u16); 2] = [(&own, 40_000), (&other, 443)];
+        let (syn_sent, fin_wait) = (2, 5);
+        for state in [ESTABLISHED, CLOSE_WAIT, syn_sent, fin_wait] {
+            check(
+                &message(libc::AF_INET, state, ends),
+                Some(("10.0.0.2:40000", "93.190.0.1:443")),
+            );
+        }
+        for state in [TIME_WAIT, CLOSE, LISTEN] {
+            check(&message(libc::AF_INET, state, ends), None);
+        }
+        // One of IPv4 on a socket of IPv6 is the other end of one on a socket of IPv4.
+        let mapped = [own, other].map(|address| Ipv4Addr::from(address).to_ipv6_mapped().octets());
+        check(
+            &message(libc::AF_INET6, ESTABLISHED, [(&mapped[1], 443), (&mapped[0], 40_000)]),
+            Some(("93.190.0.1:443", "10.0.0.2:40000")),
+        );
+        assert_eq!(Connection::of(&[0; 20]), None);
     }
 }

@@ -11,10 +11,15 @@
 //!   set up lo and eth0           ◀───────────── setup-namespaces
 //!                                               restore mounts, files, memory
 //!   attach the sysfs of the network ◀────────── post-restore
+//!   end connections that lead out,
 //!   move the agent to its groups,
 //!   freeze the workload          ◀───────────── pre-resume
 //!                                               let go of the processes
 //! ```
+//!
+//! Connections with an end that is not in the image are reset: when CRIU lets go of a socket, the kernel asks the other
+//! end for a sign of life, and nothing answers but a reset. What is left then waits for an end that will never come, such as
+//! a connection that a program has closed for writing, and is ended by socket diagnosis.
 //!
 //! The workload stays frozen until the agent has its identity and the network its gateway.
 
@@ -46,7 +51,7 @@ use crate::setup::{self, Failure, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Reply};
-use crate::{base, netlink};
+use crate::{base, netlink, sockets};
 
 /// Where the conductor collects what CRIU mounts. Processes without privileges on the host have to reach it, so it is not
 /// in the data directory; nothing of the host is needed from these directories.
@@ -399,6 +404,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                     "post-restore" => in_child(|| attach_sysfs(init)).during("attach /sys/.../net")?,
                     "pre-resume" => {
                         is_restored = agent > 0;
+                        in_child(|| end_connections(agent)).during("end connections")?;
                         for pid in [agent, criu.pid()] {
                             parts.agent.take(pid).during("move the agent to its group")?;
                         }
@@ -513,7 +519,14 @@ fn namespace(init: i32, kind: &str) -> io::Result<OwnedFd> {
 fn set_up_network(init: i32, interface: &str) -> io::Result<()> {
     sys::setns(namespace(init, "net")?.as_fd(), libc::CLONE_NEWNET)?;
     netlink::configure(interface)?;
+    netlink::answer_for_all(true)?;
     setup::limit_retries()
+}
+
+fn end_connections(init: i32) -> io::Result<()> {
+    sys::setns(namespace(init, "net")?.as_fd(), libc::CLONE_NEWNET)?;
+    netlink::answer_for_all(false)?;
+    sockets::end_halves()
 }
 
 fn attach_sysfs(init: i32) -> io::Result<()> {

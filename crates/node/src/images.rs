@@ -145,7 +145,7 @@ fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>) -> 
     let _space = Space::take(shared, &**sandbox)?;
     let mut stopped = || {
         handle.set_at_rest(true);
-        handle.set_egress(pause::closed());
+        handle.hold_egress(pause::closed());
     };
     let mut complete = || {
         sandbox.sync()?;

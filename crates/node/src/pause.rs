@@ -62,7 +62,7 @@ pub(crate) async fn pause(
     });
     match frozen.await.and_then(|frozen| frozen) {
         Ok(memory_bytes) => {
-            handle.set_egress(closed());
+            handle.hold_egress(closed());
             Ok(PausedSandbox {
                 kept: Kept::Memory,
                 memory_bytes,
@@ -131,7 +131,7 @@ pub(crate) async fn resume(
     }
     if let Err(error) = thawed {
         if handle.is_frozen() {
-            handle.set_egress(closed());
+            handle.hold_egress(closed());
         }
         return Err(failed(error));
     }

@@ -166,6 +166,13 @@ impl SandboxHandle {
         }
     }
 
+    /// Cuts its connections to the outside while its processes are stopped, until the next policy.
+    pub(crate) fn hold_egress(&self, policy: EgressPolicy) {
+        if let Some(egress) = &*self.egress.lock() {
+            egress.hold(policy);
+        }
+    }
+
     /// Limits the processor time of its workload, or ends that.
     ///
     /// # Errors

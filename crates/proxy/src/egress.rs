@@ -113,6 +113,8 @@ struct Sandbox {
     /// Resolves the name of a proxy: not by the policy, which is about destinations.
     proxy_client: Client,
     policy: watch::Sender<Arc<EgressPolicy>>,
+    /// Whether its ends of connections are kept when these end.
+    is_held: watch::Sender<bool>,
     bandwidth: Bandwidth,
     report: Report,
     reports: rate::CountedRate,
@@ -166,6 +168,7 @@ impl EgressGateway {
             client: Client::new(Arc::clone(&policy), settings.default_allow),
             proxy_client: Client::new(Arc::default(), true),
             policy: watch::Sender::new(policy),
+            is_held: watch::Sender::new(false),
             bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
             report,
             reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
@@ -238,6 +241,11 @@ impl Sandbox {
     fn policy(&self) -> Arc<EgressPolicy> {
         Arc::clone(&self.policy.borrow())
     }
+
+    /// Waits while the sandbox's ends of connections are kept.
+    async fn released(&self) {
+        let _ = self.is_held.subscribe().wait_for(|is_held| !is_held).await;
+    }
 }
 
 /// The connection of a sandbox to the gateway. On drop all its connections are reset, and nothing leaves the sandbox any
@@ -256,6 +264,19 @@ impl Debug for Attachment {
 impl Attachment {
     /// Changes the policy: at once for new connections, and open ones that it does not allow are reset.
     pub fn set_policy(&self, policy: EgressPolicy) {
+        self.change_policy(policy);
+        self.sandbox.is_held.send_replace(false);
+    }
+
+    /// The same for a sandbox whose processes are stopped. Connections that the policy does not allow are reset outside at
+    /// once, and in the sandbox with the next policy: a reset that arrives while a socket is written to an image is not in the
+    /// image, where the connection would look like one that has ended as it should.
+    pub fn hold(&self, policy: EgressPolicy) {
+        self.sandbox.is_held.send_replace(true);
+        self.change_policy(policy);
+    }
+
+    fn change_policy(&self, policy: EgressPolicy) {
         let policy = Arc::new(policy);
         self.sandbox.client.set_policy(Arc::clone(&policy));
         self.sandbox.policy.send_replace(policy);

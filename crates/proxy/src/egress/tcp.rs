@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -129,33 +130,64 @@ impl Sandbox {
     }
 }
 
-/// One connection of the sandbox.
+/// One connection of the sandbox. Its end there stays open as long as such ends are held.
 async fn connection(sandbox: &Arc<Sandbox>, stream: TcpStream, destination: SocketAddr, is_small: bool) {
+    let end = serve_connection(sandbox, stream, destination, is_small).await;
+    sandbox.released().await;
+    drop(end);
+}
+
+/// Serves a connection until it has ended, and returns the end of it in the sandbox.
+async fn serve_connection(
+    sandbox: &Arc<Sandbox>,
+    stream: TcpStream,
+    destination: SocketAddr,
+    is_small: bool,
+) -> Option<OwnedFd> {
     if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
         close_cleanly(&stream);
-        return answer_queries(sandbox, &stream).await;
+        answer_queries(sandbox, &stream).await;
+        return descriptor(stream);
     }
     let mut policy = sandbox.policy.subscribe();
     let current = Arc::clone(&policy.borrow_and_update());
     let mut target = match Target::of(sandbox, &current, &stream, destination).await {
         Ok(target) => target,
-        Err(Refusal { name, reason }) => return sandbox.denied(destination, name, reason),
+        Err(Refusal { name, reason }) => {
+            sandbox.denied(destination, name, reason);
+            return descriptor(stream);
+        }
     };
     // Held as long as the connection is intercepted.
     let _permit = match &target.intercepted {
         None => None,
         Some(host) => match sandbox.interceptor.admit() {
-            None => return sandbox.denied(destination, Some(host.clone()), Reason::Limit),
+            None => {
+                sandbox.denied(destination, Some(host.clone()), Reason::Limit);
+                return descriptor(stream);
+            }
             permit => permit,
         },
     };
     let begun = Instant::now();
     let counts = Arc::new(Counts::new(&sandbox.shared.counters));
     let first = std::mem::take(&mut target.first);
+    let interception = current.interception.as_deref();
+    let intercepted = target.intercepted.clone().zip(interception);
+    // What intercepts a connection gets it for itself.
+    let (relayed, given, duplicate) = match intercepted {
+        None => (Some(stream), None, None),
+        Some(intercepted) => {
+            let duplicate = stream.as_fd().try_clone_to_owned().ok();
+            (None, Some((stream, intercepted)), duplicate)
+        }
+    };
     let work = async {
-        let interception = current.interception.as_deref();
-        let Some((host, interception)) = target.intercepted.clone().zip(interception) else {
-            return relay(sandbox, &stream, (&target, &first, destination), is_small, &counts).await;
+        if let Some(stream) = &relayed {
+            return relay(sandbox, stream, (&target, &first, destination), is_small, &counts).await;
+        }
+        let Some((stream, (host, interception))) = given else {
+            return Ok(None);
         };
         if is_small {
             small_buffers(&stream)?;
@@ -206,6 +238,11 @@ async fn connection(sandbox: &Arc<Sandbox>, stream: TcpStream, destination: Sock
             .or_else(|| sandbox.client.name_of(destination.ip())),
         outcome,
     });
+    relayed.map_or(duplicate, descriptor)
+}
+
+fn descriptor(stream: TcpStream) -> Option<OwnedFd> {
+    stream.into_std().ok().map(OwnedFd::from)
 }
 
 /// Connects, and relays bytes until both directions have ended. Returns why the gateway ended it, if it did.

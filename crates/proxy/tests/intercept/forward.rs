@@ -213,6 +213,30 @@ async fn a_connection_is_closed_by_a_policy_that_denies_it() {
 }
 
 #[tokio::test]
+async fn a_connection_that_is_held_is_reset_with_the_next_policy() {
+    let world = World::new().await;
+    world.echo().await;
+    let mut stream = world.tls(HOST, &["http/1.1"]).await.unwrap();
+    let denied = EgressPolicy {
+        deny: vec![Cidr::ALL],
+        ..EgressPolicy::default()
+    };
+    world.attachment.hold(denied);
+    let mut refused = world.connect().await;
+    let mut byte = [0];
+    let silent = Duration::from_millis(200);
+    // What is refused meanwhile, too.
+    assert!(tokio::time::timeout(silent, stream.read(&mut byte)).await.is_err());
+    assert!(tokio::time::timeout(silent, refused.read(&mut byte)).await.is_err());
+    world.set_rules(vec![rule(PathPattern::Any)]);
+    let errors = [
+        stream.read(&mut byte).await.unwrap_err().kind(),
+        refused.read(&mut byte).await.unwrap_err().kind(),
+    ];
+    assert_eq!(errors, [std::io::ErrorKind::ConnectionReset; 2]);
+}
+
+#[tokio::test]
 async fn bodies_stream_in_both_directions() {
     let world = World::new().await;
     world.echo().await;

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from e2b import Sandbox, Secret
 
 from fence.test_injection import API, Injected, sent
-from harness.criu import pause
+from harness.criu import pause, processes
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.search import search_kept
@@ -31,6 +33,48 @@ for line in sys.stdin:
     except OSError as error:
         print("status", error, flush=True)
 """
+
+# Waits for what never comes on a connection, sends on another one all the time, waits on one on which it has sent everything, and
+# receives on one without end.
+CONNECTED = """
+import socket, sys, threading, time
+
+def say(name, what):
+    with open(f"/tmp/{name}", "w") as file: file.write(what)
+
+def wait(stream):
+    stream.recv(1)
+
+def send(stream):
+    while True:
+        stream.sendall(b"x")
+        if not stream.recv(1): return
+        time.sleep(0.05)
+
+def half(stream):
+    stream.shutdown(socket.SHUT_WR)
+    stream.recv(1)
+
+def receive(stream):
+    while stream.recv(1 << 16): pass
+
+def follow(name, stream, work):
+    try:
+        work(stream)
+        say(name, "closed")
+    except OSError as error:
+        say(name, type(error).__name__)
+
+WORK = {"waits": (1006, wait), "sends": (7, send), "half": (1007, half), "receives": (1005, receive)}
+for number, address in enumerate(("93.190.0.1", "2606:4700:90::1")):
+    for name in sys.argv[1:]:
+        port, work = WORK[name]
+        stream = socket.create_connection((address, port))
+        threading.Thread(target=follow, args=(f"{name}-{number}", stream, work)).start()
+print("ready", flush=True)
+"""
+SERVERS = "93.190.0.1", "2606:4700:90::1"
+KINDS = "waits", "sends", "half", "receives"
 
 
 class Client:
@@ -168,3 +212,85 @@ def test_in_sandboxes_from_a_snapshot(injected: Injected, internet: Internet, pl
             assert sent(internet, path) == [None]
     finally:
         Sandbox.delete_snapshot(snapshot)
+
+
+class Connected:
+    """The program, which has connections to servers outside."""
+
+    def __init__(self, box: Sandbox, internet: Internet, kinds: tuple[str, ...] = KINDS) -> None:
+        self.internet, self.since, self.kinds = internet, internet.mark(), kinds
+        box.files.write("/tmp/connected.py", CONNECTED)
+        handle = box.commands.run(f"exec python3 /tmp/connected.py {' '.join(kinds)}", background=True, timeout=0)
+        assert next(iter(handle))[0] == "ready\n"
+        handle.disconnect()
+        self.count = len(kinds) * len(SERVERS)
+        until(lambda: len(self.connections()) == self.count, "the servers have its connections")
+        # What it does on them has begun.
+        time.sleep(0.3)
+
+    def connections(self) -> list[dict[str, Any]]:
+        return [event for server in SERVERS for event in self.since(kind="tcp", server=server)]
+
+    @staticmethod
+    def outcomes(box: Sandbox) -> dict[str, str]:
+        """What has become of the connections, as the program in a sandbox says."""
+        lines = box.commands.run("cd /tmp; for file in *-[01]; do echo $file $(cat $file 2>/dev/null); done").stdout.splitlines()
+        return dict(words for line in lines if len(words := line.split()) == 2)
+
+    def assert_ended(self, box: Sandbox) -> None:
+        """All of them have failed, and none looks as if the server had closed it."""
+        until(lambda: len(self.outcomes(box)) == self.count, "it knows of each")
+        for name, outcome in self.outcomes(box).items():
+            # With half of a connection gone before, the kernel has no reset to tell of.
+            want = ("ConnectionAbortedError", "ConnectionResetError") if name.startswith("half") else ("ConnectionResetError",)
+            assert outcome in want, (name, outcome)
+
+    def assert_open(self, box: Sandbox) -> None:
+        assert self.outcomes(box) == {}
+        assert self.since(kind="end") == []
+
+
+def test_connections_of_copies(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """Those of a sandbox that goes on stay, and those of forks and of sandboxes from a snapshot fail."""
+    box = create()
+    # What arrives all the time can keep a sandbox from being copied.
+    connected = Connected(box, internet, ("waits", "sends", "half"))
+    children = box.fork(count=2, timeout=200)
+    snapshot = box.create_snapshot().snapshot_id
+    try:
+        connected.assert_open(box)
+        for child in children:
+            assert isinstance(child, Sandbox), child
+            connected.assert_ended(child)
+        with Sandbox.create(snapshot, timeout=200) as child:
+            connected.assert_ended(child)
+        connected.assert_open(box)
+        # No child has sent anything to a server of its parent's connections.
+        assert len(connected.connections()) == connected.count
+    finally:
+        for child in children:
+            if isinstance(child, Sandbox):
+                child.kill()
+        Sandbox.delete_snapshot(snapshot)
+
+
+def test_connections_of_a_sandbox_on_disk(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """The servers are told at the pause, and the programs at the resume."""
+    box = create()
+    connected = Connected(box, internet)
+    pause(box)
+    assert {internet.ended(connection)["how"] for connection in connected.connections()} == {"reset"}
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    connected.assert_ended(box)
+
+
+def test_connections_of_a_sandbox_in_memory(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """The same where the processes cannot be written."""
+    box = create()
+    connected = Connected(box, internet)
+    box.commands.run("touch /dev/mqueue/queue", user="root")
+    assert box.pause() is True
+    assert processes(box) != []
+    assert {internet.ended(connection)["how"] for connection in connected.connections()} == {"reset"}
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    connected.assert_ended(box)

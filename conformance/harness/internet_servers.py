@@ -17,6 +17,7 @@ networks included, would answer it. Everything that arrives is a line of JSON in
 | 1004 TCP | never receives |
 | 1005 TCP | sends for ever |
 | 1006 TCP | keeps the connection and says nothing |
+| 1007 TCP | the same, also when the other end has sent everything |
 | 1001 UDP | answers with as many packets as the packet says |
 """
 
@@ -141,6 +142,13 @@ def endless(connection: Connection) -> None:
 
 def silent(connection: Connection) -> None:
     receive_all(connection, lambda _: None)
+
+
+def keep(connection: Connection) -> None:
+    # Until it is reset: the kernel closes it then.
+    while connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != 7:
+        time.sleep(0.05)
+    connection.ended("reset", 0)
 
 
 def web(connection: Connection) -> None:
@@ -287,6 +295,7 @@ def main() -> None:
     listen(1004, stall, receive_buffer=1 << 14)
     listen(1005, endless)
     listen(1006, silent)
+    listen(1007, keep)
     for port in (7, 443):
         answer_packets(port, lambda data, _: [data])
     answer_packets(1001, several)

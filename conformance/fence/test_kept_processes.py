@@ -14,7 +14,8 @@ import pytest
 from e2b import Sandbox, Secret
 
 from fence.test_injection import API, Injected, sent
-from harness.criu import pause, processes
+from harness.beside import beside
+from harness.criu import frozen_config, pause, processes
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.search import search_kept
@@ -294,3 +295,18 @@ def test_connections_of_a_sandbox_in_memory(create: Callable[..., Sandbox], inte
     assert {internet.ended(connection)["how"] for connection in connected.connections()} == {"reset"}
     box = Sandbox.connect(box.sandbox_id, timeout=300)
     connected.assert_ended(box)
+
+
+def test_connections_of_a_sandbox_that_is_written_later(platform: Platform, internet: Internet, tmp_path: Path) -> None:
+    """Where the pause is answered before."""
+    with beside(platform, tmp_path, frozen_config()) as server:
+        box = Sandbox.create(timeout=300)
+        connected = Connected(box, internet)
+        assert box.pause() is True
+        assert {internet.ended(connection)["how"] for connection in connected.connections()} == {"reset"}
+        headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+        path = f"{server.url}/sandboxes/{box.sandbox_id}"
+        until(lambda: httpx.get(path, headers=headers).json()["pauseStorage"] == "disk", "it is on disk")
+        box = Sandbox.connect(box.sandbox_id, timeout=300)
+        connected.assert_ended(box)
+        box.kill()

@@ -62,7 +62,11 @@ pub(crate) async fn pause(
     });
     match frozen.await.and_then(|frozen| frozen) {
         Ok(memory_bytes) => {
-            handle.hold_egress(closed());
+            match is_written_next {
+                true => handle.hold_egress(closed()),
+                // The kernel keeps the errors of sockets, and nobody the descriptors of the gateway.
+                false => handle.set_egress(closed()),
+            }
             Ok(PausedSandbox {
                 kept: Kept::Memory,
                 memory_bytes,
@@ -131,7 +135,7 @@ pub(crate) async fn resume(
     }
     if let Err(error) = thawed {
         if handle.is_frozen() {
-            handle.hold_egress(closed());
+            handle.set_egress(closed());
         }
         return Err(failed(error));
     }

@@ -166,7 +166,7 @@ impl SandboxHandle {
         }
     }
 
-    /// Cuts its connections to the outside while its processes are stopped, until the next policy.
+    /// Cuts its connections to the outside while its processes are stopped and written to disk, until the next policy.
     pub(crate) fn hold_egress(&self, policy: EgressPolicy) {
         if let Some(egress) = &*self.egress.lock() {
             egress.hold(policy);

@@ -268,7 +268,7 @@ impl Attachment {
         self.sandbox.is_held.send_replace(false);
     }
 
-    /// The same for a sandbox whose processes are stopped. Connections that the policy does not allow are reset outside at
+    /// The same for a sandbox whose processes are stopped, to be written to disk. Connections that the policy does not allow are reset outside at
     /// once, and in the sandbox with the next policy: a reset that arrives while a socket is written to an image is not in the
     /// image, where the connection would look like one that has ended as it should.
     pub fn hold(&self, policy: EgressPolicy) {

@@ -64,7 +64,7 @@ pub(crate) async fn pause(
         Ok(memory_bytes) => {
             match is_written_next {
                 true => handle.hold_egress(closed()),
-                // The kernel keeps the errors of sockets, and nobody the descriptors of the gateway.
+                // The kernel keeps the errors of sockets, so the gateway need not keep descriptors for long.
                 false => handle.set_egress(closed()),
             }
             Ok(PausedSandbox {

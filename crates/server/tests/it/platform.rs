@@ -303,14 +303,17 @@ impl TestPlatform {
 
     /// Stops the server and starts another one on the same database. Running sandboxes keep running.
     pub(crate) async fn restart(self) -> Self {
+        self.restart_on(FakeNode::new()).await
+    }
+
+    /// The same, on a new node, whose behaviour does not affect what the server does before its end.
+    pub(crate) async fn restart_on(self, node: Arc<FakeNode>) -> Self {
         let running: HashSet<SandboxId> = self.node.running.lock().iter().cloned().collect();
         self.stop.cancel();
         within(self.server.drained()).await;
-        let node = FakeNode::new();
         *node.adoptable.lock() = running;
         node.paused.lock().clone_from(&self.node.paused.lock());
         node.lost.lock().clone_from(&self.node.lost.lock());
-        *node.write.lock() = *self.node.write.lock();
         Self::over(self.directory, self.store, node, self.clock, None, self.adjust, self.n).await
     }
 

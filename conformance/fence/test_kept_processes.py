@@ -14,6 +14,7 @@ import pytest
 from e2b import Sandbox, Secret
 
 from fence.test_injection import API, Injected, sent
+from harness.asked import Asked
 from harness.beside import beside
 from harness.criu import frozen_config, pause, processes
 from harness.internet import Internet
@@ -21,12 +22,11 @@ from harness.platform import Platform
 from harness.search import search_kept
 from harness.traffic import until
 
-# Has read the certificates that it trusts when it says that it is ready, and asks for each address that it reads.
+# Reads the certificates that it trusts first, and asks for each address that it reads then.
 CLIENT = """
 import hashlib, ssl, sys, urllib.request
 context = ssl.create_default_context()
 mark = hashlib.sha256(sys.argv[1].encode()).hexdigest()
-print("ready", flush=True)
 for line in sys.stdin:
     try:
         with urllib.request.urlopen(line.strip(), context=context, timeout=20) as answer:
@@ -85,23 +85,13 @@ class Client:
         seed = uuid.uuid4().hex
         self.mark = hashlib.sha256(seed.encode()).hexdigest()
         box.files.write("/tmp/client.py", CLIENT)
-        handle = box.commands.run(f"exec python3 /tmp/client.py {seed}", background=True, stdin=True, timeout=0)
-        assert next(iter(handle))[0] == "ready\n"
-        handle.disconnect()
-        self.pid = handle.pid
+        self.program = Asked(box, f"exec python3 /tmp/client.py {seed}", "status")
+        # It has read the certificates when it answers, whatever that is.
+        self.ask(box, some_path())
 
     def ask(self, box: Sandbox, path: str) -> str:
         """What it says about a request."""
-        handle = box.commands.connect(self.pid, timeout=0)
-        box.commands.send_stdin(self.pid, f"https://{API}{path}\n")
-        said = ""
-        for out, error, _ in handle:
-            assert not error, error
-            said += out or ""
-            if said.endswith("\n"):
-                handle.disconnect()
-                return said.removeprefix("status ").strip()
-        raise AssertionError(f"it has ended: {said}")
+        return self.program.ask(box, f"https://{API}{path}").removeprefix("status ").strip()
 
 
 @pytest.fixture

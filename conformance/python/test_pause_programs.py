@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from e2b import PtySize, Sandbox
 
+from harness.asked import Asked
 from harness.beside import beside
 from harness.criu import criu_config, pause
 from harness.platform import Platform
@@ -38,33 +39,6 @@ def box(disk: Platform) -> Iterator[Sandbox]:
         yield box
     finally:
         box.kill()
-
-
-class Asked:
-    """A program that answers each line of its input with one that says `whole`."""
-
-    def __init__(self, box: Sandbox, command: str) -> None:
-        handle = box.commands.run(command, background=True, stdin=True, timeout=0)
-        self.pid = handle.pid
-        handle.disconnect()
-
-    def ask(self, box: Sandbox, line: str, until_it_says: str = "whole") -> str:
-        """What it says to a line, as far as the end of the line with that word."""
-        handle = box.commands.connect(self.pid, timeout=0)
-        box.commands.send_stdin(self.pid, f"{line}\n")
-        said = ""
-        for out, error, _ in handle:
-            assert not error, error
-            said += out or ""
-            assert "broken" not in said, said
-            if until_it_says in said and said.endswith("\n"):
-                break
-        handle.disconnect()
-        assert until_it_says in said, f"it has ended: {said}"
-        return said
-
-    def end(self, box: Sandbox) -> None:
-        assert box.commands.kill(self.pid) is True
 
 
 class Terminal:

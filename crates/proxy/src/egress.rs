@@ -268,9 +268,9 @@ impl Attachment {
         self.sandbox.is_held.send_replace(false);
     }
 
-    /// The same for a sandbox whose processes are stopped, to be written to disk. Connections that the policy does not allow are reset outside at
-    /// once, and in the sandbox with the next policy: a reset that arrives while a socket is written to an image is not in the
-    /// image, where the connection would look like one that has ended as it should.
+    /// The same for a sandbox whose processes are stopped, to be written to disk. Connections that the policy does not
+    /// allow are reset outside at once, and in the sandbox with the next policy: an image does not contain the error of
+    /// a socket, so a connection that is reset before it is written would seem to have been closed properly.
     pub fn hold(&self, policy: EgressPolicy) {
         self.sandbox.is_held.send_replace(true);
         self.change_policy(policy);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use model::lifecycle::Kept;
+use model::lifecycle::{Kept, State};
 
 use super::Sandboxes;
 use super::pause::{PauseError, PauseRequest};
@@ -25,10 +25,11 @@ impl Sandboxes {
     /// Pauses every running sandbox, and keeps on disk whatever the node has. Processes are written for as long as `images_within`.
     /// Sandboxes that cannot be kept stay as they are, until the host stops.
     pub(crate) async fn keep_all(self: &Arc<Self>, images_within: Duration) {
-        let entries = self.registry.all_present();
+        let mut entries = self.registry.all_present();
+        entries.retain(|entry| entry.state() != State::Paused || is_in_memory(entry));
         tracing::info!(
             sandboxes = entries.len(),
-            "pausing what runs, because the platform is being stopped"
+            "keeping what is in memory on disk, because the platform is being stopped"
         );
         let keeping = stream::iter(entries)
             .map(|entry| async move { self.keep_at_shutdown(&entry).await })

@@ -25,10 +25,13 @@ impl Sandboxes {
     /// Pauses every running sandbox, and keeps on disk whatever the node has. Processes are written for as long as `images_within`.
     /// Sandboxes that cannot be kept stay as they are, until the host stops.
     pub(crate) async fn keep_all(self: &Arc<Self>, images_within: Duration) {
-        let mut entries = self.registry.all_present();
-        entries.retain(|entry| entry.state() != State::Paused || is_in_memory(entry));
+        let entries = self.registry.all_present();
+        // All are looked at nevertheless: one may be about to be resumed, by a request whose client is gone.
+        let in_memory = entries
+            .iter()
+            .filter(|entry| entry.state() != State::Paused || is_in_memory(entry));
         tracing::info!(
-            sandboxes = entries.len(),
+            sandboxes = in_memory.count(),
             "keeping what is in memory on disk, because the platform is being stopped"
         );
         let keeping = stream::iter(entries)

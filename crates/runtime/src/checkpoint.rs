@@ -20,6 +20,8 @@ pub(crate) mod facts;
 pub(crate) mod ghosts;
 pub(crate) mod host;
 pub(crate) mod ids;
+pub(crate) mod jail;
+pub(crate) mod lost;
 pub(crate) mod mounts;
 mod preload;
 pub(crate) mod program;

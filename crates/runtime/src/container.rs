@@ -102,7 +102,7 @@ pub struct ContainerDriver {
     /// The disks of copied sandboxes that were not restored yet, and the sizes of their images in bytes.
     forks: Mutex<HashMap<DiskId, u64>>,
     /// Writes and restores images of processes.
-    criu: Option<program::Criu>,
+    criu: Option<program::Program>,
     page_out: bool,
     loops: LoopDevices,
     /// None where the kernel cannot count.
@@ -358,6 +358,11 @@ impl Driver for ContainerDriver {
                     boot,
                     stages,
                 })
+            }
+            (Reply::Refused(why), ..) => {
+                // Before anything but the place was taken.
+                self.slots.lock().release(&request.id);
+                Err(StartError::Unrestorable(why))
             }
             (Reply::Failed(why), ..) => Err(io::Error::other(why).into()),
             _ => Err(io::Error::other("unexpected reply from the launcher").into()),

@@ -145,7 +145,7 @@ fn architecture() -> Check {
 }
 
 /// The first two numbers of a kernel release.
-fn release_numbers(release: &str) -> Option<(u32, u32)> {
+pub(crate) fn release_numbers(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

@@ -495,7 +495,7 @@ pub(crate) fn read_only(path: &str) -> Result<OwnedFd, Failure> {
 }
 
 /// A new file system, not attached yet.
-fn mount(kind: &str, options: &[(&str, &str)], attributes: u64) -> Result<OwnedFd, Failure> {
+pub(crate) fn mount(kind: &str, options: &[(&str, &str)], attributes: u64) -> Result<OwnedFd, Failure> {
     let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step("open a file system")?;
     for (key, value) in options {
         if value.is_empty() {

@@ -82,7 +82,10 @@ pub(crate) enum Request {
     /// with [`Reply::Stopped`].
     Dump(crate::checkpoint::dump::Dump),
     /// Has CRIU probe the kernel, and writes the result to a file. Answered with [`Reply::Done`].
-    FindFacts { program: PathBuf, file: PathBuf },
+    FindFacts {
+        program: crate::checkpoint::program::Program,
+        file: PathBuf,
+    },
     /// Writes the image. Answered with [`Reply::Done`], or with [`Reply::Refused`] when the sandbox goes on.
     Write,
     /// Lets the sandbox go on, of which an image was written.

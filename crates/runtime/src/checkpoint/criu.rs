@@ -1,4 +1,8 @@
 //! One run of CRIU.
+//!
+//! It runs in a root of its own ([`jail`]), as the first user of the sandbox's id range, with few of the capabilities of the
+//! host's root. As that user it owns the user namespace of the sandbox, and with it has every capability over what is in
+//! there: processes, mounts, network. What it does to the host itself needs one of [`FOR_ALL`] or [`FOR_DUMPS`].
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -13,22 +17,40 @@ use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
+use super::program::PATH;
 use super::rpc::{CriuSettings, Task};
 use super::sys as calls;
-use super::{preload, rpc};
+use super::{jail, preload, rpc};
+use crate::probe::release_numbers;
 use crate::setup::ABOVE_PLACES;
 use crate::sys::{self, Cloned};
 use crate::wire;
 
-/// Where programs are that CRIU starts: `tar` for files in memory.
-const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Capabilities over the host that every run keeps, by their numbers in linux/capability.h, with what CRIU needs them for.
+const FOR_ALL: [u32; 7] = [
+    6,  // CAP_SETGID: to write the map of group ids
+    7,  // CAP_SETUID: to write the map of user ids
+    12, // CAP_NET_ADMIN: sizes of buffers of sockets, before Linux 5.17 (`SO_SNDBUFFORCE`)
+    18, // CAP_SYS_CHROOT: to enter the mounts of the sandbox
+    21, // CAP_SYS_ADMIN: the same, flags of file systems, and filters of system calls that are suspended
+    24, // CAP_SYS_RESOURCE: limits and scores of processes that are higher than its own, where the host has it
+    40, // CAP_CHECKPOINT_RESTORE: files in memory of processes, and pids
+];
+/// What a run that writes an image keeps as well.
+const FOR_DUMPS: [u32; 2] = [
+    1, // CAP_DAC_OVERRIDE: to link a file whose name was removed, in a directory of any user inside
+    2, // CAP_DAC_READ_SEARCH: to see the open files of processes of any user inside
+];
+/// `CAP_DAC_READ_SEARCH`, which opening a watched file by its handle asks for before Linux 6.11, also in a sandbox.
+const HANDLES: u32 = 2;
+const HANDLES_FREE: (u32, u32) = (6, 11);
 /// Descriptor of the library that is loaded before CRIU's own.
 const PRELOAD: i32 = 3;
 const PRELOADED: &CStr = c"LD_PRELOAD=/proc/self/fd/3";
-/// Descriptors of its connection to this process, of the file with its settings, and of the directory of the image.
+/// Descriptors of its connection to this process, of the file with its settings, and of its log.
 const CONNECTION: i32 = preload::FILTERS + 1;
 const SETTINGS: i32 = CONNECTION + 1;
-const IMAGE: i32 = SETTINGS + 1;
+const LOG: i32 = SETTINGS + 1;
 /// Maximum number of bytes of a log, or of standard error, that is read for an error.
 const LOG_MAX: u64 = 64 * 1024;
 /// Pause between two looks at the programs that a run has started and that has to fail.
@@ -53,6 +75,8 @@ pub(crate) struct Criu {
     connection: OwnedFd,
     /// Whether it has closed its end, as it does when it ends.
     is_closed: bool,
+    /// Its log, and what it and the programs that it starts wrote to standard error.
+    log: OwnedFd,
     errors: OwnedFd,
     /// The other end of what answers in the place of the packet filter.
     _filters: Option<OwnedFd>,
@@ -64,8 +88,6 @@ pub(crate) struct CriuRun<'a> {
     pub(crate) program: &'a Path,
     pub(crate) task: Task,
     pub(crate) settings: &'a CriuSettings,
-    /// Directory of the image.
-    pub(crate) image: &'a Path,
     /// User id that it runs with.
     pub(crate) base: u32,
     /// Control group that it starts in, instead of that of this process.
@@ -88,7 +110,8 @@ pub(crate) enum CriuEvent {
 }
 
 impl Criu {
-    /// Starts the program with the default signals. `prepare` is called in its process before that.
+    /// Starts the program with the default signals. `prepare` is called in its process before that, and enters the root
+    /// that it runs in.
     ///
     /// # Errors
     /// When no process can be created. What fails after that is in the errors of the run.
@@ -100,15 +123,22 @@ impl Criu {
             &rpc::request(run.task, &format!("/proc/self/fd/{SETTINGS}")),
             &[],
         )?;
-        let settings = format!("{}images-dir /proc/self/fd/{IMAGE}\n", run.settings.text());
+        let (image, work) = (jail::IMAGE, jail::WORK);
+        let settings = format!(
+            "{}images-dir {image}\nwork-dir {work}\nlog-file /proc/self/fd/{LOG}\n",
+            run.settings.text()
+        );
         let settings = file_of("settings", settings.as_bytes())?;
-        let errors = file_of("errors", &[])?;
+        let [log, errors] = ["log", "errors"].map(|name| file_of(name, &[]));
+        let (log, errors) = (log?, errors?);
         let library = file_of("geteuid", &preload::library(!run.asks_filters))?;
         let (filters, other_end) = match run.asks_filters {
             true => (None, None),
             false => preload::filters().map(|(end, other)| (Some(end), Some(other)))?,
         };
         let program = CString::new(run.program.as_os_str().as_bytes())?;
+        let path = CString::new(format!("PATH={PATH}"))?;
+        let kept = capabilities(run.task);
         let number = CString::new(CONNECTION.to_string())?;
         let arguments = [c"criu", c"swrk", &number];
         match sys::clone3(0, run.birth)? {
@@ -119,17 +149,18 @@ impl Criu {
                 base: run.base,
                 connection,
                 is_closed: false,
+                log,
                 errors,
                 _filters: other_end,
             }),
             Cloned::Child => {
                 sys::reset_signals();
                 let error = prepare()
-                    .and_then(|()| become_identity(run.base))
-                    .and_then(|()| place([&errors, &library, &theirs, &settings], run.image, filters.as_ref()))
+                    .and_then(|()| place([&errors, &library, &theirs, &settings, &log], filters.as_ref()))
+                    .and_then(|()| become_identity(run.base, kept))
                     .map_or_else(
                         |error| error,
-                        |()| calls::exec_with(&program, &arguments, &[PATH, PRELOADED]),
+                        |()| calls::exec_with(&program, &arguments, &[&path, PRELOADED]),
                     );
                 let _ = std::fs::File::from(errors).write_all(error.to_string().as_bytes());
                 sys::exit_now(127)
@@ -229,15 +260,16 @@ impl Criu {
     }
 
     /// Why it failed: the last errors in its log, and what it wrote to standard error.
-    pub(crate) fn why(&self, log: &Path) -> String {
+    pub(crate) fn why(&self) -> String {
         let mut text = String::new();
-        if let Ok(file) = std::fs::File::open(log) {
-            let _ = file.take(LOG_MAX).read_to_string(&mut text);
-        }
-        if let Ok(errors) = self.errors.try_clone() {
-            let mut errors = std::fs::File::from(errors);
-            let _ = errors.rewind();
-            let _ = errors.take(LOG_MAX).read_to_string(&mut text);
+        for file in [&self.log, &self.errors] {
+            if let Ok(file) = file.try_clone() {
+                let mut file = File::from(file);
+                let _ = file.rewind();
+                let mut bytes = Vec::new();
+                let _ = file.take(LOG_MAX).read_to_end(&mut bytes);
+                text.push_str(&String::from_utf8_lossy(&bytes));
+            }
         }
         reason(&text)
     }
@@ -288,24 +320,28 @@ fn file_of(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-fn become_identity(base: u32) -> io::Result<()> {
+/// The capabilities over the host that a run keeps, as a set of bits.
+fn capabilities(task: Task) -> u64 {
+    let more: &[u32] = match task {
+        Task::Dump { .. } => &FOR_DUMPS,
+        Task::Restore if release_numbers(&super::kernel()) < Some(HANDLES_FREE) => &[HANDLES],
+        Task::Restore => &[],
+    };
+    FOR_ALL.iter().chain(more).fold(0, |set, number| set | 1 << number)
+}
+
+fn become_identity(base: u32, kept: u64) -> io::Result<()> {
     rustix::process::setpgid(None, None)?;
     sys::join_new_session_keyring()?;
     sys::clear_groups()?;
     sys::set_ids(base, base, 0)?;
-    calls::keep_capabilities_at_exec()?;
+    calls::keep_capabilities_at_exec(kept)?;
     sys::prctl(libc::PR_SET_PDEATHSIG, u64::from(libc::SIGKILL.cast_unsigned()))?;
     sys::prctl(libc::PR_SET_DUMPABLE, 1)
 }
 
-fn place(
-    [errors, library, connection, settings]: [&OwnedFd; 4],
-    image: &Path,
-    filters: Option<&OwnedFd>,
-) -> io::Result<()> {
+fn place([errors, library, connection, settings, log]: [&OwnedFd; 5], filters: Option<&OwnedFd>) -> io::Result<()> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let image = rustix::fs::open(image, flags, Mode::empty())?;
     let places = [
         (&null, 0),
         (&null, 1),
@@ -313,7 +349,7 @@ fn place(
         (library, PRELOAD),
         (connection, CONNECTION),
         (settings, SETTINGS),
-        (&image, IMAGE),
+        (log, LOG),
     ];
     let places = places.into_iter().chain(filters.map(|fd| (fd, preload::FILTERS)));
     let placed: Vec<(i32, i32)> = places
@@ -357,7 +393,6 @@ mod tests {
             program: Path::new("/bin/sh"),
             task: Task::Restore,
             settings: &CriuSettings::new(),
-            image: directory.path(),
             base: 0,
             birth: None,
             asks_filters: true,
@@ -374,7 +409,7 @@ mod tests {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
         };
-        let written = || criu.why(Path::new("/nowhere"));
+        let written = || criu.why();
         until("it says the pid of its child", &|| written().parse::<u32>().is_ok());
         let child = written();
         until("the child is stopped", &|| state(&child) == Some('T'));

@@ -39,6 +39,8 @@ use serde::{Deserialize, Serialize};
 
 use super::criu::{Criu, CriuEvent, CriuRun};
 use super::host::HostFeatures;
+use super::jail::{self, Jail};
+use super::program::Program;
 use super::rpc::{CriuSettings, Task};
 use super::save::{AtRest, Subject};
 use super::{About, facts, ghosts, mounts, sys as calls};
@@ -47,7 +49,7 @@ use crate::driver::WriteError;
 use crate::figures::Figures;
 use crate::netns::SocketMaker;
 use crate::slot::Name;
-use crate::sys;
+use crate::sys::{self, attr};
 use crate::wire::{self, Reply, Request};
 
 /// How long CRIU may take to let go of all processes. It takes milliseconds; the bound is for a disk that blocks it.
@@ -57,9 +59,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Dump {
     /// CRIU.
-    pub(crate) program: PathBuf,
-    /// Its version.
-    pub(crate) version: String,
+    pub(crate) program: Program,
     /// Name of the sandbox's groups.
     pub(crate) name: String,
     /// Pid of the agent on the host.
@@ -140,46 +140,45 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     std::fs::DirBuilder::new().mode(0o700).create(&dump.image)?;
     let points = mounts::points(&std::fs::read_to_string(of_agent("mountinfo"))?);
     let about = About {
-        host: HostFeatures::with(&dump.version),
+        host: HostFeatures::with(&dump.program.version),
         agent: dump.program_of_agent.clone(),
         mounts: points.clone(),
     };
     about.write(&dump.image)?;
-    let log = dump.image.join("dump.log");
-    let text = |path: &Path| path.to_string_lossy().into_owned();
     let mut settings = CriuSettings::new();
-    settings.set("log-file", &text(&log))?;
     settings.set("network-lock", "skip")?;
     settings.set("cgroup-dump-controller", "none")?;
-    settings.set("freeze-cgroup", &text(subject.tree.freezer(subject.name)?.group()))?;
+    settings.set("freeze-cgroup", jail::FREEZER)?;
     settings.set("ghost-limit", &dump.deleted_files.to_string())?;
     settings.add("skip-in-flight");
     if dump.goes_on {
         settings.add("leave-running");
     }
     mounts::settings_of_dump(&points, &mut settings)?;
-    let has_place = facts::is_possible([dump.program.as_path(), dump.image.as_path()]);
+    let freezer = subject.tree.freezer(subject.name)?;
     // One that probes the kernel first needs its packet filter for that.
-    let knows_kernel = has_place && facts::are_of(&dump.facts, &dump.program);
+    let knows_kernel = facts::are_of(&dump.facts, &dump.program.path);
     let prepare = || {
-        if has_place {
-            facts::enter_with(&dump.facts)?;
-        }
+        let jail = Jail::new(&dump.program.files, dump.base_id)?;
+        facts::give(&dump.facts, &jail)?;
+        let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC;
+        jail.show(&dump.image, jail::IMAGE, harmless)?;
+        jail.show(freezer.group(), jail::FREEZER, harmless)?;
+        jail.enter()?;
         calls::ignore_file_size_signal();
         // The name of the host belongs to the sandbox, and a user that is not root could not restore it.
         sys::setns(subject.agent, libc::CLONE_NEWUTS)
     };
     let run = CriuRun {
-        program: &dump.program,
+        program: &dump.program.path,
         task: Task::Dump { pid: dump.pid },
         settings: &settings,
-        image: &dump.image,
         base: dump.base_id,
         birth: None,
         asks_filters: !knows_kernel,
     };
     let mut criu = Criu::start(&run, prepare)?;
-    let written = follow(&mut criu, dump, subject, &log, socket);
+    let written = follow(&mut criu, dump, subject, socket);
     if matches!(&written, Err(Unwritten::Running(_) | Unwritten::Refused(_))) && !criu.stop(STOP_TIMEOUT) {
         // Killed then, which it survives only outside of processes.
         return Err(io::Error::new(io::ErrorKind::TimedOut, "CRIU did not give up").into());
@@ -209,14 +208,14 @@ impl From<io::Error> for Unwritten {
 }
 
 /// Follows a run of CRIU until the image is complete, and the processes have ended or go on.
-fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, log: &Path, socket: &OwnedFd) -> Result<(), Unwritten> {
+fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, socket: &OwnedFd) -> Result<(), Unwritten> {
     loop {
         match next_of_dump(criu, socket)? {
             CriuEvent::Step { action, .. } => {
                 if action == "post-dump" {
                     // Only CRIU holds them now, and when it is killed, they must not go on beside an image that counts.
                     subject.tree.freezer(subject.name)?.hold()?;
-                    if let Some(why) = obstacle(&dump.image)? {
+                    if let Some(why) = obstacle(&dump.image, subject)? {
                         return Err(Unwritten::Refused(why));
                     }
                     open_to_readers(&dump.image)?;
@@ -250,7 +249,7 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, log: &Path, socke
                 criu.go()?;
             }
             CriuEvent::Ended(status) => {
-                let why = criu.why(log);
+                let why = criu.why();
                 return Err(Unwritten::Ended(match why.is_empty() {
                     true => WriteError::Failed(io::Error::other(format!("CRIU exited with status {status}"))),
                     false => WriteError::Refused(why),
@@ -260,9 +259,11 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, log: &Path, socke
     }
 }
 
-fn obstacle(image: &Path) -> io::Result<Option<String>> {
+fn obstacle(image: &Path, subject: &Subject<'_>) -> io::Result<Option<String>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    ghosts::obstacle(rustix::fs::open(image, flags, Mode::empty())?.as_fd())
+    let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
+    let root = open(Path::new(&format!("/proc/{}/root", subject.pid)))?;
+    ghosts::obstacle(open(image)?.as_fd(), root.as_fd())
 }
 
 /// Lets CRIU end by itself, also when the platform has ended, and returns its status.

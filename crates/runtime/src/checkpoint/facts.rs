@@ -2,31 +2,29 @@
 //!
 //! CRIU probes the kernel when it starts, which takes longer than most of what it does for a small sandbox, and caches the
 //! result in `/run` where that is a tmpfs. So the platform has it write that cache once, when it starts: as root, without
-//! any sandbox, and with a `/run` of its own. Every run for a sandbox also has a `/run` of its own, with a copy of the
-//! cache; the copy ends with the run, so nothing that a sandbox causes can reach the next one. CRIU refuses a cache of another
-//! version and probes then. After a reboot, the start of the platform writes a new one.
+//! any sandbox, in a root as every run has it ([`jail`]), where it finds out the same. Every run for a sandbox has a copy of
+//! the cache; the copy ends with the run, so nothing that a sandbox causes can reach the next one. CRIU refuses a cache of
+//! another version and probes then. After a reboot, the start of the platform writes a new one.
 
-use std::fs::{self, Permissions};
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::fs::{Mode, OFlags};
 
-use crate::sys;
+use super::jail::Jail;
+use super::program::{PATH, Program};
 use crate::wire::{self, Reply, Request};
 
 /// Name of the cache in the data directory.
 pub(crate) const FILE: &str = "criu.kdat";
-/// Where CRIU has its cache, and the name there.
-pub(crate) const PLACE: &str = "/run";
-const NAME: &str = "criu.kdat";
-/// Where programs are that CRIU starts.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where CRIU has its cache.
+const PLACE: &str = "/run/criu.kdat";
 /// How long a run may take. It takes a twentieth of a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two looks whether it has ended.
@@ -49,23 +47,24 @@ pub(crate) fn serve(socket: &OwnedFd) -> io::Result<()> {
     wire::send_message(socket, &reply, &[])
 }
 
-fn find(program: &Path, file: &Path) -> io::Result<()> {
-    let content = match is_possible([program]) {
-        true => run(program)?,
-        false => return Err(io::Error::other("CRIU is installed below /run, which its runs replace")),
-    };
-    let unfinished = file.with_extension("new");
-    fs::write(&unfinished, content)?;
-    fs::set_permissions(&unfinished, Permissions::from_mode(0o600))?;
-    fs::rename(&unfinished, file)
+fn find(program: &Program, file: &Path) -> io::Result<()> {
+    let directory = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    // The process leaves the mounts in which the path leads there.
+    let directory = crate::files::open_dir(directory)?;
+    let content = run(program)?;
+    let (unfinished, name) = (format!("{FILE}.new"), file.file_name().unwrap_or_default());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+    let new = rustix::fs::openat(&directory, &unfinished, flags, Mode::from_raw_mode(0o600))?;
+    File::from(new).write_all(&content)?;
+    Ok(rustix::fs::renameat(&directory, &unfinished, &directory, name)?)
 }
 
 /// Runs CRIU without a sandbox, and returns its cache. Its verdict does not matter: it may miss a feature that no sandbox
 /// needs.
-fn run(program: &Path) -> io::Result<Vec<u8>> {
-    enter()?;
+fn run(program: &Program) -> io::Result<Vec<u8>> {
+    Jail::new(&program.files, 0)?.enter()?;
     #[expect(clippy::disallowed_methods, reason = "the host's own program, without a sandbox")]
-    let mut process = Command::new(program)
+    let mut process = Command::new(&program.path)
         .arg("check")
         // Its children that stop themselves end with it.
         .process_group(0)
@@ -84,12 +83,7 @@ fn run(program: &Path) -> io::Result<Vec<u8>> {
         }
         std::thread::sleep(PAUSE);
     }
-    fs::read(Path::new(PLACE).join(NAME))
-}
-
-/// Whether CRIU can run with a `/run` of its own: none of the paths that it uses is there.
-pub(crate) fn is_possible<'a>(used: impl IntoIterator<Item = &'a Path>) -> bool {
-    used.into_iter().all(|path| !path.starts_with(PLACE))
+    fs::read(PLACE)
 }
 
 /// Whether the cache was written by this program, so that it is not refused: it is newer.
@@ -98,24 +92,13 @@ pub(crate) fn are_of(file: &Path, program: &Path) -> bool {
     matches!((changed(file), changed(program)), (Ok(file), Ok(program)) if file > program)
 }
 
-/// Gives this process mounts of its own, with an empty `/run`.
-fn enter() -> io::Result<()> {
-    sys::unshare(libc::CLONE_NEWNS)?;
-    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(rustix::mount::mount("tmpfs", PLACE, "tmpfs", flags, Some(c"mode=755"))?)
-}
-
-/// Gives this process mounts of its own, with nothing in `/run` but a copy of this cache, if it exists.
-pub(crate) fn enter_with(file: &Path) -> io::Result<()> {
-    enter()?;
-    copy(file, Path::new(PLACE))
-}
-
-/// Copies the cache, if it exists, to where CRIU looks for it.
-pub(crate) fn copy(file: &Path, place: &Path) -> io::Result<()> {
+/// Puts the cache where CRIU looks for it, if it exists.
+///
+/// # Errors
+/// When it cannot be read, and those of the kernel.
+pub(crate) fn give(file: &Path, jail: &Jail) -> io::Result<()> {
     match fs::read(file) {
-        Ok(content) => fs::write(place.join(NAME), content),
+        Ok(content) => jail.write(PLACE, &content),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }

@@ -1,31 +1,36 @@
-//! Files without a name in an image, which CRIU calls ghosts.
+//! Files of an image that have lost their names.
 //!
-//! A file that processes have open after its name was removed is part of the image. A restore creates it where it was,
-//! under a name with an ending of CRIU's, opens it, and removes that name. A restore that is killed leaves the name on
-//! the disk of the sandbox, and the next one refuses to replace it: it would fail again and again. So before each restore these
-//! names are removed. Where the directory of such a file is gone, too, CRIU takes the nearest one above it that is there.
+//! A file that processes have open after its name was removed is part of the image, and CRIU calls it a ghost. A restore
+//! creates it where it was, under a name with an ending of CRIU's, opens it, and removes that name. A directory is created
+//! under its own name. A file that has another name is linked under one of CRIU's when the image is written, and that name is
+//! in the way of nothing. Where the directory of such a file is gone, too, CRIU takes the nearest one above it that is there.
+//! A socket is bound again where it was, and its name removed.
 //!
-//! ```text
-//!   8 bytes that name the kind of file │ length, 4 bytes │ a message │ length │ a message ...
-//!   in `files.img`        file_entry             { type = 1, id = 2, reg_file_entry reg = 3 }
-//!                         reg_file_entry         { string name = 6 }
-//!   in `remap-fpath.img`  remap_file_path_entry  { uint32 orig_id = 1, remap_id = 2, remap_type remap_type = 3 }
-//! ```
+//! # Links
+//!
+//! CRIU does all of that by path. What is in the path is the sandbox's: where a directory was, there may be a link by now, and
+//! CRIU would follow it. It would reach nothing of the host ([`super::jail`]), but it is not the place of the file either. So
+//! every directory of these paths has to be a real one, or to be gone: [`obstacle`] looks when an image is written, and
+//! [`misplaced`] again before each restore, on the disk that the restore is given.
+//!
+//! # What is left
+//!
+//! A restore that is killed leaves the name on the disk of the sandbox, and the next one refuses to replace it: it would fail
+//! again and again. So before each restore these names are removed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use prost::Message;
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Length of what names the kind of file.
-const KIND: usize = 8;
-/// Type of a remap for a file without a name.
-const GHOST: i32 = 1;
+use super::lost::{How, LISTS, Lost, lost};
+
+/// Maximum length of a path in a reason.
+const SHOWN_MAX: usize = 200;
 /// How many names are looked for, at most, in directories above those where the next restore would make them. There they
 /// are not in its way; they would only be left.
 const ABOVE_MAX: usize = 100_000;
@@ -36,36 +41,13 @@ const FILES_MAX: u64 = 64 << 20;
 const NAME_MAX: usize = 255;
 const PATH_MAX: usize = 3800;
 
-#[derive(Message)]
-struct FileEntry {
-    #[prost(uint32, tag = "2")]
-    id: u32,
-    #[prost(message, optional, tag = "3")]
-    reg: Option<RegularFile>,
-}
-
-#[derive(Message)]
-struct RegularFile {
-    #[prost(string, tag = "6")]
-    name: String,
-}
-
-#[derive(Message)]
-struct Remap {
-    #[prost(uint32, tag = "1")]
-    file: u32,
-    #[prost(uint32, tag = "2")]
-    id: u32,
-    #[prost(int32, optional, tag = "3")]
-    kind: Option<i32>,
-}
-
-/// Why a restore from an image could not make all of its files that have no name, or would have to read too much for it.
+/// Why a restore from an image could not make all of its files that have lost their names, or would have to read too much for
+/// it. `root` is the root directory of the sandbox, which stands still.
 ///
 /// # Errors
-/// Those of [`names`].
-pub(crate) fn obstacle(image: BorrowedFd<'_>) -> io::Result<Option<String>> {
-    for file in ["files.img", "remap-fpath.img"] {
+/// Those of [`lost`], and of the kernel.
+pub(crate) fn obstacle(image: BorrowedFd<'_>, root: BorrowedFd<'_>) -> io::Result<Option<String>> {
+    for file in LISTS {
         let bytes = match rustix::fs::statat(image, file, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => u64::try_from(stat.st_size).map_err(io::Error::other)?,
             Err(Errno::NOENT) => 0,
@@ -76,58 +58,152 @@ pub(crate) fn obstacle(image: BorrowedFd<'_>) -> io::Result<Option<String>> {
             return Ok(Some(format!("the list of its open files is longer than {mib} MiB")));
         }
     }
+    let lost = lost(image)?;
     let is_too_long = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default();
         name.len() > NAME_MAX || path.as_os_str().len() > PATH_MAX
     };
-    let why = "a deleted file that is still open had a name too long to be restored";
-    Ok(names(image)?.iter().any(is_too_long).then(|| why.to_owned()))
+    if lost.iter().filter_map(Lost::left).any(|path| is_too_long(&path)) {
+        let why = "a deleted file that is still open had a name too long to be restored";
+        return Ok(Some(why.to_owned()));
+    }
+    if let Some(why) = misplaced(&lost, root, "/", &["/"])? {
+        return Ok(Some(why));
+    }
+    for path in lost.iter().filter(|lost| lost.is_directory()).map(|lost| &lost.path) {
+        // A restore would take the new one for it, and remove that.
+        if exists(root, path)? {
+            let why = format!("a deleted directory that is still open was made again: {}", shown(path));
+            return Ok(Some(why));
+        }
+    }
+    Ok(None)
 }
 
-/// Where a restore from an image makes files that have no name, from the root of the sandbox on.
+/// Why the files that have lost their names cannot be where they were, in a file system that is to be mounted at `target`, of
+/// those in `targets`: something that is no directory is in the path of one.
 ///
 /// # Errors
-/// When the image cannot be read, or is none.
-pub(crate) fn names(image: BorrowedFd<'_>) -> io::Result<Vec<PathBuf>> {
-    let ghosts: Vec<Remap> = messages(image, "remap-fpath.img")?
-        .into_iter()
-        .filter(|remap: &Remap| remap.kind.unwrap_or(GHOST) == GHOST)
-        .collect();
-    if ghosts.is_empty() {
-        return Ok(Vec::new());
+/// Those of the kernel.
+pub(crate) fn misplaced(
+    lost: &[Lost],
+    root: BorrowedFd<'_>,
+    target: &str,
+    targets: &[&str],
+) -> io::Result<Option<String>> {
+    let mut seen = HashSet::new();
+    for path in lost.iter().flat_map(Lost::paths) {
+        let path = Path::new("/").join(path);
+        let Some(inside) = inside(&path, target, targets) else {
+            continue;
+        };
+        let directory = inside.parent().unwrap_or(Path::new(""));
+        if seen.insert(directory.to_owned()) && !is_real(root, directory)? {
+            let why = format!(
+                "a file that is open has lost its name in {}, which is no directory now",
+                shown(directory)
+            );
+            return Ok(Some(why));
+        }
     }
-    let files: Vec<FileEntry> = messages(image, "files.img")?;
-    let files: HashMap<u32, &str> = files
-        .iter()
-        .filter_map(|file| Some((file.id, file.reg.as_ref()?.name.trim_start_matches('/'))))
-        .collect();
-    let name = |ghost: &Remap| {
-        let name = files.get(&ghost.file)?;
-        Some(PathBuf::from(format!("{name}.cr.{:x}.ghost", ghost.id)))
-    };
-    Ok(ghosts.iter().filter_map(name).collect())
+    for link in lost.iter().filter_map(|lost| match &lost.how {
+        How::Linked(link) => Some(Path::new("/").join(link)),
+        How::Ghost(_) | How::Directory | How::Socket => None,
+    }) {
+        let Some(inside) = inside(&link, target, targets) else {
+            continue;
+        };
+        if is_link(root, inside)? {
+            return Ok(Some(format!(
+                "a link is in the place of a file that is open: {}",
+                shown(inside)
+            )));
+        }
+    }
+    Ok(None)
 }
 
-/// Removes what a restore that was killed has left of `names` in a file system that is to be mounted at `target`, of
-/// those in `targets`.
+/// The path from `target` on, if that is the innermost of `targets` that it is in.
+fn inside<'a>(path: &'a Path, target: &str, targets: &[&str]) -> Option<&'a Path> {
+    let holds = |target: &&&str| path.starts_with(target);
+    let innermost = targets.iter().filter(holds).max_by_key(|target| target.len());
+    (innermost == Some(&target)).then(|| path.strip_prefix(target).ok())?
+}
+
+/// Whether everything in this path is a directory, as far as it is there.
+fn is_real(root: BorrowedFd<'_>, directory: &Path) -> io::Result<bool> {
+    if directory.components().any(|part| part == Component::ParentDir) {
+        return Ok(false);
+    }
+    for directory in directory.ancestors() {
+        match open(directory, root) {
+            Ok(_) => return Ok(true),
+            Err(Errno::NOENT) => {}
+            Err(Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
+}
+
+fn exists(root: BorrowedFd<'_>, path: &Path) -> io::Result<bool> {
+    Ok(kind(root, path)?.is_some())
+}
+
+fn is_link(root: BorrowedFd<'_>, path: &Path) -> io::Result<bool> {
+    Ok(kind(root, path)?.is_some_and(FileType::is_symlink))
+}
+
+/// What is at a path whose directories are real, if something is.
+fn kind(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<FileType>> {
+    let directory = match open(path.parent().unwrap_or(Path::new("")), root) {
+        Ok(directory) => directory,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    match rustix::fs::statat(
+        &directory,
+        path.file_name().unwrap_or_default(),
+        AtFlags::SYMLINK_NOFOLLOW,
+    ) {
+        Ok(stat) => Ok(Some(FileType::from_raw_mode(stat.st_mode))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A path of the sandbox's in a sentence.
+fn shown(path: &Path) -> String {
+    let text: String = path.to_string_lossy().chars().take(SHOWN_MAX).collect();
+    format!("{:?}", format!("/{}", text.trim_start_matches('/')))
+}
+
+/// Removes what a restore that was killed has left of the files that have lost their names, in a file system that is to be
+/// mounted at `target`, of those in `targets`.
 ///
 /// A sandbox may have as many of them as it has memory for, in directories as deep as it likes. So each directory is opened
 /// once, and what this costs is less than what CRIU does for the same files.
 ///
 /// # Errors
 /// When the kernel refuses to remove something.
-pub(crate) fn remove(names: &[PathBuf], root: BorrowedFd<'_>, target: &str, targets: &[&str]) -> io::Result<()> {
-    let is_here = |path: &Path| {
-        let holds = |target: &&&str| path.starts_with(target);
-        let longest = targets.iter().filter(holds).max_by_key(|target| target.len());
-        longest == Some(&target)
-    };
-    let paths: Vec<PathBuf> = names.iter().map(|name| Path::new("/").join(name)).collect();
+pub(crate) fn remove(lost: &[Lost], root: BorrowedFd<'_>, target: &str, targets: &[&str]) -> io::Result<()> {
+    let paths: Vec<PathBuf> = lost
+        .iter()
+        .filter_map(|lost| Some(Path::new("/").join(lost.left()?)))
+        .collect();
     let mut by_directory: BTreeMap<&Path, Vec<&OsStr>> = BTreeMap::new();
-    for path in paths.iter().filter(|path| is_here(path)) {
-        let inside = path.strip_prefix(target).ok();
-        if let Some((directory, name)) = inside.and_then(|path| Some((path.parent()?, path.file_name()?))) {
+    for path in paths.iter().filter_map(|path| inside(path, target, targets)) {
+        if let (Some(directory), Some(name)) = (path.parent(), path.file_name()) {
             by_directory.entry(directory).or_default().push(name);
+        }
+    }
+    for path in lost
+        .iter()
+        .filter(|lost| lost.is_directory())
+        .map(|lost| Path::new("/").join(&lost.path))
+    {
+        if let Some(path) = inside(&path, target, targets) {
+            remove_empty(path, root)?;
         }
     }
     let mut above = ABOVE_MAX;
@@ -172,6 +248,16 @@ fn open(directory: &Path, root: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     )
 }
 
+/// Removes a directory that a restore has left: there was none when the image was written, and none has anything in it.
+fn remove_empty(path: &Path, root: BorrowedFd<'_>) -> io::Result<()> {
+    let removed = open(path.parent().unwrap_or(Path::new("")), root)
+        .and_then(|above| rustix::fs::unlinkat(above, path.file_name().unwrap_or_default(), AtFlags::REMOVEDIR));
+    match removed {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NOTEMPTY | Errno::NAMETOOLONG) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn remove_one(name: &OsStr, directory: BorrowedFd<'_>) -> Result<(), Errno> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Err(Errno::ISDIR) => rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR),
@@ -179,81 +265,71 @@ fn remove_one(name: &OsStr, directory: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// The messages in a file of an image; none where there is no such file.
-fn messages<T: Message + Default>(image: BorrowedFd<'_>, file: &str) -> io::Result<Vec<T>> {
-    let file = match rustix::fs::openat(image, file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-        Ok(file) => file,
-        Err(Errno::NOENT) => return Ok(Vec::new()),
-        Err(error) => return Err(error.into()),
-    };
-    let mut bytes = Vec::new();
-    io::Read::read_to_end(&mut std::fs::File::from(file), &mut bytes)?;
-    read(&bytes)
-}
-
-fn read<T: Message + Default>(bytes: &[u8]) -> io::Result<Vec<T>> {
-    let mut rest = bytes.get(KIND..).ok_or(io::ErrorKind::UnexpectedEof)?;
-    let mut found = Vec::new();
-    while let Some((length, after)) = rest.split_first_chunk() {
-        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(io::Error::other)?;
-        let message = after.get(..length).ok_or(io::ErrorKind::UnexpectedEof)?;
-        found.push(T::decode(message)?);
-        rest = after.get(length..).unwrap_or_default();
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use prost::Message as _;
+
+    use super::super::lost::tests::{FILES, REMAPS, directory, file, ghost, linked};
+    use super::super::lost::{FileEntry, RegularFile};
     use super::*;
 
-    /// As CRIU wrote them for `/tmp/file`, `/tmp/none/below/file` and the directory `/tmp/none/below`.
-    const REMAPS: [&[u8]; 3] = [
-        b"\x08\x20\x10\x01\x18\x01",
-        b"\x08\x21\x10\x0a\x18\x01",
-        b"\x08\x22\x10\x03\x18\x01",
-    ];
-    const FILES: [&[u8]; 3] = [
-        b"\x08\x01\x10 \x1a(\x08 \x10\x82\x80\x02\x18\x08*\n\x08\x00\x10\x00\x18\x00 \x00(\x002\t/tmp/file8\x80\x03@\x08P\xa4\x83\x02",
-        b"\x08\x01\x10!\x1a3\x08!\x10\x82\x80\x02\x18\x08*\n\x08\x00\x10\x00\x18\x00 \x00(\x002\x14/tmp/none/below/file8\x80\x03@\x08P\xa4\x83\x02",
-        b"\x08\x01\x10\"\x1a*\x08\"\x10\x00\x18\x00*\n\x08\x00\x10\x00\x18\x00 \x00(\x002\x0f/tmp/none/below8\x80\x03P\xed\x83\x01",
-    ];
-
-    fn file(messages: &[&[u8]]) -> Vec<u8> {
-        let mut bytes = vec![0; KIND];
-        for message in messages {
-            bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
-            bytes.extend(*message);
-        }
-        bytes
-    }
-
     #[test]
-    fn names_are_those_that_criu_gives() {
-        let image = tempfile::tempdir().unwrap();
-        let dir = fs::File::open(image.path()).unwrap();
-        assert_eq!(names(dir.as_fd()).unwrap(), Vec::<PathBuf>::new());
-        fs::write(image.path().join("files.img"), file(&FILES)).unwrap();
-        fs::write(image.path().join("remap-fpath.img"), file(&REMAPS)).unwrap();
-        let found = names(dir.as_fd()).unwrap();
-        let want = [
-            "tmp/file.cr.1.ghost",
-            "tmp/none/below/file.cr.a.ghost",
-            "tmp/none/below.cr.3.ghost",
-        ];
-        assert_eq!(found, want.map(PathBuf::from));
-        // A file by another name of its own, not without one.
-        fs::write(
-            image.path().join("remap-fpath.img"),
-            file(&[b"\x08\x20\x10\x01\x18\x00"]),
-        )
-        .unwrap();
-        assert_eq!(names(dir.as_fd()).unwrap(), Vec::<PathBuf>::new());
-        fs::write(image.path().join("remap-fpath.img"), &file(&REMAPS)[..KIND + 5]).unwrap();
-        names(dir.as_fd()).unwrap_err();
-        obstacle(dir.as_fd()).unwrap_err();
+    fn a_path_through_anything_but_directories_is_found_out() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        fs::create_dir_all(at("real/below")).unwrap();
+        fs::create_dir_all(at("usr/lib")).unwrap();
+        fs::write(at("file"), "").unwrap();
+        for (link, to) in [
+            ("absolute", "/etc"),
+            ("relative", "real"),
+            ("real/below/up", ".."),
+            ("usr/link", "lib"),
+            ("gone", "nowhere"),
+        ] {
+            std::os::unix::fs::symlink(to, at(link)).unwrap();
+        }
+        let dir = fs::File::open(root.path()).unwrap();
+        let check = |lost: Lost, is_misplaced: bool| {
+            let why = misplaced(std::slice::from_ref(&lost), dir.as_fd(), "/", &["/"]).unwrap();
+            assert_eq!(why.is_some(), is_misplaced, "{lost:?}: {why:?}");
+        };
+        for directory_of in [
+            "absolute",
+            "relative",
+            "gone",
+            "file",
+            "real/below/up",
+            "real/../real",
+            "absolute/deep/er",
+        ] {
+            check(ghost(&format!("{directory_of}/name"), 1), true);
+            check(directory(&format!("{directory_of}/name")), true);
+            check(linked(&format!("{directory_of}/name"), "real/link_remap.1"), true);
+            check(linked("real/name", &format!("{directory_of}/link_remap.1")), true);
+        }
+        for directory_of in ["real", "real/below", "real/none/at/all", "none"] {
+            check(ghost(&format!("{directory_of}/name"), 1), false);
+            check(directory(&format!("{directory_of}/name")), false);
+            check(
+                linked(&format!("{directory_of}/name"), &format!("{directory_of}/link_remap.1")),
+                false,
+            );
+        }
+        check(ghost("name", 1), false);
+        // The name that CRIU has linked is a link by now.
+        check(linked("real/name", "relative"), true);
+        // Each path is looked for in the file system that has it.
+        let through_usr = [ghost("usr/link/name", 1)];
+        assert_eq!(misplaced(&through_usr, dir.as_fd(), "/", &["/", "/usr"]).unwrap(), None);
+        let usr = fs::File::open(at("usr")).unwrap();
+        assert!(
+            misplaced(&through_usr, usr.as_fd(), "/usr", &["/", "/usr"])
+                .unwrap()
+                .is_some()
+        );
     }
 
     #[test]
@@ -272,14 +348,22 @@ mod tests {
         }
         // A link of the sandbox's leads nowhere else.
         std::os::unix::fs::symlink(at("outside"), at("tmp/none")).unwrap();
+        // What a restore left of deleted directories, and what belongs to the sandbox.
+        for path in ["tmp/left", "full/file", "outside/left", "left"] {
+            fs::create_dir_all(at(path)).unwrap();
+        }
         let names = [
-            "tmp/file.cr.1.ghost",
-            "tmp/none/file.cr.a.ghost",
-            "tmp/none/below.cr.3.ghost",
-        ]
-        .map(PathBuf::from);
+            ghost("tmp/file", 1),
+            ghost("tmp/none/file", 10),
+            ghost("tmp/none/below", 3),
+            directory("tmp/left"),
+            directory("tmp/none/left"),
+            directory("full"),
+        ];
         let dir = fs::File::open(root.path()).unwrap();
         remove(&names, dir.as_fd(), "/", &["/", "/usr"]).unwrap();
+        assert!(!at("tmp/left").exists());
+        assert!(at("left").exists() && at("full/file").exists() && at("outside/left").exists());
         let left: Vec<_> = fs::read_dir(at("tmp"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name())
@@ -287,53 +371,89 @@ mod tests {
         assert_eq!(left.len(), 2, "{left:?}");
         assert!(at("tmp/file.cr.4.ghost").exists() && at("outside/file.cr.a.ghost").exists());
         // What lies in the other file system is not looked for in this one.
-        remove(&["usr/tmp/file.cr.4.ghost".into()], dir.as_fd(), "/", &["/", "/usr"]).unwrap();
+        remove(&[ghost("usr/tmp/file", 4)], dir.as_fd(), "/", &["/", "/usr"]).unwrap();
         assert!(at("tmp/file.cr.4.ghost").exists());
-        remove(&["usr/tmp/file.cr.4.ghost".into()], dir.as_fd(), "/usr", &["/", "/usr"]).unwrap();
+        remove(&[ghost("usr/tmp/file", 4)], dir.as_fd(), "/usr", &["/", "/usr"]).unwrap();
         assert!(!at("tmp/file.cr.4.ghost").exists());
     }
+
     #[test]
     fn many_in_deep_directories_are_removed() {
         let root = tempfile::tempdir().unwrap();
         // A directory that is gone, below one that is there, and with names that do not follow the same order.
         let deep = "d/".repeat(300);
         fs::create_dir_all(root.path().join(&deep)).unwrap();
-        let names: Vec<PathBuf> = (0..2000)
-            .map(|number| format!("{deep}{}file.cr.{number:x}.ghost", ["gone/", ""][number % 2]).into())
+        let names: Vec<Lost> = (0..2000)
+            .map(|number| {
+                ghost(
+                    &format!("{deep}{}file", if number % 2 == 0 { "gone/" } else { "" }),
+                    number,
+                )
+            })
             .collect();
-        for name in &names {
+        for name in names.iter().filter_map(Lost::left) {
             fs::write(root.path().join(&deep).join(name.file_name().unwrap()), "").unwrap();
         }
         let dir = fs::File::open(root.path()).unwrap();
         remove(&names, dir.as_fd(), "/", &["/"]).unwrap();
         assert_eq!(fs::read_dir(root.path().join(&deep)).unwrap().count(), 0);
     }
+
     #[test]
     fn what_could_not_be_restored_is_found_out() {
-        let image = tempfile::tempdir().unwrap();
-        let dir = fs::File::open(image.path()).unwrap();
+        let (image, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (dir, root) = (
+            fs::File::open(image.path()).unwrap(),
+            fs::File::open(root.path()).unwrap(),
+        );
+        let obstacle = || obstacle(dir.as_fd(), root.as_fd());
         let write = |name: String| {
             let reg = RegularFile { name };
-            let entry = FileEntry { id: 7, reg: Some(reg) }.encode_to_vec();
+            let entry = FileEntry {
+                id: 7,
+                reg: Some(reg),
+                socket: None,
+            };
+            let entry = entry.encode_to_vec();
             fs::write(image.path().join("files.img"), file(&[&entry])).unwrap();
         };
         write(format!("/{}", "n".repeat(NAME_MAX)));
-        assert_eq!(obstacle(dir.as_fd()).unwrap(), None);
+        assert_eq!(obstacle().unwrap(), None);
         fs::write(
             image.path().join("remap-fpath.img"),
             file(&[b"\x08\x07\x10\x0a\x18\x01"]),
         )
         .unwrap();
-        assert!(obstacle(dir.as_fd()).unwrap().unwrap().contains("too long"));
+        assert!(obstacle().unwrap().unwrap().contains("too long"));
         let ending = ".cr.a.ghost".len();
         write(format!("/{}", "n".repeat(NAME_MAX - ending)));
-        assert_eq!(obstacle(dir.as_fd()).unwrap(), None);
+        assert_eq!(obstacle().unwrap(), None);
         write(format!("/{}", "n/".repeat((PATH_MAX - ending) / 2)));
-        assert_eq!(obstacle(dir.as_fd()).unwrap(), None);
+        assert_eq!(obstacle().unwrap(), None);
         write(format!("/{}n", "n/".repeat(PATH_MAX / 2)));
-        assert!(obstacle(dir.as_fd()).unwrap().unwrap().contains("too long"));
+        assert!(obstacle().unwrap().unwrap().contains("too long"));
         let files = fs::File::create(image.path().join("files.img")).unwrap();
         files.set_len(FILES_MAX + 1).unwrap();
-        assert!(obstacle(dir.as_fd()).unwrap().unwrap().contains("64 MiB"));
+        assert!(obstacle().unwrap().unwrap().contains("64 MiB"));
+    }
+
+    #[test]
+    fn a_directory_that_was_made_again_is_found_out() {
+        let (image, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (dir, top) = (
+            fs::File::open(image.path()).unwrap(),
+            fs::File::open(root.path()).unwrap(),
+        );
+        fs::write(image.path().join("files.img"), file(&FILES[2..])).unwrap();
+        fs::write(image.path().join("remap-fpath.img"), file(&REMAPS[2..])).unwrap();
+        fs::write(
+            image.path().join("ghost-file-3.img"),
+            file(&[b"\x08\x00\x10\x00\x18\xed\x83\x01"]),
+        )
+        .unwrap();
+        assert_eq!(obstacle(dir.as_fd(), top.as_fd()).unwrap(), None);
+        fs::create_dir_all(root.path().join("tmp/none/below")).unwrap();
+        let why = obstacle(dir.as_fd(), top.as_fd()).unwrap().unwrap();
+        assert!(why.ends_with("made again: \"/tmp/none/below\""), "{why}");
     }
 }

@@ -10,8 +10,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::sys::check;
 
-/// Lets the next program that is executed keep every permitted capability, whatever the user id is.
-pub(crate) fn keep_capabilities_at_exec() -> io::Result<()> {
+/// Lets the next program that is executed keep these of the permitted capabilities, whatever the user id is, and no other: it
+/// cannot get one back either.
+pub(crate) fn keep_capabilities_at_exec(kept: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
         version: u32,
@@ -31,7 +32,22 @@ pub(crate) fn keep_capabilities_at_exec() -> io::Result<()> {
     let mut data = [Data::default(); 2];
     // SAFETY: both structures have the layout the kernel wants, and `data` has room for the two words per set.
     check(unsafe { libc::syscall(libc::SYS_capget, &raw const header, data.as_mut_ptr()) })?;
-    for word in &mut data {
+    for capability in (0..64u32).filter(|number| kept & (1 << number) == 0) {
+        // SAFETY: takes numbers only. The kernel refuses numbers that it does not know.
+        unsafe {
+            libc::syscall(
+                libc::SYS_prctl,
+                libc::PR_CAPBSET_DROP,
+                u64::from(capability),
+                0usize,
+                0usize,
+                0usize,
+            )
+        };
+    }
+    let halves = [kept, kept >> 32].map(|bits| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or_default());
+    for (word, half) in data.iter_mut().zip(halves) {
+        word.permitted &= half;
         word.inheritable = word.permitted;
         word.effective = word.permitted;
     }

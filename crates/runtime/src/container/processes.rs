@@ -13,7 +13,7 @@ use crate::base::packages_of;
 use crate::cancel::{Cancel, Raced};
 use crate::checkpoint::dump::Dump;
 use crate::checkpoint::host::HostFeatures;
-use crate::checkpoint::program::Criu;
+use crate::checkpoint::program::Program;
 use crate::checkpoint::save::AtRest;
 use crate::checkpoint::{About, facts, sums};
 use crate::driver::{StartError, WriteError};
@@ -44,7 +44,7 @@ pub(super) fn find_facts(driver: &Arc<ContainerDriver>) -> io::Result<()> {
     let Some(criu) = &driver.criu else {
         return Ok(());
     };
-    let program = criu.path.clone();
+    let program = criu.clone();
     let driver = Arc::downgrade(driver);
     std::thread::Builder::new()
         .name("criu-facts".to_owned())
@@ -124,8 +124,7 @@ impl ContainerDriver {
             return Err(WriteError::Failed(io::ErrorKind::Unsupported.into()));
         };
         Ok(Request::Dump(Dump {
-            program: criu.path.clone(),
-            version: criu.version.clone(),
+            program: criu.current().map_err(io::Error::other)?,
             name: of.name.to_string(),
             pid: of.pid,
             program_of_agent,
@@ -248,6 +247,7 @@ impl ContainerDriver {
                 "its processes were written by CRIU, which the host does not have, or only too old a version of it",
             ));
         };
+        let program = criu.current().map_err(StartError::Unrestorable)?;
         let written = self.kept.base_of(&name.id, &name.disk);
         if base.is_some() && written.as_deref().map(packages_of) != base.map(packages_of) {
             return Err(refused(
@@ -257,18 +257,18 @@ impl ContainerDriver {
         if let Some(bytes) = self.forks.lock().get(&name.disk).copied() {
             // Written a moment ago, and never read by another platform.
             return Ok(Image {
-                program: criu.path.clone(),
+                program,
                 directory,
                 bytes,
             });
         }
         match sums::check(&directory) {
             Ok(bytes) => {
-                if let Some(why) = self.unfit(criu, &directory)? {
+                if let Some(why) = self.unfit(&program, &directory)? {
                     return Err(StartError::Unrestorable(why));
                 }
                 Ok(Image {
-                    program: criu.path.clone(),
+                    program,
                     directory,
                     bytes,
                 })
@@ -282,7 +282,7 @@ impl ContainerDriver {
     }
 
     /// Why an image that is whole cannot be restored here, if it cannot.
-    pub(super) fn unfit(&self, criu: &Criu, image: &Path) -> io::Result<Option<String>> {
+    pub(super) fn unfit(&self, criu: &Program, image: &Path) -> io::Result<Option<String>> {
         let about = About::of(image)?;
         match HostFeatures::with(&criu.version).unfit_for(&about.host) {
             None => self.agents.obstacle(&about.agent),

@@ -1,12 +1,12 @@
 //! Restores a sandbox from an image of its processes.
 //!
 //! The launcher prepares what it does for any start, but for the processes: groups, the disk, the overlays. A child, the
-//! conductor, puts them into a copy of the host's mounts, where CRIU and its libraries are, runs CRIU, and does what is to
-//! be done between CRIU's steps:
+//! conductor, puts them into a root for CRIU alone (`checkpoint::jail`), runs CRIU, and does what is to be done between
+//! CRIU's steps:
 //!
 //! ```text
 //!   conductor                                   CRIU, in the workload's groups
-//!   mount everything below one directory
+//!   put everything below one root
 //!   start it  ────────────────────────────────▶ create the namespaces
 //!   set up lo and eth0           ◀───────────── setup-namespaces
 //!                                               restore mounts, files, memory
@@ -26,14 +26,13 @@
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use model::resources::Resources;
 use protocol::figures::FILES;
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::net::SocketType;
 
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
@@ -41,8 +40,10 @@ use super::{During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent, CriuRun};
+use crate::checkpoint::jail::{self, Jail};
+use crate::checkpoint::program::Program;
 use crate::checkpoint::rpc::{CriuSettings, Task};
-use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
+use crate::checkpoint::{self, About, dump, facts, ghosts, ids, lost, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::processors::{self, View};
@@ -53,15 +54,11 @@ use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Reply};
 use crate::{base, netlink, sockets};
 
-/// Where the conductor collects what CRIU mounts. Processes without privileges on the host have to reach it, so it is not
-/// in the data directory; nothing of the host is needed from these directories.
-const PLACES: [&str; 2] = ["/run", "/mnt"];
-
 /// Which processes to restore.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Image {
     /// CRIU.
-    pub(crate) program: PathBuf,
+    pub(crate) program: Program,
     /// The directory of the image.
     pub(crate) directory: PathBuf,
     /// Size of the image, in bytes.
@@ -107,11 +104,6 @@ impl Launcher {
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let mut stages = Stages::new();
         let about = self.about(image).during("read the image")?;
-        let roomy = while_restored(resources);
-        let agent_groups = self.tree.create(name, &roomy).during("create the cgroups")?;
-        let work = self.tree.create_work(name, &roomy);
-        let work = work.during("create the workload's cgroups")?;
-        stages.end("cgroup");
         let processors = match mounts::processors(&about.mounts) {
             // What its programs have read once stays true.
             numbers if !numbers.is_empty() => self.views.kept(numbers),
@@ -129,8 +121,15 @@ impl Launcher {
         let mut sources = Vec::new();
         let mut root = None;
         let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
-        self.remove_ghosts(rootfs, &overlays, image)
-            .during("remove what an earlier restore has left")?;
+        if let Some(why) = self.find_lost(rootfs, &overlays, image).during("look for lost files")? {
+            return Ok((Reply::Refused(why), Vec::new()));
+        }
+        // Only now, because what is refused leaves no groups.
+        let roomy = while_restored(resources);
+        let agent_groups = self.tree.create(name, &roomy).during("create the cgroups")?;
+        let work = self.tree.create_work(name, &roomy);
+        let work = work.during("create the workload's cgroups")?;
+        stages.end("cgroup");
         for (overlay, mount) in rootfs.overlays.iter().zip(overlays) {
             match overlay.target.as_str() {
                 "/" => root = Some(mount),
@@ -227,13 +226,20 @@ impl Launcher {
         Ok(rustix::fs::openat(&self.data_dir, relative, flags, Mode::empty())?)
     }
 
-    fn remove_ghosts(&self, rootfs: &Rootfs, overlays: &[OwnedFd], image: &Image) -> io::Result<()> {
-        let names = ghosts::names(self.opened(image)?.as_fd())?;
+    /// Prepares the file systems for files that have lost their names. Returns why such a file cannot be where it was, in
+    /// which case nothing is changed.
+    fn find_lost(&self, rootfs: &Rootfs, overlays: &[OwnedFd], image: &Image) -> io::Result<Option<String>> {
+        let found = lost::lost(self.opened(image)?.as_fd())?;
         let targets: Vec<&str> = rootfs.overlays.iter().map(|overlay| overlay.target.as_str()).collect();
         for (target, mount) in targets.iter().zip(overlays) {
-            ghosts::remove(&names, mount.as_fd(), target, &targets)?;
+            if let Some(why) = ghosts::misplaced(&found, mount.as_fd(), target, &targets)? {
+                return Ok(Some(why));
+            }
         }
-        Ok(())
+        for (target, mount) in targets.iter().zip(overlays) {
+            ghosts::remove(&found, mount.as_fd(), target, &targets)?;
+        }
+        Ok(None)
     }
 
     /// A mount of the agent's program of an image. CRIU has to read it, unlike the one that others are started from.
@@ -340,32 +346,24 @@ fn conduct(
 
 fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Parts<'_>) -> io::Result<i32> {
     checkpoint::sys::notice_children();
-    let place = PLACES
-        .into_iter()
-        .find(|place| !parts.data_dir.starts_with(place))
-        .unwrap_or(PLACES[0]);
-    let root = assemble(parts, Path::new(place)).during("mount the sandbox's file systems")?;
-    let at = |point: &str| source_at(place, point);
+    enter_jail(parts).during("mount the sandbox's file systems")?;
     let known: Vec<&str> = parts.sources.iter().map(|(point, _)| point.as_str()).collect();
     let source = |point: &str| -> Option<String> {
         if known.contains(&point) {
-            return Some(at(point));
+            return Some(source_at(point));
         }
         let file = point.strip_prefix("/proc/")?;
         match (
             FILES.contains(&file) && parts.figures.is_some(),
             mounts::is_masked_directory(file),
         ) {
-            (true, _) => Some(format!("{place}/figures/{file}")),
-            (false, true) => Some(at(EMPTY)),
+            (true, _) => Some(format!("{}/{file}", jail::FIGURES)),
+            (false, true) => Some(source_at(EMPTY)),
             (false, false) => Some("/dev/null".to_owned()),
         }
     };
-    let log = parts.image.directory.join("restore.log");
-    let text = |path: &Path| path.to_string_lossy().into_owned();
     let mut settings = CriuSettings::new();
-    settings.set("log-file", &text(&log))?;
-    settings.set("root", &root)?;
+    settings.set("root", jail::ROOT)?;
     // The agent's program can be read here, other than where it was started.
     settings.add("skip-file-rwx-check");
     mounts::settings_of_restore(&parts.about.mounts, source, &mut settings)?;
@@ -378,10 +376,9 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
         Ok(rustix::system::sethostname(base::HOST_NAME.as_bytes())?)
     };
     let run = CriuRun {
-        program: &parts.image.program,
+        program: &parts.image.program.path,
         task: Task::Restore,
         settings: &settings,
-        image: &parts.image.directory,
         base: parts.base_id,
         birth: parts.work.birth.as_ref().map(AsFd::as_fd),
         asks_filters: true,
@@ -416,7 +413,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
             }
             CriuEvent::Ended(0) if is_restored => return Ok(agent),
             CriuEvent::Ended(status) => {
-                let why = criu.why(&log);
+                let why = criu.why();
                 return Err(io::Error::other(match why.is_empty() {
                     true => format!("CRIU exited with status {status}"),
                     false => why,
@@ -426,66 +423,40 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
     }
 }
 
-fn source_at(place: &str, point: &str) -> String {
+/// Where the source of the mount at a point is, in the root for CRIU.
+fn source_at(point: &str) -> String {
     let name: String = point.trim_start_matches('/').replace('/', "_");
-    format!("{place}/mounts/{name}")
+    format!("{}/{name}", jail::MOUNTS)
 }
 
-/// Enters a copy of the host's mounts and mounts there what CRIU needs. Returns the path of the sandbox's root.
-fn assemble(parts: &Parts<'_>, place: &Path) -> io::Result<String> {
+/// Makes a root with what CRIU needs, and enters it.
+fn enter_jail(parts: &Parts<'_>) -> io::Result<()> {
+    // CRIU is there, and the image.
     sys::setns(parts.host_mounts, libc::CLONE_NEWNS)?;
-    sys::unshare(libc::CLONE_NEWNS)?;
-    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    let program = parts.image.program.parent().unwrap_or(Path::new("/"));
-    hide_temporary_files(&[&parts.image.directory, program])?;
-    rustix::mount::mount("tmpfs", place, "tmpfs", MountFlags::NOSUID, Some(c"mode=755"))?;
-    for dir in ["root", "mounts", "figures"] {
-        std::fs::create_dir(place.join(dir))?;
-    }
-    let path = |name: &str| place.join(name).to_string_lossy().into_owned();
-    facts::copy(&parts.data_dir.join(facts::FILE), place)?;
-    setup::attach(parts.root.as_fd(), CWD, &path("root"))?;
+    let jail = Jail::new(&parts.image.program.files, parts.base_id)?;
+    facts::give(&parts.data_dir.join(facts::FILE), &jail)?;
+    jail.attach(parts.root.as_fd(), jail::ROOT)?;
     for (point, mount) in &parts.sources {
-        let at = source_at(&place.to_string_lossy(), point);
-        let kind = rustix::fs::fstat(mount)?.st_mode;
-        match rustix::fs::FileType::from_raw_mode(kind).is_dir() {
-            true => std::fs::create_dir(&at)?,
-            false => std::fs::write(&at, "")?,
-        }
-        setup::attach(mount.as_fd(), CWD, &at)?;
+        jail.attach(mount.as_fd(), &source_at(point))?;
     }
     if let Some(figures) = parts.figures {
-        setup::attach(figures.mount.as_fd(), CWD, &path("figures"))?;
+        jail.attach_directory(figures.mount.as_fd(), jail::FIGURES)?;
     }
+    let image = &parts.image.directory;
+    // Its parent belongs to root alone, so this opens it to nobody else. CRIU lists it without the privilege to.
+    std::fs::set_permissions(image, std::fs::Permissions::from_mode(0o755))?;
+    let harmless = attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC;
+    jail.show(image, jail::IMAGE, harmless)?;
     // The slot is seldom the one that it was written in. The image itself stays as it is.
-    let written = ids::file(&parts.image.directory)?;
-    let mapped = place.join("ids");
-    std::fs::write(&mapped, ids::mapped(&std::fs::read(&written)?, parts.base_id)?)?;
-    std::fs::set_permissions(&mapped, std::fs::Permissions::from_mode(0o644))?;
-    rustix::mount::mount_bind(&mapped, &written)?;
-    Ok(path("root"))
+    let written = ids::file(image)?;
+    jail.write(IDS, &ids::mapped(&std::fs::read(&written)?, parts.base_id)?)?;
+    let name = written.file_name().unwrap_or_default().to_string_lossy();
+    jail.cover(&format!("{}/{name}", jail::IMAGE), IDS)?;
+    jail.enter()
 }
 
-/// Where CRIU makes a directory for the time of a restore.
-const TEMPORARY: &str = "/tmp";
-
-/// Mounts an empty directory over the host's `/tmp`. CRIU makes a directory there, with a name that is not known before,
-/// and it would stay when CRIU is killed. What is `needed` remains where it is, if it lies there.
-fn hide_temporary_files(needed: &[&Path]) -> io::Result<()> {
-    let inside = needed.iter().filter(|path| path.starts_with(TEMPORARY));
-    let trees = inside
-        .map(|path| {
-            let tree = setup::clone_tree(&path.to_string_lossy(), true);
-            Ok((path, tree.map_err(|failure| io::Error::other(failure.to_string()))?))
-        })
-        .collect::<io::Result<Vec<_>>>()?;
-    rustix::mount::mount("tmpfs", TEMPORARY, "tmpfs", MountFlags::NOSUID, Some(c"mode=1777"))?;
-    for (path, tree) in trees {
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
-        setup::attach(tree.as_fd(), CWD, &path.to_string_lossy())?;
-    }
-    Ok(())
-}
+/// Where the map of ids of the sandbox's slot is, in the root for CRIU.
+const IDS: &str = "/ids";
 
 /// Runs `work` in a child, so that this process stays in its namespaces.
 fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {

@@ -101,8 +101,8 @@ def criu_of(server: Platform) -> list[int]:
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and (process / "comm").read_text() == "criu\n":
-                # It works in the directory of the image.
-                if Path(os.readlink(process / "cwd")).is_relative_to(server.data_dir):
+                # It has a root of its own, in which it sees the image.
+                if any((process / "root/image").samefile(image) for image in server.data_dir.glob("kept/*/image*")):
                     found.append(int(process.name))
         except OSError:
             continue

@@ -258,7 +258,7 @@ impl Tree {
                 shown.extend(self.cpuset().filter(|_| cpuset).map(|tree| Shown {
                     tree,
                     name: "cpuset".to_owned(),
-                    scope: Scope::All,
+                    scope: Scope::Sandbox,
                 }));
                 shown
             }
@@ -274,16 +274,15 @@ impl Tree {
     /// the record last.
     fn groups(&self, name: &Name) -> Vec<PathBuf> {
         let roles = [Role::Agent, Role::Work];
-        self.roots()
-            .iter()
-            .rev()
-            .flat_map(|root| {
-                let sides = roles.map(|role| root.join(side_by_side(name, role))).into_iter();
-                let sides = sides.filter(|_| name.is_of_earlier_version());
-                let children = roles.map(|role| root.join(child(name, role)));
-                sides.chain(children).chain([root.join(name.to_string())])
-            })
-            .collect()
+        let roots = self.roots();
+        let of_roots = roots.iter().rev().flat_map(|root| {
+            let sides = roles.map(|role| root.join(side_by_side(name, role))).into_iter();
+            let sides = sides.filter(|_| name.is_of_earlier_version());
+            let children = roles.map(|role| root.join(child(name, role)));
+            sides.chain(children).chain([root.join(name.to_string())])
+        });
+        let of_cpuset = self.cpuset().map(|group| group.join(name.to_string()));
+        of_cpuset.into_iter().chain(of_roots).collect()
     }
 
     /// Creates the tree and limits the total of all sandboxes. Existing groups are kept.

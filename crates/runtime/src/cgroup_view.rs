@@ -2,8 +2,10 @@
 //!
 //! With version 2 that is the workload's group at `/sys/fs/cgroup`. With version 1 a program looks in one directory per
 //! controller, and some fail when a controller that they know is missing; so two more are shown than have limits:
-//! `cpuacct`, which counts for workload and agent together, and `cpuset`, which is the same for all sandboxes. The
-//! workload is at the root of a cgroup namespace, so its own path is `/` everywhere.
+//! `cpuacct`, which counts for workload and agent together, and `cpuset`. All processes are in the same group of `cpuset`,
+//! but each sandbox is shown a group of its own there, which is empty and has the same values: on a group that several can
+//! open, they could watch each other read and hold locks for each other. The workload is at the root of a cgroup namespace,
+//! so its own path is `/` everywhere.
 
 use std::fs;
 use std::io;
@@ -37,10 +39,8 @@ pub(crate) struct Shown {
 pub(crate) enum Scope {
     /// The workload's.
     Workload,
-    /// The sandbox's own, with the agent's use in it.
+    /// The sandbox's own, with the agent's use in it, or with no process at all.
     Sandbox,
-    /// That of all sandboxes.
-    All,
 }
 
 impl UnlimitedMounts {
@@ -67,8 +67,8 @@ impl UnlimitedMounts {
 }
 
 /// Creates the group of the `cpuset` hierarchy for all sandboxes, with what the platform itself may use, because its
-/// own group there may be narrower than the root. Without it programs of version 1 see less and nothing else is lost,
-/// so errors are ignored.
+/// own group there may be narrower than the root. Groups that are created in it begin with the same values. Without it
+/// programs of version 1 see less and nothing else is lost, so errors are ignored.
 pub(crate) fn make_cpuset(group: &Path) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -80,10 +80,15 @@ pub(crate) fn make_cpuset(group: &Path) {
         let path = group.join(file);
         let Some(list) = allowed(name) else { continue };
         // On some kernels writing resets the affinity of processes in the group.
-        if fs::read_to_string(&path).is_ok_and(|have| have.trim() != list) {
+        if fs::read_to_string(&path).is_ok_and(|have| have.trim() != list) && fs::write(&path, list).is_err() {
+            // A group cannot have less than those in it, which are those of sandboxes that run.
+            for shown in fs::read_dir(group).into_iter().flatten().flatten() {
+                let _ = fs::write(shown.path().join(file), list);
+            }
             let _ = fs::write(&path, list);
         }
     }
+    let _ = fs::write(group.join("cgroup.clone_children"), "1");
 }
 
 /// Moves the calling process into a group created by [`make_cpuset`]. Returns whether that worked.

@@ -13,8 +13,9 @@
 //!   create the sandbox's cgroup and the agent's, with limits
 //!   clone3 into the agent's cgroup  ──────────▶ set up lo and eth0
 //!   write the id maps
-//!   create the disk, mount the overlays
-//!   send the overlays  ───────────────────────▶ build the tree, change the root
+//!   create the disk, mount the overlays,
+//!   create the fixtures
+//!   send them  ───────────────────────────────▶ build the tree, change the root
 //!   create the workload's cgroup, with limits
 //!                       ◀────────────────────── ready
 //!   clone the spawner into the workload's        confine, exec the agent
@@ -30,6 +31,7 @@
 //! host's root.
 
 mod child;
+mod fixtures;
 pub(crate) mod restore;
 mod root;
 mod spawner;
@@ -48,13 +50,14 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags};
 use rustix::net::SocketType;
 
 use self::child::{ChildWait, Unfinished, has_report, pair, reported, run_child};
+use self::fixtures::Fixtures;
 use self::root::make_private_root;
 use crate::cgroup::open::OpenTree;
 use crate::cgroup_view::Shown;
 use crate::disk::{self, Loops, Spare, Template};
 use crate::figures::Figures;
 use crate::files::write_at;
-use crate::processors::Views;
+use crate::processors::{View, Views};
 use crate::rootfs::{Layer, Overlay, Rootfs};
 use crate::setup::{self, Clocks, Parameters, place};
 use crate::slot::{IDS_PER_SLOT, Name};
@@ -65,7 +68,7 @@ use crate::{archive, base, checkpoint, commit, netlink, rebase, schedule, seccom
 /// Maximum wait for each step of a start that another process performs. It takes milliseconds; the bound is for an
 /// overloaded host, and below the platform's own timeout, so that the error reaches it.
 const STEP: Duration = Duration::from_secs(10);
-/// How long a launcher waits for requests before it creates a disk for the next one.
+/// How long a launcher waits for requests before it creates a disk and fixtures for the next one.
 const IDLE: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
     tv_nsec: 3_000_000,
@@ -145,6 +148,9 @@ struct Launcher {
     templates: Vec<Template>,
     /// A disk for the next sandbox.
     spare: Option<Spare>,
+    fixtures: Fixtures,
+    /// Fixtures for the next sandbox.
+    spare_fixtures: Option<OwnedFd>,
     first_id: u32,
     /// Whether disks are allocated in full.
     reserve_disks: bool,
@@ -183,6 +189,7 @@ impl Launcher {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let host_mounts =
             rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).during("open the host's mounts")?;
+        let fixtures = Fixtures::new(&groups).during("read the host's controllers")?;
         make_private_root(&hello.data_dir, &groups).during("create the launcher's mounts")?;
         let interface = find_interface().during("find a kind of network interface")?;
         let loops = Loops::open(Path::new(HOST_DEV)).during("open /dev/loop-control")?;
@@ -194,6 +201,8 @@ impl Launcher {
             loops,
             templates: Vec::new(),
             spare: None,
+            spare_fixtures: Some(fixtures.make().during("create fixtures")?),
+            fixtures,
             first_id: hello.first_id,
             reserve_disks: hello.reserve_disks,
             interface,
@@ -209,9 +218,7 @@ impl Launcher {
         wire::send_message(socket, &Reply::Ready, &[])?;
         let mut disk_mb = None;
         loop {
-            if let Some(disk_mb) = disk_mb.take() {
-                self.make_spare(disk_mb, socket);
-            }
+            self.prepare_next(disk_mb.take(), socket);
             let Some((request, _)) = wire::receive_message::<Request>(socket)? else {
                 return Ok(());
             };
@@ -237,21 +244,38 @@ impl Launcher {
         }
     }
 
-    /// Creates a disk for the next sandbox, unless it is already waiting. Disks that are allocated in full are not
-    /// created in advance: they would take space from others.
-    fn make_spare(&mut self, disk_mb: u32, socket: &OwnedFd) {
-        if self.reserve_disks || self.spare.as_ref().is_some_and(|spare| spare.disk_mb == disk_mb) {
+    /// Creates a disk of this size and fixtures for the next sandbox, unless they are waiting already. Disks that are
+    /// allocated in full are not created in advance: they would take space from others.
+    fn prepare_next(&mut self, disk_mb: Option<u32>, socket: &OwnedFd) {
+        let is_ready = |disk_mb: &u32| self.spare.as_ref().is_some_and(|spare| spare.disk_mb == *disk_mb);
+        let disk_mb = disk_mb.filter(|disk_mb| !self.reserve_disks && !is_ready(disk_mb));
+        if disk_mb.is_none() && self.spare_fixtures.is_some() {
             return;
         }
         let mut waiting = [PollFd::new(socket, PollFlags::IN)];
         if !matches!(rustix::event::poll(&mut waiting, Some(&IDLE)), Ok(0)) {
             return;
         }
-        let spare = self
-            .template(disk_mb)
-            .and_then(|index| Spare::make(self.data_dir.as_fd(), &self.templates[index], &self.loops));
-        // If it fails, the next start reports why.
-        self.spare = spare.ok();
+        // If one of them fails, the next start reports why.
+        if self.spare_fixtures.is_none() {
+            self.spare_fixtures = self.fixtures.make().ok();
+        }
+        if let Some(disk_mb) = disk_mb {
+            let spare = self
+                .template(disk_mb)
+                .and_then(|index| Spare::make(self.data_dir.as_fd(), &self.templates[index], &self.loops));
+            self.spare = spare.ok();
+        }
+    }
+
+    /// The fixtures of a new sandbox with these processors, not attached yet.
+    fn make_fixtures(&mut self, processors: &View) -> io::Result<OwnedFd> {
+        let fixtures = match self.spare_fixtures.take() {
+            Some(fixtures) => fixtures,
+            None => self.fixtures.make()?,
+        };
+        fixtures::add_processors(fixtures.as_fd(), processors)?;
+        Ok(fixtures)
     }
 
     /// Index of the template for disks of a size.
@@ -340,14 +364,15 @@ impl Launcher {
             true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
             false => None,
         };
-        let mut mounts: Vec<BorrowedFd<'_>> = overlays.iter().map(AsFd::as_fd).collect();
+        let fixtures = self.make_fixtures(&processors).during("create the fixtures")?;
+        let mut mounts: Vec<BorrowedFd<'_>> = overlays.iter().chain([&fixtures]).map(AsFd::as_fd).collect();
         mounts.extend(
             figures
                 .iter()
                 .flat_map(|figures| [figures.mount.as_fd(), figures.kernel.as_fd()]),
         );
         wire::send(setup.as_fd(), b"go", &mounts).during("send the file system")?;
-        drop((overlays, disk));
+        drop((overlays, fixtures, disk));
         stages.end("overlay");
 
         // In parallel with the child building its tree.

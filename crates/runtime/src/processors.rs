@@ -16,7 +16,6 @@ use std::rc::Rc;
 
 use rustix::thread::CpuSet;
 
-use crate::setup::place;
 use crate::slot::Slot;
 
 /// File with the processors that are online.
@@ -31,9 +30,17 @@ const EMPTY_LISTS: [&str; 2] = ["offline", "isolated"];
 pub(crate) struct View {
     /// Processor numbers of the host, ascending.
     pub(crate) numbers: Vec<u32>,
-    /// Directory of the launcher with the files that list them; `None` where the host's own files are the same. Below
-    /// it are `cpu`, in the place of `/sys/devices/system/cpu`, and `cpuinfo`.
-    pub(crate) files: Option<String>,
+    /// The files that list them; `None` where the host's own files are the same.
+    pub(crate) files: Option<ProcessorFiles>,
+}
+
+/// What a sandbox reads about its processors.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ProcessorFiles {
+    /// The files of `/sys/devices/system/cpu`: names with the same content, and that content.
+    pub(crate) lists: Vec<(Vec<&'static str>, String)>,
+    /// The content of `/proc/cpuinfo`.
+    pub(crate) info: String,
 }
 
 /// Cache of the views that a launcher has created.
@@ -72,7 +79,7 @@ impl Views {
             return Ok(view.clone());
         }
         let view = Rc::new(View {
-            files: create_files(&numbers)?,
+            files: files_of(&numbers)?,
             numbers: numbers.clone(),
         });
         self.0.insert(numbers, view.clone());
@@ -92,28 +99,21 @@ fn window(allowed: &[u32], cores: Option<u32>, slot: Slot) -> Vec<u32> {
     numbers
 }
 
-fn create_files(numbers: &[u32]) -> io::Result<Option<String>> {
+fn files_of(numbers: &[u32]) -> io::Result<Option<ProcessorFiles>> {
     let list = list_of(numbers);
     if fs::read_to_string(ONLINE)?.trim_end() == list {
         return Ok(None);
     }
-    let files = format!("{}/{list}", place::PROCESSORS);
-    let cpu = format!("{files}/cpu");
-    // Mount points for the directories of the host's sysfs.
-    for number in numbers {
-        fs::create_dir_all(format!("{cpu}/cpu{number}"))?;
-    }
-    for name in LISTS {
-        fs::write(format!("{cpu}/{name}"), format!("{list}\n"))?;
-    }
-    for name in EMPTY_LISTS {
-        fs::write(format!("{cpu}/{name}"), "\n")?;
-    }
-    let highest = fs::read(format!("{}/kernel_max", ONLINE.trim_end_matches("/online")))?;
-    fs::write(format!("{cpu}/kernel_max"), highest)?;
+    let highest = fs::read_to_string(format!("{}/kernel_max", ONLINE.trim_end_matches("/online")))?;
     let info = fs::read_to_string("/proc/cpuinfo")?;
-    fs::write(format!("{files}/cpuinfo"), of_processors(&info, numbers))?;
-    Ok(Some(files))
+    Ok(Some(ProcessorFiles {
+        lists: vec![
+            (LISTS.to_vec(), format!("{list}\n")),
+            (EMPTY_LISTS.to_vec(), "\n".to_owned()),
+            (vec!["kernel_max"], highest),
+        ],
+        info: of_processors(&info, numbers),
+    }))
 }
 
 /// The paragraphs of `/proc/cpuinfo` about these processors.

@@ -23,7 +23,7 @@ use crate::rootfs::Overlay;
 use crate::sys::attr;
 use crate::{base, confine, netlink, sys, wire};
 
-/// Files of /proc that expose the host or its other tenants: covered with /dev/null.
+/// Files of /proc that expose the host or its other tenants: covered with the sandbox's /dev/null.
 const MASKED_FILES: [&str; 26] = [
     "allocinfo",
     "bootconfig",
@@ -67,11 +67,9 @@ pub(crate) const CPU: &str = "devices/system/cpu";
 pub(crate) mod place {
     /// Mount point of the new tree.
     pub(crate) const NEW: &str = "/new";
-    /// The shared, minimal /dev.
-    pub(crate) const DEV: &str = "/dev";
-    /// The shared part of /sys.
-    pub(crate) const SYS: &str = "/sandbox-sys";
-    /// Where a child mounts its own sysfs to take parts of it.
+    /// Where the fixtures of a sandbox are attached to take parts of them.
+    pub(crate) const FIXTURES: &str = "/fixtures";
+    /// Where a sysfs of the sandbox's own is attached to take parts of it.
     pub(crate) const SYSFS: &str = "/sysfs";
     /// An empty directory.
     pub(crate) const EMPTY: &str = "/empty";
@@ -83,12 +81,8 @@ pub(crate) mod place {
     pub(crate) const AGENT: &str = "/agent";
     /// Directories of the cgroups that sandboxes see, by number.
     pub(crate) const CGROUPS: &str = "/cgroups";
-    /// The content of `/proc/cgroups` in sandboxes.
-    pub(crate) const CONTROLLERS: &str = "/controllers";
     /// Where a child attaches its FUSE file system to take the `/proc` files.
     pub(crate) const FIGURES: &str = "/figures";
-    /// Files that list the processors of sandboxes.
-    pub(crate) const PROCESSORS: &str = "/processors";
 }
 
 /// Inodes in /dev/shm for each MiB of its size. Each takes about a kibibyte of the sandbox's memory that the size does
@@ -174,11 +168,14 @@ pub(crate) fn become_agent(
     if overlays.len() != parameters.overlays.len() {
         return Err(io::Error::from(io::ErrorKind::InvalidData)).step("receive the file system");
     }
+    let fixtures = mounts.next().ok_or(io::ErrorKind::InvalidData);
+    let fixtures = fixtures.step("receive the file system")?;
     let (figures, kernel) = (mounts.next(), mounts.next());
     // The id maps are written by now, so 0 is the sandbox's root.
     sys::set_ids(0, 0, 0).step("become root of the sandbox")?;
     sys::clear_groups().step("drop groups")?;
     limit_shared_memory(parameters.shared_memory_mb / 2).step("limit shared memory")?;
+    attach(fixtures.as_fd(), CWD, place::FIXTURES).step("attach the fixtures")?;
     build_tree(socket, parameters, overlays, figures)?;
     check_overlays(parameters.overlays.len())?;
     wire::send(socket, READY, &[]).step("report")?;
@@ -283,8 +280,7 @@ pub(crate) fn limit_retries() -> io::Result<()> {
 /// The parts of a sysfs of the calling process's network namespace that appear in a sandbox's `/sys`, with their places.
 /// The sysfs is mounted at `/sys` of the calling process: before Linux 6.15, only what is attached can be cloned.
 pub(crate) fn sysfs_of_network() -> Result<Vec<(String, OwnedFd)>, Failure> {
-    let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC | attr::RDONLY;
-    attach(mount("sysfs", &[], harmless)?.as_fd(), CWD, "/sys").step("attach sysfs")?;
+    attach(sysfs()?.as_fd(), CWD, "/sys").step("attach sysfs")?;
     let part = |part: &str| {
         let place = format!("/sys/{part}");
         let tree = clone_tree(&place, false)?;
@@ -327,7 +323,14 @@ fn build_tree(
     for (overlay, mount) in overlays {
         put(mount, overlay.target.trim_start_matches('/')).step("attach an overlay")?;
     }
-    put(clone_tree(place::DEV, true)?, "dev").step("attach /dev")?;
+    // Both require an instance that is fully visible in this namespace, so they come before the launcher's mounts are
+    // left.
+    put(mount("proc", &[], HARMLESS)?, "proc").step("attach /proc")?;
+    attach(sysfs()?.as_fd(), CWD, place::SYSFS).step("attach sysfs")?;
+    mask_proc(new.as_fd())?;
+    for (point, piece) in pieces(parameters.processors)? {
+        put(piece, point.trim_start_matches('/')).step("attach the fixtures")?;
+    }
     let pts = [
         ("newinstance", ""),
         ("ptmxmode", "0666"),
@@ -353,12 +356,6 @@ fn build_tree(
     )
     .step("attach mqueue")?;
 
-    // Both require an instance that is fully visible in this namespace, so they come before the launcher's mounts are
-    // left.
-    let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC;
-    put(mount("proc", &[], harmless)?, "proc").step("attach /proc")?;
-    attach(mount("sysfs", &[], harmless | attr::RDONLY)?.as_fd(), CWD, place::SYSFS).step("attach sysfs")?;
-    put(clone_tree(place::SYS, true)?, "sys").step("attach /sys")?;
     for part in SYS_OF_NETWORK {
         put(
             clone_tree(&format!("{}/{part}", place::SYSFS), false)?,
@@ -366,22 +363,6 @@ fn build_tree(
         )
         .step("attach /sys/.../net")?;
     }
-    mask_proc(new.as_fd())?;
-    let host = format!("{}/{CPU}", place::SYSFS);
-    let here = format!("sys/{CPU}");
-    match &parameters.processors.files {
-        None => put(clone_tree(&host, false)?, &here).step("attach the processors")?,
-        Some(files) => {
-            put(read_only(&format!("{files}/cpu"))?, &here).step("attach the processors")?;
-            for number in &parameters.processors.numbers {
-                let part = clone_tree(&format!("{host}/cpu{number}"), false)?;
-                put(part, &format!("{here}/cpu{number}")).step("attach a processor")?;
-            }
-            put(read_only(&format!("{files}/cpuinfo"))?, "proc/cpuinfo").step("attach /proc/cpuinfo")?;
-        }
-    }
-
-    put(read_only(place::CONTROLLERS)?, "proc/cgroups").step("attach /proc/cgroups")?;
     // The launcher creates the workload's groups meanwhile.
     let namespace = match wire::receive(socket).step("wait for the cgroups")? {
         Some((_, mut namespaces)) if namespaces.len() == 1 => namespaces.swap_remove(0),
@@ -393,7 +374,6 @@ fn build_tree(
         let own = match group.scope {
             Scope::Workload => format!("/{}/work", parameters.name),
             Scope::Sandbox => format!("/{}", parameters.name),
-            Scope::All => String::new(),
         };
         let group_tree = read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
         put(group_tree, &format!("sys/fs/cgroup/{}", group.name)).step("attach a cgroup")?;
@@ -407,13 +387,61 @@ fn build_tree(
         }
     }
 
-    let agent = clone_tree(place::AGENT, false)?;
-    sys::mount_setattr(agent.as_fd(), false, attr::RDONLY | attr::NOSUID | attr::NODEV, None)
-        .step("protect the agent")?;
-    put(agent, base::AGENT).step("attach the agent")?;
+    put(program(place::AGENT)?, base::AGENT).step("attach the agent")?;
 
     rustix::process::fchdir(&new).step("enter the root")?;
     sys::pivot_to_current_directory().step("change the root")
+}
+
+/// Attributes of mounts of the kernel's own file systems.
+const HARMLESS: u64 = attr::NOSUID | attr::NODEV | attr::NOEXEC;
+
+/// A sysfs of the network namespace of the calling process. There is one for each, so it is shared with nobody else.
+pub(crate) fn sysfs() -> Result<OwnedFd, Failure> {
+    mount("sysfs", &[], HARMLESS | attr::RDONLY)
+}
+
+/// What a sandbox has of its fixtures and of its sysfs, with the mount points, in the order in which they are attached.
+/// Both are attached at [`place::FIXTURES`] and [`place::SYSFS`].
+pub(crate) fn pieces(processors: &View) -> Result<Vec<(String, OwnedFd)>, Failure> {
+    let of = |path: &str| format!("{}/{path}", place::FIXTURES);
+    let fuse = clone_tree(&of("fuse"), false)?;
+    // Programs check whether it exists and who may use it. No sandbox may, so no device can be opened on this mount:
+    // EACCES, even for root inside, and the host's FUSE is never reached.
+    sys::mount_setattr(fuse.as_fd(), false, attr::NODEV, None).step("protect /dev/fuse")?;
+    let mut pieces = vec![
+        ("/dev".to_owned(), clone_tree(&of("dev"), false)?),
+        ("/dev/fuse".to_owned(), fuse),
+        ("/sys".to_owned(), clone_tree(&of("sys"), false)?),
+        ("/proc/cgroups".to_owned(), read_only(&of("cgroups"))?),
+    ];
+    let of_sysfs = match &processors.files {
+        None => vec![CPU.to_owned()],
+        Some(_) => {
+            pieces.push((format!("/sys/{CPU}"), read_only(&of("cpu"))?));
+            pieces.push(("/proc/cpuinfo".to_owned(), read_only(&of("cpuinfo"))?));
+            let numbers = processors.numbers.iter();
+            numbers.map(|number| format!("{CPU}/cpu{number}")).collect()
+        }
+    };
+    for part in of_sysfs {
+        let tree = clone_tree(&format!("{}/{part}", place::SYSFS), false)?;
+        pieces.push((format!("/sys/{part}"), tree));
+    }
+    Ok(pieces)
+}
+
+/// What covers files and directories of `/proc`, from the fixtures.
+pub(crate) fn masks() -> [String; 2] {
+    ["dev/null", "empty"].map(|path| format!("{}/{path}", place::FIXTURES))
+}
+
+/// A clone of the mount of an agent's program.
+pub(crate) fn program(path: &str) -> Result<OwnedFd, Failure> {
+    let agent = clone_tree(path, false)?;
+    let attributes = attr::RDONLY | attr::NOSUID | attr::NODEV;
+    sys::mount_setattr(agent.as_fd(), false, attributes, None).step("protect the agent")?;
+    Ok(agent)
 }
 
 fn mask_proc(new: BorrowedFd<'_>) -> Result<(), Failure> {
@@ -426,11 +454,12 @@ fn mask_proc(new: BorrowedFd<'_>) -> Result<(), Failure> {
             Err(error) => Err(error).step("mask /proc"),
         }
     };
+    let [file, directory] = masks();
     for name in MASKED_FILES {
-        cover("/dev/null", name)?;
+        cover(&file, name)?;
     }
     for name in MASKED_DIRS {
-        cover(place::EMPTY, name)?;
+        cover(&directory, name)?;
     }
     for name in READ_ONLY {
         let Ok(at) = inside(proc.as_fd(), name) else { continue };

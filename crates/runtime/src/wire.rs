@@ -150,8 +150,9 @@ pub(crate) enum Reply {
 
 /// Maximum message size, in bytes.
 const MESSAGE_MAX: usize = 16 * 1024;
-/// Maximum number of descriptors attached to one message: the overlays of a sandbox and the two of its `/proc` files.
-const FDS_MAX: usize = OVERLAYS_MAX + 2;
+/// Maximum number of descriptors attached to one message: the overlays of a sandbox, its fixtures, and the two of its
+/// `/proc` files.
+const FDS_MAX: usize = OVERLAYS_MAX + 3;
 
 /// Sends one packet with descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -30,6 +30,8 @@ const SLACK: u64 = 4 << 20;
 pub(crate) struct OpenTree {
     backend: Backend,
     roots: Vec<OwnedFd>,
+    /// The tree's group of the `cpuset` hierarchy, if there is one. Sandboxes are shown groups in it.
+    cpuset: Option<OwnedFd>,
 }
 
 /// Descriptors with which a process enters the groups of a role.
@@ -76,6 +78,7 @@ impl OpenTree {
         Ok(Self {
             backend: tree.backend.clone(),
             roots,
+            cpuset: tree.cpuset().and_then(|group| open_dir(&group).ok()),
         })
     }
 
@@ -118,7 +121,7 @@ impl OpenTree {
         })
     }
 
-    /// Creates the workload's groups, with limits. A separate step, so that the launcher can do it while the sandbox's
+    /// Creates the workload's groups, with limits, and those that are only shown to it. A separate step, so that the launcher can do it while the sandbox's
     /// first process, which needs only the others, does something else.
     pub(crate) fn create_work(&self, name: &Name, resources: &Resources) -> io::Result<Entry> {
         let limits = Limits::of(resources);
@@ -126,6 +129,9 @@ impl OpenTree {
         let birth = make(&self.roots[0], &work_name)?;
         if let Backend::V2(_) = &self.backend {
             limits.hold_v2(birth.as_fd())?;
+        }
+        if let Some(cpuset) = &self.cpuset {
+            rustix::fs::mkdirat(cpuset, name.to_string(), 0o755.into())?;
         }
         self.entry(birth, || {
             let mut tasks = self.create_v1(&work_name, &limits)?;

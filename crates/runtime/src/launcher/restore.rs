@@ -24,6 +24,7 @@
 //! The workload stays frozen until the agent has its identity and the network its gateway.
 
 use std::convert::Infallible;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
@@ -36,7 +37,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::net::SocketType;
 
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
-use super::{During, HOST_DEV, Launcher, STEP, Stages};
+use super::{Attached, During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent, CriuRun};
@@ -85,6 +86,8 @@ struct Parts<'a> {
     /// Mounts, by the mount points for which they are the sources.
     sources: Vec<(String, OwnedFd)>,
     root: OwnedFd,
+    /// The agent's program.
+    program: &'a File,
     figures: Option<&'a Figures>,
     processors: &'a View,
     agent: &'a Entry,
@@ -142,13 +145,12 @@ impl Launcher {
             true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
             false => None,
         };
-        let agent = self.readable_agent(&about.agent).during("open the agent's program")?;
-        sources.extend(
-            self.pieces(name, &processors, agent)
-                .map_err(|failure| io::Error::other(failure.to_string()))?,
-        );
+        let (program, mount) = self.program(&about.agent).during("open the agent's program")?;
+        sources.push((format!("/{}", base::AGENT), mount));
+        sources.extend(self.pieces(name, &processors).during("create the fixtures")?);
         stages.end("overlay");
 
+        let _readable = Readable::by(base_id, &program).during("open the agent's program")?;
         let (ours, theirs) = pair(SocketType::SEQPACKET)?;
         let parts = Parts {
             name,
@@ -158,6 +160,7 @@ impl Launcher {
             interface: self.interface,
             sources,
             root,
+            program: &program,
             figures: figures.as_ref(),
             processors: &processors,
             agent: &agent_groups,
@@ -242,51 +245,43 @@ impl Launcher {
         Ok(None)
     }
 
-    /// A mount of the agent's program of an image. CRIU has to read it, unlike the one that others are started from.
-    fn readable_agent(&self, hash: &str) -> io::Result<OwnedFd> {
+    /// The agent's program of an image, and a mount of it.
+    fn program(&self, hash: &str) -> io::Result<(File, OwnedFd)> {
         let path = format!("/agent-{hash}");
         if !Path::new(&path).exists() {
             let stored = Path::new(checkpoint::agents::DIRECTORY).join(hash);
             let stored = rustix::fs::openat(&self.data_dir, stored, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
             let unfinished = format!("{path}.new");
-            io::copy(
-                &mut std::fs::File::from(stored),
-                &mut std::fs::File::create(&unfinished)?,
-            )?;
-            std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o755))?;
+            let mut copy = File::create(&unfinished)?;
+            io::copy(&mut File::from(stored), &mut copy)?;
+            unreadable(&copy)?;
             std::fs::rename(&unfinished, &path)?;
         }
-        let tree = setup::clone_tree(&path, false).map_err(|failure| io::Error::other(failure.to_string()))?;
-        Ok(tree)
+        let mount = setup::program(&path).map_err(|failure| io::Error::other(failure.to_string()))?;
+        Ok((File::open(&path)?, mount))
     }
 
-    /// The mounts that do not depend on the file system of a sandbox.
-    fn pieces(&self, name: &Name, processors: &View, agent: OwnedFd) -> Result<Vec<(String, OwnedFd)>, Failure> {
-        let mut pieces = vec![
-            ("/dev".to_owned(), setup::clone_tree(place::DEV, false)?),
-            ("/dev/fuse".to_owned(), setup::clone_tree("/dev/fuse", false)?),
-            ("/sys".to_owned(), setup::clone_tree(place::SYS, false)?),
-            ("/proc/cgroups".to_owned(), setup::read_only(place::CONTROLLERS)?),
-            (format!("/{}", base::AGENT), agent),
-        ];
-        let host = format!("/sys/{}", setup::CPU);
-        match &processors.files {
-            None => pieces.push((host.clone(), setup::clone_tree(&host, false)?)),
-            Some(files) => {
-                pieces.push((host.clone(), setup::read_only(&format!("{files}/cpu"))?));
-                for number in &processors.numbers {
-                    let part = format!("{host}/cpu{number}");
-                    pieces.push((part.clone(), setup::clone_tree(&part, false)?));
-                }
-                let info = setup::read_only(&format!("{files}/cpuinfo"))?;
-                pieces.push(("/proc/cpuinfo".to_owned(), info));
+    /// The mounts that do not depend on the file system of a sandbox: of its fixtures, of a sysfs, and of its groups.
+    fn pieces(&mut self, name: &Name, processors: &View) -> io::Result<Vec<(String, OwnedFd)>> {
+        let fixtures = self.make_fixtures(processors)?;
+        let _fixtures = Attached::at(place::FIXTURES, fixtures.as_fd())?;
+        let _sysfs = Attached::at(place::SYSFS, sysfs_of_nobody_else()?.as_fd())?;
+        let clones = || -> Result<_, Failure> {
+            let mut pieces = setup::pieces(processors)?;
+            for (name, path) in [MASK, EMPTY].into_iter().zip(setup::masks()) {
+                pieces.push((name.to_owned(), setup::clone_tree(&path, false)?));
             }
-        }
+            self.add_groups(name, &mut pieces)?;
+            Ok(pieces)
+        };
+        clones().map_err(|failure| io::Error::other(failure.to_string()))
+    }
+
+    fn add_groups(&self, name: &Name, pieces: &mut Vec<(String, OwnedFd)>) -> Result<(), Failure> {
         for (index, group) in self.groups.iter().enumerate() {
             let own = match group.scope {
                 Scope::Workload => format!("/{name}/work"),
                 Scope::Sandbox => format!("/{name}"),
-                Scope::All => String::new(),
             };
             let point = match group.name.as_str() {
                 "" => "/sys/fs/cgroup".to_owned(),
@@ -295,13 +290,58 @@ impl Launcher {
             let tree = setup::read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
             pieces.push((point, tree));
         }
-        pieces.push((EMPTY.to_owned(), setup::clone_tree(place::EMPTY, false)?));
-        Ok(pieces)
+        Ok(())
     }
 }
 
-/// Name of the source for masked directories.
+/// Names of the sources for masked files and directories.
+const MASK: &str = "mask";
 const EMPTY: &str = "empty";
+
+/// An agent's program that root of one sandbox can read until this is dropped: as such, CRIU opens it. Otherwise it can only be
+/// executed, as in other sandboxes, some of which may run the same file: what can be read can be traced.
+struct Readable<'a>(&'a File);
+
+impl<'a> Readable<'a> {
+    fn by(base_id: u32, program: &'a File) -> io::Result<Self> {
+        let readable = Self(program);
+        std::os::unix::fs::fchown(program, None, Some(base_id))?;
+        program.set_permissions(Permissions::from_mode(0o751))?;
+        Ok(readable)
+    }
+}
+
+impl Drop for Readable<'_> {
+    fn drop(&mut self) {
+        let _ = unreadable(self.0);
+    }
+}
+
+fn unreadable(program: &File) -> io::Result<()> {
+    program.set_permissions(Permissions::from_mode(0o711))?;
+    std::os::unix::fs::fchown(program, None, Some(0))
+}
+
+/// A sysfs that no other process sees: of a network namespace that is gone.
+fn sysfs_of_nobody_else() -> io::Result<OwnedFd> {
+    let (ours, theirs) = pair(SocketType::SEQPACKET)?;
+    match sys::clone3(libc::CLONE_NEWNET, None)? {
+        Cloned::Child => run_child(&theirs, |socket| {
+            let sysfs = setup::sysfs()?;
+            let _ = wire::send(socket, setup::READY, &[sysfs.as_fd()]);
+            sys::exit_now(0)
+        }),
+        Cloned::Parent { .. } => {
+            drop(theirs);
+            match wire::receive(ours.as_fd())? {
+                Some((message, mut mounts)) if message == setup::READY && mounts.len() == 1 => {
+                    Ok(mounts.swap_remove(0))
+                }
+                other => Err(reported(other)),
+            }
+        }
+    }
+}
 
 /// A user namespace with the ids of a sandbox, to map the ids of mounts by.
 fn user_namespace(base_id: u32) -> io::Result<OwnedFd> {
@@ -359,12 +399,12 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
         ) {
             (true, _) => Some(format!("{}/{file}", jail::FIGURES)),
             (false, true) => Some(source_at(EMPTY)),
-            (false, false) => Some("/dev/null".to_owned()),
+            (false, false) => Some(source_at(MASK)),
         }
     };
     let mut settings = CriuSettings::new();
     settings.set("root", jail::ROOT)?;
-    // The agent's program can be read here, other than where it was started.
+    // The agent's program can be read meanwhile.
     settings.add("skip-file-rwx-check");
     mounts::settings_of_restore(&parts.about.mounts, source, &mut settings)?;
     let prepare = || {
@@ -400,6 +440,8 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                     }
                     "post-restore" => in_child(|| attach_sysfs(init)).during("attach /sys/.../net")?,
                     "pre-resume" => {
+                        // Before anything in it runs.
+                        unreadable(parts.program)?;
                         is_restored = agent > 0;
                         in_child(|| end_connections(agent)).during("end connections")?;
                         for pid in [agent, criu.pid()] {

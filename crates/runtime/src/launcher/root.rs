@@ -3,28 +3,17 @@
 use std::ffi::CString;
 use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
 use super::{BASE, HOST_DEV, SKELETON, STORED};
-use crate::cgroup_view::{self, Shown};
+use crate::cgroup_view::Shown;
 use crate::layers::Layers;
 use crate::rootfs::LAYERS_MAX;
 use crate::setup::place;
 use crate::{base, skeleton, sys};
-
-/// Device nodes of the shared /dev: name, major, minor.
-const NODES: [(&str, u32, u32); 6] = [
-    ("null", 1, 3),
-    ("zero", 1, 5),
-    ("full", 1, 7),
-    ("random", 1, 8),
-    ("urandom", 1, 9),
-    ("tty", 5, 0),
-];
 
 /// Replaces the host's mounts by a root with only what sandboxes are created from.
 pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {
@@ -37,11 +26,9 @@ pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result
     let at = |path: &str| root.join(path.trim_start_matches('/'));
     for dir in [
         place::NEW,
-        place::DEV,
-        place::SYS,
+        place::FIXTURES,
         place::SYSFS,
         place::EMPTY,
-        place::PROCESSORS,
         place::FIGURES,
         HOST_DEV,
         BASE,
@@ -81,103 +68,20 @@ pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result
         MountFlags::empty(),
         Some(faster.as_c_str()),
     );
-    make_dev(&at(place::DEV))?;
-    make_sys(&at(place::SYS))?;
     for (index, group) in groups.iter().enumerate() {
         let tree = at(place::CGROUPS).join(index.to_string());
         std::fs::create_dir_all(&tree)?;
         bind(&group.tree, &tree)?;
-        let shown = at(place::SYS).join("fs/cgroup").join(&group.name);
-        std::fs::create_dir_all(&shown)?;
-        // Links as service managers create them where one hierarchy has both.
-        if group.name == "cpu,cpuacct" {
-            for name in ["cpu", "cpuacct"] {
-                symlink(&group.name, shown.with_file_name(name))?;
-            }
-        }
     }
-    std::fs::write(at(place::CONTROLLERS), cgroup_view::controllers()?)?;
     std::env::set_current_dir(&root)?;
     sys::pivot_to_current_directory()
 }
 
 fn tmpfs(at: &Path) -> io::Result<()> {
-    tmpfs_with(at, MountFlags::NOSUID)
-}
-
-fn tmpfs_with(at: &Path, flags: MountFlags) -> io::Result<()> {
+    let flags = MountFlags::NOSUID;
     Ok(rustix::mount::mount("tmpfs", at, "tmpfs", flags, Some(c"mode=755"))?)
 }
 
 fn bind(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(from, to)?)
-}
-
-/// The /dev that all sandboxes share. They cannot change it: it belongs to the host's root, which is not mapped in
-/// them.
-fn make_dev(dev: &Path) -> io::Result<()> {
-    tmpfs(dev)?;
-    for (name, major, minor) in NODES {
-        let path = dev.join(name);
-        let device = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(
-            CWD,
-            &path,
-            rustix::fs::FileType::CharacterDevice,
-            Mode::from_raw_mode(0o666),
-            device,
-        )?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
-    }
-    for dir in ["pts", "shm", "mqueue"] {
-        std::fs::create_dir(dev.join(dir))?;
-    }
-    make_fuse(dev)?;
-    for (link, target) in [
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-        ("stderr", "/proc/self/fd/2"),
-        ("ptmx", "pts/ptmx"),
-    ] {
-        symlink(target, dev.join(link))?;
-    }
-    Ok(())
-}
-
-/// Programs check whether `/dev/fuse` exists and who may use it. No sandbox may, so the node is on a mount where no
-/// device can be opened: EACCES, even for root inside, and the host's FUSE is never reached.
-fn make_fuse(dev: &Path) -> io::Result<()> {
-    let (at, aside) = (dev.join("fuse"), dev.join(".fuse"));
-    std::fs::create_dir(&aside)?;
-    tmpfs_with(&aside, MountFlags::NOSUID | MountFlags::NODEV)?;
-    let node = aside.join("fuse");
-    let device = rustix::fs::makedev(10, 229);
-    let kind = rustix::fs::FileType::CharacterDevice;
-    rustix::fs::mknodat(CWD, &node, kind, Mode::from_raw_mode(0o666), device)?;
-    std::fs::set_permissions(&node, Permissions::from_mode(0o666))?;
-    std::fs::write(&at, "")?;
-    bind(&node, &at)?;
-    rustix::mount::unmount(&aside, rustix::mount::UnmountFlags::DETACH)?;
-    std::fs::remove_dir(&aside)
-}
-
-/// The part of /sys that all sandboxes share: mount points for what each has of its own.
-fn make_sys(sys: &Path) -> io::Result<()> {
-    tmpfs(sys)?;
-    for dir in ["class/net", "devices/system/cpu", "devices/virtual/net", "fs/cgroup"] {
-        std::fs::create_dir_all(sys.join(dir))?;
-    }
-    // The values of a machine without a hardware generator; programs read them to choose their source of randomness.
-    let generator = sys.join("devices/virtual/misc/hw_random");
-    std::fs::create_dir_all(&generator)?;
-    for (file, text) in [
-        ("rng_current", "none\n"),
-        ("rng_available", "\n"),
-        ("rng_selected", "0\n"),
-    ] {
-        std::fs::write(generator.join(file), text)?;
-    }
-    std::fs::create_dir(sys.join("class/misc"))?;
-    symlink("../../devices/virtual/misc/hw_random", sys.join("class/misc/hw_random"))
 }

@@ -2,10 +2,9 @@
 //!
 //! With version 2 that is the workload's group at `/sys/fs/cgroup`. With version 1 a program looks in one directory per
 //! controller, and some fail when a controller that they know is missing; so two more are shown than have limits:
-//! `cpuacct`, which counts for workload and agent together, and `cpuset`. All processes are in the same group of `cpuset`,
-//! but each sandbox is shown a group of its own there, which is empty and has the same values: on a group that several can
-//! open, they could watch each other read and hold locks for each other. The workload is at the root of a cgroup namespace,
-//! so its own path is `/` everywhere.
+//! `cpuacct`, which counts for workload and agent together, and `cpuset`. Each sandbox has a group of its own of
+//! both, although it would be the same for all in `cpuset`: where several can open a group, they can watch each other read it
+//! and hold locks for each other. The workload is at the root of a cgroup namespace, so its own path is `/` everywhere.
 
 use std::fs;
 use std::io;
@@ -39,7 +38,7 @@ pub(crate) struct Shown {
 pub(crate) enum Scope {
     /// The workload's.
     Workload,
-    /// The sandbox's own, with the agent's use in it, or with no process at all.
+    /// The sandbox's own, with the agent's use in it.
     Sandbox,
 }
 

@@ -113,9 +113,9 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     let Some((hello, _region)) = wire::receive_message::<Hello>(socket)? else {
         return Ok(());
     };
-    let tree = OpenTree::open(&hello.tree).during("open the cgroups")?;
-    tree.join_v1().during("join the cgroups")?;
     let in_cpuset = hello.tree.join_cpuset();
+    let tree = OpenTree::open(&hello.tree, in_cpuset).during("open the cgroups")?;
+    tree.join_v1().during("join the cgroups")?;
     LazyLock::force(&seccomp::PROGRAM);
     reset_oom_score().during("reset oom_score_adj")?;
     match hello.work {

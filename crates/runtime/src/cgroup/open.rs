@@ -30,7 +30,7 @@ const SLACK: u64 = 4 << 20;
 pub(crate) struct OpenTree {
     backend: Backend,
     roots: Vec<OwnedFd>,
-    /// The tree's group of the `cpuset` hierarchy, if there is one. Sandboxes are shown groups in it.
+    /// The tree's group of the `cpuset` hierarchy, if sandboxes have groups in it.
     cpuset: Option<OwnedFd>,
 }
 
@@ -69,16 +69,19 @@ impl Entry {
 }
 
 impl OpenTree {
-    pub(crate) fn open(tree: &Tree) -> io::Result<Self> {
+    /// Opens a tree, with or without its group of the `cpuset` hierarchy.
+    pub(crate) fn open(tree: &Tree, with_cpuset: bool) -> io::Result<Self> {
         let roots = tree
             .roots()
             .iter()
             .map(|root| open_dir(root).map_err(|e| named(root, &e)))
             .collect::<io::Result<_>>()?;
+        let cpuset = tree.cpuset().filter(|_| with_cpuset);
+        let cpuset = cpuset.map(|root| open_dir(&root).map_err(|e| named(&root, &e)));
         Ok(Self {
             backend: tree.backend.clone(),
             roots,
-            cpuset: tree.cpuset().and_then(|group| open_dir(&group).ok()),
+            cpuset: cpuset.transpose()?,
         })
     }
 
@@ -121,7 +124,7 @@ impl OpenTree {
         })
     }
 
-    /// Creates the workload's groups, with limits, and those that are only shown to it. A separate step, so that the launcher can do it while the sandbox's
+    /// Creates the workload's groups, with limits. A separate step, so that the launcher can do it while the sandbox's
     /// first process, which needs only the others, does something else.
     pub(crate) fn create_work(&self, name: &Name, resources: &Resources) -> io::Result<Entry> {
         let limits = Limits::of(resources);
@@ -129,9 +132,6 @@ impl OpenTree {
         let birth = make(&self.roots[0], &work_name)?;
         if let Backend::V2(_) = &self.backend {
             limits.hold_v2(birth.as_fd())?;
-        }
-        if let Some(cpuset) = &self.cpuset {
-            rustix::fs::mkdirat(cpuset, name.to_string(), 0o755.into())?;
         }
         self.entry(birth, || {
             let mut tasks = self.create_v1(&work_name, &limits)?;
@@ -182,7 +182,7 @@ impl OpenTree {
 
     /// The v1 hierarchies without limits, in which a sandbox has one group for all of its processes.
     fn counting(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.roots[1..].iter().skip(CONTROLLERS.len())
+        self.roots[1..].iter().skip(CONTROLLERS.len()).chain(&self.cpuset)
     }
 
     /// Creates a group with limits in each v1 hierarchy that has them, and opens its entry file.

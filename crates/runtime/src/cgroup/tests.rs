@@ -77,7 +77,7 @@ fn without_cgroups_a_directory_is_the_record() {
     let tree = Tree::new(Backend::None(dir.path().join("run")), 7);
     tree.create().unwrap();
     let name = Name::parse("iabc.3").unwrap();
-    let open = OpenTree::open(&tree).unwrap();
+    let open = OpenTree::open(&tree, false).unwrap();
     open.create(&name, &Resources::default()).unwrap();
     open.create_work(&name, &Resources::default()).unwrap();
     assert!(open.open_work(&name).unwrap().birth.is_none());

@@ -504,6 +504,8 @@ impl Launcher {
             rustix::mount::fsconfig_set_string(&fs, key, value)?;
         }
         if self.layer_fds {
+            // What a new one has otherwise, and the mount table shows it when the disk is mounted again, too.
+            rustix::mount::fsconfig_set_string(&fs, "uuid", "on")?;
             for lower in &lowers {
                 rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", lower)?;
             }

@@ -76,6 +76,9 @@ impl Image {
 /// What a disk reads in a second, at least, while other sandboxes use it, in bytes.
 const SLOWEST_DISK: u64 = 16 << 20;
 
+/// Path of the agents' programs of images in the launcher.
+const PROGRAMS: &str = "/programs";
+
 /// What a conductor needs.
 struct Parts<'a> {
     name: &'a Name,
@@ -247,17 +250,24 @@ impl Launcher {
 
     /// The agent's program of an image, and a mount of it.
     fn program(&self, hash: &str) -> io::Result<(File, OwnedFd)> {
-        let path = format!("/agent-{hash}");
-        if !Path::new(&path).exists() {
+        // A file system of its own, on which it has the same path as the program of this launcher: inside, that is in the
+        // mount table.
+        let place = Path::new(PROGRAMS).join(hash);
+        let path = place.join(place::AGENT.trim_start_matches('/'));
+        if !path.exists() {
+            if !place.exists() {
+                std::fs::DirBuilder::new().recursive(true).create(&place)?;
+                rustix::mount::mount("tmpfs", &place, "tmpfs", MountFlags::NOSUID, Some(c"mode=755"))?;
+            }
             let stored = Path::new(checkpoint::agents::DIRECTORY).join(hash);
             let stored = rustix::fs::openat(&self.data_dir, stored, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-            let unfinished = format!("{path}.new");
+            let unfinished = path.with_extension("new");
             let mut copy = File::create(&unfinished)?;
             io::copy(&mut File::from(stored), &mut copy)?;
             unreadable(&copy)?;
             std::fs::rename(&unfinished, &path)?;
         }
-        let mount = setup::program(&path).map_err(|failure| io::Error::other(failure.to_string()))?;
+        let mount = setup::program(&path.to_string_lossy()).map_err(|failure| io::Error::other(failure.to_string()))?;
         Ok((File::open(&path)?, mount))
     }
 

@@ -8,8 +8,8 @@ from e2b import Sandbox
 class Asked:
     """A program whose answers end with a line that has a certain word in it."""
 
-    def __init__(self, box: Sandbox, command: str, word: str = "whole") -> None:
-        handle = box.commands.run(command, background=True, stdin=True, timeout=0)
+    def __init__(self, box: Sandbox, command: str, word: str = "whole", user: str | None = None) -> None:
+        handle = box.commands.run(command, background=True, stdin=True, timeout=0, user=user)
         handle.disconnect()
         self.pid = handle.pid
         self.word = word

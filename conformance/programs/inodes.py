@@ -1,7 +1,8 @@
 """Uses what belongs to an inode, and not to its content, on every path that can be opened: locks, watches and times.
 
-    inodes.py hold [PATHS]   locks and watches every path and touches it, prints how many, and when /tmp/stop exists, a line
-                             of JSON: [time, path] of each thing that somebody did with one of them
+    inodes.py hold [PATHS]   locks and watches every path and touches it, and answers each line of its input by a line of JSON:
+                             how many it has locked, how many it watches, with which of them somebody did something since
+                             the line before; and a line with `whole`
     inodes.py try [PATHS]    opens and tries to lock every path; prints those that somebody else has locked
     inodes.py rights         prints who may do what with every path
     inodes.py times          prints the times of every path on a file system in memory
@@ -15,11 +16,9 @@ import fcntl
 import json
 import os
 import resource
-import select
 import stat
 import struct
 import sys
-import time
 
 TOPS = ("/dev", "/proc", "/sys", "/run", "/etc", "/usr/bin")
 # struct flock of x86_64 and aarch64: type, whence, start, length, pid.
@@ -108,25 +107,26 @@ def hold(paths):
             held.append(fd)
     watches = {}
     inotify = libc.inotify_init1(os.O_NONBLOCK)
-    ready = select.poll()
-    ready.register(inotify, select.POLLIN)
     for path in paths:
         number = libc.inotify_add_watch(inotify, os.fsencode(path), ALL_EVENTS)
         if number >= 0:
             watches.setdefault(number, path)
-    print(len(held), len(watches), flush=True)
-    events = []
-    while not os.path.exists("/tmp/stop"):
-        ready.poll(100)
+    for _ in sys.stdin:
+        print(json.dumps([len(held), len(watches), seen(inotify, watches)]), flush=True)
+        print("whole", flush=True)
+
+
+def seen(inotify, watches):
+    found = set()
+    while True:
         try:
             data = os.read(inotify, 1 << 20)
         except BlockingIOError:
-            continue
+            return sorted(found)
         while data:
             number, _, _, length = struct.unpack_from("iIII", data)
-            events.append((time.time(), watches.get(number)))
+            found.add(watches.get(number, "more than it could remember"))
             data = data[16 + length :]
-    print(json.dumps(events))
 
 
 def tried(paths):

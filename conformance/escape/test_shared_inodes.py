@@ -89,6 +89,16 @@ def test_nothing_that_can_be_opened_is_shared(sandbox: Sandbox, neighbours: list
     assert {path for path in holder.seen() if not path.startswith("/sys/fs/cgroup")} == set()
 
 
+def test_nothing_that_the_platform_has_put_there_can_be_changed(sandbox: Sandbox) -> None:
+    there = ("/dev/null", "/dev/fuse", "/proc/kallsyms", "/proc/cgroups", "/sys/class/misc/hw_random/rng_current", AGENT)
+    attempts = [f"{what} {path}" for path in there for what in ("rm -f", "chmod 600", "chown 1000", "ln -f /etc/passwd")]
+    attempts += [f"setfattr -n user.a -v b {path} || mv {path} /tmp/moved || ln {path} /tmp/linked" for path in there]
+    attempts += [f"{what} {path}/new" for path in ("/dev", "/sys", "/sys/class", "/proc/acpi") for what in ("touch", "mkdir")]
+    for user in ("root", "user"):
+        script = "; ".join(f"if ({attempt}) 2>/dev/null; then echo '{attempt}'; fi" for attempt in attempts)
+        assert sandbox.commands.run(script, user=user).stdout == ""
+
+
 def mounts(sandbox: Sandbox) -> dict[str, Any]:
     """The mount table without numbers: ids, devices."""
     lines = [line.split() for line in root(sandbox, "cat /proc/self/mountinfo").splitlines()]

@@ -34,6 +34,7 @@ use std::time::Duration;
 use model::resources::Resources;
 use protocol::figures::FILES;
 use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::MountFlags;
 use rustix::net::SocketType;
 
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};

@@ -1,9 +1,9 @@
 """Uses what belongs to an inode, and not to its content, on every path that can be opened: locks, watches and times.
 
     inodes.py hold [PATHS]   locks and watches every path and touches it, and answers each line of its input by a line of JSON:
-                             how many it has locked, how many it watches, with which of them somebody did something since
-                             the line before; and a line with `whole`
-    inodes.py try [PATHS]    opens and tries to lock every path; prints those that somebody else has locked
+                             how many it has locked, how many it watches, and which of them were used since the line before;
+                             and a line with `whole`
+    inodes.py try [PATHS]    opens and tries to lock every path; prints those that another program has locked
     inodes.py rights         prints who may do what with every path
     inodes.py times          prints the times of every path on a file system in memory
 
@@ -64,7 +64,7 @@ def opened(path):
 
 
 def lock(fd):
-    """Why it cannot be locked by either kind of lock, if somebody else has locked it."""
+    """Why it cannot be locked by either kind of lock, if another program has locked it."""
     why = []
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

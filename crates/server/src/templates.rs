@@ -12,10 +12,14 @@ const MCP_GATEWAY: &str = "mcp-gateway";
 /// Maximum length of a tag.
 pub(crate) const TAG_MAX: usize = 128;
 
-/// The text is not a valid template name.
+/// A text that is not a valid template name, or is none that is given any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid template reference {0:?}")]
-pub(crate) struct InvalidTemplateName(String);
+pub(crate) enum InvalidTemplateName {
+    #[error("invalid template reference {0:?}")]
+    Malformed(String),
+    #[error("invalid template reference {0:?}: names and tags begin with a letter, a digit or an underscore")]
+    Start(String),
+}
 
 /// Why a name does not resolve to a build that a sandbox can be created from.
 #[derive(Debug, thiserror::Error)]
@@ -48,18 +52,42 @@ fn is_word(text: &str, extra: &[u8]) -> bool {
     !text.is_empty() && text.bytes().all(allowed)
 }
 
+/// Whether a name or a tag can be given. With a dash, command lines would read it as an option, and `.` and `..` have a
+/// meaning in paths.
+fn begins_well(text: &str) -> bool {
+    !text.starts_with(['-', '.'])
+}
+
 /// A tag that is to be assigned, in the form in which it is stored.
+pub(crate) fn new_tag(text: &str) -> Result<String, InvalidTemplateName> {
+    let tag = parse_tag(text)?;
+    match begins_well(&tag) {
+        true => Ok(tag),
+        false => Err(InvalidTemplateName::Start(text.to_owned())),
+    }
+}
+
+/// A tag that a template may have, in the form in which it is stored.
 pub(crate) fn parse_tag(text: &str) -> Result<String, InvalidTemplateName> {
     let tag = text.trim().to_ascii_lowercase();
     // A reference could not tell it from the id of a build.
     let is_build = uuid::Uuid::try_parse(&tag).is_ok();
     match is_word(&tag, b"-_.") && tag.len() <= TAG_MAX && !is_build {
         true => Ok(tag),
-        false => Err(InvalidTemplateName(text.to_owned())),
+        false => Err(InvalidTemplateName::Malformed(text.to_owned())),
     }
 }
 
 impl TemplateName {
+    /// The name that a template is to get. Of those that exist, some begin with a dash.
+    pub(crate) fn new(text: &str) -> Result<Self, InvalidTemplateName> {
+        let name = Self::parse(text)?;
+        match begins_well(&name.name) && name.tag.as_deref().is_none_or(begins_well) {
+            true => Ok(name),
+            false => Err(InvalidTemplateName::Start(text.to_owned())),
+        }
+    }
+
     pub(crate) fn parse(text: &str) -> Result<Self, InvalidTemplateName> {
         let lower = text.trim().to_ascii_lowercase();
         let (path, tag) = match lower.split_once(':') {
@@ -74,7 +102,7 @@ impl TemplateName {
             && namespace.is_none_or(|namespace| is_word(namespace, b"-_"))
             && tag.is_none_or(|tag| is_word(tag, b"-_."));
         if !valid {
-            return Err(InvalidTemplateName(text.to_owned()));
+            return Err(InvalidTemplateName::Malformed(text.to_owned()));
         }
         Ok(Self {
             namespace: namespace.map(str::to_owned),
@@ -168,6 +196,23 @@ mod tests {
             ("0b0e1d52-58ff-4c8e-8f0d-0a1b2c3d4e5f", None),
         ] {
             assert_eq!(parse_tag(text).ok().as_deref(), want, "{text}");
+            assert_eq!(new_tag(text).ok().as_deref(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_begins_like_an_option_is_known_but_not_given() {
+        for text in ["-rf", "--", "a:-x", "a:.", "a:..", "t/-rf", " -RF "] {
+            assert!(TemplateName::parse(text).is_ok(), "{text}");
+            let refused = TemplateName::new(text).unwrap_err();
+            assert!(refused.to_string().contains("begin with a letter"), "{refused}");
+        }
+        for tag in ["-x", ".", "..", ".x", " -X"] {
+            assert!(parse_tag(tag).is_ok(), "{tag}");
+            assert_eq!(new_tag(tag), Err(InvalidTemplateName::Start(tag.to_owned())));
+        }
+        for text in ["a-", "_a", "0", "t/a:1.-"] {
+            assert!(TemplateName::new(text).is_ok(), "{text}");
         }
     }
 }

@@ -12,6 +12,7 @@
 
 mod authority;
 mod body;
+mod decode;
 mod framing;
 mod io;
 mod mask;
@@ -20,6 +21,7 @@ mod rules;
 mod state;
 mod upstream;
 
+use std::error::Error;
 use std::io as std_io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -73,6 +75,10 @@ const LOCAL_RESETS: usize = 100;
 const WINDOW_BYTES: u32 = 128 << 10;
 /// Bytes that HTTP/2 buffers per stream before they are sent.
 const SEND_BYTES: usize = 64 << 10;
+/// Bodies of responses to one sandbox that are decoded at a time, each with some 100 KiB.
+const DECODERS: usize = 64;
+
+type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A protocol that is negotiated with TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -408,10 +408,7 @@ async fn echo(
             .unwrap();
         return Ok(response);
     }
-    let mut response = http::Response::builder().header("x-echo", head.replace('\n', " "));
-    if request.uri().path() == "/gzip" {
-        response = response.header("content-encoding", "gzip");
-    }
+    let response = http::Response::builder().header("x-echo", head.replace('\n', " "));
     let body = match request.uri().path() {
         // The request as a stream, chunk by chunk, with its trailers.
         "/stream" => request.into_body().boxed(),

@@ -23,7 +23,7 @@ use super::context::Pins;
 use super::objects::ObjectError;
 use super::recipe::{BuildSpec, layers_of};
 use crate::layers::LAYER_MAX;
-use crate::templates::{TemplateName, parse_tag};
+use crate::templates::{TemplateName, new_tag};
 
 /// A template of a file.
 pub(crate) type Manifest = template_file::Manifest<BuildSpec>;
@@ -150,11 +150,11 @@ impl Builds {
         let manifest = parse(&text)?;
         let name = match to.name {
             Some(name) => name,
-            None => TemplateName::parse(&manifest.name)
+            None => TemplateName::new(&manifest.name)
                 .or_else(|_| refused("the name in the file is not one of a template: give another one"))?,
         };
         let tag = name.tag.as_deref().unwrap_or(DEFAULT_TAG);
-        let tag = parse_tag(tag).or_else(|error| refused(error.to_string()))?;
+        let tag = new_tag(tag).or_else(|error| refused(error.to_string()))?;
         if !name.is_own(self.rows.store(), &to.team).await? {
             return refused("the namespace is not that of the team");
         }

@@ -163,7 +163,7 @@ async fn import_from(
     let to = Destination {
         team: team_of(operator, &wanted.team).await?,
         name: match wanted.name {
-            Some(text) => Some(TemplateName::parse(&text).map_err(|error| bad(error.to_string()))?),
+            Some(text) => Some(TemplateName::new(&text).map_err(|error| bad(error.to_string()))?),
             None => None,
         },
         any_base: wanted.any_base,

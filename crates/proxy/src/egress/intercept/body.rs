@@ -9,9 +9,11 @@ use bytes::Bytes;
 use http::header::HeaderName;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Sleep;
 
+use super::BoxError;
+use super::decode::Decoded;
 use super::mask::{Masker, Search};
 use super::rules::Applied;
 use super::state::InFlight;
@@ -117,6 +119,7 @@ pub(super) struct ResponseBody {
 
 enum Source {
     Upstream(Incoming),
+    Decoded(Box<Decoded>),
     Text(Option<Bytes>),
 }
 
@@ -139,6 +142,15 @@ impl ResponseBody {
         }
     }
 
+    /// Decodes the body of a server, of which nothing has been read yet.
+    pub(super) fn decode(&mut self, is_gzip: bool, permit: OwnedSemaphorePermit) {
+        let source = std::mem::replace(&mut self.source, Source::Text(None));
+        self.source = match source {
+            Source::Upstream(inner) => Source::Decoded(Box::new(Decoded::new(inner, is_gzip, permit))),
+            source => source,
+        };
+    }
+
     pub(super) fn text(text: impl Into<Bytes>) -> Self {
         Self {
             source: Source::Text(Some(text.into())),
@@ -147,7 +159,7 @@ impl ResponseBody {
         }
     }
 
-    /// Hides secrets in the first bytes.
+    /// Hides secrets in the first bytes, and in trailers.
     pub(super) fn mask(&mut self, masker: Arc<Masker>, bytes: u64) {
         self.masked = Some(Masked {
             masker,
@@ -172,24 +184,39 @@ impl Masked {
     }
 }
 
+impl Source {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self {
+            Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Self::Upstream(inner) => Pin::new(inner).poll_frame(cx).map_err(BoxError::from),
+            Self::Decoded(decoded) => decoded.poll_frame(cx),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_none(),
+            Self::Upstream(inner) => inner.is_end_stream(),
+            Self::Decoded(decoded) => decoded.is_over(),
+        }
+    }
+}
+
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        let inner = match &mut this.source {
-            Source::Text(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            Source::Upstream(inner) => inner,
-        };
+        let source = &mut this.source;
         let Some(masked) = &mut this.masked else {
-            return Pin::new(inner).poll_frame(cx);
+            return source.poll_frame(cx);
         };
         loop {
             if let Some(frame) = masked.next.take() {
                 return Poll::Ready(Some(Ok(frame)));
             }
-            let frame = ready!(Pin::new(&mut *inner).poll_frame(cx));
+            let frame = ready!(source.poll_frame(cx));
             let held = |masked: &mut Masked| {
                 let held = masked.search.finish();
                 (!held.is_empty()).then(|| Frame::data(held))
@@ -225,18 +252,16 @@ impl Body for ResponseBody {
 
     fn is_end_stream(&self) -> bool {
         match (&self.source, &self.masked) {
-            (Source::Text(text), _) => text.is_none(),
-            (Source::Upstream(inner), None) => inner.is_end_stream(),
+            (source, None) => source.is_over(),
             // Bytes may be held back.
-            (Source::Upstream(inner), Some(masked)) => {
-                inner.is_end_stream() && masked.next.is_none() && masked.search.is_empty()
-            }
+            (source, Some(masked)) => source.is_over() && masked.next.is_none() && masked.search.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Text(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Source::Decoded(_) => SizeHint::default(),
             // Nothing gets longer or shorter by being hidden, but bytes may be held back.
             Source::Upstream(inner) => {
                 let hint = inner.size_hint();

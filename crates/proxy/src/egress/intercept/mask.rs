@@ -12,7 +12,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::{Bytes, BytesMut};
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 /// Shortest text that is hidden. What is shorter occurs by chance.
 const SHORTEST: usize = 8;
@@ -29,6 +29,13 @@ const STATES: usize = 16 << 10;
 
 /// What finds the secrets of a rule.
 pub(super) struct Masker {
+    any: Automaton,
+    /// What finds them in names of headers, which have no case: forms in lower case.
+    in_names: Automaton,
+}
+
+/// What finds some forms of secrets.
+struct Automaton {
     states: Vec<State>,
     /// The state after each byte at the root, which is where a search is almost always.
     first: [u32; 256],
@@ -37,7 +44,7 @@ pub(super) struct Masker {
 impl fmt::Debug for Masker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Masker")
-            .field("states", &self.states.len())
+            .field("states", &self.any.states.len())
             .finish_non_exhaustive()
     }
 }
@@ -55,27 +62,55 @@ struct State {
 impl Masker {
     /// Hides these secrets, in every form in which servers usually show them.
     pub(super) fn new<'a>(secrets: impl Iterator<Item = &'a str>) -> Self {
-        let mut masker = Self {
-            states: vec![State::default()],
-            first: [0; 256],
-        };
+        let (mut any, mut in_names) = (Automaton::new(), Automaton::new());
         let is_hidden = |secret: &&str| (SHORTEST..=LONGEST).contains(&secret.len()) && !is_media_type(secret);
         let secrets: Vec<&str> = secrets.filter(is_hidden).collect();
         // All secrets come before other forms of any.
-        let mut are_all = secrets.iter().all(|secret| masker.add(secret.as_bytes(), PLAIN_STATES));
+        let mut are_all = secrets.iter().all(|secret| any.add(secret.as_bytes(), PLAIN_STATES));
         for secret in secrets {
-            are_all &= forms(secret).iter().all(|form| masker.add(form, STATES));
+            for mut form in forms(secret) {
+                are_all &= any.add(&form, STATES);
+                if HeaderName::from_bytes(&form).is_ok() {
+                    form.make_ascii_lowercase();
+                    are_all &= in_names.add(&form, PLAIN_STATES);
+                }
+            }
         }
         if !are_all {
             tracing::warn!("secrets are too long, or too many, to hide all their forms in answers");
         }
-        masker.link();
-        masker
+        any.link();
+        in_names.link();
+        Self { any, in_names }
     }
 
     /// Whether there is nothing to hide.
     pub(super) fn is_empty(&self) -> bool {
-        self.states.len() == 1
+        self.any.states.len() == 1
+    }
+
+    /// Whether the name of a header has a secret in it.
+    pub(super) fn is_in_name(&self, name: &HeaderName) -> bool {
+        !scan_clean(&self.in_names, 0, name.as_str().as_bytes()).1
+    }
+
+    /// The value of a header with its secrets hidden; none if it has none.
+    pub(super) fn header(&self, value: &HeaderValue) -> Option<HeaderValue> {
+        if scan_clean(&self.any, 0, value.as_bytes()).1 {
+            return None;
+        }
+        let mut masked = BytesMut::from(value.as_bytes());
+        Search::default().scan_from(&self.any, &mut masked, 0);
+        Some(HeaderValue::from_bytes(&masked).expect("bytes of a header, and asterisks"))
+    }
+}
+
+impl Automaton {
+    fn new() -> Self {
+        Self {
+            states: vec![State::default()],
+            first: [0; 256],
+        }
     }
 
     /// Searches for one more form, unless that needs more states. Whether it is searched for.
@@ -133,15 +168,6 @@ impl Masker {
             }
             at = state.fail;
         }
-    }
-
-    /// The value of a header with its secrets hidden; none if it has none.
-    pub(super) fn header(&self, value: &HeaderValue) -> Option<HeaderValue> {
-        let mut search = Search::default();
-        let mut masked = BytesMut::from(value.as_bytes());
-        search.scan(self, &mut masked);
-        let is_found = search.found;
-        is_found.then(|| HeaderValue::from_bytes(&masked).expect("bytes of a header, and asterisks"))
     }
 }
 
@@ -223,8 +249,6 @@ pub(super) struct Search {
     state: u32,
     /// Bytes that are held back.
     held: BytesMut,
-    /// Whether anything was hidden.
-    pub(super) found: bool,
 }
 
 impl Search {
@@ -233,7 +257,7 @@ impl Search {
         if self.held.is_empty() {
             // Mostly a part is passed on as it is.
             let before = self.state;
-            let (state, is_clean) = scan_clean(masker, before, &part);
+            let (state, is_clean) = scan_clean(&masker.any, before, &part);
             if is_clean && depth(masker, state) <= LET_THROUGH {
                 self.state = state;
                 return part;
@@ -242,7 +266,7 @@ impl Search {
         let from = self.held.len();
         self.held.extend_from_slice(&part);
         let mut all = std::mem::take(&mut self.held);
-        self.scan_from(masker, &mut all, from);
+        self.scan_from(&masker.any, &mut all, from);
         let open = depth(masker, self.state);
         let keep = if open <= LET_THROUGH { 0 } else { open.min(all.len()) };
         let ready = all.split_to(all.len() - keep);
@@ -265,16 +289,11 @@ impl Search {
         self.held.is_empty()
     }
 
-    fn scan(&mut self, masker: &Masker, text: &mut [u8]) {
-        self.scan_from(masker, text, 0);
-    }
-
-    fn scan_from(&mut self, masker: &Masker, text: &mut [u8], from: usize) {
+    fn scan_from(&mut self, masker: &Automaton, text: &mut [u8], from: usize) {
         for at in from..text.len() {
             self.state = masker.step(self.state, text[at]);
             let length = masker.states[self.state as usize].ends as usize;
             if length > 0 {
-                self.found = true;
                 // What is before the text was let through.
                 let start = (at + 1).saturating_sub(length);
                 text[start..=at].fill(MASK);
@@ -284,11 +303,11 @@ impl Search {
 }
 
 fn depth(masker: &Masker, state: u32) -> usize {
-    masker.states[state as usize].depth as usize
+    masker.any.states[state as usize].depth as usize
 }
 
 /// The state after a text, and whether no secret ends in it.
-fn scan_clean(masker: &Masker, mut state: u32, text: &[u8]) -> (u32, bool) {
+fn scan_clean(masker: &Automaton, mut state: u32, text: &[u8]) -> (u32, bool) {
     for byte in text {
         state = match state {
             0 => masker.first[usize::from(*byte)],
@@ -372,9 +391,26 @@ mod tests {
     fn many_secrets_are_hidden_at_least_as_they_are() {
         let secrets: Vec<String> = (0..20).map(|at| format!("{at:02}{}", "x".repeat(2000))).collect();
         let masker = Masker::new(secrets.iter().map(String::as_str));
-        assert!(masker.states.len() <= PLAIN_STATES);
+        assert!(masker.any.states.len() <= PLAIN_STATES);
         for secret in &secrets {
             assert!(masked(&masker, &[secret.as_bytes()]).iter().all(|byte| *byte == MASK));
+        }
+    }
+
+    #[test]
+    fn names_of_headers_have_no_case() {
+        let masker = of(&["sk-ABC-0123456789", "Bearer sk-ABC-0123456789"]);
+        let encoded = URL_SAFE_NO_PAD.encode("sk-ABC-0123456789");
+        for (name, is_shown) in [
+            ("x-sk-ABC-0123456789-y", true),
+            ("sk-abc-0123456789", true),
+            (encoded.as_str(), true),
+            ("736b2d4142432d30313233343536373839", true),
+            ("sk-abc-012345678", false),
+            ("content-type", false),
+        ] {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            assert_eq!(masker.is_in_name(&name), is_shown, "{name}");
         }
     }
 

@@ -1,12 +1,12 @@
 //! One request of an intercepted connection: checked, matched, and forwarded.
 
-use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -16,7 +16,9 @@ use tokio_util::task::TaskTracker;
 
 use super::super::Sandbox;
 use super::super::record::InjectedRequest;
+use super::BoxError;
 use super::body::{RequestBody, ResponseBody};
+use super::decode::{Coding, describe_decoded};
 use super::framing;
 use super::mask::Masker;
 use super::rules::{Applied, Facts};
@@ -29,11 +31,34 @@ const HTTPS_PORT: u16 = 443;
 const WEBSOCKET: &str = "websocket";
 /// The answer to requests beyond the limit.
 const TOO_MANY: &str = "this sandbox sends too many requests per second to hosts of its injection rules";
+/// The answers in place of those that could not be searched for secrets.
+const ENCODED: &str = "the server has encoded its answer, although it was asked not to, in a way in which it cannot be searched for injected secrets";
+const TOO_MANY_ENCODED: &str = "too many encoded answers at a time are searched for injected secrets";
 /// Longest method and path in a log.
 const METHOD_LOGGED: usize = 32;
 const PATH_LOGGED: usize = 1024;
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+/// Headers that ask for a part of a text: a secret could be got in pieces. The further ones are read by web servers as the
+/// first, and by an object store before it.
+const RANGES: [HeaderName; 3] = [
+    header::RANGE,
+    HeaderName::from_static("request-range"),
+    HeaderName::from_static("x-ms-range"),
+];
+/// Headers that ask for a text in another form: encoded message by message, as the difference to another text, in another
+/// character set.
+const FORMS: [HeaderName; 4] = [
+    HeaderName::from_static("grpc-accept-encoding"),
+    HeaderName::from_static("connect-accept-encoding"),
+    HeaderName::from_static("a-im"),
+    header::ACCEPT_CHARSET,
+];
+/// How the messages of a body are encoded.
+const MESSAGE_ENCODINGS: [HeaderName; 2] = [
+    HeaderName::from_static("grpc-encoding"),
+    HeaderName::from_static("connect-content-encoding"),
+];
 
 /// An intercepted connection.
 pub(super) struct Session {
@@ -48,8 +73,6 @@ pub(super) struct Session {
     /// Connections that are relayed after an upgrade.
     pub(super) upgraded: TaskTracker,
 }
-
-type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A request that is not forwarded.
 #[derive(Debug, PartialEq, Eq)]
@@ -182,6 +205,7 @@ async fn forward(
     // What follows such a request is not checked, see `framing`, so it must not be another one.
     let mut upgrades = request.headers().get_all(header::UPGRADE).iter();
     let is_last = !is_http2 && upgrades.any(|value| framing::is_websocket(value.as_bytes()));
+    let is_head = *request.method() == Method::HEAD;
     let (mut parts, body) = request.into_parts();
     parts.uri = target(&parts.uri, &session.host, session.destination.port(), is_http2);
     parts.version = if is_http2 { Version::HTTP_2 } else { Version::HTTP_11 };
@@ -197,16 +221,13 @@ async fn forward(
             .headers
             .insert(header::UPGRADE, HeaderValue::from_static(WEBSOCKET));
     }
-    let mut body_limit = session.sandbox.shared.settings.mask_bytes;
+    let body_limit = session.sandbox.shared.settings.mask_bytes;
     let masker = applied.as_ref().map(|applied| Arc::clone(applied.masker()));
     let masker = masker.filter(|masker| !masker.is_empty());
     if let Some(applied) = &applied {
         applied.set(&mut parts.headers);
         if masker.is_some() && body_limit > 0 {
-            // A compressed body could not be searched.
-            parts
-                .headers
-                .insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            ask_for_searchable(&mut parts.headers, body_limit);
         }
     }
     let waits = !is_http2 && expects_continue(&parts.headers);
@@ -226,14 +247,17 @@ async fn forward(
         });
     }
     let mut response = session.sender.send(request).await?;
+    if let Some(masker) = &masker {
+        mask_head(&mut response, masker);
+    }
     if let Some(program) = upgrade.filter(|_| response.status() == StatusCode::SWITCHING_PROTOCOLS) {
         relay_upgraded(session, program, hyper::upgrade::on(&mut response));
-        let headers = response.headers_mut();
-        mask_headers_of(headers, masker.as_ref());
         return Ok(response.map(|body| ResponseBody::upstream(body, in_flight)));
     }
     let (mut parts, body) = response.into_parts();
     let closes = lists(&parts.headers, &header::CONNECTION, "close");
+    let is_transfer_encoded = elements(&parts.headers, &header::TRANSFER_ENCODING)
+        .any(|coding| !coding.eq_ignore_ascii_case("chunked") && !coding.eq_ignore_ascii_case("identity"));
     clean(&mut parts.headers);
     // It would lead to connections over UDP, which get no headers.
     parts.headers.remove(header::ALT_SVC);
@@ -242,15 +266,94 @@ async fn forward(
             .headers
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    mask_headers_of(&mut parts.headers, masker.as_ref());
+    let has_body = !is_head
+        && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status)
+        && !body.is_end_stream();
     let mut body = ResponseBody::upstream(body, in_flight);
-    if parts.headers.contains_key(header::CONTENT_ENCODING) {
-        body_limit = 0;
-    }
-    if let Some(masker) = masker.filter(|_| body_limit > 0) {
+    if let Some(masker) = masker {
+        if body_limit > 0 {
+            let decoded = match searchable(&parts, has_body && is_transfer_encoded) {
+                Ok(Coding::Plain) => Ok(()),
+                Ok(_) if !has_body => {
+                    describe_decoded(&mut parts.headers);
+                    Ok(())
+                }
+                Ok(coding) => {
+                    let permit = session.sandbox.interceptor.admit_decoder();
+                    let permit = permit.ok_or(refusal(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY_ENCODED));
+                    permit.map(|permit| {
+                        describe_decoded(&mut parts.headers);
+                        body.decode(coding == Coding::Gzip, permit);
+                    })
+                }
+                Err(_) if !has_body => Ok(()),
+                Err(refusal) => Err(refusal),
+            };
+            if let Err(Refusal { status, why }) = decoded {
+                let mut response = text_answer(status, why);
+                if !is_http2 {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(header::CONNECTION, close);
+                }
+                return Ok(response);
+            }
+        }
         body.mask(masker, body_limit);
     }
     Ok(Response::from_parts(parts, body))
+}
+
+/// Changes a request so that the answer is a whole text, as it is: only that can be searched for secrets.
+fn ask_for_searchable(headers: &mut HeaderMap, searched: u64) {
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    for name in FORMS {
+        headers.remove(name);
+    }
+    let mut is_partial = false;
+    for name in RANGES {
+        if headers.contains_key(&name) && !is_beyond(headers, &name, searched) {
+            is_partial = true;
+        }
+    }
+    if is_partial {
+        for name in RANGES.into_iter().chain([header::IF_RANGE]) {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Whether a range begins where the whole text is not searched any more, so that it shows nothing which that would hide.
+fn is_beyond(headers: &HeaderMap, name: &HeaderName, searched: u64) -> bool {
+    let mut values = headers.get_all(name).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return false;
+    };
+    let range = value.to_str().ok().and_then(|value| value.strip_prefix("bytes="));
+    let Some((first, last)) = range.and_then(|range| range.split_once('-')) else {
+        return false;
+    };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let first = is_number(first).then(|| first.parse::<u64>().ok()).flatten();
+    (last.is_empty() || is_number(last)) && first.is_some_and(|first| first >= searched)
+}
+
+/// How a body has to be decoded to be searched.
+///
+/// # Errors
+/// When it cannot be searched.
+fn searchable(parts: &http::response::Parts, is_transfer_encoded: bool) -> Result<Coding, Refusal> {
+    let coding = Coding::of(&parts.headers);
+    let has_encoded_messages = MESSAGE_ENCODINGS.iter().any(|name| {
+        let mut values = parts.headers.get_all(name).iter();
+        values.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
+    });
+    // A part of an encoded text cannot be decoded.
+    let is_encoded_part = parts.status == StatusCode::PARTIAL_CONTENT && coding != Coding::Plain;
+    let is_difference = parts.status == StatusCode::IM_USED;
+    if coding == Coding::Unknown || is_transfer_encoded || has_encoded_messages || is_encoded_part || is_difference {
+        return Err(refusal(StatusCode::BAD_GATEWAY, ENCODED));
+    }
+    Ok(coding)
 }
 
 /// Relays what follows an upgrade, in both directions.
@@ -343,14 +446,19 @@ fn expects_continue(headers: &HeaderMap) -> bool {
     expected.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-fn mask_headers_of(headers: &mut HeaderMap, masker: Option<&Arc<Masker>>) {
-    if let Some(masker) = masker {
-        mask_headers(headers, masker);
-    }
+/// Hides secrets in the head of a response.
+fn mask_head(response: &mut Response<Incoming>, masker: &Masker) {
+    // The words after the status, which nothing depends on: programs get those of the standard.
+    response.extensions_mut().remove::<hyper::ext::ReasonPhrase>();
+    mask_headers(response.headers_mut(), masker);
 }
 
-/// Hides secrets in headers or trailers.
+/// Hides secrets in headers or trailers. One with a secret in its name is removed.
 pub(super) fn mask_headers(headers: &mut HeaderMap, masker: &Masker) {
+    let shown: Vec<HeaderName> = headers.keys().filter(|name| masker.is_in_name(name)).cloned().collect();
+    for name in shown {
+        headers.remove(name);
+    }
     for value in headers.values_mut() {
         if let Some(masked) = masker.header(value) {
             *value = masked;
@@ -360,16 +468,21 @@ pub(super) fn mask_headers(headers: &mut HeaderMap, masker: &Masker) {
 
 /// An answer of the gateway, after which the connection is closed.
 fn answer<B>(request: &Request<B>, status: StatusCode, text: &str) -> Response<ResponseBody> {
+    let mut response = text_answer(status, text);
+    if request.version() < Version::HTTP_2 {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+    }
+    response
+}
+
+fn text_answer(status: StatusCode, text: &str) -> Response<ResponseBody> {
     let mut response = Response::new(ResponseBody::text(format!("{text}\n")));
     *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(
+    response.headers_mut().insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("text/plain; charset=utf-8"),
     );
-    if request.version() < Version::HTTP_2 {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
     response
 }
 

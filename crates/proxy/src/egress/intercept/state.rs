@@ -13,12 +13,14 @@ use tokio::time::Instant;
 
 use super::super::rate::Rate;
 use super::super::settings::EgressLimits;
+use super::DECODERS;
 use super::authority::{Authority, AuthorityError};
 use super::rules::Rules;
 
 /// What is kept about a sandbox while it is attached. Almost nothing before its first intercepted connection.
 pub(in super::super) struct Interceptor {
     connections: Arc<Semaphore>,
+    decoders: Arc<Semaphore>,
     requests: Rate,
     kept: Mutex<Kept>,
 }
@@ -43,6 +45,7 @@ impl Interceptor {
         Self {
             requests: Rate::new(limits.requests_per_s, burst),
             connections: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            decoders: Arc::new(Semaphore::new(DECODERS)),
             kept: Mutex::default(),
         }
     }
@@ -50,6 +53,11 @@ impl Interceptor {
     /// The permission to intercept one more connection.
     pub(in super::super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.connections).try_acquire_owned().ok()
+    }
+
+    /// The permission to decode the body of one more response.
+    pub(super) fn admit_decoder(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.decoders).try_acquire_owned().ok()
     }
 
     /// Whether one more request is within the limit. Counts it if so.

@@ -29,7 +29,7 @@ use crate::builds::Builds;
 use crate::clock::Clock;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::snapshot::SnapshotRequest;
-use crate::templates::{TemplateName, parse_tag};
+use crate::templates::{TemplateName, new_tag};
 
 /// Maximum length of a name with its namespace and tag, as of templates.
 const NAME_MAX: usize = 128;
@@ -134,7 +134,7 @@ pub(crate) async fn create_snapshot(
     let name = body
         .name
         .0
-        .map(|ShortString(name)| TemplateName::parse(&name))
+        .map(|ShortString(name)| TemplateName::new(&name))
         .transpose()?;
     let entry = sandboxes.entry_of_team(&id, &caller.team).await;
     let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
@@ -146,7 +146,7 @@ pub(crate) async fn create_snapshot(
                 name.namespace.as_deref().unwrap_or_default()
             )));
         }
-        tag = parse_tag(name.tag())?;
+        tag = new_tag(name.tag())?;
     }
     check_space(&builds, &caller).await?;
     let alias = name.as_ref().map(|name| name.name.clone());

@@ -22,7 +22,7 @@ use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json as json_response;
 use crate::api::state::ApiState;
 use crate::builds::Builds;
-use crate::templates::{TemplateName, parse_tag};
+use crate::templates::{TemplateName, new_tag};
 
 const MIB: u64 = 1 << 20;
 
@@ -146,7 +146,7 @@ fn tags_of(name: Option<&TemplateName>, others: &[String]) -> Result<Vec<String>
     let mut tags: Vec<String> = Vec::new();
     let own = name.and_then(|name| name.tag.as_ref());
     for tag in own.into_iter().chain(others) {
-        let tag = parse_tag(tag)?;
+        let tag = new_tag(tag)?;
         if !tags.contains(&tag) {
             tags.push(tag);
         }
@@ -255,7 +255,7 @@ pub(crate) async fn create_template(
     let name = body.name.0.or(body.alias.0).map(|ShortString(name)| name);
     let new = BuildRequest {
         target: None,
-        name: name.map(|name| TemplateName::parse(&name)).transpose()?,
+        name: name.map(|name| TemplateName::new(&name)).transpose()?,
         tags: body.tags.map_or_else(Vec::new, |List(tags)| tags),
         cpu_count: body.cpu_count.0.map(|AtLeast(count)| count),
         memory_mb: body.memory_mb.0.map(|AtLeast(count)| count),
@@ -284,7 +284,7 @@ pub(crate) async fn create_template_v2(
     let body = body.read()?;
     let new = BuildRequest {
         target: None,
-        name: Some(TemplateName::parse(&body.alias)?),
+        name: Some(TemplateName::new(&body.alias)?),
         tags: Vec::new(),
         cpu_count: body.cpu_count.0.map(|AtLeast(count)| count),
         memory_mb: body.memory_mb.0.map(|AtLeast(count)| count),
@@ -295,7 +295,7 @@ pub(crate) async fn create_template_v2(
 
 /// The request of a body of version 1.
 fn request_v1(body: NewTemplateV1, target: Option<TemplateId>) -> Result<BuildRequest, ApiError> {
-    let name = body.alias.0.map(|alias| TemplateName::parse(&alias)).transpose()?;
+    let name = body.alias.0.map(|alias| TemplateName::new(&alias)).transpose()?;
     let sent = json!({
         "dockerfile": body.dockerfile,
         "startCmd": body.start_cmd.0,

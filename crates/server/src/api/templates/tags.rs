@@ -18,7 +18,7 @@ use crate::api::body::values::List;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
 use crate::clock::{Clock, rfc3339};
-use crate::templates::{TemplateName, parse_tag};
+use crate::templates::{InvalidTemplateName, TemplateName, new_tag, parse_tag};
 
 /// Maximum number of tags in a request.
 const TAGS_MAX: usize = 100;
@@ -64,10 +64,13 @@ struct TemplateTag {
     created_at: String,
 }
 
-fn parse_all(List(tags): List<String, 1, TAGS_MAX>) -> Result<Vec<String>, ApiError> {
+fn parse_all(
+    List(tags): List<String, 1, TAGS_MAX>,
+    parse: fn(&str) -> Result<String, InvalidTemplateName>,
+) -> Result<Vec<String>, ApiError> {
     let mut parsed: Vec<String> = Vec::new();
     for tag in tags {
-        let tag = parse_tag(&tag)?;
+        let tag = parse(&tag)?;
         if !parsed.contains(&tag) {
             parsed.push(tag);
         }
@@ -106,7 +109,7 @@ pub(crate) async fn assign_template_tags(
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
     let name = TemplateName::parse(&body.target)?;
-    let tags = parse_all(body.tags)?;
+    let tags = parse_all(body.tags, new_tag)?;
     let row = own(&name, &body.target, &caller, &store).await?;
     let build = store.build_by_tag(&row.id, name.tag()).await?;
     let build: BuildId = match build {
@@ -151,7 +154,7 @@ pub(crate) async fn delete_template_tags(
     if name.tag.is_some() {
         return Err(ApiError::invalid("name must not contain a tag"));
     }
-    let tags = parse_all(body.tags)?;
+    let tags = parse_all(body.tags, parse_tag)?;
     if tags.iter().any(|tag| tag == DEFAULT_TAG) {
         return Err(ApiError::invalid("tag \"default\" cannot be removed"));
     }

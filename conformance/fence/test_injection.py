@@ -188,6 +188,35 @@ def test_echoes_are_hidden(injected: Injected) -> None:
     assert injected.secret[3:] not in said and said.count("*" * len(injected.header)) == 2, said
 
 
+@pytest.mark.parametrize("version", ["http1.1", "http2"])
+def test_no_part_of_an_answer_shows_the_secret(injected: Injected, internet: Internet, version: str) -> None:
+    """A server shows the secret in every part that an answer has, and programs ask for it in every form."""
+    ways = ["page", "name", "cookie", "trailer", "gzip", "deflate", "raw", "br", "range", "reason", "early", "chunk"]
+    token = injected.secret.removeprefix("sk-")
+
+    def asked(how: str, more: str = "") -> str:
+        # Bytes that the encodings could be decoded from, with what curl tells of heads and trailers.
+        command = f"curl -sSi --{version} --raw -H 'TE: trailers' {more} https://{API}/shows/{how} | base64 -w0"
+        return base64.b64decode(injected.run(command)).decode("latin-1")
+
+    hidden = "*" * len(injected.header)
+    for how in ways:
+        said = asked(how, "--compressed" if how in ("gzip", "deflate", "raw", "br") else "")
+        assert token not in said.lower() and base64.b64encode(token.encode()).decode()[:12] not in said, (how, said)
+        if how == "br":
+            assert " 502" in said.splitlines()[0] and "cannot be searched" in said, said
+        else:
+            assert " 200" in said.splitlines()[0] and hidden in said, (how, said)
+    # The server has got each of them with the secret.
+    for how in ways:
+        assert sent(internet, f"/shows/{how}")[-1] == injected.header
+    # Piece by piece, as three bytes each.
+    begin = len("<Bearer ")
+    for header in ("Range", "Request-Range"):
+        said = asked("range", f"-H '{header}: bytes={begin}-{begin + 2}' -H 'If-Range: \"a\"'")
+        assert " 200" in said.splitlines()[0] and hidden in said and "\r\n\r\nsk-" not in said, said
+
+
 def test_the_log_tells_what_was_set(injected: Injected, platform: Platform) -> None:
     path = f"/{uuid.uuid4().hex}"
     injected.run(f"curl -sS 'https://{API}{path}?key=mine'")

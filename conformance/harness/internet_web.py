@@ -6,6 +6,7 @@
 | `/slow/N` | N lines, one every 20 ms |
 | `/redirect?URL` | 302 to the URL |
 | `/headers` | the headers of the request |
+| `/shows/HOW` | the header `Authorization` of the request, where `HOW` says: see `shown` |
 | `/ws` | WebSocket: echo of every message |
 | `/files/...` | a file |
 | `/git/...` | git's own CGI program |
@@ -23,6 +24,7 @@ import json
 import os
 import subprocess
 import time
+import zlib
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -87,6 +89,9 @@ class Web(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         elif first == "headers":
             self.reply(200, {"X-Seen": self.headers.get("Authorization", "")}, str(self.headers).encode())
+        elif first == "shows":
+            self.wfile.write(shown_raw(rest, self.headers))
+            self.close_connection = True
         elif first == "redirect":
             self.reply(302, {"Location": unquote(url.query)}, b"")
         elif first == "files":
@@ -195,8 +200,48 @@ def about(connection: Any, host: str | None, path: str, body: bytes) -> bytes:
     return json.dumps(seen).encode()
 
 
+def shown(how: str, headers: Any) -> tuple[int, dict[str, str], bytes, dict[str, str]]:
+    """An answer with the header `Authorization`: status, headers, body and trailers. `headers` has names in any case."""
+    secret = headers.get("authorization") or "none"
+    token = secret.rpartition(" ")[2]
+    page, more, trailers, status = f"<{secret}>".encode(), {}, {}, 200
+    if how == "name":
+        more = {f"x-{token}": "1"}
+    elif how == "cookie":
+        more = {"set-cookie": f"a={token}", "location": f"https://{token}/"}
+    elif how == "trailer":
+        trailers = {"x-last": token, f"x-{token}": "1"}
+    elif how == "gzip":
+        page, more = gzip.compress(page), {"content-encoding": "gzip"}
+    elif how == "deflate":
+        page, more = zlib.compress(page), {"content-encoding": "deflate"}
+    elif how == "raw":
+        page, more = zlib.compress(page, wbits=-15), {"content-encoding": "deflate"}
+    elif how == "br":
+        # Not in truth, which makes no difference for whoever cannot decode it.
+        more = {"content-encoding": "br"}
+    elif how == "range" and (wanted := headers.get("range") or headers.get("request-range")):
+        begin, end = wanted.removeprefix("bytes=").split("-")
+        part = page[int(begin) : int(end) + 1]
+        page, more, status = part, {"content-range": f"bytes {begin}-{end}/{len(page)}"}, 206
+    return status, more, page, trailers
+
+
+def shown_raw(how: str, headers: Any) -> bytes:
+    """The same with HTTP/1.1, and in what only that has: reason phrases, early heads and extensions of chunks."""
+    status, more, page, trailers = shown(how, headers)
+    secret = headers.get("Authorization") or "none"
+    reason = secret if how == "reason" else "OK"
+    early = f"HTTP/1.1 103 {secret}\r\nLink: <{secret}>\r\n\r\n" if how == "early" else ""
+    extension = f";a={secret}" if how == "chunk" else ""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
+    head = f"{early}HTTP/1.1 {status} {reason}\r\n{lines}Trailer: x-last\r\nTransfer-Encoding: chunked\r\n\r\n{len(page):x}{extension}\r\n"
+    last = "".join(f"{name}: {value}\r\n" for name, value in trailers.items())
+    return head.encode() + page + f"\r\n0\r\n{last}\r\n".encode()
+
+
 def serve_http2(connection: Any, record: Callable[..., None]) -> None:
-    """HTTP/2 on an accepted TLS connection: what `about` tells, for every request."""
+    """HTTP/2 on an accepted TLS connection: what `about` tells, for every request, and what `shown` shows."""
     from h2.config import H2Configuration
     from h2.connection import H2Connection
     from h2.events import DataReceived, RequestReceived, StreamEnded
@@ -217,6 +262,13 @@ def serve_http2(connection: Any, record: Callable[..., None]) -> None:
                 host, path = headers[":authority"], headers[":path"]
                 sent = headers.get("authorization")
                 record(kind="http", id=connection.id, server=connection.server, port=connection.port, host=host, path=path, authorization=sent)
+                if path.startswith("/shows/"):
+                    status, more, page, trailers = shown(path.removeprefix("/shows/"), headers)
+                    protocol.send_headers(event.stream_id, [(":status", str(status)), *more.items()])
+                    protocol.send_data(event.stream_id, page, end_stream=not trailers)
+                    if trailers:
+                        protocol.send_headers(event.stream_id, list(trailers.items()), end_stream=True)
+                    continue
                 protocol.send_headers(event.stream_id, [(":status", "200"), ("content-type", "application/json")])
                 protocol.send_data(event.stream_id, about(connection, host, path, bytes(body)), end_stream=True)
         connection.socket.sendall(protocol.data_to_send())

@@ -255,6 +255,8 @@ fn held(message: &[u8]) -> Option<u64> {
             let [received, sending, aside, waiting] =
                 [word(value, 0)?, word(value, 8)?, word(value, 16)?, word(value, 20)?];
             let own = if inode == 0 { UNACCEPTED } else { 0 };
+            // What is reserved is less than nothing while the kernel has merged segments of a full buffer.
+            let aside = aside.cast_signed().max(0).unsigned_abs();
             return Some(u64::from(received) + u64::from(aside) + u64::from(sending.max(waiting)) + own);
         }
         attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -326,6 +328,8 @@ mod tests {
         for unaccepted in [ESTABLISHED, CLOSE_WAIT] {
             check(&socket(unaccepted, 0, 0, memory), (153 + UNACCEPTED, false));
         }
+        let below = Some([100, 9999, 20, 9999, (-300i32).cast_unsigned(), 50, 9999, 9999, 9999]);
+        check(&socket(ESTABLISHED, 1000, 7, below), (150, false));
         // Sockets of the platform, open and closed.
         check(&socket(ESTABLISHED, 0, 7, memory), (0, false));
         check(&socket(fin_wait, 0, 0, memory), (0, false));

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use model::id::TemplateId;
 use protocol::node::HostCapacity;
 use serde_json::{Value, json};
+use store::templates::TemplateRow;
 
-use super::platform::{BASE, OTHER_KEY, Reply, TestPlatform, within};
+use super::platform::{BASE, OTHER_KEY, Reply, TestPlatform, team, within};
 
 pub(crate) fn text(reply: &Reply, key: &str) -> String {
     let value = reply.json[key].as_str();
@@ -597,6 +599,51 @@ async fn tags_move_between_builds() {
         let reply = platform.call("GET", &format!("/templates/aliases/{name}"), "").await;
         assert_eq!(reply.status, status, "{name}: {reply:?}");
     }
+}
+
+#[tokio::test]
+async fn names_like_options_are_not_given_but_those_that_exist_are_found() {
+    let platform = TestPlatform::start().await;
+    request(&platform, r#"{"name":"a"}"#).await;
+    for (path, body) in [
+        ("/v3/templates", r#"{"name":"-rf"}"#),
+        ("/v3/templates", r#"{"name":"a:-x"}"#),
+        ("/v3/templates", r#"{"name":"a","tags":[".."]}"#),
+        ("/v2/templates", r#"{"alias":"team1/--help"}"#),
+        ("/templates", r#"{"dockerfile":"FROM base","alias":"-rf"}"#),
+        ("/templates/tags", r#"{"target":"a","tags":["-x"]}"#),
+    ] {
+        let refused = platform.call("POST", path, body).await;
+        assert!(
+            refused.text.contains("begin with a letter"),
+            "{path} {body}: {refused:?}"
+        );
+        refused.error(400);
+    }
+    // As an earlier version made it.
+    let id: TemplateId = "old00000000000000000".parse().expect("an id");
+    let row = platform
+        .store
+        .template_by_alias(&team(1), "own")
+        .await
+        .expect("a database");
+    let row = TemplateRow {
+        id: id.clone(),
+        aliases: vec!["-rf".to_owned()],
+        ..row.expect("the template of the team")
+    };
+    platform.store.template_insert(&row).await.expect("a template");
+    let found = platform.call("GET", "/templates/aliases/-rf", "").await;
+    assert_eq!(
+        (found.status.as_u16(), found.json["templateID"].as_str()),
+        (200, Some(id.as_str()))
+    );
+    let removed = platform
+        .call("DELETE", "/templates/tags", r#"{"name":"-rf","tags":["-x"]}"#)
+        .await;
+    assert_eq!(removed.status, 204);
+    assert_eq!(platform.call("DELETE", "/templates/-rf", "").await.status, 204);
+    platform.call("GET", "/templates/aliases/-rf", "").await.error(404);
 }
 
 #[tokio::test]

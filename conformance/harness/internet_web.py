@@ -241,7 +241,7 @@ def shown_raw(how: str, headers: Any) -> bytes:
 
 
 def serve_http2(connection: Any, record: Callable[..., None]) -> None:
-    """HTTP/2 on an accepted TLS connection: what `about` tells, for every request, and what `shown` shows."""
+    """HTTP/2 on an accepted TLS connection: what `about` tells, for every request, what `shown` shows, and `/bytes/N`."""
     from h2.config import H2Configuration
     from h2.connection import H2Connection
     from h2.events import DataReceived, RequestReceived, StreamEnded
@@ -250,6 +250,21 @@ def serve_http2(connection: Any, record: Callable[..., None]) -> None:
     protocol.initiate_connection()
     connection.socket.sendall(protocol.data_to_send())
     requests: dict[int, tuple[dict[str, str], bytearray]] = {}
+    # Of `/bytes/N`, what is left for each stream.
+    left: dict[int, int] = {}
+
+    def fill() -> None:
+        # In turns, so that all streams of a client that reads none of them get something.
+        is_more = True
+        while is_more:
+            is_more = False
+            for stream, count in list(left.items()):
+                if part := min(count, protocol.local_flow_control_window(stream), 1 << 14):
+                    left[stream] -= part
+                    protocol.send_data(stream, BLOCK[:part], end_stream=part == count)
+                    connection.socket.sendall(protocol.data_to_send())
+                    is_more = True
+
     while data := connection.socket.recv(1 << 16):
         for event in protocol.receive_data(data):
             if isinstance(event, RequestReceived):
@@ -269,6 +284,11 @@ def serve_http2(connection: Any, record: Callable[..., None]) -> None:
                     if trailers:
                         protocol.send_headers(event.stream_id, list(trailers.items()), end_stream=True)
                     continue
+                if path.startswith("/bytes/"):
+                    left[event.stream_id] = int(path.removeprefix("/bytes/"))
+                    protocol.send_headers(event.stream_id, [(":status", "200")])
+                    continue
                 protocol.send_headers(event.stream_id, [(":status", "200"), ("content-type", "application/json")])
                 protocol.send_data(event.stream_id, about(connection, host, path, bytes(body)), end_stream=True)
         connection.socket.sendall(protocol.data_to_send())
+        fill()

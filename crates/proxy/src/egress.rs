@@ -24,6 +24,7 @@ mod rate;
 mod record;
 mod relay;
 mod settings;
+mod sizes;
 mod sniff;
 mod socks;
 mod tcp;

@@ -12,6 +12,7 @@
 
 mod authority;
 mod body;
+mod budget;
 mod decode;
 mod framing;
 mod io;
@@ -73,6 +74,8 @@ const RESETS: usize = 20;
 const LOCAL_RESETS: usize = 100;
 /// What a program may send ahead on a connection with HTTP/2: as much per stream, and four times that in all.
 const WINDOW_BYTES: u32 = 128 << 10;
+/// The same on one of many, where one stream may take all of it: the least with which HTTP/2 begins.
+const WINDOW_BYTES_OF_MANY: u32 = (64 << 10) - 1;
 /// Bytes that HTTP/2 buffers per stream before they are sent.
 const SEND_BYTES: usize = 64 << 10;
 /// Bodies of responses to one sandbox that are decoded at a time, each with some 100 KiB.
@@ -107,6 +110,8 @@ pub(super) struct Intercepted {
     pub(super) destination: SocketAddr,
     /// Bytes that were read already.
     pub(super) first: Vec<u8>,
+    /// Whether the sandbox has so many connections that each gets little memory.
+    pub(super) is_of_many: bool,
 }
 
 /// Serves a connection until it ends.
@@ -125,6 +130,7 @@ pub(super) async fn serve(
         host,
         destination,
         first,
+        is_of_many,
     } = connection;
     let settings = &sandbox.shared.settings;
     let cut = CancellationToken::new();
@@ -161,7 +167,7 @@ pub(super) async fn serve(
         Ok(upstream) => {
             let chosen = upstream.get_ref().1.alpn_protocol();
             let alpn = offered.iter().copied().find(|alpn| alpn.name() == chosen);
-            let sender = Sender::new(upstream, &tasks, gone.clone())
+            let sender = Sender::new(upstream, &tasks, gone.clone(), is_of_many)
                 .await
                 .map_err(std_io::Error::other)?;
             (sender, alpn.unwrap_or(Alpn::None), None)
@@ -187,7 +193,7 @@ pub(super) async fn serve(
         upgraded: TaskTracker::new(),
     });
     let upgraded = session.upgraded.clone();
-    let ended = serve_http(stream, alpn, session, (&tasks, &activity, &gone)).await;
+    let ended = serve_http(stream, (alpn, is_of_many), session, (&tasks, &activity, &gone), counts).await;
     tracing::trace!(?ended, "intercepted connection");
     upgraded.close();
     upgraded.wait().await;
@@ -197,12 +203,21 @@ pub(super) async fn serve(
     }
 }
 
+/// The windows of a stream and of a connection with HTTP/2.
+const fn windows(stream: u32, is_of_many: bool) -> (u32, u32) {
+    match is_of_many {
+        true => (WINDOW_BYTES_OF_MANY, WINDOW_BYTES_OF_MANY),
+        false => (stream, stream * 4),
+    }
+}
+
 /// Serves the requests of a program.
 async fn serve_http(
     stream: TlsStream<ProgramStream>,
-    alpn: Alpn,
+    (alpn, is_of_many): (Alpn, bool),
     session: Arc<Session>,
     (tasks, activity, gone): (&Tasks, &Activity, &CancellationToken),
+    counts: &Counts,
 ) -> hyper::Result<()> {
     let counters: Arc<Counters> = Arc::clone(&session.sandbox.shared.counters);
     let service = service_fn(move |request| request::handle(Arc::clone(&session), request));
@@ -219,7 +234,11 @@ async fn serve_http(
                     () = tokio::time::sleep(IDLE_CHECK) => activity.idle() > IDLE_TIMEOUT,
                 };
                 // A connection that is being closed ends with its requests, or soon.
-                if closing.is_some_and(|since| since.elapsed() > CLOSE_TIMEOUT && activity.idle() > CLOSE_TIMEOUT) {
+                // The program may take its time for what was sent already.
+                let is_late = |since: tokio::time::Instant| {
+                    since.elapsed() > CLOSE_TIMEOUT && activity.idle() > CLOSE_TIMEOUT && !counts.is_ending()
+                };
+                if closing.is_some_and(is_late) {
                     break Ok(());
                 }
                 if close && closing.is_none() {
@@ -229,6 +248,7 @@ async fn serve_http(
             }
         }};
     }
+    let (window, connection_window) = windows(WINDOW_BYTES, is_of_many);
     match alpn {
         Alpn::Http2 => drive!(
             http2::Builder::new(tasks.clone())
@@ -238,8 +258,8 @@ async fn serve_http(
                 .max_concurrent_streams(STREAMS)
                 .max_pending_accept_reset_streams(RESETS)
                 .max_local_error_reset_streams(LOCAL_RESETS)
-                .initial_stream_window_size(WINDOW_BYTES)
-                .initial_connection_window_size(WINDOW_BYTES * 4)
+                .initial_stream_window_size(window)
+                .initial_connection_window_size(connection_window)
                 .max_send_buf_size(SEND_BYTES)
                 .serve_connection(TokioIo::new(stream), service)
         ),

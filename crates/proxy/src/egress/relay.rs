@@ -11,11 +11,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::net::Shutdown;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{Shutdown, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
@@ -26,7 +28,7 @@ use super::counters::Counters;
 use super::rate::{Bandwidth, Direction};
 
 /// Most bytes in a pipe. More does not make it faster.
-pub(super) const CHUNK_MAX: usize = 256 << 10;
+const CHUNK_MAX: usize = 256 << 10;
 /// How long a direction may be silent when the other one has ended. TCP implementations use the same for connections of
 /// which only the other side is open (tcp_fin_timeout).
 pub(super) const HALF_CLOSED_IDLE: Duration = Duration::from_secs(60);
@@ -66,6 +68,8 @@ impl Pipes {
 pub(super) struct Counts {
     sent: AtomicU64,
     received: AtomicU64,
+    /// Whether the gateway has sent everything to the program, which has not taken all of it.
+    is_ending: AtomicBool,
     /// Those of all connections.
     totals: Arc<Counters>,
 }
@@ -81,6 +85,15 @@ impl Counts {
     /// Bytes from the sandbox and to it.
     pub(super) fn get(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
+    }
+
+    /// Whether only the program has to do something, for the connection to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_ending(&self, is_ending: bool) {
+        self.is_ending.store(is_ending, Ordering::Relaxed);
     }
 
     pub(super) fn add(&self, direction: Direction, bytes: usize) {
@@ -173,6 +186,7 @@ pub(super) async fn relay_tls(
                 () = first.silence() => return Ok(false),
             };
             if length == 0 {
+                taken(sandbox).await?;
                 end_writing(sandbox)?;
                 first.0.cancel();
                 return io::Result::Ok(true);
@@ -211,6 +225,36 @@ pub(super) async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Resul
     Ok(())
 }
 
+/// Returns once the other side has taken what was sent, but for some last bytes, or is gone. The end is told only then:
+/// what a connection has not delivered when both directions have ended stays in the memory of the host, and no limit of
+/// connections would count it. The other side sees no difference, since the end comes after the data.
+///
+/// # Errors
+/// When the socket is not usable.
+pub(super) async fn taken(to: &TcpStream) -> io::Result<()> {
+    std::future::poll_fn(|cx| poll_taken(to, cx)).await
+}
+
+/// The same, to be polled.
+pub(super) fn poll_taken(to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    // With the smallest buffer, it is writable only when almost nothing is in it.
+    sockopt::set_socket_send_buffer_size(to, 1)?;
+    loop {
+        ready!(to.poll_write_ready(cx))?;
+        let is_empty = to.try_io(Interest::WRITABLE, || {
+            let mut polled = [PollFd::new(to, PollFlags::OUT)];
+            match rustix::event::poll(&mut polled, Some(&Timespec::default()))? {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                _ => Ok(()),
+            }
+        });
+        match is_empty {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            outcome => return Poll::Ready(outcome),
+        }
+    }
+}
+
 fn end_writing(to: &TcpStream) -> io::Result<()> {
     match rustix::net::shutdown(to, Shutdown::Write) {
         // The other side is gone, which the other direction notices.
@@ -246,6 +290,7 @@ async fn pump(
             Err(error) => return Err(error),
             Ok(0) => {
                 pipes.put(pipe);
+                taken(to).await?;
                 end_writing(to)?;
                 first.0.cancel();
                 return Ok(true);

@@ -28,6 +28,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::Sandbox;
+use super::sizes::Sizes;
 use super::tcp;
 use super::verdict::closed_to_all;
 
@@ -121,9 +122,9 @@ pub(super) async fn connect(
     sandbox: &Sandbox,
     proxy: &EgressProxy,
     destination: &Destination,
-    is_small: bool,
+    sizes: Sizes,
 ) -> io::Result<Outside> {
-    let outcome = timeout(TIMEOUT, try_connect(sandbox, proxy, destination, is_small)).await;
+    let outcome = timeout(TIMEOUT, try_connect(sandbox, proxy, destination, sizes)).await;
     let outcome = outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     outcome.map_err(|error| io::Error::new(error.kind(), format!("egress proxy {}: {error}", shown(proxy))))
 }
@@ -132,10 +133,10 @@ async fn try_connect(
     sandbox: &Sandbox,
     proxy: &EgressProxy,
     destination: &Destination,
-    is_small: bool,
+    sizes: Sizes,
 ) -> io::Result<Outside> {
     let addresses = addresses_of(sandbox, proxy).await?;
-    let stream = tcp::connect(&addresses, is_small).await?;
+    let stream = tcp::connect(&addresses, sizes).await?;
     tcp::reset_on_close(&stream);
     let mut outside = match &proxy.tls {
         None => Outside::Plain(stream),

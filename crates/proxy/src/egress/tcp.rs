@@ -23,6 +23,7 @@ use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::{self, Counts, read_some, write_all};
 use super::settings::EgressLimits;
+use super::sizes::Sizes;
 use super::sniff::{self, Sniffed};
 use super::socks::{self, Destination, Outside};
 use super::verdict::{Reason, Verdict, closed_to_all, judge};
@@ -40,11 +41,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Idle time after which a silent destination is checked, interval and number of checks: a destination that vanished
 /// resets the connection after two minutes and a half.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 6);
-/// Connections of a sandbox whose socket buffers grow as far as the kernel lets them, some megabytes each; those of
-/// further ones have a fixed size. The memory is the host's.
-const LARGE_BUFFERS: usize = 16;
-/// That fixed size, in bytes; the kernel doubles it.
-const SMALL_BUFFER: usize = 32 << 10;
 /// The port of DNS.
 const DNS_PORT: u16 = 53;
 /// Queries on one connection, and how long it may be idle (RFC 7766 section 6.2.3).
@@ -87,7 +83,11 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
                 continue;
             }
         };
-        let others = most - connections.available_permits() - 1;
+        let sizes = Sizes::beside(most - connections.available_permits() - 1);
+        if let Err(error) = sizes.bound_inside(&stream) {
+            tracing::debug!("bound the buffers of a connection: {error}");
+            continue;
+        }
         let tasks = sandbox.shared.tasks.clone();
         let open = Open::new(&sandbox.shared.counters, Protocol::Tcp);
         let (sandbox, stop) = (Arc::clone(&sandbox), stop.clone());
@@ -95,7 +95,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
-                () = connection(&sandbox, stream, destination, others >= LARGE_BUFFERS) => {}
+                () = connection(&sandbox, stream, destination, sizes) => {}
             }
             drop((permit, open));
         });
@@ -131,8 +131,8 @@ impl Sandbox {
 }
 
 /// One connection of the sandbox. Its end there stays open as long as such ends are held.
-async fn connection(sandbox: &Arc<Sandbox>, stream: TcpStream, destination: SocketAddr, is_small: bool) {
-    let end = serve_connection(sandbox, stream, destination, is_small).await;
+async fn connection(sandbox: &Arc<Sandbox>, stream: TcpStream, destination: SocketAddr, sizes: Sizes) {
+    let end = serve_connection(sandbox, stream, destination, sizes).await;
     sandbox.released().await;
     drop(end);
 }
@@ -142,11 +142,14 @@ async fn serve_connection(
     sandbox: &Arc<Sandbox>,
     stream: TcpStream,
     destination: SocketAddr,
-    is_small: bool,
+    sizes: Sizes,
 ) -> Option<OwnedFd> {
     if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
         close_cleanly(&stream);
         answer_queries(sandbox, &stream).await;
+        if !matches!(timeout(DNS_IDLE, relay::taken(&stream)).await, Ok(Ok(()))) {
+            reset_on_close(&stream);
+        }
         return descriptor(stream);
     }
     let mut policy = sandbox.policy.subscribe();
@@ -184,21 +187,19 @@ async fn serve_connection(
     };
     let work = async {
         if let Some(stream) = &relayed {
-            return relay(sandbox, stream, (&target, &first, destination), is_small, &counts).await;
+            return relay(sandbox, stream, (&target, &first, destination), sizes, &counts).await;
         }
         let Some((stream, (host, interception))) = given else {
             return Ok(None);
         };
-        if is_small {
-            small_buffers(&stream)?;
-        }
         stream.set_nodelay(true)?;
         let connection = Intercepted {
             host,
             destination,
             first,
+            is_of_many: sizes.is_of_many(),
         };
-        let connect = target.connect(sandbox, destination, is_small);
+        let connect = target.connect(sandbox, destination, sizes);
         let served = intercept::serve(sandbox, interception, stream, connection, connect, &counts);
         Box::pin(served).await.map(|()| None)
     };
@@ -253,25 +254,23 @@ async fn relay(
     sandbox: &Arc<Sandbox>,
     stream: &TcpStream,
     (target, first, destination): (&Target, &[u8], SocketAddr),
-    is_small: bool,
+    sizes: Sizes,
     counts: &Counts,
 ) -> io::Result<Option<Reason>> {
     let mut outside = tokio::select! {
         biased;
-        outside = target.connect(sandbox, destination, is_small) => outside?,
+        outside = target.connect(sandbox, destination, sizes) => outside?,
         () = reset(stream) => return Err(io::Error::other("the program gave up")),
     };
     let relayed = async {
-        if is_small {
-            small_buffers(stream)?;
-        }
         stream.set_nodelay(true)?;
-        let chunk = if is_small { SMALL_BUFFER } else { relay::CHUNK_MAX };
         outside.write_all(first).await?;
         counts.add(Direction::Out, first.len());
         let pipes = &sandbox.shared.pipes;
         match &mut outside {
-            Outside::Plain(outside) => relay::relay(pipes, (stream, outside), chunk, &sandbox.bandwidth, counts).await,
+            Outside::Plain(outside) => {
+                relay::relay(pipes, (stream, outside), sizes.chunk, &sandbox.bandwidth, counts).await
+            }
             Outside::Tls(outside) => relay::relay_tls((stream, outside), &sandbox.bandwidth, counts).await,
         }
     };
@@ -399,9 +398,9 @@ impl Target {
     }
 
     /// Makes the connection: through the proxy, if there is one, and never without it.
-    async fn connect(&self, sandbox: &Sandbox, destination: SocketAddr, is_small: bool) -> io::Result<Outside> {
+    async fn connect(&self, sandbox: &Sandbox, destination: SocketAddr, sizes: Sizes) -> io::Result<Outside> {
         let Some(proxy) = &self.proxy else {
-            let outside = connect(&self.addresses, is_small).await?;
+            let outside = connect(&self.addresses, sizes).await?;
             reset_on_close(&outside);
             return Ok(Outside::Plain(outside));
         };
@@ -409,7 +408,7 @@ impl Target {
             Some(name) => Destination::Name(name.clone(), destination.port()),
             None => Destination::Address(destination),
         };
-        Box::pin(socks::connect(sandbox, proxy, &to, is_small)).await
+        Box::pin(socks::connect(sandbox, proxy, &to, sizes)).await
     }
 
     /// The host that its first bytes name, where that made a difference.
@@ -512,7 +511,7 @@ async fn read_exact(stream: &TcpStream, mut part: &mut [u8]) -> io::Result<()> {
 }
 
 /// Connects to the first address that accepts.
-pub(super) async fn connect(addresses: &[SocketAddr], is_small: bool) -> io::Result<TcpStream> {
+pub(super) async fn connect(addresses: &[SocketAddr], sizes: Sizes) -> io::Result<TcpStream> {
     let patience = if addresses.len() > 1 {
         CONNECT_NEXT
     } else {
@@ -528,9 +527,7 @@ pub(super) async fn connect(addresses: &[SocketAddr], is_small: bool) -> io::Res
                 sockopt::set_tcp_keepidle(&stream, idle)?;
                 sockopt::set_tcp_keepintvl(&stream, interval)?;
                 sockopt::set_tcp_keepcnt(&stream, count)?;
-                if is_small {
-                    small_buffers(&stream)?;
-                }
+                sizes.bound_outside(&stream)?;
                 return Ok(stream);
             }
             Ok(Err(error)) => last = error,
@@ -538,11 +535,6 @@ pub(super) async fn connect(addresses: &[SocketAddr], is_small: bool) -> io::Res
         }
     }
     Err(last)
-}
-
-fn small_buffers(stream: &TcpStream) -> io::Result<()> {
-    sockopt::set_socket_send_buffer_size(stream, SMALL_BUFFER)?;
-    Ok(sockopt::set_socket_recv_buffer_size(stream, SMALL_BUFFER)?)
 }
 
 /// Answers DNS queries on a connection, one after the other (RFC 7766).

@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Sleep;
 
 use super::BoxError;
+use super::budget::{Budget, Share};
 use super::decode::Decoded;
 use super::mask::{Masker, Search};
 use super::rules::Applied;
@@ -24,6 +25,7 @@ const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The body of a request.
 pub(super) struct RequestBody {
     inner: Incoming,
+    share: Share,
     /// For requests with `Expect: 100-continue`: the server wants the body, or time is over.
     wait: Option<Wait>,
     /// The rule whose headers must not be in the trailers.
@@ -54,9 +56,10 @@ impl Future for Wait {
 }
 
 impl RequestBody {
-    pub(super) fn new(inner: Incoming, applied: Option<Applied>) -> Self {
+    pub(super) fn new(inner: Incoming, applied: Option<Applied>, budget: &Budget) -> Self {
         Self {
             inner,
+            share: budget.share(),
             wait: None,
             applied,
         }
@@ -84,7 +87,16 @@ impl Body for RequestBody {
                 Poll::Ready(false) | Poll::Pending => return Poll::Pending,
             }
         }
-        let mut frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
+        ready!(this.share.poll_free(cx));
+        if let Some(rest) = this.share.rest() {
+            return Poll::Ready(Some(Ok(Frame::data(rest))));
+        }
+        let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
+            this.share.give_back();
+            return Poll::Pending;
+        };
+        let mut frame = frame.map(|frame| frame.map(|frame| frame.map_data(|data| this.share.count(data))));
+        this.share.give_back();
         if let (Some(Ok(frame)), Some(applied)) = (&mut frame, &this.applied)
             && let Some(trailers) = frame.trailers_mut()
         {
@@ -101,11 +113,20 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.share.is_empty() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        longer(&self.inner.size_hint(), self.share.left())
+    }
+}
+
+/// The size of a body of which some bytes were read already.
+fn longer(hint: &SizeHint, read: usize) -> SizeHint {
+    let read = read as u64;
+    match hint.exact() {
+        Some(left) => SizeHint::with_exact(left + read),
+        None => *hint,
     }
 }
 
@@ -113,6 +134,8 @@ impl Body for RequestBody {
 pub(super) struct ResponseBody {
     source: Source,
     masked: Option<Masked>,
+    /// None for a text of the gateway.
+    share: Option<Share>,
     /// Counts the request as unfinished.
     _in_flight: Option<InFlight>,
 }
@@ -134,10 +157,11 @@ struct Masked {
 }
 
 impl ResponseBody {
-    pub(super) fn upstream(body: Incoming, in_flight: InFlight) -> Self {
+    pub(super) fn upstream(body: Incoming, budget: &Budget, in_flight: InFlight) -> Self {
         Self {
             source: Source::Upstream(body),
             masked: None,
+            share: Some(budget.share()),
             _in_flight: Some(in_flight),
         }
     }
@@ -155,6 +179,7 @@ impl ResponseBody {
         Self {
             source: Source::Text(Some(text.into())),
             masked: None,
+            share: None,
             _in_flight: None,
         }
     }
@@ -202,14 +227,11 @@ impl Source {
     }
 }
 
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = self.get_mut();
-        let source = &mut this.source;
-        let Some(masked) = &mut this.masked else {
+impl ResponseBody {
+    /// The next frame, with its secrets hidden.
+    fn poll_searched(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let source = &mut self.source;
+        let Some(masked) = &mut self.masked else {
             return source.poll_frame(cx);
         };
         loop {
@@ -249,13 +271,35 @@ impl Body for ResponseBody {
             }
         }
     }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        if let Some(share) = &mut this.share {
+            ready!(share.poll_free(cx));
+            if let Some(rest) = share.rest() {
+                return Poll::Ready(Some(Ok(Frame::data(rest))));
+            }
+        }
+        let polled = this.poll_searched(cx);
+        let Some(share) = &mut this.share else { return polled };
+        let counted =
+            polled.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(|data| share.count(data)))));
+        share.give_back();
+        counted
+    }
 
     fn is_end_stream(&self) -> bool {
-        match (&self.source, &self.masked) {
-            (source, None) => source.is_over(),
-            // Bytes may be held back.
-            (source, Some(masked)) => source.is_over() && masked.next.is_none() && masked.search.is_empty(),
-        }
+        // Bytes may be held back.
+        let is_held = self
+            .masked
+            .as_ref()
+            .is_some_and(|masked| masked.next.is_some() || !masked.search.is_empty());
+        self.source.is_over() && !is_held && self.share.as_ref().is_none_or(Share::is_empty)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -264,12 +308,8 @@ impl Body for ResponseBody {
             Source::Decoded(_) => SizeHint::default(),
             // Nothing gets longer or shorter by being hidden, but bytes may be held back.
             Source::Upstream(inner) => {
-                let hint = inner.size_hint();
-                let held = self.masked.as_ref().map_or(0, |masked| masked.search.held() as u64);
-                match hint.exact() {
-                    Some(left) => SizeHint::with_exact(left + held),
-                    None => hint,
-                }
+                let held = self.masked.as_ref().map_or(0, |masked| masked.search.held());
+                longer(&inner.size_hint(), held + self.share.as_ref().map_or(0, Share::left))
             }
         }
     }

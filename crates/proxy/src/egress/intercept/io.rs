@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::super::Sandbox;
 use super::super::rate::Direction;
-use super::super::relay::Counts;
+use super::super::relay::{Counts, poll_taken};
 use super::super::tcp::close_cleanly;
 
 /// The connection of a program, from its first byte on. Its bytes are counted, and wait for the bandwidth of the sandbox.
@@ -91,6 +91,9 @@ impl AsyncWrite for ProgramStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        let taken = poll_taken(&this.stream, cx);
+        this.counts.set_ending(taken.is_pending());
+        ready!(taken)?;
         // The connection ends as it should, so what was sent is delivered. In every other case it is reset.
         close_cleanly(&this.stream);
         Pin::new(&mut this.stream).poll_shutdown(cx)

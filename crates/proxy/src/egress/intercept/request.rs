@@ -231,7 +231,7 @@ async fn forward(
         }
     }
     let waits = !is_http2 && expects_continue(&parts.headers);
-    let mut body = RequestBody::new(body, applied);
+    let mut body = RequestBody::new(body, applied, session.sandbox.interceptor.requests_held());
     let wanted = waits.then(|| {
         let (wants, wanted) = oneshot::channel();
         body.wait(wanted);
@@ -247,12 +247,13 @@ async fn forward(
         });
     }
     let mut response = session.sender.send(request).await?;
+    let held = session.sandbox.interceptor.responses_held();
     if let Some(masker) = &masker {
         mask_head(&mut response, masker);
     }
     if let Some(program) = upgrade.filter(|_| response.status() == StatusCode::SWITCHING_PROTOCOLS) {
         relay_upgraded(session, program, hyper::upgrade::on(&mut response));
-        return Ok(response.map(|body| ResponseBody::upstream(body, in_flight)));
+        return Ok(response.map(|body| ResponseBody::upstream(body, held, in_flight)));
     }
     let (mut parts, body) = response.into_parts();
     let closes = lists(&parts.headers, &header::CONNECTION, "close");
@@ -269,7 +270,7 @@ async fn forward(
     let has_body = !is_head
         && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status)
         && !body.is_end_stream();
-    let mut body = ResponseBody::upstream(body, in_flight);
+    let mut body = ResponseBody::upstream(body, held, in_flight);
     if let Some(masker) = masker {
         if body_limit > 0 {
             let decoded = match searchable(&parts, has_body && is_transfer_encoded) {

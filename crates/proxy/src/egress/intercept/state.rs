@@ -15,12 +15,15 @@ use super::super::rate::Rate;
 use super::super::settings::EgressLimits;
 use super::DECODERS;
 use super::authority::{Authority, AuthorityError};
+use super::budget::Budget;
 use super::rules::Rules;
 
 /// What is kept about a sandbox while it is attached. Almost nothing before its first intercepted connection.
 pub(in super::super) struct Interceptor {
     connections: Arc<Semaphore>,
     decoders: Arc<Semaphore>,
+    /// For bodies of requests, and for those of responses: either goes on when the other cannot.
+    held: [Budget; 2],
     requests: Rate,
     kept: Mutex<Kept>,
 }
@@ -45,6 +48,7 @@ impl Interceptor {
         Self {
             requests: Rate::new(limits.requests_per_s, burst),
             connections: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            held: [Budget::new(), Budget::new()],
             decoders: Arc::new(Semaphore::new(DECODERS)),
             kept: Mutex::default(),
         }
@@ -58,6 +62,16 @@ impl Interceptor {
     /// The permission to decode the body of one more response.
     pub(super) fn admit_decoder(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.decoders).try_acquire_owned().ok()
+    }
+
+    /// What may be held of bodies of requests.
+    pub(super) fn requests_held(&self) -> &Budget {
+        &self.held[0]
+    }
+
+    /// What may be held of bodies of responses.
+    pub(super) fn responses_held(&self) -> &Budget {
+        &self.held[1]
     }
 
     /// Whether one more request is within the limit. Counts it if so.

@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use super::super::socks::{Outside, host_certificates};
 use super::body::RequestBody;
-use super::{Alpn, HEAD_BYTES, HEADERS};
+use super::{Alpn, HEAD_BYTES, HEADERS, windows};
 
 /// How long a server may take for its part of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -88,15 +88,21 @@ impl Sender {
     ///
     /// # Errors
     /// When the connection fails.
-    pub(super) async fn new(stream: TlsStream<Outside>, tasks: &Tasks, gone: CancellationToken) -> hyper::Result<Self> {
+    pub(super) async fn new(
+        stream: TlsStream<Outside>,
+        tasks: &Tasks,
+        gone: CancellationToken,
+        is_of_many: bool,
+    ) -> hyper::Result<Self> {
+        let (window, connection_window) = windows(WINDOW_BYTES, is_of_many);
         let is_http2 = stream.get_ref().1.alpn_protocol() == Alpn::Http2.name();
         let stream = TokioIo::new(stream);
         if is_http2 {
             let (sender, connection) = http2::Builder::new(tasks.clone())
                 .timer(TokioTimer::new())
                 .max_header_list_size(HEAD_BYTES)
-                .initial_stream_window_size(WINDOW_BYTES)
-                .initial_connection_window_size(WINDOW_BYTES * 4)
+                .initial_stream_window_size(window)
+                .initial_connection_window_size(connection_window)
                 .max_send_buf_size(SEND_BYTES)
                 .handshake(stream)
                 .await?;

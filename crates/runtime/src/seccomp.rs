@@ -10,13 +10,19 @@
 //! - resources with one host-wide limit are rejected as if the kernel were built without them: asynchronous I/O
 //!   (`io_setup` counts against `fs.aio-max-nr`), huge pages, and programs for the kernel's packet filter, whose
 //!   machine code counts against `net.core.bpf_jit_limit`; when that is exhausted, no sandbox can be started.
+//! - socket options: an allow-list of its own, in `options`, because many take memory that no control group is charged for.
 //! - sockets: UNIX, INET, INET6, and of NETLINK only route and sock_diag. Other families return EAFNOSUPPORT, and
 //!   protocols other than TCP, UDP and ICMP EPROTONOSUPPORT: the kernel would load modules for some, and not all report
 //!   how much memory they hold.
+//! - requests (`ioctl`) for which the kernel loads a module by itself: line disciplines of terminals, bridges and VLANs.
 //! - `sched_setattr` returns ENOSYS, because the slice length is in memory that a filter cannot read: long slices,
 //!   which no limit of processor time prevents, stall other sandboxes. `sched_setscheduler` covers the rest.
 //! - the workload cannot change the scheduling of process 1, the agent.
 //! - i386 and x32 calls return ENOSYS: their numbers mean other calls.
+//! - allowed although they look dangerous, because each only gives what a process can have otherwise: `name_to_handle_at`
+//!   (`open_by_handle_at`, which would use the result, is refused), `pidfd_getfd` and `process_madvise` (require the right
+//!   to trace the process, which nobody has over the agent; allocators use the latter on their own memory), and raw sockets
+//!   of INET (root only, like `ping`; what they receive is measured and bounded, see `sockets`).
 //! - calls newer than this list return ENOSYS, older ones that are not on it EPERM, as container runtimes do.
 //!
 //! `no_new_privs` stays off on purpose: `sudo` must work inside, where it only leads to the sandbox's own root.
@@ -142,7 +148,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_getrusage,
     libc::SYS_getsid,
     libc::SYS_getsockname,
-    libc::SYS_getsockopt,
     libc::SYS_get_thread_area,
     libc::SYS_gettid,
     libc::SYS_gettimeofday,
@@ -152,7 +157,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_inotify_init,
     libc::SYS_inotify_init1,
     libc::SYS_inotify_rm_watch,
-    libc::SYS_ioctl,
     libc::SYS_ioprio_get,
     libc::SYS_kcmp,
     libc::SYS_kill,
@@ -359,6 +363,11 @@ const ABSENT: &[c_long] = &[
     libc::SYS_sched_setattr,
 ];
 
+/// Requests (`ioctl`) for which the kernel loads a module, whoever asks: `TIOCSETD`, for the line discipline of a number
+/// chosen inside; those for bridges (`SIOCGIFBR`, `SIOCSIFBR`, `SIOCBRADDBR`, `SIOCBRDELBR`) and for VLANs (`SIOCGIFVLAN`,
+/// `SIOCSIFVLAN`). They return EPERM, as for everybody but administrators of a network.
+const MODULE_REQUESTS: [u32; 7] = [0x5423, 0x8940, 0x8941, 0x89a0, 0x89a1, 0x8982, 0x8983];
+
 /// The agent's pid inside.
 const AGENT: u32 = 1;
 /// `IOPRIO_WHO_USER` of linux/ioprio.h.
@@ -464,20 +473,15 @@ fn program() -> Vec<sock_filter> {
             ],
         );
     }
-    when(
-        libc::SYS_setsockopt,
-        &[
-            Load(data::argument(1)),
-            IfEqualElseSkip(libc::SOL_SOCKET.cast_unsigned(), 6),
-            Load(data::argument(2)),
-            SkipIfEqual(libc::SO_ATTACH_FILTER.cast_unsigned(), 3),
-            SkipIfEqual(libc::SO_ATTACH_BPF.cast_unsigned(), 2),
-            SkipIfEqual(libc::SO_ATTACH_REUSEPORT_CBPF.cast_unsigned(), 1),
-            IfEqualElseSkip(libc::SO_ATTACH_REUSEPORT_EBPF.cast_unsigned(), 1),
-            Return(Errno(libc::EPERM)),
-            Return(Allow),
-        ],
-    );
+    when(libc::SYS_setsockopt, &options::setting());
+    when(libc::SYS_getsockopt, &options::reading());
+    let mut requests: BTreeMap<u32, Vec<Step>> = BTreeMap::new();
+    for request in MODULE_REQUESTS {
+        requests.insert(request, vec![Return(Errno(libc::EPERM))]);
+    }
+    let mut request = vec![Load(data::argument(1))];
+    request.extend(decide(&cover(requests, &[Return(Allow)])));
+    when(libc::SYS_ioctl, &request);
     // The same error as from a kernel without filters, which programs that would confine themselves further handle.
     when(
         libc::SYS_prctl,
@@ -601,15 +605,11 @@ fn program() -> Vec<sock_filter> {
         when(call, &enosys);
     }
     // Covers every number: calls added to the kernel after this list, and those of x32, are above it.
-    let mut ranges: Vec<(u32, Vec<Step>)> = Vec::new();
     for number in 0..=number(NEWEST) {
         let refused = || vec![Return(Errno(libc::EPERM))];
-        let then = checks.remove(&number).unwrap_or_else(refused);
-        if ranges.last().is_none_or(|(_, before)| *before != then) {
-            ranges.push((number, then));
-        }
+        checks.entry(number).or_insert_with(refused);
     }
-    ranges.push((number(NEWEST) + 1, enosys));
+    let ranges = cover(checks, &enosys);
     let mut steps = vec![
         Load(data::ARCH),
         SkipIfEqual(ARCH_X86_64, 1),
@@ -618,6 +618,29 @@ fn program() -> Vec<sock_filter> {
     ];
     steps.extend(decide(&ranges));
     steps.into_iter().map(Step::instruction).collect()
+}
+
+/// The ranges of all values, each with its first value and what follows: `checks` for those in it, `otherwise` for the
+/// rest.
+fn cover(checks: BTreeMap<u32, Vec<Step>>, otherwise: &[Step]) -> Vec<(u32, Vec<Step>)> {
+    let mut ranges: Vec<(u32, Vec<Step>)> = Vec::new();
+    let mut add = |first, then: Vec<Step>| {
+        if ranges.last().is_none_or(|(_, before)| *before != then) {
+            ranges.push((first, then));
+        }
+    };
+    let mut next = Some(0);
+    for (value, then) in checks {
+        if let Some(first) = next.filter(|first| *first < value) {
+            add(first, otherwise.to_vec());
+        }
+        add(value, then);
+        next = value.checked_add(1);
+    }
+    if let Some(first) = next {
+        add(first, otherwise.to_vec());
+    }
+    ranges
 }
 
 /// Binary search for the range of a call's number, followed by its steps. The kernel runs the filter once for each
@@ -644,5 +667,6 @@ fn decide(ranges: &[(u32, Vec<Step>)]) -> Vec<Step> {
     steps
 }
 
+mod options;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ const X32_BIT: u32 = 0x4000_0000;
 
 /// Result of the filter for a call: a small interpreter of the instructions that [`Step`] produces.
 fn answer<const N: usize>(arch: u32, number: u32, arguments: [u32; N]) -> u32 {
-    let program = program();
+    let program = &*PROGRAM;
     let mut accumulator = 0;
     let mut at = 0;
     loop {
@@ -59,12 +59,14 @@ fn every_call_number_has_the_result_of_its_list() {
 }
 
 /// Calls whose arguments are checked.
-fn checked() -> [c_long; 15] {
+fn checked() -> [c_long; 17] {
     [
         libc::SYS_mmap,
         libc::SYS_memfd_create,
         libc::SYS_shmget,
         libc::SYS_setsockopt,
+        libc::SYS_getsockopt,
+        libc::SYS_ioctl,
         libc::SYS_prctl,
         libc::SYS_seccomp,
         libc::SYS_sched_setaffinity,
@@ -236,12 +238,6 @@ fn resources_with_host_wide_limits_are_rejected() {
     check(libc::SYS_memfd_create, [0, 5], Errno(libc::ENOMEM));
     check(libc::SYS_shmget, [0, 4096, 0o1600], Allow);
     check(libc::SYS_shmget, [0, 4096, 0o5600], Errno(libc::ENOMEM));
-    check(libc::SYS_setsockopt, [3, libc::SOL_SOCKET, libc::SO_RCVBUF], Allow);
-    check(
-        libc::SYS_setsockopt,
-        [3, libc::IPPROTO_IP, libc::SO_ATTACH_FILTER],
-        Allow,
-    );
     for option in [26, 50, 51, 52] {
         check(libc::SYS_setsockopt, [3, libc::SOL_SOCKET, option], Errno(libc::EPERM));
     }
@@ -250,6 +246,68 @@ fn resources_with_host_wide_limits_are_rejected() {
     check(libc::SYS_prctl, [libc::PR_SET_SECCOMP, 2], Errno(libc::EINVAL));
     check(libc::SYS_seccomp, [1, 0], Errno(libc::EINVAL));
     check(libc::SYS_seccomp, [2, 0], Allow);
+}
+
+#[test]
+fn every_socket_option_has_the_result_of_its_list() {
+    use Answer::{Allow, Errno};
+    for level in (-1..600).chain([i32::MAX, i32::MIN]) {
+        let allowed = options::ALLOWED.iter().find(|(other, _)| *other == level);
+        for option in (-1..300).chain([i32::MAX, i32::MIN]) {
+            let want = match allowed {
+                Some((_, allowed)) if allowed.contains(&option) => Allow,
+                Some((libc::SOL_SOCKET, _)) if options::FILTERS.contains(&option) => Errno(libc::EPERM),
+                _ => Errno(libc::ENOPROTOOPT),
+            };
+            // Only the low half of an argument is the kernel's.
+            check(libc::SYS_setsockopt, [3, level, option], want);
+        }
+    }
+}
+
+#[test]
+fn options_that_take_uncharged_memory_are_absent() {
+    let (ip, ipv6, tcp) = (libc::IPPROTO_IP, libc::IPPROTO_IPV6, libc::IPPROTO_TCP);
+    let table: &[(i32, &[i32])] = &[
+        // TCP_MD5SIG, REPAIR, SAVE_SYN, ULP, MD5SIG_EXT, FASTOPEN_KEY, TX_DELAY, AO, CONGESTION
+        (tcp, &[14, 19, 20, 21, 22, 27, 29, 31, 32, 33, 37, 38, 39, 40, 43, 13]),
+        // Options, router alerts, transparent sockets, IPsec, source filters, tables of packet filters.
+        (ip, &[4, 5, 16, 17, 19, 37, 38, 39, 40, 41, 43, 44, 46, 47, 48, 64, 65, 200]),
+        // The same, and memberships, anycast, flow labels, extension headers.
+        (
+            ipv6,
+            &[
+                6, 9, 20, 22, 27, 32, 34, 35, 42, 43, 44, 46, 48, 54, 55, 57, 59, 64, 65, 75, 128, 200,
+            ],
+        ),
+        // SO_ZEROCOPY, TXTIME, RESERVE_MEM
+        (libc::SOL_SOCKET, &[60, 61, 73]),
+        // UDP_ENCAP, TLS, MPTCP, packet sockets
+        (libc::IPPROTO_UDP, &[100]),
+        (282, &[1, 2]),
+        (284, &[1]),
+        (263, &[1, 5, 13]),
+    ];
+    for (level, options) in table {
+        for option in *options {
+            let want = Answer::Errno(libc::ENOPROTOOPT);
+            check(libc::SYS_setsockopt, [3, *level, *option], want);
+        }
+    }
+    check(libc::SYS_getsockopt, [3, tcp, 35], Answer::Errno(libc::ENOPROTOOPT));
+    check(libc::SYS_getsockopt, [3, tcp, libc::TCP_INFO], Answer::Allow);
+    check(libc::SYS_getsockopt, [3, libc::SOL_SOCKET, 35], Answer::Allow);
+}
+
+#[test]
+fn requests_that_load_a_module_are_rejected() {
+    for request in MODULE_REQUESTS {
+        check(libc::SYS_ioctl, [3, request.cast_signed()], Answer::Errno(libc::EPERM));
+    }
+    for request in [libc::TCGETS, libc::TIOCGWINSZ, libc::TIOCSCTTY, libc::FIONBIO, libc::FIONREAD] {
+        let request = i32::try_from(request).unwrap();
+        check(libc::SYS_ioctl, [3, request], Answer::Allow);
+    }
 }
 
 #[test]
@@ -300,4 +358,6 @@ fn calls_of_other_tables_are_rejected() {
 #[test]
 fn the_program_fits_the_kernel_limit() {
     assert!(program().len() < 4096); // BPF_MAXINSNS
+    let longest = [options::setting().len(), options::reading().len()];
+    assert!(longest.iter().all(|length| *length < 512), "{longest:?}");
 }

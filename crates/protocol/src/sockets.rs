@@ -1,4 +1,5 @@
-//! The tables in which the kernel reports the memory of sockets: `/proc/net/raw`, `netlink`, `tcp`, `udp` and similar.
+//! The tables in which the kernel reports the memory of sockets: `/proc/net/raw`, `netlink`, `tcp`, `udp` and similar, and
+//! the numbers of objects that hold memory by existing: netlink sockets and memberships in multicast groups.
 //!
 //! Host and agent both read them. A table of many sockets is tens of megabytes long, so it is read line by line, and
 //! only until the sum exceeds the limit.
@@ -9,6 +10,35 @@ use std::io::{self, BufRead, BufReader, Read};
 const BUFFER: usize = 4096;
 /// Maximum line length, in bytes. The kernel's lines have at most about 200.
 const LINE_MAX: u64 = 1024;
+
+/// What a netlink socket takes from the host besides its data, in bytes. Unlike all other sockets that a sandbox can have,
+/// it has no slab of its own, and only those are charged.
+pub const NETLINK_SOCKET: u64 = 2048;
+/// What a group of IPv4 that somebody has joined takes, and each membership in it, in bytes.
+const GROUP: u64 = 256;
+const MEMBERSHIP: u64 = 64;
+
+/// Netlink sockets of a network namespace, also those that are not bound, from its `/proc/net/protocols`.
+#[must_use]
+pub fn netlink_sockets(protocols: &str) -> u64 {
+    let mut lines = protocols.lines().map(str::split_ascii_whitespace);
+    let found = lines.find_map(|mut words| (words.next()? == "NETLINK").then(|| words.nth(1)?.parse().ok())?);
+    found.unwrap_or(0)
+}
+
+/// Bytes that memberships in multicast groups take, from `/proc/net/igmp`. Stops reading as [`held`] does.
+///
+/// # Errors
+/// When the table cannot be read.
+pub fn held_by_groups(table: impl Read, enough: u64) -> io::Result<u64> {
+    sum(table, enough, |line| {
+        // Lines of interfaces begin with a number; those of groups, with white space before: address, members.
+        let members = line.strip_prefix('\t').and_then(|line| line.split_ascii_whitespace().nth(1));
+        members.map_or(0, |members| {
+            GROUP.saturating_add(members.parse::<u64>().unwrap_or(0).saturating_mul(MEMBERSHIP))
+        })
+    })
+}
 
 /// The columns of a table that contain the bytes that a socket holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +72,11 @@ impl Columns {
 /// # Errors
 /// When the table cannot be read.
 pub fn held(table: impl Read, columns: Columns, enough: u64) -> io::Result<u64> {
+    sum(table, enough, |line| columns.bytes(line))
+}
+
+/// The sum of the bytes in each line but the first.
+fn sum(table: impl Read, enough: u64, bytes: impl Fn(&str) -> u64) -> io::Result<u64> {
     let mut table = BufReader::with_capacity(BUFFER, table);
     let mut line = Vec::new();
     let mut sum: u64 = 0;
@@ -52,7 +87,7 @@ pub fn held(table: impl Read, columns: Columns, enough: u64) -> io::Result<u64> 
             break;
         }
         if !is_header {
-            sum = sum.saturating_add(columns.bytes(&String::from_utf8_lossy(&line)));
+            sum = sum.saturating_add(bytes(&String::from_utf8_lossy(&line)));
         }
         is_header = false;
     }
@@ -82,6 +117,23 @@ mod tests {
                        nonsense\n\
                        0000000000000000 4   0          00000000 x        1";
         assert_eq!(all(netlink, Columns::Buffers), 4096 + 32 + 8 + 1);
+    }
+
+    #[test]
+    fn objects_are_counted() {
+        let protocols = "protocol  size sockets  memory press maxhdr  slab module     cl co\n\
+                         TCP       2304      2     148   no     192   yes  kernel      y  y\n\
+                         NETLINK   1096   4711      -1   NI       0   no   kernel      n  n\n";
+        assert_eq!(netlink_sockets(protocols), 4711);
+        assert_eq!(netlink_sockets(""), 0);
+        let igmp = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
+                    1\tlo        :     1      V3\n\
+                    \t\t\t\t010000E0     1 0:00000000\t\t0\n\
+                    2\teth0      :     2      V3\n\
+                    \t\t\t\tFB0000E0    20 0:00000000\t\t0\n";
+        let held = held_by_groups(igmp.as_bytes(), u64::MAX).unwrap();
+        assert_eq!(held, 2 * GROUP + 21 * MEMBERSHIP);
+        assert_eq!(held_by_groups("".as_bytes(), u64::MAX).unwrap(), 0);
     }
 
     /// An endless table that counts the bytes read.

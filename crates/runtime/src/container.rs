@@ -48,7 +48,7 @@ use crate::registry::Registry;
 use crate::rootfs::Rootfs;
 use crate::slot::{Name, Region, Slot, path_hash};
 use crate::slots::Slots;
-use crate::usage::{self, Capacity};
+use crate::usage::{self, Capacity, HostUncharged};
 use crate::wire::{Hello, Reply, Request, Work};
 use crate::{base, disk, modules, skeleton};
 
@@ -566,9 +566,13 @@ impl Driver for ContainerDriver {
         usage::disk_available(&self.data_dir)
     }
 
-    fn uncharged_bytes(&self) -> io::Result<u64> {
+    fn uncharged(&self) -> io::Result<HostUncharged> {
         let sum = self.tree.sum().ok_or(io::ErrorKind::Unsupported)?;
         usage::uncharged(&sum)
+    }
+
+    fn free_bytes(&self) -> u64 {
+        usage::free_bytes()
     }
 
     fn processes_created(&self) -> io::Result<u64> {

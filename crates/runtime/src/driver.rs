@@ -22,7 +22,8 @@ use crate::egress::EgressSockets;
 use crate::growth::Disk;
 use crate::page_out::PagedOut;
 use crate::rootfs::Rootfs;
-use crate::usage::{Capacity, Usage};
+use crate::sockets::Uncharged;
+use crate::usage::{Capacity, HostUncharged, Usage};
 
 /// One way to isolate sandboxes.
 pub trait Driver: Debug + Send + Sync {
@@ -185,11 +186,14 @@ pub trait Driver: Debug + Send + Sync {
     /// When the host cannot be queried.
     fn disk_available(&self) -> io::Result<u64>;
 
-    /// Memory of the host, excluding the page cache, that no sandbox is charged for. Takes about 100 µs.
+    /// Memory that the kernel of the host takes for itself and that no sandbox is charged for. Takes about 100 µs.
     ///
     /// # Errors
     /// With [`io::ErrorKind::Unsupported`] without [`Capabilities::uncharged_memory`].
-    fn uncharged_bytes(&self) -> io::Result<u64>;
+    fn uncharged(&self) -> io::Result<HostUncharged>;
+
+    /// Free memory of the host, in bytes. Takes a microsecond.
+    fn free_bytes(&self) -> u64;
 
     /// How many processes and threads sandboxes have created together, of those that were asked for
     /// [`Sandbox::processes_created`]. Takes a microsecond.
@@ -201,6 +205,15 @@ pub trait Driver: Debug + Send + Sync {
     /// Reverts what the driver itself changed on the host. Called last, when no sandbox is left: nothing can be started
     /// afterwards.
     fn dismantle(&self);
+}
+
+/// Objects of the kernel that a sandbox has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Objects {
+    /// Sockets of all kinds, also those that are not bound.
+    pub sockets: u64,
+    /// Open files of all processes of the workload; one that several have counts for each. Before Linux 6.2 it is 0.
+    pub files: u64,
 }
 
 /// What a driver can do on this host.
@@ -504,7 +517,13 @@ pub trait Sandbox: Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
-    fn uncharged_bytes(&self, enough: u64) -> io::Result<u64>;
+    fn uncharged(&self, enough: u64) -> io::Result<Uncharged>;
+
+    /// Counts objects of the kernel that the sandbox has. Takes some microseconds for each of its processes.
+    ///
+    /// # Errors
+    /// As [`Sandbox::usage`].
+    fn objects(&self) -> io::Result<Objects>;
 
     /// Opens sockets to which everything is delivered that the sandbox sends to other addresses than its own. Without
     /// them it reaches nothing. To be called once at a time.

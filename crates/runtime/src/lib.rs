@@ -57,7 +57,7 @@ mod setup;
 mod skeleton;
 mod slot;
 mod slots;
-mod sockets;
+pub mod sockets;
 mod spawners;
 mod sys;
 pub mod usage;

@@ -93,6 +93,10 @@ const INODES_PER_MB: u64 = 64;
 /// platform restarts are answered late.
 const SYN_RETRIES: &str = "3";
 
+/// What the options of a socket may take, in bytes, uncharged. As it was on all kernels before Linux 6.8, where it became
+/// 128 KiB: enough for the memberships that a socket can have, and for the control messages of any program.
+const OPTION_MEMORY: &str = "20480";
+
 /// Descriptors from here on are never a fixed target before exec.
 pub(crate) const ABOVE_PLACES: i32 = 10;
 
@@ -156,7 +160,7 @@ pub(crate) fn become_agent(
     sys::close_all_but(&kept).step("close the launcher's descriptors")?;
     begin_time(parameters.began).step("create the time namespace")?;
     netlink::configure(parameters.interface).step("network")?;
-    limit_retries().step("limit TCP retries")?;
+    limit_network().step("limit the network")?;
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
     // The spawner must be in the same time namespace.
     wire::send(socket, BEGUN, &[]).step("report")?;
@@ -271,10 +275,16 @@ fn begin_time(began: Clocks) -> io::Result<()> {
     sys::prctl(libc::PR_SET_DUMPABLE, 0)
 }
 
-/// Without a gateway nothing answers: connections fail after seconds and not after minutes. Applies to the network
-/// namespace of the calling process.
-pub(crate) fn limit_retries() -> io::Result<()> {
-    write_at(CWD, "/proc/sys/net/ipv4/tcp_syn_retries", SYN_RETRIES)
+/// Sets the limits of the network namespace of the calling process. Nothing in a sandbox can change them: there, `/proc/sys`
+/// is read-only, and nobody has CAP_NET_ADMIN.
+pub(crate) fn limit_network() -> io::Result<()> {
+    // Without a gateway nothing answers: connections fail after seconds and not after minutes.
+    write_at(CWD, "/proc/sys/net/ipv4/tcp_syn_retries", SYN_RETRIES)?;
+    match write_at(CWD, "/proc/sys/net/core/optmem_max", OPTION_MEMORY) {
+        // Before Linux 6.8 it was one for the whole host.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
 }
 
 /// The parts of a sysfs of the calling process's network namespace that appear in a sandbox's `/sys`, with their places.

@@ -2,7 +2,8 @@
 //!
 //! The kernel charges unread and unacknowledged data in TCP and UDP sockets, and data in UNIX sockets. It does not
 //! charge netlink replies, data received by raw sockets, reports in error queues (refused packets, timestamps),
-//! datagrams held back to grow, and connections that are not accepted yet. Each socket is limited by its buffer sizes,
+//! datagrams held back to grow, connections that are not accepted yet, netlink sockets themselves, and memberships in
+//! multicast groups. Each socket is limited by its buffer sizes,
 //! up to `net.core.rmem_max`; the number of sockets is limited only by the few kilobytes charged for each. A sandbox
 //! can thus take a hundred times its memory from the host.
 //!
@@ -18,7 +19,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use protocol::sockets::{Columns, held as held_in};
+use protocol::sockets::{Columns, NETLINK_SOCKET, held as held_in, held_by_groups, netlink_sockets};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -141,14 +142,50 @@ impl Connection {
     }
 }
 
-/// Bytes that raw and netlink sockets hold in the network namespace of a process. They are never charged.
-pub(crate) fn held_by_others(pid: i32) -> io::Result<u64> {
-    let table = |name: &str, columns| match fs::File::open(format!("/proc/{pid}/net/{name}")) {
-        // No IPv6.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && name == "raw6" => Ok(0),
-        table => held_in(table?, columns, u64::MAX),
+/// What sockets hold that no limit counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Uncharged {
+    /// Memory of the host, in bytes. Not all of it, if there are more netlink sockets than [`NETLINK_SOCKETS_MAX`].
+    pub bytes: u64,
+    /// Netlink sockets, also those that are not bound. Their own memory is in `bytes`.
+    pub netlink_sockets: u64,
+}
+
+/// Netlink sockets that a sandbox may have. They are half as much memory as a sandbox may hold, because they can be made
+/// faster than anything else: 100,000 in a second on one core. Programs have one or two each.
+pub const NETLINK_SOCKETS_MAX: u64 = 16_384;
+
+/// What netlink and raw sockets, and memberships in groups, hold in the network namespace of a process. It is never charged.
+/// Stops once that is more than `enough`, or there are more netlink sockets than [`NETLINK_SOCKETS_MAX`]: tables of so many
+/// lines take too long.
+pub(crate) fn held_by_others(pid: i32, enough: u64) -> io::Result<Uncharged> {
+    let table = |name: &str, read: &dyn Fn(fs::File) -> io::Result<u64>| {
+        match fs::File::open(format!("/proc/{pid}/net/{name}")) {
+            // No IPv6, or no multicast.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && matches!(name, "raw6" | "igmp") => Ok(0),
+            table => read(table?),
+        }
     };
-    Ok(table("raw", Columns::Queues)? + table("raw6", Columns::Queues)? + table("netlink", Columns::Buffers)?)
+    let netlink_sockets = netlink_sockets(&fs::read_to_string(format!("/proc/{pid}/net/protocols"))?);
+    let mut bytes = netlink_sockets.saturating_mul(NETLINK_SOCKET);
+    if netlink_sockets <= NETLINK_SOCKETS_MAX {
+        for (name, columns) in [
+            ("netlink", Columns::Buffers),
+            ("raw", Columns::Queues),
+            ("raw6", Columns::Queues),
+        ] {
+            bytes = bytes.saturating_add(table(name, &|table| held_in(table, columns, enough))?);
+        }
+        bytes = bytes.saturating_add(table("igmp", &|table| held_by_groups(table, enough))?);
+    }
+    Ok(Uncharged { bytes, netlink_sockets })
+}
+
+/// All sockets of the network namespace of a process, also those that are not bound.
+pub(crate) fn allocated(pid: i32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/net/sockstat"))?;
+    let used = text.lines().find_map(|line| line.strip_prefix("sockets: used ")?.parse().ok());
+    used.ok_or(io::ErrorKind::InvalidData.into())
 }
 
 /// Upper bound of the uncharged memory of TCP and UDP sockets in the network namespace of a process, from their number.
@@ -250,14 +287,13 @@ fn held(message: &[u8]) -> Option<u64> {
         let length = usize::from(length);
         let value = attributes.get(4..length)?;
         if kind == INET_DIAG_SKMEMINFO {
-            // Received; being sent; reserved; waiting to be sent or acknowledged. TCP counts data being sent as waiting
-            // as well, so the larger one counts.
-            let [received, sending, aside, waiting] =
-                [word(value, 0)?, word(value, 8)?, word(value, 16)?, word(value, 20)?];
+            // Received; being sent; reserved; waiting to be sent or acknowledged; of options. TCP counts data being sent
+            // as waiting as well, so the larger one counts.
+            let [received, sending, waiting, options] = [0, 8, 20, 24].map(|at| word(value, at).map(u64::from));
             let own = if inode == 0 { UNACCEPTED } else { 0 };
             // What is reserved is less than nothing while the kernel has merged segments of a full buffer.
-            let aside = aside.cast_signed().max(0).unsigned_abs();
-            return Some(u64::from(received) + u64::from(aside) + u64::from(sending.max(waiting)) + own);
+            let aside = word(value, 16)?.cast_signed().max(0).unsigned_abs();
+            return Some(received? + u64::from(aside) + sending?.max(waiting?) + options? + own);
         }
         attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -306,7 +342,7 @@ mod tests {
 
     #[test]
     fn replies_are_summed_and_malformed_ones_rejected() {
-        let memory = Some([100, 9999, 20, 9999, 3, 50, 9999, 9999, 9999]);
+        let memory = Some([100, 9999, 15, 9999, 3, 45, 5, 9999, 9999]);
         let done = {
             let mut bytes = vec![0; 20];
             bytes[0] = 20;

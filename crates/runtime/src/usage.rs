@@ -168,19 +168,48 @@ pub(crate) fn disk_available(data_dir: &Path) -> io::Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Memory of the host that is neither page cache nor charged to a sandbox.
-pub(crate) fn uncharged(sum: &Sum) -> io::Result<u64> {
-    let read = |path: &Path| number(&std::fs::read_to_string(path)?);
+/// Memory that the kernel takes for itself and that no sandbox is charged for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostUncharged {
+    /// All of it, in bytes: what is neither free, nor page cache, nor memory of processes.
+    pub kernel_bytes: u64,
+    /// Objects that it cannot free by itself, in bytes. Programs of the host seldom make many.
+    pub object_bytes: u64,
+}
+
+/// Reads what the host has lost to its kernel beyond what sandboxes are charged for. Memory of the host's own processes does
+/// not count, so that what they do is not mistaken for a loss.
+pub(crate) fn uncharged(sum: &Sum) -> io::Result<HostUncharged> {
     let host = std::fs::read_to_string("/proc/meminfo")?;
-    let of_host = |name| field(&host, name).ok_or(io::Error::from(io::ErrorKind::InvalidData));
-    let (total, free) = (of_host("MemTotal:")?, of_host("MemFree:")?);
-    let cache = of_host("Buffers:")? + of_host("Cached:")?;
-    let used = total.saturating_sub(free).saturating_sub(cache) * 1024;
-    let stat = std::fs::read_to_string(&sum.stat)?;
-    let cache = field(&stat, sum.cache_field).ok_or(io::ErrorKind::InvalidData)?;
-    let charged = read(&sum.charged)?.saturating_sub(cache);
-    let sockets = sum.sockets.as_deref().map_or(0, |path| read(path).unwrap_or(0));
-    Ok(used.saturating_sub(charged).saturating_sub(sockets))
+    let of_host = |name: &str| field(&host, name).map(|kib| kib * 1024);
+    let required = |name: &str| of_host(name).ok_or(io::Error::from(io::ErrorKind::InvalidData));
+    let known = ["MemFree:", "Buffers:", "Cached:", "SwapCached:", "AnonPages:", "Hugetlb:"];
+    let known: u64 = known.into_iter().filter_map(of_host).sum();
+    let kernel = required("MemTotal:")?.saturating_sub(known);
+    let objects = required("SUnreclaim:")?;
+    let text = std::fs::read_to_string(&sum.kernel)?;
+    let (charged, charged_objects) = match &sum.sockets {
+        // Version 1 does not tell them apart, so the second one is too large.
+        Some(sockets) => {
+            let kernel = number(&text)?;
+            let sockets = std::fs::read_to_string(sockets).map_or(Ok(0), |text| number(&text))?;
+            (kernel + sockets, kernel)
+        }
+        None => {
+            let value = |name| field(&text, name).ok_or(io::Error::from(io::ErrorKind::InvalidData));
+            (value("kernel")? + value("sock")?, value("slab_unreclaimable")?)
+        }
+    };
+    Ok(HostUncharged {
+        kernel_bytes: kernel.saturating_sub(charged),
+        object_bytes: objects.saturating_sub(charged_objects),
+    })
+}
+
+/// Free memory of the host, in bytes.
+pub(crate) fn free_bytes() -> u64 {
+    let host = rustix::system::sysinfo();
+    host.freeram.saturating_mul(host.mem_unit.into())
 }
 
 /// Statistics of the file system on a sandbox's disk, in bytes.
@@ -273,19 +302,23 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path
         };
-        let sum = |charged: u64, sockets: u64| Sum {
-            charged: file("charged", &charged.to_string()),
-            stat: file("stat", "file 1048576\n"),
-            cache_field: "file",
+        let version_1 = |charged: u64, sockets: u64| Sum {
+            kernel: file("charged", &charged.to_string()),
             sockets: Some(file("sockets", &sockets.to_string())),
         };
-        assert!(uncharged(&sum(0, 0)).unwrap() > 0);
-        assert_eq!(uncharged(&sum(u64::MAX, 0)).unwrap(), 0);
-        assert_eq!(uncharged(&sum(0, u64::MAX)).unwrap(), 0);
-        let missing = Sum {
-            cache_field: "missing",
-            ..sum(0, 0)
+        let all = uncharged(&version_1(0, 0)).unwrap();
+        assert!(
+            all.kernel_bytes > all.object_bytes && all.object_bytes > 0,
+            "{all:?}"
+        );
+        assert_eq!(uncharged(&version_1(u64::MAX / 2, 0)).unwrap(), HostUncharged::default());
+        assert_eq!(uncharged(&version_1(0, u64::MAX / 2)).unwrap().kernel_bytes, 0);
+        let version_2 = |stat: &str| Sum {
+            kernel: file("stat", stat),
+            sockets: None,
         };
-        assert!(uncharged(&missing).is_err());
+        let charged = "anon 1\nkernel 281474976710656\nsock 0\nslab_unreclaimable 281474976710656\n";
+        assert_eq!(uncharged(&version_2(charged)).unwrap(), HostUncharged::default());
+        assert!(uncharged(&version_2("anon 1\n")).is_err());
     }
 }

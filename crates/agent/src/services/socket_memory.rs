@@ -1,6 +1,6 @@
 //! Keeps sockets from taking the host's memory while no platform watches.
 //!
-//! Netlink replies, what raw sockets receive, error queues, held-back datagrams and connections that are not accepted
+//! Netlink sockets and replies, memberships in multicast groups, what raw sockets receive, error queues, held-back datagrams and connections that are not accepted
 //! are charged to no control group. While a platform runs it watches every sandbox and ends the one that holds too much
 //! of that. It notices by reading this agent's events. While it does not, the agent looks at what `/proc/net` reports
 //! of its own namespace, and kills the workload. The sandbox stays, with its files.
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use protocol::agent::AgentEvent;
-use protocol::sockets::{Columns, held};
+use protocol::sockets::{Columns, NETLINK_SOCKET, held, held_by_groups, netlink_sockets};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use tokio::time::Instant;
 
@@ -44,6 +44,8 @@ const UNCHARGED_TABLES: [(&str, Columns); 3] = [
     ("raw", Columns::Queues),
     ("raw6", Columns::Queues),
 ];
+/// Longest table of protocols, in bytes. It has a line of about 130 for each.
+const PROTOCOLS_MAX: u64 = 64 << 10;
 const CHARGED_TABLES: [&str; 4] = ["tcp", "tcp6", "udp", "udp6"];
 /// Where the charge for sockets is, with version 2 of control groups and with version 1.
 const CHARGES: [&str; 2] = [
@@ -139,9 +141,10 @@ impl Sources {
             let held = table.and_then(|table| held(table, columns, enough.saturating_sub(sum)));
             sum.saturating_add(held.unwrap_or(0))
         };
+        let objects = self.objects(enough);
         let never_charged = UNCHARGED_TABLES
             .iter()
-            .fold(0, |sum, (name, columns)| add(sum, name, *columns, enough));
+            .fold(objects, |sum, (name, columns)| add(sum, name, *columns, enough));
         // Where the charge is not known, all of what may be charged counts as charged.
         let Some(charged) = self.charged().filter(|_| never_charged <= enough) else {
             return never_charged;
@@ -151,6 +154,16 @@ impl Sources {
             .iter()
             .fold(0, |sum, name| add(sum, name, Columns::Queues, enough));
         never_charged + chargeable.saturating_sub(charged)
+    }
+
+    /// What netlink sockets and memberships hold by existing.
+    fn objects(&self, enough: u64) -> u64 {
+        let mut protocols = String::new();
+        let table = self.table("protocols");
+        let read = table.and_then(|table| table.take(PROTOCOLS_MAX).read_to_string(&mut protocols));
+        let sockets = read.map_or(0, |_| netlink_sockets(&protocols));
+        let groups = self.table("igmp").and_then(|table| held_by_groups(table, enough));
+        sockets.saturating_mul(NETLINK_SOCKET).saturating_add(groups.unwrap_or(0))
     }
 
     fn charged(&self) -> Option<u64> {

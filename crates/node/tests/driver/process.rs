@@ -25,14 +25,15 @@ use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use protocol::node::{Committed, LayerInfo, MemoryInfo, SandboxStream};
 use runtime::driver::{
     ArchiveError, Capabilities, CommitError, CommitRequest, CopyRequest, DialFuture, Driver, Fork, Found, KeptDisk,
-    Sandbox, StartDisk, StartError, StartRequest, Started, UnpackRequest, WriteError,
+    Objects, Sandbox, StartDisk, StartError, StartRequest, Started, UnpackRequest, WriteError,
 };
 use runtime::egress::EgressSockets;
 use runtime::growth::Disk;
 use runtime::identity::ProcessIdentity;
 use runtime::page_out::PagedOut;
 use runtime::rootfs::Rootfs;
-use runtime::usage::{Capacity, Usage};
+use runtime::sockets::Uncharged;
+use runtime::usage::{Capacity, HostUncharged, Usage};
 use rustix::process::Signal;
 
 /// Maximum number of sandboxes.
@@ -266,8 +267,12 @@ impl Driver for Processes {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn uncharged_bytes(&self) -> io::Result<u64> {
+    fn uncharged(&self) -> io::Result<HostUncharged> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn free_bytes(&self) -> u64 {
+        1
     }
 
     fn dismantle(&self) {
@@ -348,7 +353,11 @@ impl Sandbox for Process {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn uncharged_bytes(&self, _: u64) -> io::Result<u64> {
+    fn uncharged(&self, _: u64) -> io::Result<Uncharged> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn objects(&self) -> io::Result<Objects> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

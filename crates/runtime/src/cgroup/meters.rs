@@ -31,11 +31,10 @@ pub(crate) struct Meters {
 /// Files in which the kernel counts the usage of all sandboxes together.
 #[derive(Debug)]
 pub(crate) struct Sum {
-    pub(crate) charged: PathBuf,
-    pub(crate) stat: PathBuf,
-    /// Line of `stat` with the page cache, including files in memory.
-    pub(crate) cache_field: &'static str,
-    /// Socket memory, where it is counted separately.
+    /// Memory of the kernel that they are charged for: a number, or with version 2 the lines `kernel`, `slab_unreclaimable`
+    /// and `sock` of a `memory.stat`.
+    pub(crate) kernel: PathBuf,
+    /// Socket memory, where it is counted separately: with version 1.
     pub(crate) sockets: Option<PathBuf>,
 }
 
@@ -97,18 +96,14 @@ impl Tree {
             Backend::V2(root) => {
                 let all = root.join(&self.name);
                 Some(Sum {
-                    charged: all.join("memory.current"),
-                    stat: all.join("memory.stat"),
-                    cache_field: "file",
+                    kernel: all.join("memory.stat"),
                     sockets: None,
                 })
             }
             Backend::Hybrid(_, [memory, ..]) => {
                 let all = memory.join(&self.name);
                 Some(Sum {
-                    charged: all.join("memory.usage_in_bytes"),
-                    stat: all.join("memory.stat"),
-                    cache_field: "total_cache",
+                    kernel: all.join("memory.kmem.usage_in_bytes"),
                     sockets: Some(all.join("memory.kmem.tcp.usage_in_bytes")),
                 })
             }

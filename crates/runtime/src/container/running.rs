@@ -15,13 +15,14 @@ use super::{ContainerDriver, has_ended};
 use crate::cancel::{Cancel, Raced};
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
-use crate::driver::{CommitError, CopyRequest, DialFuture, Fork, Sandbox, WriteError};
+use crate::driver::{CommitError, CopyRequest, DialFuture, Fork, Objects, Sandbox, WriteError};
 use crate::egress::EgressSockets;
 use crate::growth::{self, Disk};
 use crate::netns::SocketMaker;
 use crate::page_out::{self, PagedOut};
 use crate::process_counter::ProcessesOf;
 use crate::slot::Name;
+use crate::sockets::{NETLINK_SOCKETS_MAX, Uncharged};
 use crate::usage::{Meter, Usage};
 use crate::{dial, kept, sockets, spawners};
 
@@ -43,6 +44,14 @@ pub(super) struct Running {
 }
 
 impl Running {
+    /// What was read by the agent's pid, unless the agent has ended and the pid may have been reused.
+    fn still_runs<T>(&self, read: T) -> io::Result<T> {
+        match has_ended(self.agent.as_fd())? {
+            true => Err(io::ErrorKind::NotFound.into()),
+            false => Ok(read),
+        }
+    }
+
     pub(super) fn subject<'a>(&'a self, driver: &'a ContainerDriver) -> Subject<'a> {
         Subject {
             tree: &driver.tree,
@@ -178,21 +187,28 @@ impl Sandbox for Running {
         growth::allow(&device, disk, allowance)
     }
 
-    fn uncharged_bytes(&self, enough: u64) -> io::Result<u64> {
-        let mut bytes = sockets::held_by_others(self.pid)?;
-        if sockets::most_of_inet(self.pid)? > enough {
+    fn uncharged(&self, enough: u64) -> io::Result<Uncharged> {
+        let mut held = sockets::held_by_others(self.pid, enough)?;
+        if held.netlink_sockets <= NETLINK_SOCKETS_MAX && sockets::most_of_inet(self.pid)? > enough {
             let meter = self.meter()?;
             let diagnosis = self.sockets.diagnosis(self.net.as_fd())?;
             // The counters are not read at the same time, so the larger charge counts.
             let charged = meter.sockets()?;
-            let held = sockets::held_by_inet(&diagnosis)?;
-            bytes += held.saturating_sub(charged.max(meter.sockets()?));
+            let of_inet = sockets::held_by_inet(&diagnosis)?;
+            held.bytes += of_inet.saturating_sub(charged.max(meter.sockets()?));
         }
-        // The agent is still running, so its pid was not reused meanwhile.
-        match has_ended(self.agent.as_fd())? {
-            true => Err(io::ErrorKind::NotFound.into()),
-            false => Ok(bytes),
-        }
+        self.still_runs(held)
+    }
+
+    fn objects(&self) -> io::Result<Objects> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let processes = std::fs::read_to_string(driver.tree.work_freezer(&self.name)?.group().join("cgroup.procs"))?;
+        // The size of the directory is the number of its entries, from Linux 6.2 on.
+        let files_of = |pid: &str| std::fs::metadata(format!("/proc/{pid}/fd")).map_or(0, |directory| directory.len());
+        self.still_runs(Objects {
+            sockets: sockets::allocated(self.pid)?,
+            files: processes.lines().map(files_of).sum(),
+        })
     }
 
     fn egress(&self) -> io::Result<EgressSockets> {

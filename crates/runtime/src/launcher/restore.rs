@@ -544,7 +544,7 @@ fn set_up_network(init: i32, interface: &str) -> io::Result<()> {
     sys::setns(namespace(init, "net")?.as_fd(), libc::CLONE_NEWNET)?;
     netlink::configure(interface)?;
     netlink::answer_for_all(true)?;
-    setup::limit_retries()
+    setup::limit_network()
 }
 
 fn end_connections(init: i32) -> io::Result<()> {

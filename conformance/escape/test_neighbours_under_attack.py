@@ -71,6 +71,12 @@ NETLINK = (
     "  except OSError: time.sleep(0.01)\n"
     "  for s in held[-64:]:\n    try: s.send(dump)\n    except OSError: pass"
 )
+# As many sockets as there can be, which are half uncharged.
+NETLINK_SOCKETS = (
+    "import os,socket,time\nprint('begun',flush=True)\nheld=[]\nfor _ in range(5): os.fork()\n"
+    "while True:\n  try: held.append(socket.socket(socket.AF_NETLINK,socket.SOCK_RAW,0))\n"
+    "  except OSError: time.sleep(0.01)"
+)
 # Ends whatever starts commands and stops everything that comes up in its place. Its own process is not stopped by -1.
 STOPPING = (
     "import os,signal\nprint('begun',flush=True)\n"
@@ -87,6 +93,7 @@ INSIDE = {
     "threads": THREADS,
     "memory": MEMORY,
     "netlink": NETLINK,
+    "netlink_sockets": NETLINK_SOCKETS,
     "stopping": STOPPING,
 }
 # All but the one that stops processes: it would stop the others' too.

@@ -5,10 +5,10 @@
 //! every sandbox all the time would cost too much, so the host as a whole is measured first: only when its kernel has taken
 //! memory that no sandbox is charged for are the sandboxes measured, one by one. A sandbox that holds more than any
 //! legitimate program does is ended. Measuring the host takes about 100 µs, and is done five times a second, or at once
-//! when free memory shrinks: reading that takes a microsecond.
+//! when free memory shrinks or many files are opened: reading that takes some microseconds.
 //!
 //! A loss is invisible if the host frees as much at the same time. So a few sandboxes are measured each time in any case,
-//! and each of them once per [`ROUND`].
+//! and each of them once per [`ROUND`]; and at those times, all that have many sockets.
 //!
 //! Kernels may have objects that nobody has thought of. When the host goes on losing memory to objects and no sandbox
 //! explains it, the one that has made most of the new sockets and open files is ended, and the log names what it has.
@@ -21,23 +21,30 @@ use model::id::SandboxId;
 use model::log::Level;
 use runtime::driver::Objects;
 use runtime::sockets::{NETLINK_SOCKETS_MAX, Uncharged};
+use runtime::usage::HostPulse;
 
 use crate::Shared;
 use crate::supervisor::SandboxHandle;
 
-/// Interval between two looks at the free memory of the host, while there are sandboxes. One core takes 200 MB in a second
+/// Interval between two looks at the pulse of the host, while there are sandboxes. One core takes 200 MB in a second
 /// by making netlink sockets, two cores fill sockets at about 400 MB/s.
 const TICK: Duration = Duration::from_millis(25);
 /// Longest interval between two measurements of the host.
 const PAUSE: Duration = Duration::from_millis(200);
-/// By how much free memory must have shrunk since the last measurement for the next one to be due at once, in bytes.
+/// By how much free memory must have shrunk since the last measurement for the next one to be due at once, in bytes, or by
+/// how much the number of open files of the host must have grown.
 const SHRUNK: u64 = 8 << 20;
+const OPENED: u64 = 2048;
 /// Loss of memory on the host from which on the sandboxes are measured, in bytes.
 const LOSS: u64 = 16 << 20;
 /// Uncharged memory of the kernel that comes with each sandbox, in bytes: its namespaces and mounts.
 const OF_EACH: u64 = 1 << 20;
-/// Pause after measuring all sandboxes, as a multiple of the time that it took: a twentieth of a core at most.
-const REST: u32 = 20;
+/// Pauses after measuring all sandboxes, and after counting their sockets, as multiples of the time that it took. The first
+/// happens only while the host goes on losing memory.
+const REST: u32 = 3;
+const REST_FROM_COUNTING: u32 = 20;
+/// Sockets of a sandbox from which on it is measured when the host must be measured at once.
+const MANY_SOCKETS: u64 = 4096;
 /// What a sandbox may hold in its sockets beyond what it is charged for. Legitimate programs stay far below: a netlink
 /// socket or an error queue has a few kilobytes for microseconds.
 const BOUND: u64 = 64 << 20;
@@ -80,10 +87,11 @@ struct Watch {
     ledger: Ledger,
     /// When the host was last measured.
     measured: Option<Instant>,
-    /// Free memory of the host then, in bytes.
-    free: u64,
+    pulse: HostPulse,
     /// Not before then are all sandboxes measured again.
     rested: Instant,
+    /// Not before then are their sockets counted again.
+    rested_from_counting: Instant,
 }
 
 impl Watch {
@@ -93,8 +101,9 @@ impl Watch {
             round: Round::new(),
             ledger: Ledger::default(),
             measured: None,
-            free: 0,
+            pulse: HostPulse::default(),
             rested: Instant::now(),
+            rested_from_counting: Instant::now(),
         }
     }
 
@@ -104,14 +113,15 @@ impl Watch {
             return PAUSE;
         }
         let now = Instant::now();
-        let free = shared.driver.free_bytes();
-        let is_shrunk = free.saturating_add(SHRUNK) < self.free;
-        if !is_shrunk && self.measured.is_some_and(|at| now.duration_since(at) < PAUSE) {
+        let pulse = shared.driver.pulse();
+        let is_urgent = pulse.free_bytes.saturating_add(SHRUNK) < self.pulse.free_bytes
+            || pulse.open_files > self.pulse.open_files.saturating_add(OPENED);
+        if !is_urgent && self.measured.is_some_and(|at| now.duration_since(at) < PAUSE) {
             return TICK;
         }
         let is_regular = self.measured.is_none_or(|at| now.duration_since(at) >= PAUSE);
         self.measured = Some(now);
-        self.free = free;
+        self.pulse = pulse;
         let handles: Vec<Arc<SandboxHandle>> = shared.sandboxes.lock().values().cloned().collect();
         let host = match shared.driver.uncharged() {
             Ok(host) => host,
@@ -122,11 +132,24 @@ impl Watch {
         };
         let of_all = OF_EACH.saturating_mul(handles.len() as u64);
         if now >= self.rested && self.suspicion.is_raised_by(host.kernel_bytes.saturating_sub(of_all)) {
-            let is_explained = handles.iter().fold(false, |is_explained, handle| check(handle) || is_explained);
+            let by_sockets = by_sockets(&handles);
+            let mut is_explained = false;
+            for (handle, _) in by_sockets {
+                is_explained |= check(handle);
+            }
             let objects = host.object_bytes.saturating_sub(of_all);
             self.ledger.enter(objects, is_explained, || counts(&handles), &handles);
             self.rested = Instant::now() + now.elapsed() * REST;
-        } else if is_regular {
+        } else if is_urgent && now >= self.rested_from_counting {
+            for (handle, sockets) in by_sockets(&handles) {
+                if sockets < MANY_SOCKETS {
+                    break;
+                }
+                check(handle);
+            }
+            self.rested_from_counting = Instant::now() + now.elapsed() * REST_FROM_COUNTING;
+        }
+        if is_regular {
             let due = self.round.next(handles.iter().map(|handle| handle.id().clone()));
             for handle in handles.iter().filter(|handle| due.contains(handle.id())) {
                 check(handle);
@@ -134,6 +157,14 @@ impl Watch {
         }
         TICK
     }
+}
+
+/// The sandboxes with the numbers of their sockets, those with the most first: what takes memory fast has many.
+fn by_sockets(handles: &[Arc<SandboxHandle>]) -> Vec<(&SandboxHandle, u64)> {
+    let count = |handle: &Arc<SandboxHandle>| handle.sandbox().sockets().unwrap_or(0);
+    let mut counted: Vec<_> = handles.iter().map(|handle| (&**handle, count(handle))).collect();
+    counted.sort_by_key(|(_, sockets)| std::cmp::Reverse(*sockets));
+    counted
 }
 
 /// The objects of each sandbox.

@@ -48,7 +48,7 @@ use crate::registry::Registry;
 use crate::rootfs::Rootfs;
 use crate::slot::{Name, Region, Slot, path_hash};
 use crate::slots::Slots;
-use crate::usage::{self, Capacity, HostUncharged};
+use crate::usage::{self, Capacity, HostPulse, HostUncharged};
 use crate::wire::{Hello, Reply, Request, Work};
 use crate::{base, disk, modules, skeleton};
 
@@ -571,8 +571,8 @@ impl Driver for ContainerDriver {
         usage::uncharged(&sum)
     }
 
-    fn free_bytes(&self) -> u64 {
-        usage::free_bytes()
+    fn pulse(&self) -> HostPulse {
+        usage::pulse()
     }
 
     fn processes_created(&self) -> io::Result<u64> {

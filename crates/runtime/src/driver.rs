@@ -23,7 +23,7 @@ use crate::growth::Disk;
 use crate::page_out::PagedOut;
 use crate::rootfs::Rootfs;
 use crate::sockets::Uncharged;
-use crate::usage::{Capacity, HostUncharged, Usage};
+use crate::usage::{Capacity, HostPulse, HostUncharged, Usage};
 
 /// One way to isolate sandboxes.
 pub trait Driver: Debug + Send + Sync {
@@ -192,8 +192,8 @@ pub trait Driver: Debug + Send + Sync {
     /// With [`io::ErrorKind::Unsupported`] without [`Capabilities::uncharged_memory`].
     fn uncharged(&self) -> io::Result<HostUncharged>;
 
-    /// Free memory of the host, in bytes. Takes a microsecond.
-    fn free_bytes(&self) -> u64;
+    /// What can be seen of the host in some microseconds.
+    fn pulse(&self) -> HostPulse;
 
     /// How many processes and threads sandboxes have created together, of those that were asked for
     /// [`Sandbox::processes_created`]. Takes a microsecond.
@@ -518,6 +518,12 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// As [`Sandbox::usage`].
     fn uncharged(&self, enough: u64) -> io::Result<Uncharged>;
+
+    /// Counts the sockets of the sandbox, also those that are not bound. Takes about 10 µs.
+    ///
+    /// # Errors
+    /// As [`Sandbox::usage`].
+    fn sockets(&self) -> io::Result<u64>;
 
     /// Counts objects of the kernel that the sandbox has. Takes some microseconds for each of its processes.
     ///

@@ -94,7 +94,7 @@ const INODES_PER_MB: u64 = 64;
 const SYN_RETRIES: &str = "3";
 
 /// What the options of a socket may take, in bytes, uncharged. As it was on all kernels before Linux 6.8, where it became
-/// 128 KiB: enough for the memberships that a socket can have, and for the control messages of any program.
+/// 128 KiB: enough for the control messages of any program.
 const OPTION_MEMORY: &str = "20480";
 
 /// Descriptors from here on are never a fixed target before exec.

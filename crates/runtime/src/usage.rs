@@ -206,10 +206,23 @@ pub(crate) fn uncharged(sum: &Sum) -> io::Result<HostUncharged> {
     })
 }
 
-/// Free memory of the host, in bytes.
-pub(crate) fn free_bytes() -> u64 {
+/// What changes first when something takes memory of the host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostPulse {
+    /// Free memory, in bytes.
+    pub free_bytes: u64,
+    /// Open files of all processes, to within some dozen for each processor. Every socket is one.
+    pub open_files: u64,
+}
+
+/// Reads them. What cannot be read is 0.
+pub(crate) fn pulse() -> HostPulse {
     let host = rustix::system::sysinfo();
-    host.freeram.saturating_mul(host.mem_unit.into())
+    let files = std::fs::read_to_string("/proc/sys/fs/file-nr").unwrap_or_default();
+    HostPulse {
+        free_bytes: host.freeram.saturating_mul(host.mem_unit.into()),
+        open_files: files.split_ascii_whitespace().next().map_or(0, |files| number(files).unwrap_or(0)),
+    }
 }
 
 /// Statistics of the file system on a sandbox's disk, in bytes.
@@ -291,6 +304,8 @@ mod tests {
         let free = capacity(dir.path()).unwrap();
         assert!(free.memory_available_bytes > 1 << 20, "{free:?}");
         assert!(free.disk_available_bytes > 0, "{free:?}");
+        let pulse = pulse();
+        assert!(pulse.free_bytes > 1 << 20 && pulse.open_files > 0, "{pulse:?}");
         assert!(super::capacity(&dir.path().join("missing")).is_err());
     }
 

@@ -33,7 +33,7 @@ use runtime::identity::ProcessIdentity;
 use runtime::page_out::PagedOut;
 use runtime::rootfs::Rootfs;
 use runtime::sockets::Uncharged;
-use runtime::usage::{Capacity, HostUncharged, Usage};
+use runtime::usage::{Capacity, HostPulse, HostUncharged, Usage};
 use rustix::process::Signal;
 
 /// Maximum number of sandboxes.
@@ -271,8 +271,8 @@ impl Driver for Processes {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn free_bytes(&self) -> u64 {
-        1
+    fn pulse(&self) -> HostPulse {
+        HostPulse::default()
     }
 
     fn dismantle(&self) {
@@ -354,6 +354,10 @@ impl Sandbox for Process {
     }
 
     fn uncharged(&self, _: u64) -> io::Result<Uncharged> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sockets(&self) -> io::Result<u64> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

@@ -200,6 +200,10 @@ impl Sandbox for Running {
         self.still_runs(held)
     }
 
+    fn sockets(&self) -> io::Result<u64> {
+        self.still_runs(sockets::allocated(self.pid)?)
+    }
+
     fn objects(&self) -> io::Result<Objects> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         let processes = std::fs::read_to_string(driver.tree.work_freezer(&self.name)?.group().join("cgroup.procs"))?;

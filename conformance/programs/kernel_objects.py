@@ -143,27 +143,34 @@ def values() -> list[bytes]:
 
 
 ACCEPTED: dict[int, list[tuple[int, int, int]]] = {}
+# How often an option is set on one socket, with other addresses each time.
+TIMES = 32
+
+
+def find_options(index: int) -> None:
+    """Which options a socket accepts, and the last format that is accepted for each."""
+    made = socket.socket(*SOCKETS[index])
+    found: dict[tuple[int, int], int] = {}
+    formats = values()
+    for level, option, form in itertools.product(LEVELS, range(130), range(len(formats))):
+        try:
+            made.setsockopt(level, option, formats[form])
+            found[level, option] = form
+        except OSError:
+            pass
+    ACCEPTED[index] = [(level, option, form) for (level, option), form in found.items()]
 
 
 def optioned(index: int) -> int:
-    """A socket with every option that it accepts, in every format that is accepted."""
+    """A socket with every option that it accepts, again and again."""
     made = socket.socket(*SOCKETS[index])
-    formats = values()
-    known = ACCEPTED.get(index)
-    if known is None:
-        known = ACCEPTED[index] = []
-        for level, option, form in itertools.product(LEVELS, range(130), range(len(formats))):
+    for _ in range(TIMES):
+        formats = values()
+        for level, option, form in ACCEPTED[index]:
             try:
                 made.setsockopt(level, option, formats[form])
-                known.append((level, option, form))
             except OSError:
                 pass
-        return made.detach()
-    for level, option, form in known:
-        try:
-            made.setsockopt(level, option, formats[form])
-        except OSError:
-            pass
     return made.detach()
 
 
@@ -315,6 +322,8 @@ def charged() -> int:
 def main() -> None:
     global number
     make, most, within = KINDS[sys.argv[1]], int(sys.argv[2]) << 20, float(sys.argv[3])
+    if sys.argv[1].startswith("options-"):
+        find_options(int(sys.argv[1].removeprefix("options-")))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print("begun", flush=True)
@@ -347,8 +356,8 @@ def work(make: Callable[[], object], most: int, deadline: float) -> tuple[list[o
     """Makes objects; those that it made, and why it could not make another one."""
     keep: list[object] = []
     try:
-        while time.monotonic() < deadline and charged() < most:
-            for _ in range(200):
+        while time.monotonic() < deadline and (len(keep) % 200 or charged() < most):
+            for _ in range(20):
                 keep.append(make())
     except OSError as error:
         return keep, errno.errorcode.get(error.errno or 0, str(error))

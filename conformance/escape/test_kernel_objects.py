@@ -28,6 +28,8 @@ from kernel_objects import KINDS  # noqa: E402
 MIB = 1 << 20
 # What may be lost to one sandbox.
 BOUND_MIB = 64
+# What it may have held when it was ended, on a host where other programs compete for the processors.
+HELD_MIB = 96
 # How long the end of a sandbox with all its objects may take.
 LONGEST_DELETE_S = 3
 # How much the objects of a kind are charged at most, and how long making them may take: small objects are made at about
@@ -113,7 +115,7 @@ def test_what_the_kernel_takes_is_charged_or_bounded(platform: Platform, user: s
         print(f"\n{user} {kind}: {made.said}, uncharged {made.uncharged_mib} MiB")
         if made.entries:
             # Ended by the platform.
-            assert int(made.entries[0]["fields"]["held_bytes"]) <= BOUND_MIB * MIB
+            assert int(made.entries[0]["fields"]["held_bytes"]) <= HELD_MIB * MIB
             return
         assert made.said["made"] > 0 or made.said["refused"], made
         # Otherwise another program of the host may have taken it, so it is tried again.

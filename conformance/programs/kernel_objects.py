@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 libc = ctypes.CDLL(None, use_errno=True)
 number = itertools.count(1)
-PROCESSES = 8
+PROCESSES = 16
 LEVELS = (0, 1, 6, 17, 41, 58, 255, 270)
 SOCKETS = (
     (socket.AF_INET, socket.SOCK_STREAM, 0),

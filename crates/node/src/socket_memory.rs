@@ -10,8 +10,9 @@
 //! A loss is invisible if the host frees as much at the same time. So a few sandboxes are measured each time in any case,
 //! and each of them once per [`ROUND`]; and at those times, all that have many sockets.
 //!
-//! Kernels may have objects that nobody has thought of. When the host goes on losing memory to objects and no sandbox
-//! explains it, the one that has made most of the new sockets and open files is ended, and the log names what it has.
+//! Some open files take a few hundred bytes that nobody is charged for (timers: 460, epoll instances: 260), and kernels may
+//! have objects that nobody has thought of. When the host loses memory to objects and the sockets of no sandbox explain it,
+//! the one that has made most of the new sockets and open files is ended, if it made very many, and the log names how many.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,23 +40,42 @@ const OPENED: u64 = 2048;
 const LOSS: u64 = 16 << 20;
 /// Uncharged memory of the kernel that comes with each sandbox, in bytes: its namespaces and mounts.
 const OF_EACH: u64 = 1 << 20;
-/// Pauses after measuring all sandboxes, and after counting their sockets, as multiples of the time that it took. The first
+/// Pauses after measuring all sandboxes, and after counting their objects, as multiples of the time that it took. The first
 /// happens only while the host goes on losing memory.
 const REST: u32 = 3;
 const REST_FROM_COUNTING: u32 = 20;
-/// Sockets of a sandbox from which on it is measured when the host must be measured at once.
-const MANY_SOCKETS: u64 = 4096;
+/// Sockets and open files of a sandbox from which on it is measured when the host must be measured at once.
+const MANY: u64 = 4096;
 /// What a sandbox may hold in its sockets beyond what it is charged for. Legitimate programs stay far below: a netlink
 /// socket or an error queue has a few kilobytes for microseconds.
 const BOUND: u64 = 64 << 20;
+/// The same behind timers and epoll instances: 131,072 of them.
+const FILES_BOUND: u64 = 32 << 20;
 /// How long a sandbox must stay above the bound: the counters behind the sum are not read at the same time.
 const CONFIRM: Duration = Duration::from_millis(20);
 /// Number of measurements of the host in which each sandbox is measured once: 10 s.
 const ROUND: usize = 50;
-/// Loss of memory to objects that no sandbox explains, from which on somebody is held responsible, in bytes.
-const UNEXPLAINED: u64 = 256 << 20;
-/// Objects that a sandbox must have made meanwhile to be responsible.
-const MADE: u64 = 1000;
+/// Losses of memory to objects that no sandbox explains, for which somebody is held responsible: within this time, or
+/// since it was lowest; so many bytes; and so many objects that a sandbox must have made meanwhile. The last rule is for
+/// what is done slowly.
+const LOSSES: [Loss; 3] = [
+    Loss {
+        within: Some(MINUTE),
+        bytes: 40 << 20,
+        made: 32_768,
+    },
+    Loss {
+        within: Some(MINUTE),
+        bytes: 256 << 20,
+        made: 1000,
+    },
+    Loss {
+        within: None,
+        bytes: 256 << 20,
+        made: 131_072,
+    },
+];
+const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
 /// Measures until the platform stops, on a thread of its own, so that queued work in this process cannot delay it.
@@ -90,7 +110,7 @@ struct Watch {
     pulse: HostPulse,
     /// Not before then are all sandboxes measured again.
     rested: Instant,
-    /// Not before then are their sockets counted again.
+    /// Not before then are their objects counted again.
     rested_from_counting: Instant,
 }
 
@@ -132,17 +152,32 @@ impl Watch {
         };
         let of_all = OF_EACH.saturating_mul(handles.len() as u64);
         if now >= self.rested && self.suspicion.is_raised_by(host.kernel_bytes.saturating_sub(of_all)) {
-            let by_sockets = by_sockets(&handles);
             let mut is_explained = false;
-            for (handle, _) in by_sockets {
+            for (handle, _) in by_objects(&handles) {
                 is_explained |= check(handle);
             }
             let objects = host.object_bytes.saturating_sub(of_all);
-            self.ledger.enter(objects, is_explained, || counts(&handles), &handles);
+            let entry = Entry {
+                at: Instant::now(),
+                bytes: objects,
+                counts: counts(&handles),
+            };
+            if let Some((id, made, lost)) = self.ledger.enter(entry, is_explained)
+                && let Some(handle) = handles.iter().find(|handle| *handle.id() == id)
+            {
+                let why = format!(
+                    "the host has lost {} MiB to objects of its kernel that no limit counts, while the sandbox made {} \
+                     sockets and {} open files, most of all",
+                    lost / MIB,
+                    made.sockets,
+                    made.files
+                );
+                end(handle, &why, lost);
+            }
             self.rested = Instant::now() + now.elapsed() * REST;
         } else if is_urgent && now >= self.rested_from_counting {
-            for (handle, sockets) in by_sockets(&handles) {
-                if sockets < MANY_SOCKETS {
+            for (handle, objects) in by_objects(&handles) {
+                if objects < MANY {
                     break;
                 }
                 check(handle);
@@ -159,11 +194,11 @@ impl Watch {
     }
 }
 
-/// The sandboxes with the numbers of their sockets, those with the most first: what takes memory fast has many.
-fn by_sockets(handles: &[Arc<SandboxHandle>]) -> Vec<(&SandboxHandle, u64)> {
-    let count = |handle: &Arc<SandboxHandle>| handle.sandbox().sockets().unwrap_or(0);
+/// The sandboxes with the numbers of their objects, those with the most first: what takes memory fast has many.
+fn by_objects(handles: &[Arc<SandboxHandle>]) -> Vec<(&SandboxHandle, u64)> {
+    let count = |handle: &Arc<SandboxHandle>| handle.sandbox().objects().map_or(0, |objects| objects.sum());
     let mut counted: Vec<_> = handles.iter().map(|handle| (&**handle, count(handle))).collect();
-    counted.sort_by_key(|(_, sockets)| std::cmp::Reverse(*sockets));
+    counted.sort_by_key(|(_, objects)| std::cmp::Reverse(*objects));
     counted
 }
 
@@ -173,58 +208,60 @@ fn counts(handles: &[Arc<SandboxHandle>]) -> HashMap<SandboxId, Objects> {
     handles.iter().filter_map(count).collect()
 }
 
-/// What the host has lost to objects, and who has made some since.
+/// A rule about losses.
+#[derive(Debug, Clone, Copy)]
+struct Loss {
+    within: Option<Duration>,
+    bytes: u64,
+    made: u64,
+}
+
+/// What the host has lost to objects, and who has made some since: for each of [`LOSSES`] since another time.
 #[derive(Debug, Default)]
-struct Ledger {
-    /// Uncharged objects of the host when the counts were taken, in bytes.
-    since: u64,
-    counts: Option<HashMap<SandboxId, Objects>>,
+struct Ledger([Option<Entry>; LOSSES.len()]);
+
+/// Uncharged objects of the host at one time, and the objects of the sandboxes.
+#[derive(Debug, Clone)]
+struct Entry {
+    at: Instant,
+    bytes: u64,
+    counts: HashMap<SandboxId, Objects>,
 }
 
 impl Ledger {
-    /// Notes what the host has lost, and ends whoever must be responsible for it.
-    fn enter(
-        &mut self,
-        objects: u64,
-        is_explained: bool,
-        count: impl Fn() -> HashMap<SandboxId, Objects>,
-        handles: &[Arc<SandboxHandle>],
-    ) {
-        let Some(before) = self.counts.as_ref().filter(|_| !is_explained && objects >= self.since) else {
-            (self.since, self.counts) = (objects, Some(count()));
-            return;
-        };
-        let lost = objects - self.since;
-        if lost < UNEXPLAINED {
-            return;
+    /// Notes what there is now, and finds whoever must be responsible for a loss, with the objects that it has made and the
+    /// bytes that are lost. A loss that is explained is forgotten.
+    fn enter(&mut self, now: Entry, is_explained: bool) -> Option<(SandboxId, Objects, u64)> {
+        let mut found = None;
+        for (loss, entry) in LOSSES.iter().zip(&mut self.0) {
+            let is_over = |entry: &Entry| {
+                let is_old = loss
+                    .within
+                    .is_some_and(|within| now.at.duration_since(entry.at) > within);
+                is_explained || is_old || now.bytes < entry.bytes
+            };
+            let Some(before) = entry.as_ref().filter(|entry| !is_over(entry)) else {
+                *entry = Some(now.clone());
+                continue;
+            };
+            let lost = now.bytes - before.bytes;
+            if lost >= loss.bytes && found.is_none() {
+                found = maker(&before.counts, &now.counts, loss.made).map(|(id, made)| (id, made, lost));
+            }
         }
-        let now = count();
-        let maker = maker(before, &now);
-        (self.since, self.counts) = (objects, Some(now));
-        let lost_mib = lost / MIB;
-        match maker.and_then(|(id, made)| Some((handles.iter().find(|handle| *handle.id() == id)?, made))) {
-            None => tracing::warn!(
-                "the kernel has taken {lost_mib} MiB for objects that no sandbox is charged for and none has made"
-            ),
-            Some((handle, made)) => end(
-                handle,
-                &format!(
-                    "the host has lost {lost_mib} MiB to objects of its kernel that no limit counts, while the sandbox made \
-                     {} sockets and {} open files, most of all",
-                    made.sockets, made.files
-                ),
-                lost,
-            ),
+        if found.is_some() {
+            self.0 = [const { None }; LOSSES.len()];
         }
+        found
     }
 }
 
-/// The sandbox that has made more objects than all others together, and at least [`MADE`], with their numbers.
+/// The sandbox that has made more objects than all others together, and at least `least`, with their numbers.
 fn maker(
     before: &HashMap<SandboxId, Objects>,
     now: &HashMap<SandboxId, Objects>,
+    least: u64,
 ) -> Option<(SandboxId, Objects)> {
-    let sum = |made: &Objects| made.sockets.saturating_add(made.files);
     let made: Vec<(&SandboxId, Objects)> = now
         .iter()
         .map(|(id, now)| {
@@ -236,9 +273,9 @@ fn maker(
             (id, made)
         })
         .collect();
-    let all: u64 = made.iter().map(|(_, made)| sum(made)).sum();
-    let (id, most) = made.into_iter().max_by_key(|(_, made)| sum(made))?;
-    (sum(&most) >= MADE && sum(&most) > all / 2).then(|| (id.clone(), most))
+    let all: u64 = made.iter().map(|(_, made)| made.sum()).sum();
+    let (id, most) = made.into_iter().max_by_key(|(_, made)| made.sum())?;
+    (most.sum() >= least && most.sum() > all / 2).then(|| (id.clone(), most))
 }
 
 /// Decides when the sandboxes have to be measured.
@@ -304,31 +341,63 @@ fn check(handle: &SandboxHandle) -> bool {
             Uncharged::default()
         }
     };
-    let mut now = held();
-    if now.netlink_sockets <= NETLINK_SOCKETS_MAX {
-        if now.bytes <= BOUND {
-            return false;
-        }
+    let Some(mut excess) = Excess::of(&held()) else {
+        return false;
+    };
+    if !excess.is_certain {
         std::thread::sleep(CONFIRM);
-        now = held();
-        if now.bytes <= BOUND && now.netlink_sockets <= NETLINK_SOCKETS_MAX {
-            return false;
+        match Excess::of(&held()) {
+            Some(again) => excess = again,
+            None => return false,
         }
     }
-    let why = match now.netlink_sockets > NETLINK_SOCKETS_MAX {
-        true => format!(
-            "its {} netlink sockets hold {} MiB of the host's memory beyond its limit; {NETLINK_SOCKETS_MAX} are allowed",
-            now.netlink_sockets,
-            now.bytes / MIB
-        ),
-        false => format!(
-            "its sockets hold {} MiB of the host's memory beyond its limit; {} MiB are allowed",
-            now.bytes / MIB,
-            BOUND / MIB
-        ),
-    };
-    end(handle, &why, now.bytes);
+    end(handle, &excess.why, excess.bytes);
     true
+}
+
+/// What a sandbox has too much of.
+#[derive(Debug, PartialEq, Eq)]
+struct Excess {
+    why: String,
+    bytes: u64,
+    /// Whether it need not be measured again: it is a single number.
+    is_certain: bool,
+}
+
+impl Excess {
+    fn of(held: &Uncharged) -> Option<Self> {
+        let Uncharged {
+            bytes,
+            files_bytes,
+            netlink_sockets,
+        } = *held;
+        if netlink_sockets > NETLINK_SOCKETS_MAX {
+            let why = format!(
+                "its {netlink_sockets} netlink sockets hold {} MiB of the host's memory beyond its limit; \
+                 {NETLINK_SOCKETS_MAX} are allowed",
+                bytes / MIB
+            );
+            return Some(Self {
+                why,
+                bytes,
+                is_certain: true,
+            });
+        }
+        let (what, bytes, bound) = match files_bytes > FILES_BOUND {
+            true => ("timers and epoll instances", files_bytes, FILES_BOUND),
+            false => ("sockets", bytes, BOUND),
+        };
+        let why = format!(
+            "its {what} hold {} MiB of the host's memory beyond its limit; {} MiB are allowed",
+            bytes / MIB,
+            bound / MIB
+        );
+        (bytes > bound).then_some(Self {
+            why,
+            bytes,
+            is_certain: false,
+        })
+    }
 }
 
 /// Ends a sandbox, and says why in its log and in that of the platform.
@@ -367,6 +436,22 @@ mod tests {
     }
 
     #[test]
+    fn each_kind_has_its_bound() {
+        let excess = |bytes, files_bytes, netlink_sockets| {
+            Excess::of(&Uncharged {
+                bytes,
+                files_bytes,
+                netlink_sockets,
+            })
+            .map(|excess| (excess.bytes, excess.is_certain))
+        };
+        assert_eq!(excess(BOUND, FILES_BOUND, NETLINK_SOCKETS_MAX), None);
+        assert_eq!(excess(BOUND + 1, 0, 0), Some((BOUND + 1, false)));
+        assert_eq!(excess(0, FILES_BOUND + 1, 0), Some((FILES_BOUND + 1, false)));
+        assert_eq!(excess(7, 0, NETLINK_SOCKETS_MAX + 1), Some((7, true)));
+    }
+
+    #[test]
     fn the_maker_of_most_objects_is_responsible() {
         let id = |name: &str| -> SandboxId { format!("i0123456789abcdefgh{name}").parse().unwrap() };
         let counts = |all: &[(&str, u64, u64)]| -> HashMap<SandboxId, Objects> {
@@ -382,15 +467,52 @@ mod tests {
             sockets: 2000,
             files: 0,
         };
-        assert_eq!(maker(&before, &now), Some((id("b"), made)));
+        assert_eq!(maker(&before, &now, 1000), Some((id("b"), made)));
         // One that is new counts from nothing on.
         let mut new = now.clone();
         new.extend(counts(&[("d", 0, 5_000)]));
-        assert_eq!(maker(&before, &new).unwrap().0, id("d"));
+        assert_eq!(maker(&before, &new, 1000).unwrap().0, id("d"));
         // Too few, or two that made as many.
-        assert_eq!(maker(&before, &before), None);
-        assert_eq!(maker(&before, &counts(&[("b", 1_000, 10)])), None);
-        assert_eq!(maker(&before, &counts(&[("b", 3_010, 10), ("c", 3_007, 7)])), None);
+        assert_eq!(maker(&before, &before, 1000), None);
+        assert_eq!(maker(&before, &counts(&[("b", 1_000, 10)]), 1000), None);
+        assert_eq!(
+            maker(&before, &counts(&[("b", 3_010, 10), ("c", 3_007, 7)]), 1000),
+            None
+        );
+    }
+
+    #[test]
+    fn losses_are_charged_to_their_makers() {
+        let id: SandboxId = "i0123456789abcdefgha".parse().unwrap();
+        let begun = Instant::now();
+        let entry = |seconds: u64, mib: u64, files: u64| Entry {
+            at: begun + Duration::from_secs(seconds),
+            bytes: mib * MIB,
+            counts: HashMap::from([(id.clone(), Objects { sockets: 0, files })]),
+        };
+        let ledger = || {
+            let mut ledger = Ledger::default();
+            assert_eq!(ledger.enter(entry(0, 1000, 10), false), None);
+            ledger
+        };
+        let enter = |entries: &[(u64, u64, u64)], is_explained: bool| {
+            let mut ledger = ledger();
+            let found = entries
+                .iter()
+                .map(|&(at, mib, files)| ledger.enter(entry(at, mib, files), is_explained));
+            found.last().unwrap().map(|(_, _, lost)| lost / MIB)
+        };
+        assert_eq!(enter(&[(1, 1040, 32_778)], false), Some(40));
+        assert_eq!(enter(&[(1, 1039, 32_778)], false), None);
+        assert_eq!(enter(&[(1, 1040, 32_777)], false), None);
+        assert_eq!(enter(&[(1, 1256, 1_010)], false), Some(256));
+        assert_eq!(enter(&[(1, 1256, 1_010)], true), None);
+        // Too slowly for the first two.
+        assert_eq!(enter(&[(61, 1256, 131_081)], false), None);
+        assert_eq!(enter(&[(61, 1256, 131_082)], false), Some(256));
+        // What was given back before does not count, and what has come since does.
+        assert_eq!(enter(&[(1, 900, 10), (2, 940, 32_778)], false), Some(40));
+        assert_eq!(enter(&[(1, 900, 32_778), (2, 1_000, 32_778)], false), None);
     }
 
     #[test]

@@ -33,7 +33,9 @@ pub fn netlink_sockets(protocols: &str) -> u64 {
 pub fn held_by_groups(table: impl Read, enough: u64) -> io::Result<u64> {
     sum(table, enough, |line| {
         // Lines of interfaces begin with a number; those of groups, with white space before: address, members.
-        let members = line.strip_prefix('\t').and_then(|line| line.split_ascii_whitespace().nth(1));
+        let members = line
+            .strip_prefix('\t')
+            .and_then(|line| line.split_ascii_whitespace().nth(1));
         members.map_or(0, |members| {
             GROUP.saturating_add(members.parse::<u64>().unwrap_or(0).saturating_mul(MEMBERSHIP))
         })

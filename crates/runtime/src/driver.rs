@@ -212,8 +212,16 @@ pub trait Driver: Debug + Send + Sync {
 pub struct Objects {
     /// Sockets of all kinds, also those that are not bound.
     pub sockets: u64,
-    /// Open files of all processes of the workload; one that several have counts for each. Before Linux 6.2 it is 0.
+    /// Open files of all processes of the workload; one that several have counts for each.
     pub files: u64,
+}
+
+impl Objects {
+    /// All of them. A socket that is open counts twice.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.sockets.saturating_add(self.files)
+    }
 }
 
 /// What a driver can do on this host.
@@ -518,12 +526,6 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// As [`Sandbox::usage`].
     fn uncharged(&self, enough: u64) -> io::Result<Uncharged>;
-
-    /// Counts the sockets of the sandbox, also those that are not bound. Takes about 10 µs.
-    ///
-    /// # Errors
-    /// As [`Sandbox::usage`].
-    fn sockets(&self) -> io::Result<u64>;
 
     /// Counts objects of the kernel that the sandbox has. Takes some microseconds for each of its processes.
     ///

@@ -44,6 +44,7 @@ mod memories;
 mod modules;
 mod netlink;
 mod netns;
+mod open_files;
 pub mod page_out;
 pub mod probe;
 mod process_counter;

@@ -142,11 +142,14 @@ impl Connection {
     }
 }
 
-/// What sockets hold that no limit counts.
+/// What a sandbox holds that no limit counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Uncharged {
-    /// Memory of the host, in bytes. Not all of it, if there are more netlink sockets than [`NETLINK_SOCKETS_MAX`].
+    /// Memory of the host in its sockets, in bytes. Not all of it, if there are more netlink sockets than
+    /// [`NETLINK_SOCKETS_MAX`].
     pub bytes: u64,
+    /// The same behind its other open files, if there are very many.
+    pub files_bytes: u64,
     /// Netlink sockets, also those that are not bound. Their own memory is in `bytes`.
     pub netlink_sockets: u64,
 }
@@ -178,13 +181,19 @@ pub(crate) fn held_by_others(pid: i32, enough: u64) -> io::Result<Uncharged> {
         }
         bytes = bytes.saturating_add(table("igmp", &|table| held_by_groups(table, enough))?);
     }
-    Ok(Uncharged { bytes, netlink_sockets })
+    Ok(Uncharged {
+        bytes,
+        files_bytes: 0,
+        netlink_sockets,
+    })
 }
 
 /// All sockets of the network namespace of a process, also those that are not bound.
 pub(crate) fn allocated(pid: i32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/net/sockstat"))?;
-    let used = text.lines().find_map(|line| line.strip_prefix("sockets: used ")?.parse().ok());
+    let used = text
+        .lines()
+        .find_map(|line| line.strip_prefix("sockets: used ")?.parse().ok());
     used.ok_or(io::ErrorKind::InvalidData.into())
 }
 

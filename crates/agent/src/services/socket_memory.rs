@@ -163,7 +163,9 @@ impl Sources {
         let read = table.and_then(|table| table.take(PROTOCOLS_MAX).read_to_string(&mut protocols));
         let sockets = read.map_or(0, |_| netlink_sockets(&protocols));
         let groups = self.table("igmp").and_then(|table| held_by_groups(table, enough));
-        sockets.saturating_mul(NETLINK_SOCKET).saturating_add(groups.unwrap_or(0))
+        sockets
+            .saturating_mul(NETLINK_SOCKET)
+            .saturating_add(groups.unwrap_or(0))
     }
 
     fn charged(&self) -> Option<u64> {

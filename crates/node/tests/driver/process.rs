@@ -357,10 +357,6 @@ impl Sandbox for Process {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn sockets(&self) -> io::Result<u64> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
     fn objects(&self) -> io::Result<Objects> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -24,7 +24,7 @@ use crate::process_counter::ProcessesOf;
 use crate::slot::Name;
 use crate::sockets::{NETLINK_SOCKETS_MAX, Uncharged};
 use crate::usage::{Meter, Usage};
-use crate::{dial, kept, sockets, spawners};
+use crate::{dial, kept, open_files, sockets, spawners};
 
 /// A sandbox of this driver.
 #[derive(Debug)]
@@ -44,6 +44,11 @@ pub(super) struct Running {
 }
 
 impl Running {
+    fn work_processes(&self) -> io::Result<Vec<i32>> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        open_files::processes(driver.tree.work_freezer(&self.name)?.group())
+    }
+
     /// What was read by the agent's pid, unless the agent has ended and the pid may have been reused.
     fn still_runs<T>(&self, read: T) -> io::Result<T> {
         match has_ended(self.agent.as_fd())? {
@@ -197,21 +202,14 @@ impl Sandbox for Running {
             let of_inet = sockets::held_by_inet(&diagnosis)?;
             held.bytes += of_inet.saturating_sub(charged.max(meter.sockets()?));
         }
+        held.files_bytes = open_files::uncharged(&self.work_processes()?, enough / 4);
         self.still_runs(held)
     }
 
-    fn sockets(&self) -> io::Result<u64> {
-        self.still_runs(sockets::allocated(self.pid)?)
-    }
-
     fn objects(&self) -> io::Result<Objects> {
-        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        let processes = std::fs::read_to_string(driver.tree.work_freezer(&self.name)?.group().join("cgroup.procs"))?;
-        // The size of the directory is the number of its entries, from Linux 6.2 on.
-        let files_of = |pid: &str| std::fs::metadata(format!("/proc/{pid}/fd")).map_or(0, |directory| directory.len());
         self.still_runs(Objects {
             sockets: sockets::allocated(self.pid)?,
-            files: processes.lines().map(files_of).sum(),
+            files: open_files::count(&self.work_processes()?),
         })
     }
 

@@ -309,7 +309,13 @@ fn requests_that_load_a_module_are_rejected() {
     for request in MODULE_REQUESTS {
         check(libc::SYS_ioctl, [3, request.cast_signed()], Answer::Errno(libc::EPERM));
     }
-    for request in [libc::TCGETS, libc::TIOCGWINSZ, libc::TIOCSCTTY, libc::FIONBIO, libc::FIONREAD] {
+    for request in [
+        libc::TCGETS,
+        libc::TIOCGWINSZ,
+        libc::TIOCSCTTY,
+        libc::FIONBIO,
+        libc::FIONREAD,
+    ] {
         let request = i32::try_from(request).unwrap();
         check(libc::SYS_ioctl, [3, request], Answer::Allow);
     }

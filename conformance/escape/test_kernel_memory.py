@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -55,6 +56,117 @@ def test_uncharged_socket_memory_is_limited(
         assert root(neighbour, "echo untouched") == "untouched\n"
     finally:
         box.kill()
+
+
+OPTIONS = """
+import errno, fcntl, json, os, socket, struct
+v4, v6 = socket.AF_INET, socket.AF_INET6
+at = lambda family, address: struct.pack("=HH", family, 0) + (bytes(4) if family == v6 else b"") + address
+storage = lambda family, address: at(family, address).ljust(128, b"\\0")
+group, group6, source = bytes([239, 1, 2, 3]), b"\\xff\\x05" + bytes(13) + b"\\1", bytes([127, 0, 0, 1])
+key = lambda family, address: storage(family, address) + struct.pack("=BBHi", 0, 0, 80, 0) + bytes(80)
+label = bytes(15) + b"\\1" + struct.pack("=IBBHHHI", 0, 0, 1, 1, 6, 6, 0)
+both = lambda family, group, source: struct.pack("=Ixxxx", 1) + storage(family, group) + storage(family, source)
+table = {
+    "md5": (v4, 1, 6, 14, key(v4, source)),
+    "md5 of IPv6": (v6, 1, 6, 14, key(v6, group6)),
+    "member": (v4, 2, 0, 35, group + bytes(4)),
+    "member of IPv6": (v6, 2, 41, 20, group6 + struct.pack("i", 1)),
+    "member of any": (v6, 2, 41, 42, struct.pack("=Ixxxx", 1) + storage(v6, group6)),
+    "source": (v4, 2, 0, 39, group + bytes(4) + source),
+    "source of IPv6": (v6, 2, 41, 46, both(v6, group6, group6)),
+    "label": (v6, 2, 41, 32, label),
+    "routing header": (v6, 2, 41, 57, bytes([7, 2, 4, 0]) + bytes(4)),
+    "options": (v4, 2, 0, 4, b"\\x01\\x01\\x01\\x00"),
+    "congestion": (v4, 1, 6, 13, b"reno"),
+    "protocol above": (v4, 1, 6, 31, b"tls"),
+    "zero copy": (v4, 1, 1, 60, struct.pack("i", 1)),
+    "reserve": (v4, 1, 1, 73, struct.pack("i", 4096)),
+    "iptables": (v4, 2, 0, 64, bytes(84)),
+    "filter": (v4, 2, 1, 26, bytes(16)),
+}
+outcomes = {}
+for name, (family, kind, level, option, value) in table.items():
+    with socket.socket(family, kind) as made:
+        try:
+            made.setsockopt(level, option, value)
+            outcomes[name] = "ok"
+        except OSError as error:
+            outcomes[name] = errno.errorcode[error.errno]
+with socket.socket() as made:
+    try:
+        made.getsockopt(6, 35, 64)
+        outcomes["map"] = "ok"
+    except OSError as error:
+        outcomes["map"] = errno.errorcode[error.errno]
+    for name, request in (("bridge", 0x8940), ("vlan", 0x8982)):
+        try:
+            fcntl.ioctl(made, request, bytes(256))
+            outcomes[name] = "ok"
+        except OSError as error:
+            outcomes[name] = errno.errorcode[error.errno]
+ours, _ = os.openpty()
+try:
+    fcntl.ioctl(ours, 0x5423, struct.pack("i", 21))
+    outcomes["discipline"] = "ok"
+except OSError as error:
+    outcomes["discipline"] = errno.errorcode[error.errno]
+print(json.dumps(outcomes))
+"""
+# What returns EPERM, as for everybody who does not administrate a network; the rest is absent.
+NOT_PERMITTED = {"filter", "bridge", "vlan", "discipline"}
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+def test_options_that_take_uncharged_memory_are_absent(sandbox: Sandbox, user: str) -> None:
+    """Also IPv6 flow labels, of which all sandboxes share a few thousand."""
+    sandbox.files.write("/tmp/options.py", OPTIONS, user="root")
+    outcomes = json.loads(sandbox.commands.run("python3 /tmp/options.py", user=user).stdout)
+    wanted = {name: "EPERM" if name in NOT_PERMITTED else "ENOPROTOOPT" for name in outcomes}
+    assert outcomes == wanted
+    limits = {"core/optmem_max": "20480", "ipv4/tcp_syn_retries": "3"}
+    for name, limit in limits.items():
+        path = f"/proc/sys/net/{name}"
+        assert root(sandbox, f"cat {path}").strip() == limit
+        assert root(sandbox, f"(echo 131072 > {path}) 2>/dev/null || echo refused") == "refused\n"
+
+
+ORDINARY = """
+import socket, struct
+stream = socket.create_server(("127.0.0.1", 0), reuse_port=True)
+client = socket.create_connection(stream.getsockname())
+on = 1
+for made in (stream, client):
+    for option in (2, 5, 6, 7, 8, 9, 10, 12, 15, 18, 29, 35, 37, 46, 49):
+        made.setsockopt(1, option, on)
+    made.setsockopt(1, 13, struct.pack("ii", 1, 0))
+    made.setsockopt(1, 20, struct.pack("ll", 1, 0))
+    for option in (1, 3, 4, 5, 6, 7, 8, 9, 12, 18, 23, 25, 36):
+        made.setsockopt(6, option, on) if (made, option) != (client, 23) else None
+    for option in (1, 2, 24):
+        made.setsockopt(0, option, 16)
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as made:
+    for option in (16, 18, 19, 23, 25, 26, 49, 51, 62, 66, 67, 70, 72):
+        made.setsockopt(41, option, on)
+    for option in (1, 2, 8, 10, 11, 12, 13, 33, 34, 49):
+        made.setsockopt(0, option, on)
+    for option in (101, 102, 103, 104):
+        made.setsockopt(17, option, on)
+with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as made:
+    made.setsockopt(270, 1, 1)
+    for option in (3, 4, 5, 10, 11, 12):
+        made.setsockopt(270, option, on)
+with socket.socket(socket.AF_UNIX) as made:
+    made.setsockopt(1, 16, on)
+    made.setsockopt(1, 34, on)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+def test_options_of_ordinary_programs_work(sandbox: Sandbox, user: str) -> None:
+    sandbox.files.write("/tmp/ordinary.py", ORDINARY, user="root")
+    assert sandbox.commands.run("python3 /tmp/ordinary.py", user=user).stdout == "fine\n"
 
 
 HONEST = """

@@ -80,7 +80,7 @@ def option(level, name, value, family=socket.AF_INET, kind=socket.SOCK_DGRAM):
 
 def multicast():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packets:
-        packets.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("239.1.2.3") + socket.inet_aton(OWN))
+        packets.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(OWN))
         packets.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 32)
         packets.sendto(PAYLOAD, ("239.1.2.3", 7))
 

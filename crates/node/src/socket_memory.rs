@@ -55,7 +55,7 @@ const FILES_BOUND: u64 = 32 << 20;
 const CONFIRM: Duration = Duration::from_millis(20);
 /// Number of measurements of the host in which each sandbox is measured once: 10 s.
 const ROUND: usize = 50;
-/// Losses of memory to objects that no sandbox explains, for which somebody is held responsible: within this time, or
+/// Losses of memory to objects that no sandbox explains, for which a sandbox is held responsible: within this time, or
 /// since it was lowest; so many bytes; and so many objects that a sandbox must have made meanwhile. The last rule is for
 /// what is done slowly.
 const LOSSES: [Loss; 3] = [
@@ -162,7 +162,7 @@ impl Watch {
                 bytes: objects,
                 counts: counts(&handles),
             };
-            if let Some((id, made, lost)) = self.ledger.enter(entry, is_explained)
+            if let Some((id, made, lost)) = self.ledger.enter(&entry, is_explained)
                 && let Some(handle) = handles.iter().find(|handle| *handle.id() == id)
             {
                 let why = format!(
@@ -231,7 +231,7 @@ struct Entry {
 impl Ledger {
     /// Notes what there is now, and finds whoever must be responsible for a loss, with the objects that it has made and the
     /// bytes that are lost. A loss that is explained is forgotten.
-    fn enter(&mut self, now: Entry, is_explained: bool) -> Option<(SandboxId, Objects, u64)> {
+    fn enter(&mut self, now: &Entry, is_explained: bool) -> Option<(SandboxId, Objects, u64)> {
         let mut found = None;
         for (loss, entry) in LOSSES.iter().zip(&mut self.0) {
             let is_over = |entry: &Entry| {
@@ -469,7 +469,7 @@ mod tests {
         };
         assert_eq!(maker(&before, &now, 1000), Some((id("b"), made)));
         // One that is new counts from nothing on.
-        let mut new = now.clone();
+        let mut new = now;
         new.extend(counts(&[("d", 0, 5_000)]));
         assert_eq!(maker(&before, &new, 1000).unwrap().0, id("d"));
         // Too few, or two that made as many.
@@ -492,14 +492,14 @@ mod tests {
         };
         let ledger = || {
             let mut ledger = Ledger::default();
-            assert_eq!(ledger.enter(entry(0, 1000, 10), false), None);
+            assert_eq!(ledger.enter(&entry(0, 1000, 10), false), None);
             ledger
         };
         let enter = |entries: &[(u64, u64, u64)], is_explained: bool| {
             let mut ledger = ledger();
             let found = entries
                 .iter()
-                .map(|&(at, mib, files)| ledger.enter(entry(at, mib, files), is_explained));
+                .map(|&(at, mib, files)| ledger.enter(&entry(at, mib, files), is_explained));
             found.last().unwrap().map(|(_, _, lost)| lost / MIB)
         };
         assert_eq!(enter(&[(1, 1040, 32_778)], false), Some(40));

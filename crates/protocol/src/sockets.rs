@@ -14,7 +14,7 @@ const LINE_MAX: u64 = 1024;
 /// What a netlink socket takes from the host besides its data, in bytes. Unlike all other sockets that a sandbox can have,
 /// it has no slab of its own, and only those are charged.
 pub const NETLINK_SOCKET: u64 = 2048;
-/// What a group of IPv4 that somebody has joined takes, and each membership in it, in bytes.
+/// What an IPv4 group with members takes, and each membership in it, in bytes.
 const GROUP: u64 = 256;
 const MEMBERSHIP: u64 = 64;
 

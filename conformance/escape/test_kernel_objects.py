@@ -34,9 +34,9 @@ HELD_MIB = 96
 LONGEST_DELETE_S = 3
 # How much the objects of a kind are charged at most, and how long making them may take: small objects are made at about
 # 100 MiB in a second.
-CHARGE_MIB, SECONDS = 160, 0.8
+CHARGE_MIB, SECONDS = 160, 0.6
 # What differs for root: its sockets, and options that require its capabilities.
-OF_ROOT = [name for name in KINDS if name.startswith(("raw", "options", "netlink", "memberships"))]
+OF_ROOT = [name for name in KINDS if name.startswith(("raw", "options")) or name == "netlink"]
 OF_USERS = [name for name in KINDS if not name.startswith("raw") and name not in ("options-6", "options-7")]
 
 

@@ -21,7 +21,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -254,10 +253,6 @@ def attributed() -> None:
         os.setxattr(path, f"user.{index}", bytes(1000))
 
 
-def sleeping() -> None:
-    threading.Thread(target=time.sleep, args=(86400,), daemon=True).start()
-
-
 def ruleset() -> int:
     return raw(444, struct.pack("Q", 1), 8, 0)
 
@@ -305,7 +300,6 @@ KINDS: dict[str, Callable[[], object]] = {
     "attributes": attributed,
     "landlock": ruleset,
     "terminals": terminal,
-    "threads": sleeping,
 }
 
 
@@ -361,8 +355,6 @@ def work(make: Callable[[], object], most: int, deadline: float) -> tuple[list[o
                 keep.append(make())
     except OSError as error:
         return keep, errno.errorcode.get(error.errno or 0, str(error))
-    except RuntimeError as error:
-        return keep, str(error)
     return keep, ""
 
 

@@ -55,6 +55,10 @@ use crate::{base, disk, modules, skeleton};
 /// Names of the stages that a launcher reports, so that they can be passed on as static strings.
 const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"];
 
+/// Restores that can go on at the same time, for each start. A restore keeps a core busy for most of its time, so as many as
+/// there are cores would do if none ever hung. One that hangs takes no processor time, only its place: with twice as many
+/// places, half of them can hang and the cores stay in use.
+const RESTORES_PER_START: usize = 2;
 /// How long a disk may take to be written out after its sandbox has ended, and to be copied.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// How long an archive of a layer may take to be read or written, its transfer included.
@@ -189,7 +193,9 @@ impl ContainerDriver {
             reserve_disks: settings.reserve_disks,
         };
         let region = claim.region;
-        let launchers = LauncherPool::start(lock, claim.lock, hello, settings.launchers)?;
+        let starts = settings.launchers.max(1);
+        let restores = starts * RESTORES_PER_START;
+        let launchers = LauncherPool::start((lock, claim.lock), hello, (starts, restores))?;
         let processes = ProcessCounter::start(&tree);
         let criu = settings.criu.as_deref().and_then(|path| {
             let found = program::find(path);
@@ -197,7 +203,8 @@ impl ContainerDriver {
             found.inspect_err(why).ok()
         });
         let capabilities = Capabilities {
-            concurrent_starts: settings.launchers.max(1),
+            concurrent_starts: starts,
+            concurrent_restores: restores,
             limits: tree.is_limited(),
             disk_limits: true,
             uncharged_memory: tree.sum().is_some(),
@@ -233,6 +240,7 @@ impl ContainerDriver {
             itself: itself.clone(),
         });
         processes::find_facts(&container)?;
+        processes::prepare_restores(&container, starts)?;
         if settings.base {
             let itself = Arc::downgrade(&container);
             std::thread::Builder::new()

@@ -229,6 +229,8 @@ impl Objects {
 pub struct Capabilities {
     /// Sandboxes that can be started in parallel; further requests have to wait.
     pub concurrent_starts: usize,
+    /// Sandboxes that can be restored in parallel ([`StartRequest::restore`]), beside those that are started.
+    pub concurrent_restores: usize,
     /// Memory, processes and processor time of a sandbox are limited to its [`Resources`].
     pub limits: bool,
     /// The size of a disk is a limit, and [`Sandbox::allow_disk`] can lower it while the sandbox runs.

@@ -24,7 +24,8 @@
 //!   both sockets closed by exec: reply
 //! ```
 //!
-//! Another launcher only gives new spawners to sandboxes that have lost theirs.
+//! Launchers that restore sandboxes (see `restore`) are others, so that no start waits for a restore. Another one only gives
+//! new spawners to sandboxes that have lost theirs.
 //!
 //! The user namespace is created by a thread whose user id is the first of the sandbox's range: inotify instances,
 //! pending signals, message queues and locked memory are charged to the creator, and would otherwise be shared with the
@@ -32,6 +33,7 @@
 
 mod child;
 mod fixtures;
+mod progress;
 pub(crate) mod restore;
 mod root;
 mod spawner;
@@ -119,7 +121,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     LazyLock::force(&seccomp::PROGRAM);
     reset_oom_score().during("reset oom_score_adj")?;
     match hello.work {
-        Work::Sandboxes => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
+        Work::Sandboxes | Work::Restores => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
         Work::Spawners => spawner::serve(socket, &tree),
         Work::Commit => commit::serve(socket, &hello.data_dir),
         Work::Rebase => rebase::serve(socket, &hello.data_dir),

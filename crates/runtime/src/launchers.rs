@@ -1,7 +1,8 @@
 //! The launcher pool: the platform's side of its launchers, and the lock that they hold.
 //!
 //! Launchers that start sandboxes never wait for anything that a sandbox can stop. The one that replaces spawners works
-//! in namespaces where root of a sandbox has privileges, so it shares no process and no queue with them.
+//! in namespaces where root of a sandbox has privileges, so it shares no process and no queue with them. Nor do those that
+//! restore sandboxes: what CRIU makes again was chosen inside, and may be something that it waits for.
 //!
 //! Every launcher has the lock file of the data directory as its standard output. A platform that finds the lock held
 //! knows that launchers of an earlier one still exist, and finds their processes by that descriptor.
@@ -48,8 +49,8 @@ pub(crate) struct LauncherPool {
     /// `None` once the pool has been shut down.
     locks: Mutex<Option<Locks>>,
     hello: Hello,
-    free: Mutex<VecDeque<LauncherProcess>>,
-    freed: Condvar,
+    starts: Pool,
+    restores: Pool,
     /// Locked while a message is sent, never for a whole attempt.
     spawners: Mutex<Option<LauncherProcess>>,
 }
@@ -63,25 +64,128 @@ struct Locks {
     region: OwnedFd,
 }
 
+/// Launchers that do the same work.
+#[derive(Debug)]
+struct Pool {
+    work: Work,
+    free: Mutex<Free>,
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    /// Those that wait for a request; the one that has done so the longest is the first.
+    ready: VecDeque<LauncherProcess>,
+    /// How many more the pool may have: those that were not needed yet, and those that could not be replaced.
+    missing: usize,
+    /// Whether the pool has been shut down.
+    is_ended: bool,
+}
+
+impl Pool {
+    /// A pool of this many launchers, none of which exists yet.
+    fn new(work: Work, count: usize) -> Self {
+        let free = Free {
+            missing: count.max(1),
+            ..Free::default()
+        };
+        Self {
+            work,
+            free: Mutex::new(free),
+            freed: Condvar::new(),
+        }
+    }
+
+    /// A free launcher, or permission to start one. Waits for either.
+    fn take(&self) -> Option<LauncherProcess> {
+        let mut free = self.free.lock();
+        loop {
+            let launcher = match self.work {
+                // It has opened what an image needs, such as the program of its agent.
+                Work::Restores => free.ready.pop_back(),
+                // It has a disk ready.
+                _ => free.ready.pop_front(),
+            };
+            if launcher.is_some() {
+                return launcher;
+            }
+            if free.missing > 0 {
+                free.missing -= 1;
+                return None;
+            }
+            self.freed.wait(&mut free);
+        }
+    }
+
+    /// Permission to start a launcher, unless the pool has this many.
+    fn begin_ahead(&self, count: usize) -> bool {
+        let mut free = self.free.lock();
+        let begins = free.missing > 0 && free.ready.len() < count;
+        free.missing -= usize::from(begins);
+        begins
+    }
+
+    /// Gives back what [`Self::take`] has given: a launcher, or none if there is none.
+    fn put(&self, launcher: Option<LauncherProcess>) {
+        let mut free = self.free.lock();
+        match launcher {
+            Some(launcher) if !free.is_ended => free.ready.push_back(launcher),
+            Some(launcher) => drop(launcher),
+            None => free.missing += 1,
+        }
+        self.freed.notify_one();
+    }
+
+    fn end(&self) {
+        let mut free = self.free.lock();
+        free.is_ended = true;
+        free.ready.clear();
+    }
+}
+
 impl LauncherPool {
-    /// Starts `count` launchers for sandboxes and one for spawners.
+    /// Starts `count` launchers for sandboxes and one for spawners. There can be `restores` more that restore sandboxes,
+    /// which are started when they are needed, or before ([`Self::prepare_restores`]).
     ///
     /// # Errors
     /// With the error that a launcher reports.
-    pub(crate) fn start(launchers: OwnedFd, region: OwnedFd, hello: Hello, count: usize) -> io::Result<Self> {
-        let locks = Locks { launchers, region };
-        let free = (0..count.max(1))
-            .map(|_| LauncherProcess::start(&hello, &locks))
-            .collect::<io::Result<_>>()?;
+    pub(crate) fn start(
+        (launchers, region): (OwnedFd, OwnedFd),
+        hello: Hello,
+        (count, restores): (usize, usize),
+    ) -> io::Result<Self> {
         let launchers = Self {
-            locks: Mutex::new(Some(locks)),
+            locks: Mutex::new(Some(Locks { launchers, region })),
             hello,
-            free: Mutex::new(free),
-            freed: Condvar::new(),
+            starts: Pool::new(Work::Sandboxes, count),
+            restores: Pool::new(Work::Restores, restores),
             spawners: Mutex::default(),
         };
+        while launchers.starts.begin_ahead(count.max(1)) {
+            launchers.starts.put(Some(launchers.start_one(Work::Sandboxes)?));
+        }
         *launchers.spawners.lock() = Some(launchers.start_one(Work::Spawners)?);
         Ok(launchers)
+    }
+
+    /// Starts launchers that restore sandboxes, until there are `count`: a restore that has to wait for one to start takes
+    /// that much longer.
+    ///
+    /// # Errors
+    /// With the error that a launcher reports. The restore that needs it tries again.
+    pub(crate) fn prepare_restores(&self, count: usize) -> io::Result<()> {
+        while self.restores.begin_ahead(count) {
+            let started = self.start_one(Work::Restores);
+            let failed = started
+                .as_ref()
+                .err()
+                .map(|error| io::Error::new(error.kind(), error.to_string()));
+            self.restores.put(started.ok());
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     fn start_one(&self, work: Work) -> io::Result<LauncherProcess> {
@@ -95,40 +199,36 @@ impl LauncherPool {
         }
     }
 
-    /// Sends a request to a free launcher and returns its reply. Waits for a free one, so callers limit their number.
+    /// Sends a request to a free launcher and returns its reply. Waits for a free one, so callers limit their number. One
+    /// that restores waits for no other work, and none waits for it.
     ///
     /// # Errors
     /// When the launcher does not reply in time.
     pub(crate) fn request(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let timeout = LAUNCH_TIMEOUT + request.extra_time();
-        let mut launcher = {
-            let mut free = self.free.lock();
-            loop {
-                // The one that has been free the longest has a disk ready.
-                match free.pop_front() {
-                    Some(launcher) => break launcher,
-                    None => self.freed.wait(&mut free),
-                }
-            }
+        let pool = match request.restores() {
+            true => &self.restores,
+            false => &self.starts,
         };
+        let mut launcher = match pool.take() {
+            Some(launcher) => launcher,
+            None => self.start_one(pool.work).inspect_err(|_| pool.put(None))?,
+        };
+        let timeout = LAUNCH_TIMEOUT + request.extra_time();
         let answer = set_socket_timeout(&launcher.socket, Timeout::Recv, Some(timeout))
             .map_err(io::Error::from)
             .and_then(|()| wire::send_message(&launcher.socket, request, &[]))
             .and_then(|()| wire::receive_message(&launcher.socket))
             .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher exited")));
-        // A launcher that failed to reply may be in any state; it is replaced.
         let launcher = match &answer {
-            Ok(_) => Ok(launcher),
+            Ok(_) => Some(launcher),
+            // One that failed to reply may be in any state; it is replaced.
             Err(_) => {
                 launcher.stuck = true;
                 drop(launcher);
-                self.start_one(Work::Sandboxes)
+                self.start_one(pool.work).ok()
             }
         };
-        if let Ok(launcher) = launcher {
-            self.free.lock().push_back(launcher);
-            self.freed.notify_one();
-        }
+        pool.put(launcher);
         answer
     }
 
@@ -194,7 +294,8 @@ impl LauncherPool {
 
     /// Shuts down all launchers. Called last: no requests are possible afterwards.
     pub(crate) fn end(&self) {
-        self.free.lock().clear();
+        self.starts.end();
+        self.restores.end();
         *self.spawners.lock() = None;
         *self.locks.lock() = None;
     }
@@ -431,5 +532,40 @@ fn try_until(lock: &OwnedFd, deadline: Instant) -> io::Result<bool> {
             return Ok(false);
         }
         std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A launcher that cannot be started is no place lost: the next request tries again, and nobody waits for good.
+    #[test]
+    fn a_place_without_a_launcher_is_used_again() {
+        let pool = Arc::new(Pool::new(Work::Restores, 2));
+        for _ in 0..2 {
+            assert!(pool.take().is_none(), "permission to start one");
+        }
+        assert!(!pool.begin_ahead(2), "both have begun");
+        let waiting = std::thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.take().is_none()
+        });
+        pool.put(None);
+        assert!(waiting.join().unwrap());
+        pool.put(None);
+        assert!(pool.begin_ahead(1));
+        assert_eq!(pool.free.lock().missing, 0);
+    }
+
+    #[test]
+    fn a_pool_has_a_place_at_least() {
+        let pool = Pool::new(Work::Sandboxes, 0);
+        assert!(pool.take().is_none());
+        pool.end();
+        pool.put(None);
+        assert!(pool.free.lock().ready.is_empty());
     }
 }

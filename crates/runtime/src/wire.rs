@@ -31,8 +31,10 @@ pub(crate) struct Hello {
 /// Task of a launcher. Requests that a sandbox can delay have a launcher of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
-    /// [`Request::Start`], one after the other.
+    /// [`Request::Start`] of sandboxes that are not restored, one after the other.
     Sandboxes,
+    /// [`Request::Start`] of sandboxes that are restored, one after the other.
+    Restores,
     /// [`Request::Respawn`], in parallel.
     Spawners,
     /// One [`Request::Commit`].
@@ -111,6 +113,11 @@ pub(crate) enum Request {
 }
 
 impl Request {
+    /// Whether processes are restored.
+    pub(crate) fn restores(&self) -> bool {
+        matches!(self, Self::Start { processes: Some(_), .. })
+    }
+
     /// Time that it may take beyond what requests may take otherwise.
     pub(crate) fn extra_time(&self) -> Duration {
         match self {

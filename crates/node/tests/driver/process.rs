@@ -78,6 +78,7 @@ impl Driver for Processes {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             concurrent_starts: 1,
+            concurrent_restores: 1,
             limits: false,
             disk_limits: false,
             uncharged_memory: false,

@@ -32,7 +32,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
@@ -308,7 +308,11 @@ fn open_to_readers(image: &Path) -> io::Result<()> {
 /// # Errors
 /// When it has.
 fn next_of_dump(criu: &mut Criu, socket: &OwnedFd) -> io::Result<CriuEvent> {
-    let event = next_event(criu, (socket.as_fd(), PollFlags::IN), None);
+    let event = loop {
+        if let Some(event) = next_event(criu, (socket.as_fd(), PollFlags::IN), None, None).transpose() {
+            break event;
+        }
+    };
     if let Err(error) = &event
         && error.kind() == io::ErrorKind::ConnectionAborted
     {
@@ -318,24 +322,31 @@ fn next_of_dump(criu: &mut Criu, socket: &OwnedFd) -> io::Result<CriuEvent> {
     event
 }
 
-/// The next event of a restore, unless the socket of the request is closed before.
+/// The next event of a restore, unless the socket of the request is closed before; `None` when there is none for this long.
 ///
 /// Meanwhile requests to the file system of `/proc` files are answered.
 ///
 /// # Errors
 /// When the socket is closed.
-pub(crate) fn next(criu: &mut Criu, socket: BorrowedFd<'_>, figures: Option<&Figures>) -> io::Result<CriuEvent> {
-    next_event(criu, (socket, PollFlags::empty()), figures)
+pub(crate) fn next(
+    criu: &mut Criu,
+    socket: BorrowedFd<'_>,
+    figures: Option<&Figures>,
+    within: Duration,
+) -> io::Result<Option<CriuEvent>> {
+    let within = Timespec::try_from(within).map_err(io::Error::other)?;
+    next_event(criu, (socket, PollFlags::empty()), figures, Some(&within))
 }
 
 fn next_event(
     criu: &mut Criu,
     (socket, flags): (BorrowedFd<'_>, PollFlags),
     figures: Option<&Figures>,
-) -> io::Result<CriuEvent> {
+    within: Option<&Timespec>,
+) -> io::Result<Option<CriuEvent>> {
     loop {
         if let Some(event) = criu.event()? {
-            return Ok(event);
+            return Ok(Some(event));
         }
         let [connection, process] = criu.sources();
         let mut fds = vec![
@@ -344,8 +355,9 @@ fn next_event(
             PollFd::from_borrowed_fd(socket, flags),
         ];
         fds.extend(figures.map(|figures| PollFd::new(&figures.kernel, PollFlags::IN)));
-        match rustix::event::poll(&mut fds, None) {
+        match rustix::event::poll(&mut fds, within) {
             Err(rustix::io::Errno::INTR) => {}
+            Ok(0) => return Ok(None),
             polled => {
                 polled?;
                 if !fds[2].revents().is_empty() {

@@ -65,6 +65,24 @@ pub(super) fn find_facts(driver: &Arc<ContainerDriver>) -> io::Result<()> {
     Ok(())
 }
 
+/// Starts launchers for restores, in the background, if there can be any: each takes some tens of milliseconds.
+///
+/// # Errors
+/// When no thread can be created.
+pub(super) fn prepare_restores(driver: &Arc<ContainerDriver>, count: usize) -> io::Result<()> {
+    if driver.criu.is_none() {
+        return Ok(());
+    }
+    let driver = Arc::downgrade(driver);
+    std::thread::Builder::new().name("restores".to_owned()).spawn(move || {
+        let Some(driver) = driver.upgrade() else { return };
+        if let Err(error) = driver.launchers.prepare_restores(count) {
+            tracing::warn!("start launchers for restores: {error}");
+        }
+    })?;
+    Ok(())
+}
+
 impl ContainerDriver {
     pub(super) fn write_processes(
         &self,

@@ -21,6 +21,10 @@
 //! end for a sign of life, and nothing answers but a reset. What is left then waits for an end that will never come, such as
 //! a connection that a program has closed for writing, and is ended by socket diagnosis.
 //!
+//! What is restored was chosen inside, so CRIU may come to wait for something that never happens. Then it is ended as soon as
+//! that is certain (`progress`), and at the latest after the time that the slowest host needs. All that it has made is in
+//! the groups of the sandbox and in mount namespaces of its own, and goes with them.
+//!
 //! The workload stays frozen until the agent has its identity and the network its gateway.
 
 use std::convert::Infallible;
@@ -36,8 +40,10 @@ use protocol::figures::FILES;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::MountFlags;
 use rustix::net::SocketType;
+use rustix::process::{Pid, Signal};
 
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
+use super::progress::{LOOK, Progress};
 use super::{Attached, During, HOST_DEV, Launcher, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
@@ -172,11 +178,15 @@ impl Launcher {
             host_mounts: self.host_mounts.as_fd(),
             data_dir: &self.data_path,
         };
+        let launcher = rustix::process::getpid();
         let conductor = match sys::clone3(0, None).during("clone")? {
             Cloned::Child => {
                 // It sees the end of this process by the end of that socket.
                 drop(ours);
-                run_child(&theirs, |socket| conduct(socket, &self.tree, &parts))
+                run_child(&theirs, |socket| {
+                    end_with(launcher).map_err(|error| setup::failure("follow the launcher", error))?;
+                    conduct(socket, &self.tree, &parts)
+                })
             }
             Cloned::Parent { pidfd, .. } => Unfinished::new(pidfd),
         };
@@ -184,6 +194,7 @@ impl Launcher {
         drop(parts);
         let wait = ChildWait {
             asked_by,
+            // For a run that goes on, but only slowly: one that stands still is ended by its conductor.
             step: STEP * 2 + image.time_to_read(),
         };
         let told = wait.receive(ours.as_fd()).during("restore")?;
@@ -436,8 +447,15 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
     };
     let mut criu = Criu::start(&run, prepare)?;
     let (mut agent, mut is_restored) = (0, false);
+    let mut progress = Progress::of(criu.pid());
     loop {
-        let event = dump::next(&mut criu, socket, parts.figures)?;
+        let Some(event) = dump::next(&mut criu, socket, parts.figures, LOOK)? else {
+            if progress.is_stuck() {
+                let why = "CRIU waits for something in the sandbox that does not come";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            continue;
+        };
         match event {
             CriuEvent::Step { action, init } => {
                 if init > 0 {
@@ -463,6 +481,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                     _ => {}
                 }
                 criu.go()?;
+                progress.again();
             }
             CriuEvent::Ended(0) if is_restored => return Ok(agent),
             CriuEvent::Ended(status) => {
@@ -511,12 +530,24 @@ fn enter_jail(parts: &Parts<'_>) -> io::Result<()> {
 /// Where the map of ids of the sandbox's slot is, in the root for CRIU.
 const IDS: &str = "/ids";
 
-/// Runs `work` in a child, so that this process stays in its namespaces.
+/// Has this process killed when its parent ends, which has this pid: one that waits for something in the sandbox would stay.
+fn end_with(parent: Pid) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    match rustix::process::getppid() == Some(parent) {
+        true => Ok(()),
+        // It has ended before.
+        false => sys::exit_now(1),
+    }
+}
+
+/// Runs `work` in a child, so that this process stays in its namespaces. The child ends with this process.
 fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let (ours, theirs) = pair(SocketType::SEQPACKET)?;
+    let parent = rustix::process::getpid();
     match sys::clone3(0, None)? {
         Cloned::Child => run_child(&theirs, |socket| {
-            work().map_err(|error| setup::failure("", error))?;
+            let done = end_with(parent).and_then(|()| work());
+            done.map_err(|error| setup::failure("", error))?;
             let _ = wire::send(socket, setup::READY, &[]);
             sys::exit_now(0)
         }),

@@ -3,6 +3,7 @@
 //! Invariant: this crate is pure and total. No I/O, no async, no clock, no SQL, no HTTP: randomness and time are
 //! arguments, and every function returns for every input.
 
+pub mod backoff;
 pub mod egress_proxy;
 pub mod header;
 pub mod header_rules;

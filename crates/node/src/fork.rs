@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use model::id::SandboxId;
+use parking_lot::Mutex;
 use protocol::node::{ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
 use runtime::driver::{Fork, StartDisk, WriteError};
 use tokio::sync::{Semaphore, mpsc};
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::images::Space;
+use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
 use crate::{Shared, blocking, failed, kept};
 
@@ -32,6 +34,9 @@ const COPIES: usize = 2;
 /// How often the processes are written before the fork fails. What the sandbox receives just when CRIU reads a connection
 /// makes it give up.
 const ATTEMPTS: usize = 3;
+
+/// How much longer each child waits for its turn for each child of the same fork. A restore takes a tenth of a second.
+const CHILD_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Copies a sandbox and starts others from the copy. Returns what became of each.
 pub(crate) async fn fork(
@@ -44,7 +49,7 @@ pub(crate) async fn fork(
         let why = "the host cannot copy the processes of sandboxes: it has no CRIU, or only too old a version of it";
         return Err(NodeError::Unsupported(why.to_owned()));
     }
-    let Ok(_permit) = shared.forks.try_acquire() else {
+    let Ok(permit) = shared.forks.try_acquire() else {
         let why = format!("the host forks {FORKS} sandboxes already");
         return Err(NodeError::Capacity(why));
     };
@@ -77,6 +82,8 @@ pub(crate) async fn fork(
         tasks,
         stop,
         parent: handle.id().clone(),
+        count: copies.len(),
+        outcomes: Mutex::default(),
     };
     let copied_ms = begun.elapsed().as_millis();
     let copying = Semaphore::new(COPIES);
@@ -98,13 +105,14 @@ pub(crate) async fn fork(
     drop(use_of_first);
     let first_started = async {
         uses_of_first.recv().await;
-        drop(space);
+        // All are copied. Others can be, whatever becomes of these.
+        drop((space, permit));
         match child_of_first {
             Some(child) => Some(starting.start(child, first, Ok(())).await),
             None => None,
         }
     };
-    // Each waits for a launcher.
+    // Each waits for its turn.
     let (first_started, others_started) = tokio::join!(first_started, others_started);
     let started: Vec<_> = first_started.into_iter().chain(others_started).collect();
     let count = started.iter().filter(|child| child.is_ok()).count();
@@ -176,6 +184,17 @@ struct Starting {
     tasks: TaskTracker,
     stop: CancellationToken,
     parent: SandboxId,
+    /// How many there are.
+    count: usize,
+    outcomes: Mutex<Outcomes>,
+}
+
+/// What became of the children so far.
+#[derive(Debug, Default)]
+struct Outcomes {
+    has_started: bool,
+    /// Why the first one that failed did.
+    failed: Option<NodeError>,
 }
 
 impl Starting {
@@ -199,23 +218,40 @@ impl Starting {
 
     async fn start_copied(&self, child: ForkedSandbox, copy: &Fork) -> Result<StartedSandbox, NodeError> {
         let ForkedSandbox { id, boot, egress } = child;
+        // The children have the same owner, and wait for each other.
+        let timeout = TURN_TIMEOUT + CHILD_TIMEOUT * u32::try_from(self.count).unwrap_or(u32::MAX);
+        let turn = self.shared.restores.turn(boot.owner.as_deref(), timeout).await?;
+        if let Some(error) = self.hopeless() {
+            return Err(error);
+        }
         let begin = Begin {
             id: &id,
             template: &boot.template,
             disk: StartDisk::Kept(copy.disk.clone()),
-            restore: true,
+            restore: Some(turn),
             forked_from: Some(&self.parent),
             snapshot: None,
             resources: boot.resources,
             init: &boot.init,
             egress: &egress,
         };
-        let (handle, control, started) = supervisor::start(&self.shared, &self.tasks, begin).await?;
+        let started = supervisor::start(&self.shared, &self.tasks, begin).await;
+        match &started {
+            Ok(_) => self.outcomes.lock().has_started = true,
+            Err(error) => drop(self.outcomes.lock().failed.get_or_insert_with(|| error.clone())),
+        }
+        let (handle, control, started) = started?;
         let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
         shared.sandboxes.lock().insert(id, Arc::clone(&handle));
         self.tasks
             .spawn(supervisor::supervise(shared, handle, Some(control), stop));
         Ok(started)
+    }
+
+    /// Why the others are not tried: one has failed and none has started, and all have the same image.
+    fn hopeless(&self) -> Option<NodeError> {
+        let outcomes = self.outcomes.lock();
+        outcomes.failed.clone().filter(|_| !outcomes.has_started)
     }
 }
 

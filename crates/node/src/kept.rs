@@ -24,6 +24,7 @@ use runtime::driver::{Driver, StartDisk};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle};
 use crate::{Shared, blocking};
 
@@ -196,11 +197,15 @@ pub(crate) async fn resume(
     if shared.kept.get(&id).is_none_or(|now| !Arc::ptr_eq(&now, &kept)) {
         return Err(not_found());
     }
+    let restore = match what {
+        Kept::Image => Some(shared.restores.turn(boot.owner.as_deref(), TURN_TIMEOUT).await?),
+        Kept::Filesystem | Kept::Memory => None,
+    };
     let begin = Begin {
         id: &id,
         template: &boot.template,
         disk: StartDisk::Kept(kept.disk.clone()),
-        restore: what == Kept::Image,
+        restore,
         forked_from: None,
         snapshot: None,
         resources: boot.resources,

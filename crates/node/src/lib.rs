@@ -26,6 +26,7 @@ mod memory;
 mod pause;
 mod process_watch;
 mod reconcile;
+mod restores;
 mod socket_memory;
 mod supervisor;
 
@@ -60,6 +61,7 @@ use crate::journal::Journal;
 use crate::kept::KeptSandboxes;
 use crate::log_writer::now_us;
 use crate::memory::MemoryLocks;
+use crate::restores::Restores;
 use crate::supervisor::{Begin, SandboxHandle};
 
 /// Settings of a node.
@@ -110,13 +112,15 @@ pub(crate) struct Shared {
     pub(crate) journal: Arc<Journal>,
     /// One permit for each start that the driver can run in parallel.
     pub(crate) starts: Semaphore,
+    /// One turn for each restore that the driver can run in parallel, beside those.
+    pub(crate) restores: Restores,
     pub(crate) respawns: Semaphore,
     pub(crate) commits: Semaphore,
     /// Held while the memory of a sandbox is moved to swap.
     pub(crate) paging: Semaphore,
     /// Held while a disk is copied.
     pub(crate) copying: Semaphore,
-    /// One permit for each sandbox that can be forked at the same time.
+    /// One permit for each sandbox that can be copied with its processes at the same time.
     pub(crate) forks: Semaphore,
     /// The copies of disks that have not become layers yet, and what else was copied.
     pub(crate) copies: Mutex<HashMap<DiskId, Option<Fork>>>,
@@ -184,6 +188,7 @@ impl Node {
             kept: KeptSandboxes::default(),
             journal: Journal::new(),
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
+            restores: Restores::new(capabilities.concurrent_restores),
             respawns: Semaphore::new(supervisor::RESPAWNS),
             commits: Semaphore::new(commit::COMMITS),
             paging: Semaphore::new(1),
@@ -278,7 +283,7 @@ impl Node {
                 id: &request.id,
                 template: &request.template,
                 disk: supervisor::new_disk(&request.image)?,
-                restore: false,
+                restore: None,
                 forked_from: None,
                 snapshot: None,
                 resources: request.resources,

@@ -7,6 +7,9 @@
 //!              └──── a failure removes what there is, and the sandbox is started from its files ───┘
 //! ```
 //!
+//! One that could not be restored is not tried again for a while: each attempt reads and copies it, and one that hangs takes
+//! a turn of its owner.
+//!
 //! What is kept belongs to no sandbox and is never written again. It is removed when the server says so, and only while no
 //! start reads it.
 
@@ -15,6 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use model::backoff;
 use model::id::{BuildId, DiskId, SandboxId};
 use model::log::Level;
 use parking_lot::Mutex;
@@ -27,22 +31,79 @@ use tokio_util::task::TaskTracker;
 
 use crate::images::Space;
 use crate::log_writer::LogWriter;
+use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
 use crate::{Shared, blocking, failed, fork, kept};
 
 /// How long a disk may take to be copied for a start, which a client waits for.
 const COPY_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long a failed restore is remembered after it may be tried again.
+const REMEMBERED: Duration = Duration::from_secs(10 * 60);
+/// Failed restores that are remembered at most. With more snapshots that fail, those of which the pause ends first are
+/// forgotten.
+const FAILURES_MAX: usize = 4096;
+
 /// The memory of snapshots that is being read or removed.
 #[derive(Debug, Default)]
-pub(crate) struct MemoryLocks(Mutex<HashMap<BuildId, Arc<RwLock<()>>>>);
+pub(crate) struct MemoryLocks {
+    locks: Mutex<HashMap<BuildId, Arc<RwLock<()>>>>,
+    failures: Mutex<HashMap<BuildId, FailedRestores>>,
+}
+
+/// Restores of a snapshot that have failed in a row.
+#[derive(Debug, Clone)]
+struct FailedRestores {
+    count: u32,
+    /// When it may be tried again.
+    until: Instant,
+    /// Why the last one failed, for clients.
+    why: String,
+}
 
 impl MemoryLocks {
     /// Held by each start for as long as it copies, and by a removal alone.
     fn of(&self, build: &BuildId) -> Arc<RwLock<()>> {
-        let mut locks = self.0.lock();
+        let mut locks = self.locks.lock();
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         Arc::clone(locks.entry(build.clone()).or_default())
+    }
+
+    /// Why a snapshot is not tried now, if it has failed lately.
+    fn pause_of(&self, build: &BuildId, now: Instant) -> Option<String> {
+        let failures = self.failures.lock();
+        let failed = failures.get(build)?;
+        let left = failed.until.checked_duration_since(now)?;
+        (!left.is_zero()).then(|| {
+            let seconds = left.as_secs() + 1;
+            format!(
+                "it has failed lately and is not tried again for {seconds} s: {}",
+                failed.why
+            )
+        })
+    }
+
+    fn note_failure(&self, build: &BuildId, now: Instant, why: &str) {
+        let mut failures = self.failures.lock();
+        failures.retain(|_, failed| now.saturating_duration_since(failed.until) < REMEMBERED);
+        let count = failures.get(build).map_or(0, |failed| failed.count).saturating_add(1);
+        if count == 1
+            && failures.len() >= FAILURES_MAX
+            && let Some(first) = failures.iter().min_by_key(|(_, failed)| failed.until)
+        {
+            let first = first.0.clone();
+            failures.remove(&first);
+        }
+        let failed = FailedRestores {
+            count,
+            until: now + backoff::pause(count),
+            why: why.to_owned(),
+        };
+        failures.insert(build.clone(), failed);
+    }
+
+    fn forget_failures(&self, build: &BuildId) {
+        self.failures.lock().remove(build);
     }
 }
 
@@ -133,6 +194,8 @@ enum NotStarted {
     Node(NodeError),
     /// It can be started from its files. The reason is for the client.
     Because(String),
+    /// The same, without an attempt: others have failed lately.
+    TooEarly(String),
 }
 
 /// Starts a sandbox with the processes of a snapshot. `None` when it has to be started from its files: nothing is left of the
@@ -144,9 +207,16 @@ pub(crate) async fn start(
     (request, build): (&StartSandbox, &BuildId),
 ) -> Result<Option<StartedSandbox>, NodeError> {
     let why = match restore(shared, tasks, stop, (request, build)).await {
-        Ok(started) => return Ok(Some(started)),
+        Ok(started) => {
+            shared.memories.forget_failures(build);
+            return Ok(Some(started));
+        }
         Err(NotStarted::Node(error)) => return Err(error),
-        Err(NotStarted::Because(why)) => why,
+        Err(NotStarted::TooEarly(why)) => why,
+        Err(NotStarted::Because(why)) => {
+            shared.memories.note_failure(build, Instant::now(), &why);
+            why
+        }
     };
     tracing::warn!(sandbox.id = %request.id, build.id = %build, "start a sandbox without the memory of its snapshot: {why}");
     let fields = [
@@ -165,6 +235,11 @@ async fn restore(
     stop: &CancellationToken,
     (request, build): (&StartSandbox, &BuildId),
 ) -> Result<StartedSandbox, NotStarted> {
+    let check = || match shared.memories.pause_of(build, Instant::now()) {
+        Some(why) => Err(NotStarted::TooEarly(why)),
+        None => Ok(()),
+    };
+    check()?;
     let internal = |error: io::Error| {
         tracing::error!(sandbox.id = %request.id, build.id = %build, "restore the memory of a snapshot: {error}");
         NotStarted::Because("the host could not restore the processes".to_owned())
@@ -198,6 +273,16 @@ async fn restore(
             error => internal(io::Error::other(error)),
         });
     }
+    let turn = shared.restores.turn(request.owner.as_deref(), TURN_TIMEOUT).await;
+    // Those of which the turn has come before may have failed meanwhile.
+    let turn = turn.map_err(NotStarted::Node).and_then(|turn| check().map(|()| turn));
+    let turn = match turn {
+        Ok(turn) => turn,
+        Err(error) => {
+            fork::remove(shared, copy).await;
+            return Err(error);
+        }
+    };
     // Its agent has the identity of the sandbox that was copied, perhaps long ago. It has to take this one, whatever became of
     // the host's clock since.
     let init = Init {
@@ -208,7 +293,7 @@ async fn restore(
         id: &request.id,
         template: &request.template,
         disk: StartDisk::Kept(copy.disk.clone()),
-        restore: true,
+        restore: Some(turn),
         forked_from: None,
         snapshot: Some(build),
         resources: request.resources,
@@ -251,6 +336,7 @@ pub(crate) async fn remove(shared: Arc<Shared>, build: BuildId) -> Result<(), No
     let lock = shared.memories.of(&build);
     let _alone = lock.write().await;
     let driver = Arc::clone(&shared.driver);
+    shared.memories.forget_failures(&build);
     let removed = blocking(move || driver.remove_memory(&build)).await.map_err(failed)?;
     removed.map_err(failed)
 }
@@ -264,5 +350,47 @@ pub(crate) async fn forget(shared: &Arc<Shared>, disk: DiskId, copy: Option<Fork
     });
     if let Err(error) = removed.await.and_then(|removed| removed) {
         tracing::warn!("remove the copy of a disk: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(number: usize) -> BuildId {
+        format!("11111111-2222-4333-8444-{number:012}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_that_fails_is_left_alone_for_longer_and_longer() {
+        let (memories, begun) = (MemoryLocks::default(), Instant::now());
+        let after = |seconds: f64| begun + Duration::from_secs_f64(seconds);
+        assert_eq!(memories.pause_of(&build(1), begun), None);
+        memories.note_failure(&build(1), begun, "it hangs");
+        let why = memories.pause_of(&build(1), after(0.9)).unwrap();
+        assert!(why.contains("for 1 s: it hangs"), "{why}");
+        assert_eq!(memories.pause_of(&build(1), after(1.0)), None);
+        assert_eq!(memories.pause_of(&build(2), begun), None);
+        memories.note_failure(&build(1), after(1.0), "it hangs again");
+        let why = memories.pause_of(&build(1), after(2.9)).unwrap();
+        assert!(why.contains("it hangs again"), "{why}");
+        assert_eq!(memories.pause_of(&build(1), after(3.0)), None);
+        memories.forget_failures(&build(1));
+        memories.note_failure(&build(1), after(3.0), "it hangs");
+        assert_eq!(memories.pause_of(&build(1), after(4.0)), None);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (memories, begun) = (MemoryLocks::default(), Instant::now());
+        for number in 0..FAILURES_MAX + 10 {
+            memories.note_failure(&build(number), begun, "it hangs");
+            memories.note_failure(&build(number), begun, "it hangs");
+        }
+        assert_eq!(memories.failures.lock().len(), FAILURES_MAX);
+        let later = begun + REMEMBERED + Duration::from_secs(3);
+        memories.note_failure(&build(0), later, "it hangs");
+        assert_eq!(memories.failures.lock().len(), 1);
+        assert_eq!(memories.failures.lock()[&build(0)].count, 1);
     }
 }

@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::control::Control;
 use crate::log_writer::LogWriter;
+use crate::restores::Turn;
 use crate::{AGENT_TIMEOUT, Shared, blocking, egress, events, failed, images, kept};
 
 /// Minimum time between two attempts to connect to an agent or to replace a spawner: a sandbox whose root keeps killing
@@ -320,8 +321,8 @@ pub(crate) struct Begin<'a> {
     pub(crate) id: &'a SandboxId,
     pub(crate) template: &'a TemplateId,
     pub(crate) disk: StartDisk,
-    /// Whether its processes are restored from their image.
-    pub(crate) restore: bool,
+    /// The turn to restore its processes from their image, if they are restored.
+    pub(crate) restore: Option<Turn>,
     /// The sandbox of which it is a copy.
     pub(crate) forked_from: Option<&'a SandboxId>,
     /// The snapshot of which it is a copy.
@@ -357,19 +358,23 @@ pub(crate) async fn start(
         StartDisk::New { .. } => "sandbox started",
         StartDisk::Kept(_) if begin.forked_from.is_some() => "sandbox started as a fork of another one",
         StartDisk::Kept(_) if begin.snapshot.is_some() => "sandbox started with the processes of its snapshot",
-        StartDisk::Kept(_) if begin.restore => "sandbox resumed with its processes",
+        StartDisk::Kept(_) if begin.restore.is_some() => "sandbox resumed with its processes",
         StartDisk::Kept(_) => "sandbox started anew on its disk",
     };
+    let restore = begin.restore.is_some();
     let start_request = StartRequest {
         id: id.clone(),
         disk: begin.disk,
         resources,
-        restore: begin.restore,
+        restore,
     };
-    // Waits here, where waiting occupies no thread: blocking threads are few and shared.
-    let permit = shared.starts.acquire().await.map_err(failed)?;
+    // Waits here, where waiting occupies no thread: blocking threads are few and shared. One that is restored has its turn.
+    let permit = match restore {
+        true => None,
+        false => Some(shared.starts.acquire().await.map_err(failed)?),
+    };
     let started = blocking(move || driver.start(&start_request)).await;
-    drop(permit);
+    drop((permit, begin.restore));
     let started = match started.unwrap_or_else(|panicked| Err(StartError::Failed(panicked))) {
         Ok(started) => started,
         Err(StartError::Full) => return Err(NodeError::Capacity(StartError::Full.to_string())),
@@ -402,7 +407,7 @@ pub(crate) async fn start(
     };
     let begun = async {
         let begun = tokio::try_join!(init, attach)?;
-        if begin.restore {
+        if restore {
             // The workload continues last, when the network and the agent are as they should be.
             let (driver, id, disk) = (Arc::clone(&shared.driver), id.clone(), disk.clone());
             let sandbox = Arc::clone(&started.sandbox);

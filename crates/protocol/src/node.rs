@@ -157,6 +157,10 @@ pub struct StartSandbox {
     /// its image, and its log says why.
     #[serde(default)]
     pub memory: Option<BuildId>,
+    /// Whose it is: an opaque name. Of one owner, a node restores only a part at the same time of what it can restore
+    /// ([`NodeError::Busy`]), and those without one count as of one owner.
+    #[serde(default)]
+    pub owner: Option<String>,
 }
 
 /// A sandbox that was started and whose agent has responded.
@@ -234,6 +238,9 @@ pub struct Boot {
     pub resources: Resources,
     /// The identity that its agent gets.
     pub init: Init,
+    /// Whose it is, as in [`StartSandbox::owner`].
+    #[serde(default)]
+    pub owner: Option<String>,
 }
 
 /// A sandbox that was resumed.
@@ -425,7 +432,8 @@ pub struct Throttles {
 /// One host that runs sandboxes.
 pub trait NodeApi: Send + Sync + 'static {
     /// Starts a sandbox and returns once its agent has accepted `init`. On an error nothing of it is left.
-    /// [`NodeError::NoLayer`] when a layer of its image is not on this node.
+    /// [`NodeError::NoLayer`] when a layer of its image is not on this node; [`NodeError::Busy`] when its turn to be restored
+    /// did not come in time.
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>>;
 
     /// Ends a sandbox, paused or not: its processes are killed, and none of them is left when this returns. The caller has aborted the
@@ -464,7 +472,7 @@ pub trait NodeApi: Send + Sync + 'static {
     /// Resumes a paused sandbox, and its network follows `egress`: its processes continue where they were, or, where only
     /// its disk is kept, it is started anew on that. One that runs already goes on. After an error it is paused as before.
     /// [`NodeError::NotFound`] when there is no such sandbox; [`NodeError::Unsupported`] when this node cannot resume what
-    /// was kept of it.
+    /// was kept of it; [`NodeError::Busy`] when its turn to be restored did not come in time.
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>>;
 
     /// Ends a sandbox and stores what it wrote to its file system as a layer. Its processes are killed like by

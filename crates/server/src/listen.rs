@@ -23,6 +23,7 @@ use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use protocol::node::NodeError;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::client::ClientConnection;
 use proxy::ingress::route::{BadRoute, Route, Target, route};
@@ -230,6 +231,16 @@ impl Gateway {
             Ok(Ok(Err(PauseError::OverQuota(over)))) => Some(Answer::ResumeLimited {
                 id,
                 why: format!("Sandbox limit reached: {over}"),
+            }),
+            Ok(Ok(Err(PauseError::Node(NodeError::Busy {
+                owner_limit: Some(limit),
+            })))) => Some(Answer::ResumeLimited {
+                id,
+                why: format!("Restore limit reached: {limit} sandboxes of the team at the same time"),
+            }),
+            Ok(Ok(Err(PauseError::TooEarly(early)))) => Some(Answer::ResumeDelayed {
+                id,
+                seconds: early.wait_s,
             }),
             Ok(Ok(Err(_)) | Err(_)) | Err(_) => Some(Answer::Transitioning(id)),
         }

@@ -6,6 +6,7 @@
 //! Nothing here depends on HTTP: [`crate::api`] translates the errors.
 
 pub(crate) mod adopt;
+pub(crate) mod backoff;
 pub(crate) mod change;
 pub(crate) mod copies;
 pub(crate) mod create;

@@ -30,6 +30,9 @@ use tokio_util::sync::CancellationToken;
 /// The message of a failing node. Clients must never see it.
 pub const SECRET: &str = "a secret of the operator";
 
+/// How many sandboxes of one owner a busy node restores at the same time.
+pub const OWNER_LIMIT: usize = 2;
+
 /// How the node responds to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
@@ -49,6 +52,13 @@ pub enum Behaviour {
     ExitsEarly,
     /// It waits for [`FakeNode::go`], then succeeds.
     Waits,
+    /// It waits for [`FakeNode::go`], then fails.
+    WaitsAndFails,
+    /// It fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
+    Busy {
+        /// Whether they are of the same owner.
+        is_own: bool,
+    },
 }
 
 /// The fake node. The fields that a test may change are public.
@@ -76,6 +86,8 @@ pub struct FakeNode {
     pub keeps_images_in_memory: Mutex<bool>,
     /// Behaviour of a resume.
     pub resume: Mutex<Behaviour>,
+    /// Number of calls to resume a sandbox.
+    pub resumes: AtomicUsize,
     /// The paused sandboxes.
     pub paused: Mutex<HashSet<SandboxId>>,
     /// The sandboxes without processes, of which the disk is kept.
@@ -92,8 +104,10 @@ pub struct FakeNode {
     pub commit: Mutex<Behaviour>,
     /// Behaviour of a fork.
     pub fork: Mutex<Behaviour>,
-    /// How many of the sandboxes of a fork start; the others fail.
+    /// How many of the sandboxes of a fork start; the others fail with [`FakeNode::forks_fail`].
     pub forks_started: AtomicUsize,
+    /// Behaviour of the start of those that do not start.
+    pub forks_fail: Mutex<Behaviour>,
     /// The requests of all forks that did not fail as a whole.
     pub forked: Mutex<Vec<ForkSandbox>>,
     /// Behaviour of a copy of a disk.
@@ -175,6 +189,7 @@ impl FakeNode {
             write: Mutex::new(Behaviour::Unsupported),
             keeps_images_in_memory: Mutex::new(false),
             resume: Mutex::new(Behaviour::Works),
+            resumes: AtomicUsize::new(0),
             paused: Mutex::default(),
             kept: Mutex::default(),
             lost: Mutex::default(),
@@ -184,6 +199,7 @@ impl FakeNode {
             commit: Mutex::new(Behaviour::Works),
             fork: Mutex::new(Behaviour::Works),
             forks_started: AtomicUsize::new(usize::MAX),
+            forks_fail: Mutex::new(Behaviour::Fails),
             forked: Mutex::default(),
             copy: Mutex::new(Behaviour::Works),
             copies: Mutex::default(),
@@ -296,6 +312,14 @@ impl FakeNode {
                 self.go.notified().await;
                 Ok(())
             }
+            Behaviour::WaitsAndFails => {
+                self.waiting.notify_one();
+                self.go.notified().await;
+                Err(NodeError::failed(SECRET))
+            }
+            Behaviour::Busy { is_own } => Err(NodeError::Busy {
+                owner_limit: is_own.then_some(OWNER_LIMIT),
+            }),
         }
     }
 }
@@ -423,6 +447,7 @@ impl NodeApi for FakeNode {
 
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(async move {
+            self.resumes.fetch_add(1, Ordering::SeqCst);
             if request.kept == Kept::Image && *self.write.lock() == Behaviour::Unsupported {
                 return Err(NodeError::Unsupported(SECRET.to_owned()));
             }

@@ -308,7 +308,8 @@ keys! {
     },
     LAUNCHERS = {
         "launchers", None, Integer, "one per core, at least 2",
-        "Number of helper processes that start sandboxes in parallel, 1 to 64.",
+        "Number of helper processes that start sandboxes in parallel, 1 to 64. Up to twice as many others restore those that \
+         go on with their processes, where `pause.criu` is set; one team has half of these at a time.",
     },
     BASE_TEMPLATE = {
         "base_template", None, Boolean, "true",

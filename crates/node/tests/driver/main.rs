@@ -77,6 +77,7 @@ impl TestPlatform {
             init: Init::default(),
             egress: EgressPolicy::default(),
             memory: None,
+            owner: None,
         };
         let started = self.node.start(request).await?;
         assert_eq!(started.agent_version, protocol::agent::VERSION);

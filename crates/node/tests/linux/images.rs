@@ -59,6 +59,7 @@ async fn resume(host: &Host, kept: Kept) -> Result<(), NodeError> {
             template: start.template,
             resources: start.resources,
             init: start.init,
+            owner: None,
         }),
     };
     host.node.resume(request).await.map(drop)

@@ -308,6 +308,7 @@ fn request(id: &SandboxId) -> StartSandbox {
         },
         egress: EgressPolicy::default(),
         memory: None,
+        owner: None,
     }
 }
 

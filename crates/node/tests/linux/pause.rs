@@ -155,6 +155,7 @@ fn boot(host: &Host) -> ResumeSandbox {
             template,
             resources,
             init,
+            owner: None,
         }),
         ..resume(host)
     }

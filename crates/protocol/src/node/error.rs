@@ -17,6 +17,13 @@ pub enum NodeError {
     /// The host has no capacity left; a later attempt may succeed.
     #[error("the host has no capacity: {0}")]
     Capacity(String),
+    /// Others are being restored with their processes, and the turn of this one did not come in time; a later attempt may
+    /// succeed. Everything is as before.
+    #[error("its turn to be restored did not come in time")]
+    Busy {
+        /// How many of its owner can be restored at the same time, if it waited for these; none if it waited for others.
+        owner_limit: Option<usize>,
+    },
     /// A layer that the request names is not on this node.
     #[error("layer {0} is not on this node")]
     NoLayer(LayerId),
@@ -146,6 +153,11 @@ mod tests {
                 NodeError::Capacity("no slot".to_owned()),
                 "capacity",
                 &["the host has no capacity: no slot"],
+            ),
+            (
+                NodeError::Busy { owner_limit: Some(2) },
+                "busy",
+                &["its turn to be restored did not come in time"],
             ),
             (
                 NodeError::Refused("/a: a block device".to_owned()),

@@ -20,6 +20,13 @@ pub enum Answer {
     ResumeRefused(SandboxId),
     /// The sandbox is paused, and could not be resumed in time.
     Transitioning(SandboxId),
+    /// The sandbox is paused, and could not be resumed lately.
+    ResumeDelayed {
+        /// The sandbox.
+        id: SandboxId,
+        /// Seconds until the next attempt.
+        seconds: u32,
+    },
     /// The sandbox is paused, and a limit of its team keeps it from being resumed.
     ResumeLimited {
         /// The sandbox.
@@ -79,8 +86,13 @@ impl Answer {
         // Scripts of other origins must be able to read the error; it contains no secrets.
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Self::RateLimited { seconds } = self {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
+        let retry_after = match self {
+            Self::RateLimited { seconds } => Some(HeaderValue::from(*seconds)),
+            Self::ResumeDelayed { seconds, .. } => Some(HeaderValue::from(*seconds)),
+            _ => None,
+        };
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, seconds);
         }
         response
     }
@@ -91,7 +103,7 @@ impl Answer {
         match self {
             Self::NotFound(_) | Self::PortClosed(..) | Self::NoTls(..) => StatusCode::BAD_GATEWAY,
             Self::TokenMissing(_) | Self::TokenWrong(_) | Self::ResumeRefused(_) => StatusCode::FORBIDDEN,
-            Self::Transitioning(_) => StatusCode::CONFLICT,
+            Self::Transitioning(_) | Self::ResumeDelayed { .. } => StatusCode::CONFLICT,
             Self::Reserved(_) => StatusCode::NOT_FOUND,
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::BadSignature => StatusCode::UNAUTHORIZED,
@@ -108,7 +120,9 @@ impl Answer {
             Self::ResumeRefused(_) => "This sandbox can't be resumed with the credentials provided. Check your access \
                                        token and try again."
                 .to_owned(),
-            Self::Transitioning(_) => "The sandbox is still transitioning. Try again in a moment.".to_owned(),
+            Self::Transitioning(_) | Self::ResumeDelayed { .. } => {
+                "The sandbox is still transitioning. Try again in a moment.".to_owned()
+            }
             Self::ResumeLimited { why, .. } => why.clone(),
             Self::PortClosed(..) => "The sandbox is running but port is not open".to_owned(),
             Self::NoTls(..) => "The sandbox is running but the server on this port does not speak TLS".to_owned(),
@@ -154,6 +168,10 @@ impl Answer {
                 "The sandbox is paused, and traffic resumes it. That takes the same token as traffic to it while it runs, \
                  as header."
             }
+            // Why is for its owner, who finds it in the details of the sandbox.
+            Self::ResumeDelayed { .. } => {
+                "The sandbox is paused and could not be resumed lately. It is not tried again before the time in Retry-After."
+            }
             Self::Reserved(_)
             | Self::BadRequest(_)
             | Self::RateLimited { .. }
@@ -198,6 +216,7 @@ impl Answer {
             | Self::TokenWrong(id)
             | Self::ResumeRefused(id)
             | Self::Transitioning(id)
+            | Self::ResumeDelayed { id, .. }
             | Self::ResumeLimited { id, .. }
             | Self::TooManyConnections { id, .. } => Some(id),
             Self::Reserved(_)
@@ -212,7 +231,7 @@ impl Answer {
         let title = match self {
             Self::NotFound(_) => "Sandbox Not Found",
             Self::ResumeRefused(_) => "Unable to Resume Sandbox",
-            Self::Transitioning(_) => "Sandbox Still Transitioning",
+            Self::Transitioning(_) | Self::ResumeDelayed { .. } => "Sandbox Still Transitioning",
             Self::ResumeLimited { .. } => "Sandbox Limit Reached",
             Self::PortClosed(..) => "Closed Port Error",
             Self::NoTls(..) => "No TLS on This Port",

@@ -55,6 +55,11 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
         (Answer::ResumeRefused(id()), 403, json!({"sandboxId": ID, "code": 403})),
         (Answer::Transitioning(id()), 409, json!({"sandboxId": ID, "code": 409})),
         (
+            Answer::ResumeDelayed { id: id(), seconds: 4 },
+            409,
+            json!({"sandboxId": ID, "code": 409}),
+        ),
+        (
             Answer::ResumeLimited {
                 id: id(),
                 why: "full".to_owned(),
@@ -95,7 +100,9 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
             Answer::ResumeRefused(_) => {
                 "This sandbox can't be resumed with the credentials provided. Check your access token and try again."
             }
-            Answer::Transitioning(_) => "The sandbox is still transitioning. Try again in a moment.",
+            Answer::Transitioning(_) | Answer::ResumeDelayed { .. } => {
+                "The sandbox is still transitioning. Try again in a moment."
+            }
             Answer::ResumeLimited { .. } => "full",
             Answer::Unavailable => "The platform is not ready, try again later",
         };

@@ -501,6 +501,7 @@ impl From<CreateError> for ApiError {
             CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
             CreateError::NoCapacity { retry_after_s, .. } => Self::no_capacity(retry_after_s).caused_by(error),
+            CreateError::Busy { team_limit } => Self::restores_busy(team_limit),
             CreateError::NotFetched(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the layers of the template are not on the node yet and could not be fetched in time: try again",

@@ -298,6 +298,7 @@ impl Pool {
                 ..Init::default()
             },
             memory: None,
+            owner: None,
             egress: EgressPolicy {
                 deny: vec![Cidr::ALL],
                 default_allow: Some(false),

@@ -96,6 +96,12 @@ pub(crate) enum CreateError {
         /// Seconds until there may be capacity.
         retry_after_s: u32,
     },
+    /// It is one of those that go on with processes, and others are restored at the moment.
+    #[error("its turn to be restored did not come in time")]
+    Busy {
+        /// How many of its team can be restored at the same time, if it waited for these.
+        team_limit: Option<usize>,
+    },
     #[error(transparent)]
     Repositories(#[from] RepositoryError),
     #[error("the start command of the template")]
@@ -172,7 +178,8 @@ impl Sandboxes {
         }
         self.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
-            Err(CreateError::NoCapacity { .. }) => CreateOutcome::NoCapacity,
+            Err(CreateError::NoCapacity { .. } | CreateError::Busy { team_limit: None }) => CreateOutcome::NoCapacity,
+            Err(CreateError::Busy { team_limit: Some(_) }) => CreateOutcome::Limited,
             Err(CreateError::Repositories(RepositoryError::Refused(_))) => CreateOutcome::Refused,
             Err(_) => CreateOutcome::Failed,
         });
@@ -258,6 +265,9 @@ impl Sandboxes {
                     NodeError::Capacity(why) => CreateError::NoCapacity {
                         why,
                         retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
+                    },
+                    NodeError::Busy { owner_limit } => CreateError::Busy {
+                        team_limit: owner_limit,
                     },
                     NodeError::Unavailable(_) => CreateError::NotFetched(error),
                     NodeError::NotFound(_)
@@ -423,6 +433,7 @@ impl Sandboxes {
             egress,
             // Of this build alone: whatever its spec says.
             memory: build.memory.as_ref().map(|_| row.build_id.clone()),
+            owner: Some(row.team_id.to_string()),
         }
     }
 

@@ -22,6 +22,7 @@ use store::error::StoreError;
 use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
+use super::backoff::TooEarly;
 use super::change::{ChangeError, check_running};
 use super::create::{CreateError, known_version};
 use super::lifecycle::to_json;
@@ -59,6 +60,9 @@ pub(crate) enum ForkError {
     State(ChangeError),
     #[error("the sandbox is paused")]
     Paused,
+    /// None of its copies has started lately.
+    #[error(transparent)]
+    TooEarly(#[from] TooEarly),
     /// Something in it cannot be copied, for a reason that is for the client.
     #[error("{0}")]
     Refused(String),
@@ -82,6 +86,7 @@ impl From<NodeError> for ForkError {
             NodeError::Unsupported(why) => Self::Unsupported(why),
             error @ (NodeError::NoLayer(_)
             | NodeError::Unavailable(_)
+            | NodeError::Busy { .. }
             | NodeError::Failed(_)
             | NodeError::Cancelled
             | NodeError::Unreachable(_)) => Self::Failed(error),
@@ -163,6 +168,7 @@ impl Sandboxes {
         // Whoever pauses or forks it waits.
         let _guard = entry.change_lock.lock().await;
         check(entry)?;
+        entry.forks.check(self.clock.now_us())?;
         let parent = self.parent(&entry.id).await?;
         let mut children = Vec::with_capacity(request.ids.len());
         for id in &request.ids {
@@ -195,6 +201,7 @@ impl Sandboxes {
                 }
             }
         };
+        self.note_started(entry, &started);
         let mut started = started.into_iter();
         let mut results = Vec::with_capacity(children.len());
         for child in children {
@@ -210,9 +217,11 @@ impl Sandboxes {
             self.metrics.create(match &result {
                 Ok(_) => CreateOutcome::Created,
                 Err(ChildError::Admission(AdmissionError::OverQuota(_))) => CreateOutcome::Limited,
-                Err(ChildError::Admission(_) | ChildError::Create(CreateError::NoCapacity { .. })) => {
-                    CreateOutcome::NoCapacity
-                }
+                Err(ChildError::Create(CreateError::Busy { team_limit: Some(_) })) => CreateOutcome::Limited,
+                Err(
+                    ChildError::Admission(_)
+                    | ChildError::Create(CreateError::NoCapacity { .. } | CreateError::Busy { .. }),
+                ) => CreateOutcome::NoCapacity,
                 Err(ChildError::Create(_)) => CreateOutcome::Failed,
             });
             results.push(result);
@@ -220,6 +229,23 @@ impl Sandboxes {
         let count = results.iter().filter(|result| result.is_ok()).count();
         self.records.log_event(&entry.id, &LifecycleEvent::Forked(count));
         Ok(results)
+    }
+
+    /// Has a sandbox of which no copy could be started not be copied again for a while.
+    fn note_started(&self, entry: &SandboxEntry, started: &[Result<StartedSandbox, NodeError>]) {
+        if started.iter().any(Result::is_ok) {
+            return entry.forks.forget();
+        }
+        let tried = |result: &Result<_, NodeError>| match result {
+            Err(NodeError::Refused(why)) => Some(why.clone()),
+            Err(NodeError::Failed(_)) => {
+                Some("the host failed to start its copies; the log of the platform has the cause".to_owned())
+            }
+            _ => None,
+        };
+        if let Some(why) = started.iter().find_map(tried) {
+            entry.forks.note_failure(self.clock.now_us(), &why);
+        }
     }
 
     async fn parent(&self, id: &SandboxId) -> Result<Parent, ForkError> {
@@ -324,6 +350,9 @@ impl Sandboxes {
                     NodeError::Capacity(why) => CreateError::NoCapacity {
                         why,
                         retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
+                    },
+                    NodeError::Busy { owner_limit } => CreateError::Busy {
+                        team_limit: owner_limit,
                     },
                     error => CreateError::Node(error),
                 });

@@ -20,6 +20,7 @@ use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
+use super::backoff::TooEarly;
 use super::registry::{CountedAs, SandboxEntry};
 use super::unrecorded::Unrecorded;
 use crate::admission::capacity::NoCapacity;
@@ -66,6 +67,9 @@ pub(crate) enum PauseError {
     /// A resume has come before its processes were on disk.
     #[error("the pause was cancelled by a resume")]
     Cancelled,
+    /// It could not be resumed lately.
+    #[error(transparent)]
+    TooEarly(#[from] TooEarly),
     /// The node cannot do it at all.
     #[error("{0}")]
     Unsupported(String),
@@ -438,6 +442,7 @@ impl Sandboxes {
                     PauseError::Node(_)
                     | PauseError::NoCapacity(_)
                     | PauseError::Starting
+                    | PauseError::TooEarly(_)
                     | PauseError::Cancelled
                     | PauseError::Unhealthy
                     | PauseError::TaskFailed,

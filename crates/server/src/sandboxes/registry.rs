@@ -17,6 +17,7 @@ use store::sandboxes::SandboxRow;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::backoff::BackOff;
 use super::lifecycle::lifecycle_of;
 use super::policy::spec_of;
 use crate::admission::Admission;
@@ -55,6 +56,10 @@ pub(crate) struct SandboxEntry {
     resume_wanted: watch::Sender<bool>,
     /// How many wait for it to be written to disk no further.
     waiting: watch::Sender<usize>,
+    /// Its failed resumes with processes.
+    pub(crate) resumes: BackOff,
+    /// Its failed forks.
+    pub(crate) forks: BackOff,
 }
 
 /// Someone waits for a sandbox to be written to disk no further, until this is dropped.
@@ -177,6 +182,8 @@ impl SandboxEntry {
             saved_rules: Mutex::default(),
             resume_wanted: watch::Sender::new(false),
             waiting: watch::Sender::new(0),
+            resumes: BackOff::default(),
+            forks: BackOff::default(),
         })
     }
 

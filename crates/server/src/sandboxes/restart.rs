@@ -82,6 +82,7 @@ impl Sandboxes {
                 template: row.template_id.clone(),
                 resources,
                 init: self.init_of(row, &spec, environment),
+                owner: Some(row.team_id.to_string()),
             },
             start: spec.start,
         })

@@ -133,6 +133,11 @@ impl Sandboxes {
     ) -> Result<Connected, PauseError> {
         let id = &entry.id;
         let counted = entry.counted();
+        let restores = matches!(counted, CountedAs::Paused { keep: Kept::Image, .. }) && !request.discards_processes;
+        if restores {
+            // Also those that have waited for an attempt which has failed since.
+            entry.resumes.check(self.clock.now_us())?;
+        }
         entry.count(CountedAs::Running)?;
         if let Err(error) = self.enter_host(entry).await {
             entry.force_count(counted);
@@ -158,6 +163,9 @@ impl Sandboxes {
         let continued = match self.let_continue(&row).await {
             Ok(continued) => continued,
             Err(error) => {
+                if restores && has_failed(&error) {
+                    entry.resumes.note_failure(self.clock.now_us(), reason_of(&error));
+                }
                 let paused = Unrecorded::Paused {
                     kept: row.kept.unwrap_or(Kept::Filesystem),
                     kept_bytes: row.kept_bytes.unwrap_or(0),
@@ -190,6 +198,7 @@ impl Sandboxes {
             ..row
         });
         entry.follow(&row);
+        entry.resumes.forget();
         entry.set_policy_pending(false);
         entry.reopen();
         if !entry.apply(Transition::Started) {
@@ -317,6 +326,7 @@ impl Sandboxes {
         let resumed = resumed.map_err(|error| match error {
             NodeError::NotFound(_) if kept == Kept::Memory => PauseError::Gone,
             NodeError::Unsupported(why) => PauseError::Unsupported(why),
+            error @ NodeError::Busy { .. } => PauseError::Node(error),
             error => {
                 tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot resume a sandbox");
                 PauseError::Node(error)
@@ -425,12 +435,29 @@ fn follow_node(row: SandboxRow, counted: CountedAs) -> SandboxRow {
     }
 }
 
+/// Whether the node has tried to resume it in vain, and would most likely again.
+fn has_failed(error: &PauseError) -> bool {
+    match error {
+        PauseError::Node(error) => match error {
+            NodeError::Refused(_) | NodeError::Failed(_) | NodeError::NoLayer(_) | NodeError::Unreachable(_) => true,
+            NodeError::NotFound(_)
+            | NodeError::Capacity(_)
+            | NodeError::Busy { .. }
+            | NodeError::Unavailable(_)
+            | NodeError::Unsupported(_)
+            | NodeError::Cancelled => false,
+        },
+        _ => false,
+    }
+}
+
 /// Why a sandbox could not be resumed, for its client.
 fn reason_of(error: &PauseError) -> &str {
     match error {
         PauseError::Unsupported(_) => "this host cannot resume what is kept of it",
         PauseError::Store(_) => "the database failed",
         PauseError::Node(NodeError::Refused(why)) => why,
+        PauseError::Node(NodeError::Busy { .. }) => "others were being resumed, and its turn did not come in time",
         PauseError::Node(NodeError::Capacity(_)) => "the host has no capacity for it",
         PauseError::Node(NodeError::NoLayer(_)) => "a layer of its template is not on the host",
         PauseError::Node(NodeError::NotFound(_)) | PauseError::Gone => "the host has not found it",

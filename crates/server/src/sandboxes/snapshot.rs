@@ -85,6 +85,7 @@ impl From<NodeError> for SnapshotError {
             NodeError::Unsupported(why) => Self::Unsupported(why),
             error @ (NodeError::NoLayer(_)
             | NodeError::Unavailable(_)
+            | NodeError::Busy { .. }
             | NodeError::Cancelled
             | NodeError::Failed(_)
             | NodeError::Unreachable(_)) => Self::Failed(error.into()),

@@ -38,6 +38,7 @@ mod pause_limits;
 mod platform;
 mod pool;
 mod repositories;
+mod restores;
 mod sandbox_metrics;
 mod secrets;
 mod signed;

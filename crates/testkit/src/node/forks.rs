@@ -17,9 +17,15 @@ impl FakeNode {
             return Err(NodeError::NotFound(request.id));
         }
         let most = self.forks_started.load(Ordering::SeqCst);
+        let fails = *self.forks_fail.lock();
+        let failed = self
+            .behave(fails)
+            .await
+            .err()
+            .unwrap_or_else(|| NodeError::failed(SECRET));
         let started = request.children.iter().enumerate().map(|(index, child)| {
             if index >= most {
-                return Err(NodeError::failed(SECRET));
+                return Err(failed.clone());
             }
             self.running.lock().insert(child.id.clone());
             self.egress.lock().insert(child.id.clone(), child.egress.clone());

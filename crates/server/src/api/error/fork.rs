@@ -3,6 +3,7 @@
 use http::StatusCode;
 
 use super::{ApiError, IN_PROGRESS_AFTER_S};
+use crate::sandboxes::backoff::TooEarly;
 use crate::sandboxes::change::ChangeError;
 use crate::sandboxes::fork::{ChildError, ForkError};
 
@@ -20,6 +21,14 @@ impl ApiError {
             ForkError::Paused => {
                 let why = format!("sandbox \"{id}\" is paused: resume it first");
                 Self::new(StatusCode::CONFLICT, why)
+            }
+            ForkError::TooEarly(TooEarly { why, wait_s }) => {
+                let why = format!(
+                    "sandbox \"{id}\" could not be forked lately, and is not copied again for {wait_s} s; it runs on: {why}"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+                    .code("sandbox_fork_delayed")
+                    .retry_after(wait_s)
             }
             ForkError::Refused(why) => {
                 let why = format!("sandbox \"{id}\" cannot be forked as it is now, and runs on: {why}");

@@ -4,6 +4,7 @@ use http::StatusCode;
 use protocol::node::NodeError;
 
 use super::{ApiError, IN_PROGRESS_AFTER_S};
+use crate::sandboxes::backoff::TooEarly;
 use crate::sandboxes::pause::PauseError;
 
 impl ApiError {
@@ -52,6 +53,16 @@ impl ApiError {
                 );
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
             }
+            PauseError::Node(NodeError::Busy { owner_limit }) => Self::restores_busy(owner_limit),
+            PauseError::TooEarly(TooEarly { why, wait_s }) => {
+                let why = format!(
+                    "sandbox \"{id}\" is still paused: it could not be resumed lately, and is not tried again for \
+                     {wait_s} s: {why}: start it anew from its files with `\"memory\": false`"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+                    .code("sandbox_resume_delayed")
+                    .retry_after(wait_s)
+            }
             PauseError::Node(_) | PauseError::TaskFailed => {
                 let why = format!("sandbox \"{id}\" could not be resumed, and is still paused: try again");
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)
@@ -68,6 +79,27 @@ impl ApiError {
             PauseError::Running | PauseError::Paused => Self::changing(id, "paused or resumed"),
             other => Self::not_resumed(other, id),
         }
+    }
+
+    /// Others are restored with their processes at the moment: 429 if they are of the same team, which can have `team_limit`
+    /// at the same time, otherwise 503.
+    pub(super) fn restores_busy(team_limit: Option<usize>) -> Self {
+        let error = match team_limit {
+            Some(limit) => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                format!(
+                    "your team is limited to {limit} sandboxes that are restored with their processes at the same time: try \
+                     again in a moment"
+                ),
+            )
+            .code("restore_limit_reached"),
+            None => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the host restores as many sandboxes with their processes as it can: try again in a moment",
+            )
+            .code("restore_capacity_unavailable"),
+        };
+        error.retry_after(IN_PROGRESS_AFTER_S)
     }
 
     fn not_changed_in_state(error: PauseError) -> Self {

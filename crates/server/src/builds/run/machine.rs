@@ -81,6 +81,7 @@ impl<'a> Machine<'a> {
             init,
             egress: context.egress.clone(),
             memory: None,
+            owner: None,
         };
         match context.start(request).await {
             Ok(_) => Ok(machine),

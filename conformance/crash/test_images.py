@@ -78,7 +78,12 @@ class Holder:
         return self.detail()["pauseStorage"]
 
     def connect(self) -> httpx.Response:
-        return self.api.post(f"{self.path}/connect", json={"timeout": 3000})
+        """Connects, as soon as that is tried again after an attempt that failed."""
+        while True:
+            answer = self.api.post(f"{self.path}/connect", json={"timeout": 3000})
+            if answer.status_code != 503 or answer.json().get("error_code") != "sandbox_resume_delayed":
+                return answer
+            time.sleep(int(answer.headers["Retry-After"]))
 
 
 def image_of(server: Platform, holder: Holder) -> Path:

@@ -104,12 +104,13 @@ step_escape() {
   RINGFENCE_CRIU=$(criu_program)
   export RINGFENCE_CRIU
   suite 2.63.0 1200 escape
+  local own=escape/test_shared_inodes.py::test_nothing_that_can_be_opened_is_shared
   # What holds in a sandbox holds in one that was restored from disk.
   suite 2.63.0 900 --restored escape/test_kernel.py escape/test_network.py escape/test_files_of_the_host.py escape/test_respawn.py \
-    escape/test_proc_and_sys.py escape/test_limits.py
+    escape/test_proc_and_sys.py escape/test_limits.py "$own"
   # And in a fork: what depends on its ids, its groups, its agent and what it sees.
   local limits=escape/test_limits.py
-  suite 2.63.0 300 --forked escape/test_kernel.py escape/test_files_of_the_host.py escape/test_proc_and_sys.py \
+  suite 2.63.0 300 --forked escape/test_kernel.py escape/test_files_of_the_host.py escape/test_proc_and_sys.py "$own" \
     "escape/test_agent_survives.py::test_nothing_that_acts_on_another_process_reaches_the_agent" \
     escape/test_network.py --deselect escape/test_network.py::test_the_control_channel_refuses_peers_inside \
     "$limits::test_what_the_kernel_counts_per_user_is_counted_per_sandbox" "$limits::test_a_fork_bomb_is_held" \

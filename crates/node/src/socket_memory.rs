@@ -44,6 +44,8 @@ const OF_EACH: u64 = 1 << 20;
 /// happens only while the host goes on losing memory.
 const REST: u32 = 3;
 const REST_FROM_COUNTING: u32 = 20;
+/// Longest of them: what is not seen meanwhile is a loss.
+const REST_MAX: Duration = Duration::from_millis(250);
 /// Sockets and open files of a sandbox from which on it is measured when the host must be measured at once.
 const MANY: u64 = 4096;
 /// What a sandbox may hold in its sockets beyond what it is charged for. Legitimate programs stay far below: a netlink
@@ -174,7 +176,7 @@ impl Watch {
                 );
                 end(handle, &why, lost);
             }
-            self.rested = Instant::now() + now.elapsed() * REST;
+            self.rested = Instant::now() + (now.elapsed() * REST).min(REST_MAX);
         } else if is_urgent && now >= self.rested_from_counting {
             for (handle, objects) in by_objects(&handles) {
                 if objects < MANY {
@@ -182,7 +184,7 @@ impl Watch {
                 }
                 check(handle);
             }
-            self.rested_from_counting = Instant::now() + now.elapsed() * REST_FROM_COUNTING;
+            self.rested_from_counting = Instant::now() + (now.elapsed() * REST_FROM_COUNTING).min(REST_MAX);
         }
         if is_regular {
             let due = self.round.next(handles.iter().map(|handle| handle.id().clone()));

@@ -64,6 +64,18 @@ def uncharged_bytes() -> int:
     return taken
 
 
+def settled_bytes() -> int:
+    """The same, once what ended before has been given back: charges end earlier than objects."""
+    last, deadline = uncharged_bytes(), time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        now = uncharged_bytes()
+        if abs(now - last) < 2 * MIB:
+            return now
+        last = now
+    return last
+
+
 @dataclass
 class Made:
     """What became of an attempt: what the program printed, or nothing if the sandbox was ended."""
@@ -85,7 +97,7 @@ def make(platform: Platform, kind: str, user: str) -> Made:
         while not said.endswith("\n"):
             said += next(output)[0] or ""
         assert said == "begun\n"
-        before = uncharged_bytes()
+        before = settled_bytes()
         box.files.write("/tmp/begin", "", user="root")
         said = ""
         try:

@@ -60,20 +60,15 @@ const ROUND: usize = 50;
 /// Losses of memory to objects that no sandbox explains, for which a sandbox is held responsible: within this time, or
 /// since it was lowest; so many bytes; and so many objects that a sandbox must have made meanwhile. The last rule is for
 /// what is done slowly.
-const LOSSES: [Loss; 3] = [
-    Loss {
-        within: Some(MINUTE),
-        bytes: 40 << 20,
-        made: 32_768,
-    },
+const LOSSES: [Loss; 2] = [
     Loss {
         within: Some(MINUTE),
         bytes: 256 << 20,
-        made: 1000,
+        made: 4096,
     },
     Loss {
         within: None,
-        bytes: 256 << 20,
+        bytes: 512 << 20,
         made: 131_072,
     },
 ];
@@ -504,17 +499,17 @@ mod tests {
                 .map(|&(at, mib, files)| ledger.enter(&entry(at, mib, files), is_explained));
             found.last().unwrap().map(|(_, _, lost)| lost / MIB)
         };
-        assert_eq!(enter(&[(1, 1040, 32_778)], false), Some(40));
-        assert_eq!(enter(&[(1, 1039, 32_778)], false), None);
-        assert_eq!(enter(&[(1, 1040, 32_777)], false), None);
-        assert_eq!(enter(&[(1, 1256, 1_010)], false), Some(256));
-        assert_eq!(enter(&[(1, 1256, 1_010)], true), None);
-        // Too slowly for the first two.
-        assert_eq!(enter(&[(61, 1256, 131_081)], false), None);
-        assert_eq!(enter(&[(61, 1256, 131_082)], false), Some(256));
+        assert_eq!(enter(&[(1, 1256, 4_106)], false), Some(256));
+        assert_eq!(enter(&[(1, 1255, 4_106)], false), None);
+        assert_eq!(enter(&[(1, 1256, 4_105)], false), None);
+        assert_eq!(enter(&[(1, 1256, 4_106)], true), None);
+        // Too slowly for the first rule.
+        assert_eq!(enter(&[(61, 1511, 131_082)], false), None);
+        assert_eq!(enter(&[(61, 1512, 131_081)], false), None);
+        assert_eq!(enter(&[(61, 1512, 131_082)], false), Some(512));
         // What was given back before does not count, and what has come since does.
-        assert_eq!(enter(&[(1, 900, 10), (2, 940, 32_778)], false), Some(40));
-        assert_eq!(enter(&[(1, 900, 32_778), (2, 1_000, 32_778)], false), None);
+        assert_eq!(enter(&[(1, 700, 10), (2, 956, 4_106)], false), Some(256));
+        assert_eq!(enter(&[(1, 700, 4_106), (2, 1_000, 4_106)], false), None);
     }
 
     #[test]

@@ -121,7 +121,7 @@ def make(platform: Platform, kind: str, user: str) -> Made:
 )
 def test_what_the_kernel_takes_is_charged_or_bounded(platform: Platform, user: str, kind: str) -> None:
     attempts: list[Made] = []
-    for _ in range(3):
+    for _ in range(6):
         made = make(platform, kind, user)
         attempts.append(made)
         print(f"\n{user} {kind}: {made.said}, uncharged {made.uncharged_mib} MiB")

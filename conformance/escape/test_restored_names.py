@@ -202,27 +202,32 @@ def is_refused(box: Sandbox, why: str) -> None:
     assert storage(box) == "disk"
 
 
+@pytest.mark.parametrize(("user", "home"), [("root", "root"), ("user", "home/user")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_link_that_comes_after_the_image(platform: Platform, decoys: Decoys, tmp_path: Path, kind: str) -> None:
+def test_a_link_that_comes_after_the_image(
+    platform: Platform, decoys: Decoys, tmp_path: Path, kind: str, user: str, home: str
+) -> None:
     """The disk of a paused sandbox is changed: the image is looked at again, with the files that it is restored with."""
     with Sandbox.create(timeout=300) as box:
-        pid = lose(box, kind, "-", decoys.names)
+        pid = lose(box, kind, "-", decoys.names, user)
         box.pause()
         assert storage(box) == "disk", reasons(box)
         with files_of(box, platform, tmp_path) as upper:
-            place = upper / "root" / f"{kind}-file"
-            place.rename(upper / "root" / "aside")
+            place = upper / home / f"{kind}-file"
+            place.rename(upper / home / "aside")
             place.symlink_to(decoys.closed)
         is_refused(box, "which is no directory now")
         decoys.check()
         with files_of(box, platform, tmp_path) as upper:
-            place = upper / "root" / f"{kind}-file"
+            place = upper / home / f"{kind}-file"
             place.unlink()
-            (upper / "root" / "aside").rename(place)
+            (upper / home / "aside").rename(place)
         # Nothing was lost by the refusal.
         box = box.connect(timeout=300)
         decoys.check()
         assert lives(box, pid)
+        # And nothing that CRIU made for it is left.
+        assert root(box, f"find /{home} -name 'link_remap*' -o -name '*.ghost' -o -path '/{home}/{kind}-*/*'") == ""
 
 
 def test_an_image_that_was_changed(platform: Platform, decoys: Decoys) -> None:

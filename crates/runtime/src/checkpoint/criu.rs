@@ -2,7 +2,7 @@
 //!
 //! It runs in a root of its own ([`jail`]), as the first user of the sandbox's id range, with few of the capabilities of the
 //! host's root. As that user it owns the user namespace of the sandbox, and with it has every capability over what is in
-//! there: processes, mounts, network. What it does to the host itself needs one of [`FOR_ALL`] or [`FOR_DUMPS`].
+//! there: processes, mounts, network. What it does to the host itself needs one of [`FOR_ALL`], or of those for some runs.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -41,6 +41,9 @@ const FOR_DUMPS: [u32; 2] = [
     1, // CAP_DAC_OVERRIDE: to link a file whose name was removed, in a directory of any user inside
     2, // CAP_DAC_READ_SEARCH: to see the open files of processes of any user inside
 ];
+/// What a restore keeps as well where CRIU removes names in the sandbox afterwards, which may be in directories of any user
+/// inside: `CAP_DAC_OVERRIDE`.
+const FOR_NAMES: [u32; 1] = [1];
 /// `CAP_DAC_READ_SEARCH`, which opening a watched file by its handle asks for before Linux 6.11, also in a sandbox.
 const HANDLES: u32 = 2;
 const HANDLES_FREE: (u32, u32) = (6, 11);
@@ -322,12 +325,15 @@ fn file_of(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
 
 /// The capabilities over the host that a run keeps, as a set of bits.
 fn capabilities(task: Task) -> u64 {
-    let more: &[u32] = match task {
-        Task::Dump { .. } => &FOR_DUMPS,
-        Task::Restore if release_numbers(&super::kernel()) < Some(HANDLES_FREE) => &[HANDLES],
-        Task::Restore => &[],
-    };
-    FOR_ALL.iter().chain(more).fold(0, |set, number| set | 1 << number)
+    let mut kept = FOR_ALL.to_vec();
+    match task {
+        Task::Dump { .. } => kept.extend(FOR_DUMPS),
+        Task::Restore { removes_names } => {
+            kept.extend(FOR_NAMES.iter().filter(|_| removes_names));
+            kept.extend((release_numbers(&super::kernel()) < Some(HANDLES_FREE)).then_some(HANDLES));
+        }
+    }
+    kept.iter().fold(0, |set, number| set | 1 << number)
 }
 
 fn become_identity(base: u32, kept: u64) -> io::Result<()> {
@@ -391,7 +397,7 @@ mod tests {
         let prepare = || std::env::set_current_dir(directory.path());
         let run = CriuRun {
             program: Path::new("/bin/sh"),
-            task: Task::Restore,
+            task: Task::Restore { removes_names: false },
             settings: &CriuSettings::new(),
             base: 0,
             birth: None,

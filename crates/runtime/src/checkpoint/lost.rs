@@ -122,6 +122,11 @@ impl Lost {
         }
     }
 
+    /// Whether CRIU itself, and not a process of the sandbox, removes what a restore has made for it.
+    pub(crate) fn is_removed_by_criu(&self) -> bool {
+        self.how != How::Socket
+    }
+
     pub(super) fn is_directory(&self) -> bool {
         self.how == How::Directory
     }

@@ -34,7 +34,10 @@ pub(crate) enum Task {
         pid: i32,
     },
     /// Restore what an image has.
-    Restore,
+    Restore {
+        /// Whether names in the file systems of the sandbox are removed afterwards.
+        removes_names: bool,
+    },
 }
 
 #[derive(Message)]
@@ -81,7 +84,7 @@ struct Notification {
 pub(super) fn request(task: Task, settings: &str) -> Vec<u8> {
     let (kind, pid) = match task {
         Task::Dump { pid } => (DUMP, Some(pid)),
-        Task::Restore => (RESTORE, None),
+        Task::Restore { .. } => (RESTORE, None),
     };
     let options = RequestOptions {
         directory: NONE,
@@ -174,7 +177,7 @@ mod tests {
         let dump = request(Task::Dump { pid: 7 }, "/c");
         let options = b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\x07\x48\x01\x60\x01\x9a\x03\x02/c";
         assert_eq!(dump, [&b"\x08\x01\x12\x16"[..], options].concat());
-        assert!(request(Task::Restore, "/c").starts_with(b"\x08\x02"));
+        assert!(request(Task::Restore { removes_names: false }, "/c").starts_with(b"\x08\x02"));
         assert_eq!(answer(true), b"\x08\x06\x18\x01");
         assert_eq!(answer(false), b"\x08\x06\x18\x00");
         let step_of = |message: &[u8]| step(message).unwrap();

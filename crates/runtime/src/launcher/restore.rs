@@ -49,9 +49,10 @@ use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent, CriuRun};
 use crate::checkpoint::jail::{self, Jail};
+use crate::checkpoint::lost::{self, Lost};
 use crate::checkpoint::program::Program;
 use crate::checkpoint::rpc::{CriuSettings, Task};
-use crate::checkpoint::{self, About, dump, facts, ghosts, ids, lost, mounts};
+use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::processors::{self, View};
@@ -96,6 +97,8 @@ struct Parts<'a> {
     /// Mounts, by the mount points for which they are the sources.
     sources: Vec<(String, OwnedFd)>,
     root: OwnedFd,
+    /// Whether CRIU removes names in it.
+    removes_names: bool,
     /// The agent's program.
     program: &'a File,
     figures: Option<&'a Figures>,
@@ -134,7 +137,8 @@ impl Launcher {
         let mut sources = Vec::new();
         let mut root = None;
         let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
-        if let Some(why) = self.find_lost(rootfs, &overlays, image).during("look for lost files")? {
+        let lost = lost::lost(self.opened(image)?.as_fd()).during("look for lost files")?;
+        if let Some(why) = make_way(&lost, rootfs, &overlays).during("look for lost files")? {
             return Ok((Reply::Refused(why), Vec::new()));
         }
         // Only now, because what is refused leaves no groups.
@@ -170,6 +174,7 @@ impl Launcher {
             interface: self.interface,
             sources,
             root,
+            removes_names: lost.iter().any(Lost::is_removed_by_criu),
             program: &program,
             figures: figures.as_ref(),
             processors: &processors,
@@ -244,22 +249,6 @@ impl Launcher {
         Ok(rustix::fs::openat(&self.data_dir, relative, flags, Mode::empty())?)
     }
 
-    /// Prepares the file systems for files that have lost their names. Returns why such a file cannot be where it was, in
-    /// which case nothing is changed.
-    fn find_lost(&self, rootfs: &Rootfs, overlays: &[OwnedFd], image: &Image) -> io::Result<Option<String>> {
-        let found = lost::lost(self.opened(image)?.as_fd())?;
-        let targets: Vec<&str> = rootfs.overlays.iter().map(|overlay| overlay.target.as_str()).collect();
-        for (target, mount) in targets.iter().zip(overlays) {
-            if let Some(why) = ghosts::misplaced(&found, mount.as_fd(), target, &targets)? {
-                return Ok(Some(why));
-            }
-        }
-        for (target, mount) in targets.iter().zip(overlays) {
-            ghosts::remove(&found, mount.as_fd(), target, &targets)?;
-        }
-        Ok(None)
-    }
-
     /// The agent's program of an image, and a mount of it.
     fn program(&self, hash: &str) -> io::Result<(File, OwnedFd)> {
         // A file system of its own, on which it has the same path as the program of this launcher: inside, that is in the
@@ -314,6 +303,21 @@ impl Launcher {
         }
         Ok(())
     }
+}
+
+/// Prepares the file systems for files that have lost their names. Returns why such a file cannot be where it was, in which
+/// case nothing is changed.
+fn make_way(lost: &[Lost], rootfs: &Rootfs, overlays: &[OwnedFd]) -> io::Result<Option<String>> {
+    let targets: Vec<&str> = rootfs.overlays.iter().map(|overlay| overlay.target.as_str()).collect();
+    for (target, mount) in targets.iter().zip(overlays) {
+        if let Some(why) = ghosts::misplaced(lost, mount.as_fd(), target, &targets)? {
+            return Ok(Some(why));
+        }
+    }
+    for (target, mount) in targets.iter().zip(overlays) {
+        ghosts::remove(lost, mount.as_fd(), target, &targets)?;
+    }
+    Ok(None)
 }
 
 /// Names of the sources for masked files and directories.
@@ -439,7 +443,9 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
     };
     let run = CriuRun {
         program: &parts.image.program.path,
-        task: Task::Restore,
+        task: Task::Restore {
+            removes_names: parts.removes_names,
+        },
         settings: &settings,
         base: parts.base_id,
         birth: parts.work.birth.as_ref().map(AsFd::as_fd),

@@ -373,7 +373,7 @@ mod tests {
         for unaccepted in [ESTABLISHED, CLOSE_WAIT] {
             check(&socket(unaccepted, 0, 0, memory), (153 + UNACCEPTED, false));
         }
-        let below = Some([100, 9999, 20, 9999, (-300i32).cast_unsigned(), 50, 9999, 9999, 9999]);
+        let below = Some([100, 9999, 20, 9999, (-300i32).cast_unsigned(), 45, 5, 9999, 9999]);
         check(&socket(ESTABLISHED, 1000, 7, below), (150, false));
         // Sockets of the platform, open and closed.
         check(&socket(ESTABLISHED, 0, 7, memory), (0, false));

@@ -27,13 +27,13 @@ pub(crate) struct Agents {
 
 type Hashes = HashMap<Identity, String>;
 
-/// Which file it is. With the time of its last change, because a file system that comes later may have the number of one
-/// that is gone.
+/// Which file it is. With the time when it was last written, because a file system that comes later may have the number of one
+/// that is gone. Its rights change with every restore, which is no reason to read all of it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Identity {
     device: u64,
     inode: u64,
-    changed: (i64, i64),
+    written: (i64, i64),
 }
 
 impl Identity {
@@ -42,7 +42,7 @@ impl Identity {
         Ok(Self {
             device: metadata.dev(),
             inode: metadata.ino(),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            written: (metadata.mtime(), metadata.mtime_nsec()),
         })
     }
 }
@@ -80,7 +80,7 @@ impl Agents {
             copy.sync_all()?;
             fs::rename(&unfinished, self.dir.join(&hash))?;
             File::open(&self.dir)?.sync_all()?;
-            // With the time of this change.
+            // With the time of this copy.
             known.insert(Identity::of(&copy)?, hash.clone());
         }
         Ok(hash)
@@ -208,5 +208,20 @@ mod tests {
         }
         fs::remove_file(&path).unwrap();
         assert!(agents.obstacle(&hash).unwrap().unwrap().contains("is missing"));
+    }
+
+    #[test]
+    fn one_whose_rights_change_is_not_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let agents = Agents::open(dir.path()).unwrap();
+        let path = dir.path().join("agent");
+        fs::write(&path, "program").unwrap();
+        let hash = agents.keep(&File::open(&path).unwrap()).unwrap();
+        let known = agents.known.lock().len();
+        for mode in [0o751, 0o711, 0o751] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(agents.keep(&File::open(&path).unwrap()).unwrap(), hash);
+        }
+        assert_eq!(agents.known.lock().len(), known);
     }
 }

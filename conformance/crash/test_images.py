@@ -107,7 +107,7 @@ def criu_of(server: Platform) -> list[int]:
         try:
             if process.name.isdigit() and (process / "comm").read_text() == "criu\n":
                 # It has a root of its own, in which it sees the image.
-                if any((process / "root/image").samefile(image) for image in server.data_dir.glob("kept/*/image*")):
+                if any((process / "root/ringfence/image").samefile(image) for image in server.data_dir.glob("kept/*/image*")):
                     found.append(int(process.name))
         except OSError:
             continue

@@ -284,15 +284,46 @@ def test_nothing_of_the_host_is_in_the_root_of_criu(platform: Platform) -> None:
                 assert action == "connect" or storage(box) == "disk", reasons(box)
             rounds -= 1
             assert rounds, f"CRIU was seen during {[*seen]} alone"
-    wanted = {"dev", "etc", "image", "proc", "run", "sys", "tmp", "work"}
+    wanted = {"dev", "etc", "proc", "ringfence", "ringfence/image", "ringfence/work", "run", "sys", "tmp"}
     programs = {"bin", "lib", "lib64", "usr", "sbin", Path(os.environ["RINGFENCE_CRIU"]).parts[1]}
     for action, (names, capabilities) in seen.items():
         own = {"freezer"} if action == "pause" else {"root", "mounts", "figures", "ids"}
-        assert names <= wanted | programs | own, (action, names)
+        assert names <= wanted | programs | {f"ringfence/{name}" for name in own}, (action, names)
         # CHOWN, FOWNER, SYS_PTRACE, SYS_MODULE, SYS_RAWIO, MKNOD, LINUX_IMMUTABLE and more.
         for forbidden in (0, 3, 9, 16, 17, 19, 22, 27):
             assert not int(capabilities, 16) >> forbidden & 1, (action, capabilities)
     assert not int(seen["connect"][1], 16) & 0b110, "no right over files of the host at a restore"
+
+
+def test_criu_may_be_installed_anywhere(tmp_path: Path) -> None:
+    """Below directories in which sandboxes, images and caches are in the root of CRIU, or others of the host."""
+    real = Path(os.environ["RINGFENCE_CRIU"])
+    for place in ("/root", "/tmp", "/run", "/mnt", "/image"):
+        home = Path(place) / f"rf-criu-{uuid.uuid4().hex[:8]}"
+        made = [path for path in (Path(place), home) if not path.exists()]
+        home.mkdir(parents=True)
+        try:
+            shutil.copy2(real, home / "criu")
+            data = tmp_path / home.name
+            hoststate.own(data)
+            server = Platform(data, config=f'[pause]\ncriu = "{home}/criu"\n')
+            try:
+                server.start()
+                server.use()
+                with Sandbox.create(timeout=60) as box:
+                    pid = lose(box, "file", "-", ["file"], "user")
+                    box.pause()
+                    assert storage(box) == "disk", (place, reasons(box))
+                    box = box.connect(timeout=60)
+                    assert lives(box, pid), place
+                assert server.terminate() == 0, server.log_tail()
+                assert server.down().returncode == 0
+            finally:
+                server.close()
+        finally:
+            shutil.rmtree(home)
+            for path in reversed(made[:-1]):
+                path.rmdir()
 
 
 def look_at_criu(action: Callable[[], object], platform: Platform) -> tuple[set[str], str] | None:
@@ -313,7 +344,8 @@ def find_criu(platform: Platform) -> tuple[set[str], str] | None:
             if (process / "cmdline").read_bytes().split(b"\0")[:2] == [b"criu", b"swrk"]:
                 lines = (process / "status").read_text().splitlines()
                 (capabilities,) = (line.split()[1] for line in lines if line.startswith("CapEff"))
-                return set(os.listdir(process / "root")), capabilities
+                names = {str(path.relative_to(process / "root")) for path in (process / "root").glob("ringfence/*")}
+                return {*os.listdir(process / "root"), *names}, capabilities
         except OSError:
             continue
     return None

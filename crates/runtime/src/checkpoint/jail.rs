@@ -9,11 +9,14 @@
 //!   /usr/sbin/criu, /lib/..., /usr/bin/tar ...   the program, what it loads, and the programs that it starts
 //!   /proc                                        processes of the host; their files and roots cannot be entered (`criu`)
 //!   /dev/null, /dev/pts                          of this root's own
-//!   /image                                       the image, which only a dump may write
-//!   /run, /work, /tmp                            empty, but for what CRIU knows about the kernel
-//!   /freezer                                     at a dump, the control group of the sandbox
-//!   /root, /mounts, /figures                     at a restore, the file systems of the sandbox
+//!   /run, /tmp                                   empty, but for what CRIU knows about the kernel
+//!   /ringfence/image                             the image, which only a dump may write
+//!   /ringfence/work                              empty
+//!   /ringfence/freezer                           at a dump, the control group of the sandbox
+//!   /ringfence/root, mounts, figures             at a restore, the file systems of the sandbox
 //! ```
+//!
+//! What is not the host's has names that no program of the host has: CRIU may be installed anywhere.
 //!
 //! All of it is in a file system in memory that ends with the last process in it. `docs/decisions/confined-criu.md` lists
 //! the paths that CRIU uses.
@@ -30,19 +33,19 @@ use crate::setup;
 use crate::sys::{self, attr};
 
 /// Where the image is.
-pub(crate) const IMAGE: &str = "/image";
+pub(crate) const IMAGE: &str = "/ringfence/image";
 /// Where CRIU has its cache of facts about the kernel.
 pub(crate) const RUN: &str = "/run";
 /// Directory in which CRIU starts. It leaves statistics there.
-pub(crate) const WORK: &str = "/work";
+pub(crate) const WORK: &str = "/ringfence/work";
 /// Where the control group of the sandbox is.
-pub(crate) const FREEZER: &str = "/freezer";
+pub(crate) const FREEZER: &str = "/ringfence/freezer";
 /// Where the mount of the sandbox's root is.
-pub(crate) const ROOT: &str = "/root";
+pub(crate) const ROOT: &str = "/ringfence/root";
 /// Where the sources of its other mounts are.
-pub(crate) const MOUNTS: &str = "/mounts";
+pub(crate) const MOUNTS: &str = "/ringfence/mounts";
 /// Where its `/proc` files are.
-pub(crate) const FIGURES: &str = "/figures";
+pub(crate) const FIGURES: &str = "/ringfence/figures";
 
 /// Where the file system is attached until it becomes the root: at a directory that every host has. What is there is needed
 /// only through descriptors meanwhile.

@@ -534,7 +534,7 @@ fn enter_jail(parts: &Parts<'_>) -> io::Result<()> {
 }
 
 /// Where the map of ids of the sandbox's slot is, in the root for CRIU.
-const IDS: &str = "/ids";
+const IDS: &str = "/ringfence/ids";
 
 /// Has this process killed when its parent ends, which has this pid: one that waits for something in the sandbox would stay.
 fn end_with(parent: Pid) -> io::Result<()> {

@@ -279,3 +279,43 @@ def test_clients_that_give_up_on_a_stuck_server_do_not_end_its_sandbox(platform:
     time.sleep(1)
     assert neighbour.is_running()
     assert logged(platform, neighbour.sandbox_id) == []
+
+
+# Opens files in children, and prints how many there are after each batch that it is told to.
+OPENER = """
+import os, resource, signal, sys
+each = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 64, 10_000)
+held, (done, tell) = 0, os.pipe()
+for total in ({below}, {above}):
+    while held < total:
+        if os.fork() == 0:
+            for _ in range(each):
+                os.eventfd(0)
+            os.write(tell, b"x")
+            signal.pause()
+        held += each
+        os.read(done, 1)
+    print(held, flush=True)
+    signal.sigwait([signal.SIGUSR1]) if total == {below} else signal.pause()
+"""
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+def test_open_files_are_limited_in_sum(platform: Platform, neighbour: Sandbox, user: str) -> None:
+    below, above = 480_000, 540_000
+    box = Sandbox.create(timeout=300)
+    try:
+        code = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        opener = Background(box, code + OPENER.format(below=below, above=above), user)
+        assert int(opener.said) >= below
+        # Below the limit it stays, for more than one measurement of the host.
+        for _ in range(50):
+            assert root(box, "echo fine") == "fine\n"
+        assert logged(platform, box.sandbox_id) == []
+        root(box, f"kill -USR1 {opener.handle.pid}")
+        until(lambda: not box.is_running(), "the sandbox is ended", within_s=60)
+        until(lambda: bool(logged(platform, box.sandbox_id)), "its log says why", within_s=10)
+        assert "files open" in logged(platform, box.sandbox_id)[0]["message"]
+        assert root(neighbour, "echo untouched") == "untouched\n"
+    finally:
+        box.kill()

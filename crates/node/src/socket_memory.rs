@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use model::id::SandboxId;
 use model::log::Level;
 use runtime::driver::Objects;
-use runtime::sockets::{NETLINK_SOCKETS_MAX, Uncharged};
+use runtime::sockets::{NETLINK_SOCKETS_MAX, OPEN_FILES_MAX, Uncharged};
 use runtime::usage::HostPulse;
 
 use crate::Shared;
@@ -367,6 +367,7 @@ impl Excess {
             bytes,
             files_bytes,
             netlink_sockets,
+            open_files,
         } = *held;
         if netlink_sockets > NETLINK_SOCKETS_MAX {
             let why = format!(
@@ -378,6 +379,17 @@ impl Excess {
                 why,
                 bytes,
                 is_certain: true,
+            });
+        }
+        if open_files > OPEN_FILES_MAX {
+            let why = format!(
+                "its processes have {open_files} files open, each with some of the host's memory beyond its limit; \
+                 {OPEN_FILES_MAX} are allowed"
+            );
+            return Some(Self {
+                why,
+                bytes,
+                is_certain: false,
             });
         }
         let (what, bytes, bound) = match files_bytes > FILES_BOUND {
@@ -434,18 +446,20 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_bound() {
-        let excess = |bytes, files_bytes, netlink_sockets| {
+        let excess = |bytes, files_bytes, netlink_sockets, open_files| {
             Excess::of(&Uncharged {
                 bytes,
                 files_bytes,
                 netlink_sockets,
+                open_files,
             })
             .map(|excess| (excess.bytes, excess.is_certain))
         };
-        assert_eq!(excess(BOUND, FILES_BOUND, NETLINK_SOCKETS_MAX), None);
-        assert_eq!(excess(BOUND + 1, 0, 0), Some((BOUND + 1, false)));
-        assert_eq!(excess(0, FILES_BOUND + 1, 0), Some((FILES_BOUND + 1, false)));
-        assert_eq!(excess(7, 0, NETLINK_SOCKETS_MAX + 1), Some((7, true)));
+        assert_eq!(excess(BOUND, FILES_BOUND, NETLINK_SOCKETS_MAX, OPEN_FILES_MAX), None);
+        assert_eq!(excess(BOUND + 1, 0, 0, 0), Some((BOUND + 1, false)));
+        assert_eq!(excess(0, FILES_BOUND + 1, 0, 0), Some((FILES_BOUND + 1, false)));
+        assert_eq!(excess(7, 0, NETLINK_SOCKETS_MAX + 1, 0), Some((7, true)));
+        assert_eq!(excess(7, 0, 0, OPEN_FILES_MAX + 1), Some((7, false)));
     }
 
     #[test]

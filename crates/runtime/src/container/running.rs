@@ -202,7 +202,9 @@ impl Sandbox for Running {
             let of_inet = sockets::held_by_inet(&diagnosis)?;
             held.bytes += of_inet.saturating_sub(charged.max(meter.sockets()?));
         }
-        held.files_bytes = open_files::uncharged(&self.work_processes()?, enough / 4);
+        let processes = self.work_processes()?;
+        held.open_files = open_files::count(&processes);
+        held.files_bytes = open_files::uncharged(&processes, enough / 4);
         self.still_runs(held)
     }
 

@@ -28,8 +28,9 @@ from kernel_objects import KINDS  # noqa: E402
 MIB = 1 << 20
 # What may be lost to one sandbox.
 BOUND_MIB = 64
-# What it may have held when it was ended, on a host where other programs compete for the processors.
-HELD_MIB = 96
+# What it may have held when it was ended: a core takes 200 MiB in a second, and a look at the sandboxes may be due only a
+# quarter of a second after the one before.
+HELD_MIB = 256
 # How long the end of a sandbox with all its objects may take.
 LONGEST_DELETE_S = 3
 # How much the objects of a kind are charged at most, and how long making them may take: small objects are made at about

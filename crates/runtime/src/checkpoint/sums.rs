@@ -16,7 +16,7 @@ use crate::cancel::Cancel;
 
 /// File in the directory of an image with the checksums of the others. Written last.
 const FILE: &str = "sums.json";
-/// Logs are written while an image is read.
+/// Earlier versions wrote logs while an image was read.
 const LOGS: &str = "log";
 /// Size of a read, in bytes.
 const BUFFER: usize = 256 * 1024;

@@ -209,7 +209,7 @@ mod tests {
             .map(|entry| entry.unwrap().file_name())
             .collect();
         names.sort();
-        // Not the log, which each restore writes, and not what belongs to the run that wrote the image.
+        // Not what belongs to the run that wrote the image, such as the log of an earlier version.
         assert_eq!(names, ["about.json", "pages-1.img"]);
         let inode = |dir: &Path| fs::metadata(dir.join("pages-1.img")).unwrap().ino();
         assert_eq!(inode(&from), inode(&to));

@@ -1,6 +1,8 @@
 //! `/files` both ways.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -86,6 +88,44 @@ async fn transfers_that_stand_still_do_not_add_up() {
             20_000_000
         );
     }
+}
+
+/// A reader gets what is in the file at one moment; it may be nothing, right after the file was truncated.
+#[tokio::test]
+async fn small_files_are_read_whole_while_a_program_rewrites_them() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let path = sandbox.path("state");
+    let url = format!("/files?path={}", path.display());
+    std::fs::write(&path, "").unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let ended = ended.clone();
+        move || {
+            for length in [3, 2000, 100, 30_000].into_iter().cycle() {
+                if ended.load(Ordering::Relaxed) {
+                    break;
+                }
+                std::fs::write(&path, "a".repeat(length)).unwrap();
+            }
+        }
+    });
+    for client in [
+        sandbox.client().await,
+        sandbox.client().await.with("accept-encoding", "gzip"),
+    ] {
+        let mut client = client;
+        let mut filled = 0;
+        for _ in 0..5000 {
+            let answer = client.get(&url).await;
+            assert_eq!(answer.status, 200);
+            filled += usize::from(!answer.body.is_empty());
+        }
+        assert!(filled > 0);
+    }
+    ended.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
 }
 
 #[tokio::test]

@@ -31,12 +31,17 @@ pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfers: &Transfe
     let name = path.clone();
     let transfer = transfers.begin();
     let coding = coding::choose(headers);
-    let (file, metadata, first, coding) = {
+    let Opened {
+        file,
+        metadata,
+        size,
+        first,
+        coding,
+    } = {
         let limit = transfer.chunk();
         blocking(move || open(&path, coding, limit)).await?
     };
-    let size = metadata.len();
-    // Files of the kernel have no size before they are read.
+    // A file of the kernel that is longer than one chunk.
     let sizeless = size == 0 && !first.is_empty();
     if let Coding::Gzip { only } = coding {
         match transfers.encoders.clone().try_acquire_owned() {
@@ -139,12 +144,33 @@ fn compressed(path: &Path, content: Compressed) -> Response<Body> {
     response
 }
 
-/// The file, what it is, its first chunk, and its coding, about which nothing is said before the file is there.
-fn open(
-    path: &PathBuf,
-    coding: Result<Coding, Failure>,
-    limit: usize,
-) -> Result<(Arc<File>, Metadata, Bytes, Coding), Failure> {
+/// A file that is about to be sent.
+struct Opened {
+    file: Arc<File>,
+    metadata: Metadata,
+    /// Its length in bytes; zero if only reading to its end can tell.
+    size: u64,
+    /// Its first chunk.
+    first: Bytes,
+    coding: Coding,
+}
+
+/// How long a file is that said it has `stated` bytes before its first chunk was read, of `limit` bytes at most. Programs
+/// rewrite files while others read them: what fits into one chunk is sent as it was when it was read, instead of promising
+/// a length that it no longer has. Files of the kernel say that they have none.
+fn size(stated: u64, first: &Bytes, limit: usize) -> u64 {
+    let read = first.len() as u64;
+    if first.len() < limit {
+        read
+    } else if stated == 0 {
+        0
+    } else {
+        stated.max(read)
+    }
+}
+
+/// Opens a file and reads its first chunk, of `limit` bytes. Nothing is said about the coding before the file is there.
+fn open(path: &PathBuf, coding: Result<Coding, Failure>, limit: usize) -> Result<Opened, Failure> {
     let shown = path.display();
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::new(StatusCode::NOT_FOUND, format!("path '{shown}' does not exist")),
@@ -163,19 +189,20 @@ fn open(
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)
         .map_err(|error| Failure::internal(&format!("error opening file '{shown}'"), &error))?;
-    let mut read = || -> io::Result<(Metadata, Bytes)> {
+    let mut read = || -> io::Result<(Metadata, u64, Bytes)> {
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Ok((metadata, Bytes::new()));
+            return Ok((metadata, 0, Bytes::new()));
         }
         let first = read_at(&file, 0, limit)?;
+        let size = size(metadata.len(), &first, limit);
         // The libraries of most clients accept gzip without being asked, so accepting it is not asking for it.
-        if coding == (Coding::Gzip { only: false }) && !compressed::pays(&file, &first, metadata.len())? {
+        if coding == (Coding::Gzip { only: false }) && !compressed::pays(&file, &first, size)? {
             coding = Coding::Identity;
         }
-        Ok((metadata, first))
+        Ok((metadata, size, first))
     };
-    let (metadata, first) =
+    let (metadata, size, first) =
         read().map_err(|error| Failure::internal(&format!("error reading file '{shown}'"), &error))?;
     if !metadata.is_file() {
         return Err(Failure::new(
@@ -183,7 +210,13 @@ fn open(
             format!("path '{shown}' is not a regular file"),
         ));
     }
-    Ok((Arc::new(file), metadata, first, coding))
+    Ok(Opened {
+        file: Arc::new(file),
+        metadata,
+        size,
+        first,
+        coding,
+    })
 }
 
 /// Whether the client has this version already.
@@ -327,6 +360,21 @@ mod fuzz;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_as_long_as_what_was_read_of_it() {
+        let check = |stated, read, want| assert_eq!(size(stated, &Bytes::from(vec![0; read]), 10), want);
+        // Truncated, filled or grown between the two, or of the kernel.
+        check(5, 0, 0);
+        check(20, 3, 3);
+        check(0, 3, 3);
+        check(5, 7, 7);
+        check(5, 10, 10);
+        check(20, 10, 20);
+        // Only the end of reading tells.
+        check(0, 10, 0);
+        check(0, 0, 0);
+    }
 
     #[test]
     fn ranges() {

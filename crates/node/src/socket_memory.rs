@@ -27,21 +27,23 @@ use runtime::usage::HostPulse;
 use crate::Shared;
 use crate::supervisor::SandboxHandle;
 
-/// Interval between two looks at the pulse of the host, while there are sandboxes. One core takes 200 MB in a second
-/// by making netlink sockets, two cores fill sockets at about 400 MB/s.
-const TICK: Duration = Duration::from_millis(25);
+/// Interval between two looks at the pulse of the host, while there are sandboxes. Two cores take 1 GB in a second by making
+/// netlink sockets, and fill sockets at about 400 MB/s.
+const TICK: Duration = Duration::from_millis(10);
 /// Longest interval between two measurements of the host.
 const PAUSE: Duration = Duration::from_millis(200);
 /// By how much free memory must have shrunk since the last measurement for the next one to be due at once, in bytes, or by
 /// how much the number of open files of the host must have grown.
 const SHRUNK: u64 = 8 << 20;
 const OPENED: u64 = 2048;
+/// Files opened since then that show that a program opens them as fast as it can.
+const FLOOD: u64 = 4096;
 /// Loss of memory on the host from which on the sandboxes are measured, in bytes.
 const LOSS: u64 = 16 << 20;
 /// Uncharged memory of the kernel that comes with each sandbox, in bytes: its namespaces and mounts.
 const OF_EACH: u64 = 1 << 20;
 /// Pauses after measuring all sandboxes, and after counting their objects, as multiples of the time that it took. The first
-/// happens only while the host goes on losing memory.
+/// is for a host that goes on losing memory, or on which files are opened faster than ordinary programs do.
 const REST: u32 = 3;
 const REST_FROM_COUNTING: u32 = 20;
 /// Longest of them: what is not seen meanwhile is a loss.
@@ -50,11 +52,11 @@ const REST_MAX: Duration = Duration::from_millis(250);
 const MANY: u64 = 4096;
 /// What a sandbox may hold in its sockets beyond what it is charged for. Legitimate programs stay far below: a netlink
 /// socket or an error queue has a few kilobytes for microseconds.
-const BOUND: u64 = 64 << 20;
+const BOUND: u64 = 48 << 20;
 /// The same behind timers and epoll instances: 131,072 of them.
 const FILES_BOUND: u64 = 32 << 20;
 /// How long a sandbox must stay above the bound: the counters behind the sum are not read at the same time.
-const CONFIRM: Duration = Duration::from_millis(20);
+const CONFIRM: Duration = Duration::from_millis(5);
 /// Number of measurements of the host in which each sandbox is measured once: 10 s.
 const ROUND: usize = 50;
 /// Losses of memory to objects that no sandbox explains, for which a sandbox is held responsible: within this time, or
@@ -104,11 +106,13 @@ struct Watch {
     ledger: Ledger,
     /// When the host was last measured.
     measured: Option<Instant>,
-    pulse: HostPulse,
+    /// Most free memory and fewest open files since then: what one sandbox gives back as it ends must not hide what the next
+    /// one takes.
+    calmest: HostPulse,
     /// Not before then are all sandboxes measured again.
     rested: Instant,
-    /// Not before then are their objects counted again.
-    rested_from_counting: Instant,
+    /// When their objects were last counted, and how long that took.
+    counted: Option<(Instant, Duration)>,
 }
 
 impl Watch {
@@ -118,27 +122,32 @@ impl Watch {
             round: Round::new(),
             ledger: Ledger::default(),
             measured: None,
-            pulse: HostPulse::default(),
+            calmest: HostPulse::default(),
             rested: Instant::now(),
-            rested_from_counting: Instant::now(),
+            counted: None,
         }
     }
 
     /// Measures what is due, and returns the time until the next look.
     fn look(&mut self, shared: &Shared) -> Duration {
         if shared.sandboxes.lock().is_empty() {
-            return PAUSE;
+            // The first one can be there, and take memory, long before a measurement would be due.
+            return TICK;
         }
         let now = Instant::now();
         let pulse = shared.driver.pulse();
-        let is_urgent = pulse.free_bytes.saturating_add(SHRUNK) < self.pulse.free_bytes
-            || pulse.open_files > self.pulse.open_files.saturating_add(OPENED);
-        if !is_urgent && self.measured.is_some_and(|at| now.duration_since(at) < PAUSE) {
+        let opened = pulse.open_files.saturating_sub(self.calmest.open_files);
+        let is_urgent = pulse.free_bytes.saturating_add(SHRUNK) < self.calmest.free_bytes || opened > OPENED;
+        let is_regular = self.measured.is_none_or(|at| now.duration_since(at) >= PAUSE);
+        if !is_urgent && !is_regular {
+            self.calmest = HostPulse {
+                free_bytes: self.calmest.free_bytes.max(pulse.free_bytes),
+                open_files: self.calmest.open_files.min(pulse.open_files),
+            };
             return TICK;
         }
-        let is_regular = self.measured.is_none_or(|at| now.duration_since(at) >= PAUSE);
         self.measured = Some(now);
-        self.pulse = pulse;
+        self.calmest = pulse;
         let handles: Vec<Arc<SandboxHandle>> = shared.sandboxes.lock().values().cloned().collect();
         let host = match shared.driver.uncharged() {
             Ok(host) => host,
@@ -172,14 +181,14 @@ impl Watch {
                 end(handle, &why, lost);
             }
             self.rested = Instant::now() + (now.elapsed() * REST).min(REST_MAX);
-        } else if is_urgent && now >= self.rested_from_counting {
+        } else if is_urgent && self.may_count(opened) {
             for (handle, objects) in by_objects(&handles) {
                 if objects < MANY {
                     break;
                 }
                 check(handle);
             }
-            self.rested_from_counting = Instant::now() + (now.elapsed() * REST_FROM_COUNTING).min(REST_MAX);
+            self.counted = Some((Instant::now(), now.elapsed()));
         }
         if is_regular {
             let due = self.round.next(handles.iter().map(|handle| handle.id().clone()));
@@ -188,6 +197,13 @@ impl Watch {
             }
         }
         TICK
+    }
+
+    /// Whether the sandboxes' objects may be counted again, after so many files were opened.
+    fn may_count(&self, opened: u64) -> bool {
+        let rest = if opened > FLOOD { REST } else { REST_FROM_COUNTING };
+        self.counted
+            .is_none_or(|(at, took)| at.elapsed() >= (took * rest).min(REST_MAX))
     }
 }
 

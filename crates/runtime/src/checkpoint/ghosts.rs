@@ -27,15 +27,13 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::lost::{How, LISTS, Lost, lost};
+use super::lost::{FILES_MAX, How, LISTS, Lost, lost};
 
 /// Maximum length of a path in a reason.
 const SHOWN_MAX: usize = 200;
 /// How many names are looked for, at most, in directories above those where the next restore would make them. There they
 /// are not in its way; they would only be left.
 const ABOVE_MAX: usize = 100_000;
-/// Maximum size of a list of files in an image, in bytes: some hundred thousand files.
-const FILES_MAX: u64 = 64 << 20;
 /// Maximum length of a name and of a path that a restore makes, in bytes: what the kernel allows, and room for the place
 /// at which CRIU mounts the file system.
 const NAME_MAX: usize = 255;
@@ -435,6 +433,8 @@ mod tests {
         let files = fs::File::create(image.path().join("files.img")).unwrap();
         files.set_len(FILES_MAX + 1).unwrap();
         assert!(obstacle().unwrap().unwrap().contains("64 MiB"));
+        // An image that was changed since it was checked.
+        assert_eq!(lost(dir.as_fd()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
     #[test]

@@ -23,6 +23,8 @@ use rustix::io::Errno;
 
 /// The lists of files in an image.
 pub(super) const LISTS: [&str; 2] = ["files.img", "remap-fpath.img"];
+/// Maximum size of each of them, in bytes: some hundred thousand files. They are read at once.
+pub(super) const FILES_MAX: u64 = 64 << 20;
 /// Length of what names the kind of file, and of the length of a message.
 const KIND: usize = 8;
 const LENGTH: usize = 4;
@@ -144,7 +146,7 @@ impl Lost {
 /// The files of an image that have lost their names.
 ///
 /// # Errors
-/// When the image cannot be read, or is none.
+/// When the image cannot be read, is none, or has a list of more than [`FILES_MAX`].
 pub(crate) fn lost(image: BorrowedFd<'_>) -> io::Result<Vec<Lost>> {
     let remaps: Vec<Remap> = messages(image, LISTS[1])?;
     let remaps: Vec<Remap> = remaps
@@ -206,7 +208,10 @@ fn messages<T: Message + Default>(image: BorrowedFd<'_>, file: &str) -> io::Resu
         Err(error) => return Err(error.into()),
     };
     let mut bytes = Vec::new();
-    File::from(file).read_to_end(&mut bytes)?;
+    File::from(file).take(FILES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILES_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     read(&bytes)
 }
 

@@ -105,9 +105,10 @@ pub(crate) fn a_kept_disk_fits_another_version_of_base(container: &ContainerDriv
         .arg(base.join("other"))
         .status();
     assert!(copied.unwrap().success());
+    // First, because the driver itself goes back to the version of the host's packages while that is there.
+    fs::remove_dir_all(base.join(&current)).unwrap();
     std::os::unix::fs::symlink("other", base.join("next")).unwrap();
     fs::rename(base.join("next"), base.join("current")).unwrap();
-    fs::remove_dir_all(base.join(&current)).unwrap();
     let started = container.start(&on_kept_disk()).unwrap();
     has_what_it_had(&started);
     end_and_keep(container, started);

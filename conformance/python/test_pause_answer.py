@@ -14,7 +14,7 @@ from harness.beside import beside
 from harness.criu import frozen_config, groups, processes
 from harness.platform import Platform
 from harness.traffic import until
-from harness.witness import start, stood
+from harness.witness import is_whole, start, stood
 
 @pytest.fixture(scope="module")
 def frozen(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
@@ -51,6 +51,23 @@ class Client:
 
 
 MEMORY, DISK = ("paused", "full", "memory"), ("paused", "full", "disk")
+
+
+def test_the_witness_is_asked_by_a_file_of_its_own(box: Sandbox) -> None:
+    """It is not lost when it sees an upload before the file is its user's, which a loaded host makes likely."""
+    pid = start(box, 1)
+
+    def looks() -> int:
+        # It sleeps between two looks for the file.
+        status = box.commands.run(f"cat /proc/{pid}/status").stdout
+        return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+    box.commands.run("sudo touch /tmp/check")
+    before = looks()
+    until(lambda: looks() > before + 10, "it has seen the file")
+    assert not box.files.exists("/tmp/whole")
+    box.commands.run("sudo chown user /tmp/check")
+    is_whole(box, pid)
 
 
 def test_it_is_answered_before_its_memory_is_on_disk(frozen: Platform, box: Sandbox) -> None:

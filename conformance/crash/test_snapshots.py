@@ -90,7 +90,6 @@ def logged(api: httpx.Client, sandbox_id: str, event: str) -> list[dict[str, str
 def has_memory(api: httpx.Client, sandbox_id: str, snapshot: str) -> bool:
     """Whether a snapshot of a sandbox was made with memory."""
     (fields,) = [fields for fields in logged(api, sandbox_id, "snapshot_created") if snapshot.startswith(fields["template"])]
-    print(snapshot, fields)
     return fields["kept"] == "processes"
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from harness.hoststate import HostState, left_over
 from harness.pebble import Pebble
-from harness.platform import free_port
+from harness.ports import free_port
 from harness.secure import SecurePlatform
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from harness.platform import free_port
+from harness.ports import free_port
 
 HOOK = """#!/bin/sh
 echo "$*" >>'{log}'

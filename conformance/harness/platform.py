@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from harness import hoststate
+from harness.ports import free_port
 
 READY_S = 60.0
 STOP_S = 30.0
@@ -35,13 +35,6 @@ def binary() -> Path:
     if not os.access(path, os.X_OK):
         raise PlatformFailed(f"{path} is not an executable file")
     return path
-
-
-def free_port() -> int:
-    """A TCP port of the loopback that nothing listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _configure(values: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from harness.platform import free_port
+from harness.ports import free_port
 
 BUCKET = "objects"
 KEY_ID = "conformance"

@@ -18,7 +18,8 @@ import pytest
 from e2b import Sandbox
 
 from harness.beside import beside
-from harness.platform import Platform, free_port
+from harness.platform import Platform
+from harness.ports import free_port
 from harness.traffic import until
 
 # Variables that no key of the file stands beside: what they have is in no file.

@@ -18,7 +18,8 @@ import pytest
 from e2b import Sandbox, Template
 
 from harness.beside import beside
-from harness.platform import Platform, free_port
+from harness.platform import Platform
+from harness.ports import free_port
 from harness.registry import HTPASSWD, PASSWORD, USER
 from harness.tokens import Tokens, certificate
 from harness.traffic import until

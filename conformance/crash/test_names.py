@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
-from harness.hoststate import REGISTRY, HostState, left_over, own, tree_of
+from harness.hoststate import REGISTRY, HostState, holders, left_over, own, tree_of
 from harness.inside import Marked
 from harness.platform import Platform
 from harness.traffic import until
@@ -61,7 +61,7 @@ def test_two_data_directories_never_share_ids(work_dir: Path) -> None:
     second = next(path for path in region if path != first and region[path] == region[first])
     one, two = Platform(first), Platform(second)
     file_max = FILE_MAX.read_text()
-    alone = not list(REGISTRY.glob("regions/*"))
+    alone = not holders()
     with cleaned_up(one, two):
         # At once, so that both look for a region in the same moment.
         for server in (one, two):
@@ -83,13 +83,14 @@ def test_two_data_directories_never_share_ids(work_dir: Path) -> None:
             assert ids_of(Sandbox.connect(known.sandbox_id)) == had
             have = ids_of(Sandbox.create(timeout=600))
             assert abs(have.start - had.start) == len(had), "the next slot of the same region"
-        holders = {entry.read_text() for entry in REGISTRY.glob("regions/*")}
-        assert {str(first.resolve()), str(second.resolve())} <= holders
-    holders = {entry.read_text() for entry in REGISTRY.glob("regions/*")}
-    assert not {str(first.resolve()), str(second.resolve())} & holders
-    if alone and not holders:
-        assert FILE_MAX.read_text() == file_max
-        assert not REGISTRY.exists()
+        assert {str(first.resolve()), str(second.resolve())} <= holders()
+    assert not {str(first.resolve()), str(second.resolve())} & holders()
+    if alone:
+        # The last platform of the host puts back what the first one found, and another may have come meanwhile.
+        until(
+            lambda: bool(holders()) or (FILE_MAX.read_text() == file_max and not REGISTRY.exists()),
+            "the registry is gone, and the limit of the host is what it was",
+        )
 
 
 def test_a_number_of_a_process_is_not_believed_after_it_was_given_to_another(work_dir: Path) -> None:

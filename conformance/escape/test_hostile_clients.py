@@ -37,7 +37,7 @@ def test_idle_connections_do_not_block_new_ones(platform: Platform) -> None:
     # As much of a head as fits, so that the platform has something to hold for each.
     head = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Filler: " + b"a" * 1000
     try:
-        with httpx.Client() as client:
+        with httpx.Client(timeout=30) as client:
             for number in range(CONNECTIONS):
                 connection = socket.create_connection(("127.0.0.1", platform.port))
                 held.append(connection)

@@ -244,8 +244,8 @@ def test_bandwidth(limited: Platform, platform: Platform, create: Callable[..., 
         server.use()
         box = create()
         box.files.write("/tmp/transfer.py", TRANSFER)
-        # Without the limit, a busy machine may be slow once.
-        for _ in range(1 if is_limited else 5):
+        # Without the limit, a busy machine may be slow many times.
+        for _ in range(1 if is_limited else 30):
             took = outgoing(box, {"do": "run", "command": "python3 /tmp/transfer.py"})[0]
             assert took["received"] == took["sent"] == 6_000_000, took
             if is_limited or max(took["down"], took["up"]) < 0.9:

@@ -10,6 +10,7 @@ a resolv.conf of its own, in a mount namespace of its own: the host stays as it 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -58,11 +59,18 @@ def serve(server: socket.socket) -> None:
 
 
 def bound() -> socket.socket:
-    """A socket on port 53 of a free loopback address."""
+    """A socket on port 53 of a free loopback address: that of this process, unless another one has the same end."""
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    pid = os.getpid()
-    server.bind((f"127.53.{pid >> 8 & 0xFF}.{pid & 0xFF}", 53))
-    return server
+    for number in range(1000):
+        ends = os.getpid() + number
+        try:
+            server.bind((f"127.53.{ends >> 8 & 0xFF}.{ends & 0xFF}", 53))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        return server
+    raise OSError(errno.EADDRINUSE, "no loopback address is free")
 
 
 def run(command: list[str], **options) -> subprocess.CompletedProcess:

@@ -52,6 +52,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("alone"):
+            if len(mark.args) != 1 or not isinstance(mark.args[0], str) or mark.kwargs:
+                raise pytest.UsageError(f"{item.nodeid} is marked `alone` without one reason")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

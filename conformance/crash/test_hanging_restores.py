@@ -265,6 +265,7 @@ def test_a_snapshot_that_hangs_is_left_alone(crashing: Platform) -> None:
     assert ours.api.delete(f"/templates/{snapshot.replace(':', '%3A')}").status_code in (200, 204)
 
 
+@pytest.mark.alone("it measures how long creates take beside restores that hang")
 def test_others_are_served(crashing: Platform) -> None:
     server = crashing
     assert server.run("team", "create", "hostile").returncode == 0

@@ -312,6 +312,7 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         own.close()
 
 
+@pytest.mark.alone("it measures processor time")
 def test_the_agents_work_shares_the_processor_limit(one_core: Platform, platform: Platform) -> None:
     """Compressing downloads, listing directories, reading metrics: all within the sandbox's one core and its margin, and
     told to readers of the metrics."""

@@ -56,6 +56,7 @@ def planted() -> Iterator[str]:
             path.unlink()
 
 
+@pytest.mark.alone("it changes /etc of the host, of which every platform then makes a new base")
 def test_a_change_of_the_host_reaches_new_sandboxes_alone(platform: Platform, planted: str) -> None:
     """Existing sandboxes keep their version, new ones get the current one, and private files are never copied."""
     versions = platform.data_dir / "base"

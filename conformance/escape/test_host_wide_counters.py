@@ -51,6 +51,7 @@ else:
 """
 
 
+@pytest.mark.alone("it reads the number of terminals of the whole host")
 @pytest.mark.parametrize("user", ["root", "user"])
 def test_terminals(sandbox: Sandbox, neighbour: Sandbox, user: str) -> None:
     before = number("/proc/sys/kernel/pty/nr")
@@ -64,6 +65,7 @@ def test_terminals(sandbox: Sandbox, neighbour: Sandbox, user: str) -> None:
     assert root(sandbox, "echo alive") == "alive\n"
 
 
+@pytest.mark.alone("it reads a counter of the whole host")
 @pytest.mark.parametrize("user", ["root", "user"])
 def test_asynchronous_io(sandbox: Sandbox, user: str) -> None:
     code = """
@@ -140,6 +142,7 @@ LIMITS_OF_ALL = {
 }
 
 
+@pytest.mark.alone("it reads the number of terminals of the whole host")
 def test_nothing_of_a_hog_is_left_when_it_ends(platform) -> None:
     before = {name: number(f"/proc/sys/{name}") for name in LIMITS_OF_ALL}
     box = Sandbox.create(timeout=120)

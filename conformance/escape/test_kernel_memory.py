@@ -41,6 +41,7 @@ def logged(platform: Platform, sandbox_id: str) -> list[dict]:
     return [entry for entry in entries if entry.get("fields", {}).get("event_type") == "socket_memory"]
 
 
+@pytest.mark.alone("it takes up to gigabytes of memory of the host that no group is charged for")
 @pytest.mark.parametrize("options", [(), ("raise",)], ids=["default buffers", "largest buffers"])
 @pytest.mark.parametrize(("user", "kind"), [(user, kind) for user, kinds in KINDS.items() for kind in kinds])
 def test_uncharged_socket_memory_is_limited(
@@ -197,6 +198,7 @@ while True:
 """
 
 
+@pytest.mark.alone("it takes up to gigabytes of memory of the host that no group is charged for")
 def test_a_server_with_full_buffers_is_not_terminated(platform: Platform, neighbour: Sandbox) -> None:
     """What is charged is not held against a sandbox, even while another one is caught."""
     assert Background(neighbour, HONEST).said == "full\n"
@@ -212,6 +214,7 @@ def test_a_server_with_full_buffers_is_not_terminated(platform: Platform, neighb
     assert root(neighbour, "echo untouched") == "untouched\n"
 
 
+@pytest.mark.alone("it takes up to gigabytes of memory of the host that no group is charged for")
 def test_what_was_taken_while_no_platform_ran_is_found(platform: Platform) -> None:
     box = Sandbox.create(timeout=300)
     # More than the platform allows, and less than the agent does.
@@ -223,6 +226,7 @@ def test_what_was_taken_while_no_platform_ran_is_found(platform: Platform) -> No
     until(lambda: not box.is_running(), "the sandbox is ended", within_s=60)
 
 
+@pytest.mark.alone("it takes up to gigabytes of memory of the host that no group is charged for")
 def test_what_is_taken_while_no_platform_runs_is_given_back(platform: Platform) -> None:
     """The agent checks while no platform runs; the sandbox and its files are kept."""
     for kind, user in (("netlink", "user"), ("errors", "user"), ("raw", "root")):
@@ -258,6 +262,7 @@ while True:
 """
 
 
+@pytest.mark.alone("it takes up to gigabytes of memory of the host that no group is charged for")
 def test_clients_that_give_up_on_a_stuck_server_do_not_end_its_sandbox(platform: Platform, neighbour: Sandbox) -> None:
     """What the platform could not deliver to a server inside is not the sandbox's."""
     assert Background(neighbour, STUCK).said == "listens\n"
@@ -301,6 +306,7 @@ for total in ({below}, {above}):
 """
 
 
+@pytest.mark.alone("it opens half a million files, and the limit is one of the host")
 @pytest.mark.parametrize("user", ["user", "root"])
 def test_open_files_are_limited_in_sum(platform: Platform, neighbour: Sandbox, user: str) -> None:
     below, above = 480_000, 540_000

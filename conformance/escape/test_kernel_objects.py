@@ -25,6 +25,8 @@ from escape.test_kernel_memory import logged
 sys.path.insert(0, str(PROGRAMS))
 from kernel_objects import KINDS  # noqa: E402
 
+pytestmark = pytest.mark.alone("it measures what the kernel of the host has taken")
+
 MIB = 1 << 20
 # What may be lost to one sandbox.
 BOUND_MIB = 64

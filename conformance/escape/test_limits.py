@@ -131,6 +131,7 @@ def test_memory_in_files_counts_too(sandbox: Sandbox) -> None:
     assert root(sandbox, "echo next") == "next\n"
 
 
+@pytest.mark.alone("it measures what memory the host has left")
 def test_unmapped_memory_counts_too(sandbox: Sandbox) -> None:
     """Pages in pipes, sockets, memfds and page tables belong to the sandbox as well."""
     before = memory_available_mb()
@@ -194,6 +195,7 @@ def test_a_filler_of_names_meets_its_own_limit(sandbox: Sandbox, neighbour: Sand
     root(neighbour, "touch /home/user/f")
 
 
+@pytest.mark.alone("it measures what memory the host has left")
 def test_an_fd_hog_meets_its_own_limit(sandbox: Sandbox, neighbour: Sandbox) -> None:
     code = (
         "import os,resource\n"
@@ -282,6 +284,7 @@ COMMANDS = 300
 ROUNDS = 5
 
 
+@pytest.mark.alone("it measures how long commands take beside hogs")
 def test_a_neighbour_stays_fast_beside_a_fork_bomb_and_a_cpu_hog(neighbour: Sandbox) -> None:
     def measure() -> list[float]:
         took = []

@@ -26,6 +26,8 @@ from e2b import Sandbox
 from harness.platform import Platform
 from harness.traffic import PROGRAMS, program, until
 
+pytestmark = pytest.mark.alone("it measures what others notice of attacks on the whole host")
+
 SAMPLES = int(os.environ.get("RINGFENCE_ATTACK_SAMPLES", "30"))
 # What the longer run measures besides.
 LONG = ("crowd",) if SAMPLES > 30 else ()

@@ -18,6 +18,8 @@ from harness.inside import Background, root
 from harness.platform import Platform
 from harness.traffic import until
 
+pytestmark = pytest.mark.alone("its storms of processes slow the whole host down, and are told from honest work by their pace")
+
 IGNORED = "import os,signal,_thread\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nprint('begun',flush=True)\n"
 # Nothing waits for what was created, so it piles up.
 STORMS = {

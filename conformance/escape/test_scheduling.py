@@ -32,6 +32,7 @@ def test_slices_cannot_be_made_longer(sandbox: Sandbox, user: str) -> None:
     assert status(sandbox, "chrt --batch 0 true && chrt --idle 0 nice -n 5 true", user=user) == 0
 
 
+@pytest.mark.alone("it measures how long commands take beside a hog")
 def test_a_neighbour_is_not_stalled_by_long_slices(sandbox: Sandbox, neighbour: Sandbox) -> None:
     def slowest() -> float:
         took = []

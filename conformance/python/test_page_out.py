@@ -14,6 +14,8 @@ from harness.criu import groups, processes
 from harness.platform import Platform
 from harness.traffic import until
 
+pytestmark = pytest.mark.alone("it gives the host swap, to which every platform then moves the memory of paused sandboxes")
+
 SIZE_MB = 200
 # Says whether its memory is whole: one part of its own, and one that it shares.
 HOLDER = """

@@ -160,6 +160,7 @@ def cpu_lines(box: Sandbox) -> list[list[int]]:
     return [[int(word) for word in line[1:]] for line in lines]
 
 
+@pytest.mark.alone("it measures processor time")
 def test_processor_time_is_the_sandboxes_own(one: Sandbox, small: Platform) -> None:
     with Sandbox.create(timeout=120) as other:
         names = [line.split()[0] for line in root(one, "cat /proc/stat").splitlines()]
@@ -181,6 +182,7 @@ def test_processor_time_is_the_sandboxes_own(one: Sandbox, small: Platform) -> N
         assert len(root(one, "vmstat 1 2").splitlines()[-1].split()) >= 17
 
 
+@pytest.mark.alone("it measures the load of sandboxes, which wait for a processor where others use it")
 def test_load_is_that_of_the_sandbox(one: Sandbox, small: Platform) -> None:
     with Sandbox.create(timeout=120) as other:
         spin = "for i in 1 2 3 4; do (while :; do :; done) & done; sleep 600"

@@ -299,8 +299,10 @@ def sockets() -> set[str]:
 
 def _is_own_socket(inode: str) -> bool:
     """Whether a socket belongs to a process of ours, or of nobody that can be found."""
-    holders = [pid for pid in _processes() if _own is not None and _has_open(pid, f"socket:[{inode}]")]
-    return not holders or any(map(_is_own_process, holders))
+    if _own is None:
+        return True
+    found = [pid for pid in _processes() if _has_open(pid, f"socket:[{inode}]")]
+    return not found or any(map(_is_own_process, found))
 
 
 def _has_open(pid: int, target: str) -> bool:

@@ -13,12 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness import hoststate
+from harness import hoststate, patience
 from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 from harness.s3 import Gateway
 from harness.secure import SecurePlatform
+
+# Writes what became of each test, and how long it took.
+pytest_plugins = ("harness.durations",)
 
 # Small enough to be filled in a test, large enough for a 100 MB file twice.
 CONFIG = "[sandbox]\ndisk_mb = 768\n"
@@ -171,8 +174,11 @@ def neighbour(platform: Platform, request: pytest.FixtureRequest):
         box.kill()
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     from importlib.metadata import version
 
     way = "HTTPS and names" if config.getoption("--tls") else "HTTP and headers"
-    return f"e2b {version('e2b')} over {way}, platform {os.environ.get('RINGFENCE_BIN')}"
+    return [
+        f"e2b {version('e2b')} over {way}, platform {os.environ.get('RINGFENCE_BIN')}",
+        f"deadlines are multiplied by {patience.factor():.1f} or more: measured {patience.measured():.2f}, waiting {patience.waiting():.2f}",
+    ]

@@ -20,6 +20,7 @@ import pytest
 
 from harness.hoststate import HostState, left_over
 from harness.pebble import Pebble
+from harness.patience import within
 from harness.ports import free_port
 from harness.secure import SecurePlatform
 
@@ -86,7 +87,7 @@ disk_mb = 256
 
 
 def until(what: str, look: Callable[[], T], seconds: float = 20) -> T:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + within(seconds)
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.05)

@@ -20,6 +20,7 @@ from e2b import Sandbox
 
 from harness.hoststate import REGISTRY, HostState, holders, left_over, own, tree_of
 from harness.inside import Marked
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -200,7 +201,7 @@ def test_what_is_typed_at_the_terminal_of_the_platform_stays_there(work_dir: Pat
 
         def read_until(text: bytes, within_s: float = 30) -> None:
             nonlocal said
-            deadline = time.monotonic() + within_s
+            deadline = time.monotonic() + within(within_s)
             while text not in said:
                 ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
                 assert ready, f"{text!r} was not said: {said.decode(errors='replace')}"

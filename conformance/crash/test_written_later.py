@@ -14,6 +14,7 @@ from e2b import Sandbox
 from crash.test_images import criu_of, is_in_its_first_moments
 from crash.test_pauses import Subject
 from harness.criu import frozen_config
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 from harness.witness import start, stood
@@ -27,7 +28,7 @@ def parent_of(pid: int) -> int:
 
 def writing(server: Platform) -> int:
     """The pid of CRIU once it writes memory."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + within(20)
     while True:
         assert time.monotonic() < deadline, "nothing is written"
         for pid in criu_of(server):

@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from harness.patience import within
 from harness.platform import Platform
 from harness.secure import SecurePlatform
 
@@ -90,7 +91,7 @@ class Terminal:
             os.execve(client.program[0], [*client.program, *arguments], client.environment)
 
     def shows(self, pattern: str, within_s: float = 30.0) -> re.Match[str]:
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + within(within_s)
         while not (found := re.search(pattern, self.screen)):
             assert time.monotonic() < deadline, self.screen
             if select.select([self.fd], [], [], 0.1)[0]:
@@ -102,7 +103,7 @@ class Terminal:
 
     def end(self) -> int:
         """The exit code, once the client has ended by itself."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + within(30)
         while True:
             if select.select([self.fd], [], [], 0.1)[0]:
                 try:

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from harness.patience import within
 from harness.ports import free_port
 
 HOOK = """#!/bin/sh
@@ -34,7 +35,7 @@ def _openssl(*arguments: str | Path) -> None:
 
 def _answers(url: str, context: ssl.SSLContext | None = None) -> bytes:
     """The answer to a GET, once there is one."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + within(20)
     while True:
         try:
             with urllib.request.urlopen(url, timeout=2, context=context) as answer:

@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from harness.patience import within
 from harness.ports import free_port
 
 BUCKET = "objects"
@@ -23,10 +24,11 @@ PREFIX = "some/where"
 
 def until(what: str, condition, seconds: float = 60.0) -> None:
     """Waits for what comes if nothing is wrong."""
-    deadline = time.monotonic() + seconds
+    waits_s = within(seconds)
+    deadline = time.monotonic() + waits_s
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited for {seconds} s: {what}")
+            raise AssertionError(f"waited for {waits_s:.1f} s: {what}")
         time.sleep(0.02)
 
 

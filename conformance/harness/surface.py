@@ -26,6 +26,7 @@ from e2b.sandbox_sync.commands.pty import Pty
 from e2b.sandbox_sync.filesystem.filesystem import Filesystem
 from e2b.sandbox_sync.git import Git
 
+from harness.patience import within
 from harness.platform import Platform
 
 FLAVOURS = ("sync", "async")
@@ -121,9 +122,10 @@ class Box(Recorded):
 
     async def until(self, condition: Callable[[], Awaitable[Any]], what: str, within_s: float = 20.0) -> Any:
         """Waits for something that another process does."""
-        deadline = asyncio.get_running_loop().time() + within_s
+        waits_s = within(within_s)
+        deadline = asyncio.get_running_loop().time() + waits_s
         while not (value := await condition()):
-            assert asyncio.get_running_loop().time() < deadline, f"still not so after {within_s} s: {what}"
+            assert asyncio.get_running_loop().time() < deadline, f"still not so after {waits_s:.1f} s: {what}"
             await asyncio.sleep(0.02)
         return value
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from harness.patience import within
 from harness.platform import Platform
 from harness.secure import SecurePlatform
 
@@ -26,9 +27,10 @@ def program(name: str) -> str:
 
 def until(condition: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
     """Waits for something that another process does."""
-    deadline = time.monotonic() + within_s
+    waits_s = within(within_s)
+    deadline = time.monotonic() + waits_s
     while not condition():
-        assert time.monotonic() < deadline, f"still not so after {within_s} s: {what}"
+        assert time.monotonic() < deadline, f"still not so after {waits_s:.1f} s: {what}"
         time.sleep(0.02)
 
 

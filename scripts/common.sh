@@ -8,8 +8,8 @@ run_packages=(ca-certificates curl gcc libc6-dev e2fsprogs sudo procps iproute2 
 # have helpers for git, which the built-in `base` template shows where the host has it; so it does with the runtimes that
 # size themselves by what they find, with clients of ssh and DNS, and with tmux. ripgrep is what `rg` of the documentation
 # endpoint is compared with. mmdebstrap makes an image of Debian, and skopeo, umoci, busybox and musl make others. systemd
-# brings `systemd-analyze`, which checks the unit of the package.
-test_packages=(postgresql docker-registry skopeo git openssl wget default-jdk-headless nodejs make ripgrep systemd openssh-client openssh-server bind9-dnsutils tmux mmdebstrap umoci busybox-static musl-tools)
+# brings `systemd-analyze`, which checks the unit of the package. zstd makes layers of images.
+test_packages=(postgresql docker-registry skopeo git openssl wget default-jdk-headless nodejs make ripgrep systemd openssh-client openssh-server bind9-dnsutils tmux mmdebstrap umoci busybox-static musl-tools zstd)
 
 say() {
   printf '\n== %s\n' "$*"
@@ -91,35 +91,68 @@ need_go() {
     RINGFENCE_GO=/usr/local/go/bin/go
   else
     need_packages golang-go
-    local arch into="$root/target/clients/go-$go_version"
-    arch=$(go env GOARCH)
-    RINGFENCE_GO="$into/bin/go"
-    if ! go_serves "$RINGFENCE_GO"; then
-      go mod download "golang.org/toolchain@v0.0.1-go$go_version.linux-$arch"
-      rm -rf "$into"
-      mkdir -p "$(dirname "$into")"
-      cp -r "$(go env GOMODCACHE)/golang.org/toolchain@v0.0.1-go$go_version.linux-$arch" "$into"
-      chmod -R u+w "$into"
-      # Files of a module carry no execute bits.
-      chmod +x "$into"/bin/* "$into"/pkg/tool/*/*
-      go_serves "$RINGFENCE_GO"
-    fi
+    RINGFENCE_GO="$root/target/clients/go-$go_version/bin/go"
+    go_serves "$RINGFENCE_GO" || go_into "$root/target/clients/go-$go_version"
   fi
   export RINGFENCE_GO
+}
+
+# Puts that newer Go into a directory, by the `go` of the PATH.
+go_into() { # DIRECTORY
+  local arch
+  arch=$(go env GOARCH) || return
+  go mod download "golang.org/toolchain@v0.0.1-go$go_version.linux-$arch" || return
+  rm -rf "$1"
+  mkdir -p "$(dirname "$1")"
+  cp -r "$(go env GOMODCACHE)/golang.org/toolchain@v0.0.1-go$go_version.linux-$arch" "$1" || return
+  chmod -R u+w "$1"
+  # Files of a module carry no execute bits.
+  chmod +x "$1"/bin/* "$1"/pkg/tool/*/*
+  go_serves "$1/bin/go"
 }
 
 # An S3 server for tests. Needs a newer Go than Debian has, which that one fetches.
 versitygw_version=v1.8.0
 
-# Builds the S3 server unless it is there, and prints the path of its program.
-versitygw() {
-  local programs="$root/target/versitygw-$versitygw_version"
-  if [ ! -x "$programs/versitygw" ]; then
-    need_go >&2 || return
-    (cd / && GOBIN=$programs GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install \
-      "github.com/versity/versitygw/cmd/versitygw@$versitygw_version") >&2 || return
-  fi
-  printf '%s\n' "$programs/versitygw"
+# Builds the S3 server into a directory, by the Go of RINGFENCE_GO.
+versitygw_into() { # DIRECTORY
+  (cd / && GOBIN=$1 GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install \
+    "github.com/versity/versitygw/cmd/versitygw@$versitygw_version")
+}
+
+# An ACME server for tests, and the DNS server that it asks. Needs Go 1.24, which an older one fetches.
+pebble_version=v2.10.1
+
+# Builds both into a directory, by the Go of RINGFENCE_GO.
+pebble_into() { # DIRECTORY
+  local module=github.com/letsencrypt/pebble/v2/cmd
+  (cd / && GOBIN=$1 GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install \
+    "$module/pebble@$pebble_version" "$module/pebble-challtestsrv@$pebble_version")
+}
+
+# The JavaScript SDK's `engines` ask for Node 20.18.1 or newer; Debian 12 has 18, which is enough to run npm, and npm has Node.
+node_version=20.20.2
+node_arch() {
+  case $(uname -m) in
+    x86_64) echo x64 ;;
+    aarch64) echo arm64 ;;
+    *) uname -m ;;
+  esac
+}
+
+# Puts that Node into a directory, by npm.
+node_into() { # DIRECTORY
+  local arch
+  arch=$(node_arch)
+  npm install --prefix "$1" --no-save --no-package-lock --no-audit --no-fund --loglevel=error "node-linux-$arch@$node_version" || return
+  ln -s "node_modules/node-linux-$arch/bin/node" "$1/node"
+}
+
+# Installs what a lock file pins into a directory, below `node_modules`.
+npm_into() { # DIRECTORY-OF-THE-LOCK-FILE DIRECTORY
+  mkdir -p "$2"
+  cp "$1/package.json" "$1/package-lock.json" "$2/" || return
+  npm ci --prefix "$2" --no-audit --no-fund --loglevel=error
 }
 
 # Where cargo puts the release binary.
@@ -165,17 +198,27 @@ criu_program() {
 criu_unpacked() {
   local into="$root/target/criu"
   if [ ! -x "$into/criu" ]; then
-    need_packages patchelf debian-archive-keyring >&2 || return
-    local site
-    site=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m1 '/debian/\?$') || {
-      echo "no mirror of Debian is configured: install CRIU 4.2 or later" >&2
-      return 1
-    }
-    rm -rf "$into"
-    mkdir -p "$into"/apt/{lists,archives}/partial "$into"/root/usr/{bin,sbin,lib,lib64}
-    : >"$into/apt/status"
-    printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s sid main\n' "$site" >"$into/apt/sources.list"
-    cat >"$into/apt/apt.conf" <<END
+    need_packages "${criu_packages[@]}" >&2 || return
+    criu_into "$into" >&2 || return
+  fi
+  printf '%s\n' "$into/criu"
+}
+
+# What unpacking it needs.
+criu_packages=(patchelf debian-archive-keyring)
+
+# Unpacks it into a directory, where it has to stay: its programs name their libraries by absolute paths.
+criu_into() { # DIRECTORY
+  local into=$1 site
+  site=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m1 '/debian/\?$') || {
+    echo "no mirror of Debian is configured: install CRIU 4.2 or later" >&2
+    return 1
+  }
+  rm -rf "$into"
+  mkdir -p "$into"/apt/{lists,archives}/partial "$into"/root/usr/{bin,sbin,lib,lib64}
+  : >"$into/apt/status"
+  printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s sid main\n' "$site" >"$into/apt/sources.list"
+  cat >"$into/apt/apt.conf" <<END
 Dir::State "$into/apt";
 Dir::State::status "$into/apt/status";
 Dir::State::lists "$into/apt/lists";
@@ -185,18 +228,16 @@ Dir::Etc::sourcelist "$into/apt/sources.list";
 Dir::Etc::sourceparts "-";
 APT::Sandbox::User "root";
 END
-    APT_CONFIG=$into/apt/apt.conf apt-get update -qq >&2 || return
-    APT_CONFIG=$into/apt/apt.conf apt-get install -y -qq --no-install-recommends --download-only criu >&2 || return
-    local dir package
-    for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$into/root/$dir"; done
-    for package in "$into"/apt/archives/*.deb; do dpkg -x "$package" "$into/root" || return; done
-    cp "$into/root/usr/sbin/criu" "$into/criu.new" || return
-    # The path is for the libraries of its libraries, too.
-    patchelf --set-interpreter "$(echo "$into"/root/lib64/ld-linux-*.so.*)" --force-rpath \
-      --set-rpath "$(dirname "$(echo "$into"/root/usr/lib/*/libc.so.6)")" "$into/criu.new" || return
-    "$into/criu.new" --version >&2 || return
-    rm -rf "$into/apt"
-    mv "$into/criu.new" "$into/criu"
-  fi
-  printf '%s\n' "$into/criu"
+  APT_CONFIG=$into/apt/apt.conf apt-get update -qq || return
+  APT_CONFIG=$into/apt/apt.conf apt-get install -y -qq --no-install-recommends --download-only criu || return
+  local dir package
+  for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$into/root/$dir"; done
+  for package in "$into"/apt/archives/*.deb; do dpkg -x "$package" "$into/root" || return; done
+  cp "$into/root/usr/sbin/criu" "$into/criu.new" || return
+  # The path is for the libraries of its libraries, too.
+  patchelf --set-interpreter "$(echo "$into"/root/lib64/ld-linux-*.so.*)" --force-rpath \
+    --set-rpath "$(dirname "$(echo "$into"/root/usr/lib/*/libc.so.6)")" "$into/criu.new" || return
+  "$into/criu.new" --version || return
+  rm -rf "$into/apt"
+  mv "$into/criu.new" "$into/criu"
 }

@@ -1,0 +1,305 @@
+"""What one run does: the tasks for what was asked for.
+
+Three things begin at once: formatting and the tests of this runner, which fail in seconds; the compile, which uses all
+processors; and what has to be fetched, which mostly waits. Suites begin when both of the latter are done, side by side,
+while lints are checked at low priority. What cannot have a neighbour comes last.
+
+One compile serves the tests of the crates and the suites: the profile `ci` of Cargo.toml. Its binary has checks of
+overflow and assertions, so suites find more with it than with a released one. The bytes that are released differ in
+optimisation alone, which costs as much time as everything else that is compiled; the long form drives them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testing.assets import BY_NAME, Assets
+from testing.options import CLIENTS, STEPS, Options
+from testing.schedule import check
+from testing.suites import PLACEHOLDER, Suite, of_step
+from testing.tasks import CARGO, PREPARE, Task
+
+TARGET = "x86_64-unknown-linux-gnu"
+DEFAULT_STEPS = tuple(step for step in STEPS if step != "guest")
+# Steps whose tests drive the binary.
+DRIVING = ("sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "guest", *CLIENTS)
+COMPILE, RELEASE = "compile", "release"
+# Kernels and process 1 with which the long form boots a virtual machine.
+GUESTS = (("6.1", "plain"), ("6.1", "systemd"), ("6.12", "plain"), ("6.12", "systemd"))
+# What `scripts/guest/run.sh` needs beside everything else.
+GUEST_PACKAGES = ("qemu-system-x86", "debootstrap", "busybox-static", "e2fsprogs", "xz-utils", "patchelf", "debian-archive-keyring")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run works."""
+
+    root: Path
+    # Logs and everything else that one run writes.
+    run: Path
+    # What cargo calls `target`.
+    target: Path
+    assets: Assets
+    # Which commit the tree is of, as `ringfence --version` says it.
+    commit: str = ""
+
+    @property
+    def conformance(self) -> Path:
+        return self.root / "conformance"
+
+    @property
+    def executables(self) -> Path:
+        """What cargo says about the test programs that it made."""
+        return self.run / "executables.jsonl"
+
+    def binary(self, options: Options) -> Path:
+        """The program that the suites drive."""
+        if options.binary:
+            return options.binary
+        return self.target / TARGET / ("release" if options.long else "ci") / "ringfence"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is to run, whoever chose it."""
+
+    lint: bool = False
+    unit: bool = False
+    build: bool = False
+    # Crates whose tests run; all of them if none is named.
+    crates: tuple[str, ...] = ()
+    # Suites, each with the arguments of pytest.
+    suites: tuple[tuple[Suite, tuple[str, ...]], ...] = ()
+    guest: bool = False
+
+    @property
+    def assets(self) -> list[str]:
+        """The assets of everything chosen."""
+        named = [name for suite, _ in self.suites for name in suite.needs()]
+        return list(dict.fromkeys([*(("criu", "versitygw") if self.unit else ()), *named]))
+
+    @property
+    def packages(self) -> set[str]:
+        """Packages of the system that suites need, without those of assets."""
+        found = {package for suite, _ in self.suites for package in suite.packages}
+        return found | (set(GUEST_PACKAGES) if self.guest else set())
+
+
+def select(options: Options) -> Selection:
+    """What the named steps are, or all."""
+    steps = options.steps or (STEPS if options.long else DEFAULT_STEPS)
+    chosen: dict[str, tuple[Suite, tuple[str, ...]]] = {}
+    for step in steps:
+        for suite in of_step(step, options.long):
+            chosen[suite.name] = (suite, suite.chosen(options.long))
+    return Selection(
+        lint="lint" in steps, unit="unit" in steps, build="build" in steps, suites=tuple(chosen.values()), guest="guest" in steps
+    )
+
+
+def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
+    """The tasks of a run. All of them can be listed before the first begins."""
+    found: list[Task] = []
+    wanted = place.assets.wanted(selection.assets)
+    found += [prepare(name, wanted, place) for name in wanted]
+    if selection.lint:
+        found += [
+            Task("format", "lint", ("cargo", "fmt", "--all", "--check"), PREPARE, seconds=1000, bound=120, cwd=place.root),
+            runner_tests(place),
+        ]
+    driven = bool(selection.suites) or selection.guest
+    compiled = selection.unit or (not options.binary and (driven or selection.build) and not options.long)
+    if compiled:
+        found.append(compile_task(place))
+    released = options.long and not options.binary and (driven or selection.build)
+    if released:
+        command = ("cargo", "build", "--locked", "--release", "-p", "cli")
+        # Behind the compile: both use all processors, and the tests of the crates can begin meanwhile.
+        environment = {"RINGFENCE_COMMIT": place.commit}
+        found.append(Task(RELEASE, "build", command, CARGO, seconds=480, bound=3600, cwd=place.root, environment=environment))
+    if selection.unit:
+        found.append(unit(selection, wanted, place))
+        # Only where documentation has examples does this have something to do, and it waits for cargo's lock.
+        command = ("cargo", "test", "--locked", "--workspace", "--profile", "ci", "--doc")
+        found.append(Task("doc", "unit", command, CARGO, frozenset({COMPILE}), seconds=40, bound=900, cwd=place.root, nice=10))
+    if selection.lint:
+        # After the compile, which it would delay, and at low priority, because suites wait for their sandboxes and it does not.
+        command = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
+        after = {task.name for task in found if task.place == CARGO}
+        found.append(Task("clippy", "lint", command, CARGO, frozenset(after), seconds=30, bound=3600, cwd=place.root, nice=10))
+    ready = frozenset({RELEASE} if released else {COMPILE} if compiled else ())
+    for suite, arguments in selection.suites:
+        found.append(suite_task(suite, arguments, options, place, ready | needed(suite.needs(), wanted)))
+    if selection.guest:
+        found += [guest(kernel, init, options, place, ready) for kernel, init in GUESTS]
+    check(found)
+    return found
+
+
+def needed(names: Iterable[str], wanted: Sequence[str]) -> frozenset[str]:
+    """The tasks that provide some assets, without those that the system has."""
+    return frozenset(f"prepare {name}" for name in names if name in wanted)
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, *arguments)
+
+
+def own_python(place: Place) -> dict[str, str]:
+    """The environment of programs of this package."""
+    return {"PYTHONPATH": str(place.root / "scripts")}
+
+
+def prepare(name: str, wanted: Sequence[str], place: Place) -> Task:
+    used = needed((other for _, other in BY_NAME[name].uses), wanted)
+    # What others need comes first, and what takes longest.
+    seconds = {"go": 900, "versitygw": 800, "criu": 700}.get(name, 20)
+    return Task(
+        f"prepare {name}",
+        "prepare",
+        python("testing.prepare", name),
+        PREPARE,
+        used,
+        seconds=seconds,
+        bound=1200,
+        cwd=place.root,
+        environment=own_python(place),
+    )
+
+
+def runner_tests(place: Place) -> Task:
+    command = python("unittest", "discover", "--start-directory", "scripts/testing/tests", "--top-level-directory", "scripts")
+    return Task("runner", "lint", command, PREPARE, seconds=999, bound=300, cwd=place.root, environment=own_python(place))
+
+
+def compile_task(place: Place) -> Task:
+    """All tests, and the program: cargo builds it for the tests of `cli`."""
+    command = ("cargo", "test", "--locked", "--workspace", "--profile", "ci", "--no-run", "--message-format=json-render-diagnostics")
+    return Task(
+        COMPILE,
+        "build",
+        command,
+        CARGO,
+        seconds=1000,
+        bound=3600,
+        cwd=place.root,
+        environment={"RINGFENCE_COMMIT": place.commit},
+        output=place.executables,
+    )
+
+
+def unit(selection: Selection, wanted: Sequence[str], place: Place) -> Task:
+    environment = {
+        **own_python(place),
+        # Where namespaces cannot be made, the agent tests must fail, not pass without having run.
+        "AGENT_TESTS_MUST_RUN": "1",
+        "RINGFENCE_CRIU": place.assets.value("criu"),
+        "RINGFENCE_VERSITYGW": place.assets.value("versitygw"),
+    }
+    timings = place.run / "unit.timings"
+    command = python("testing.rust", str(place.executables), str(place.run / "unit"), str(timings), *selection.crates)
+    needs = frozenset({COMPILE}) | needed(("criu", "versitygw"), wanted)
+    return Task(
+        "unit", "unit", command, needs=needs, seconds=350, bound=1800, cwd=place.root, environment=environment, timings=timings
+    )
+
+
+def suite_task(suite: Suite, arguments: Sequence[str], options: Options, place: Place, needs: frozenset[str]) -> Task:
+    """One pytest run."""
+    timings = place.run / f"{suite.name}.timings"
+    paths = {name: place.assets.value(name) for name in suite.needs()}
+    named = {variable: PLACEHOLDER.sub(lambda found: paths[found[1]], value) for variable, value in suite.environment.items()}
+    environment = {"RINGFENCE_BIN": str(place.binary(options)), "CONFORMANCE_TIMINGS": str(timings), **named}
+    if not options.long:
+        # What the caller asks for counts more.
+        environment |= {name: os.environ.get(name, value) for name, value in suite.fewer.items()}
+    command = [str(Path(place.assets.directory(suite.python)) / "bin" / "pytest"), "-p", "no:cacheprovider", *arguments]
+    if suite.names:
+        command = [sys.executable, "harness/names.py", *command]
+    return Task(
+        suite.name,
+        suite.step,
+        tuple(command),
+        needs=needs,
+        # The order of the long form is that of the default, which is good enough.
+        seconds=suite.seconds,
+        bound=suite.bound,
+        cwd=place.conformance,
+        environment=environment,
+        group=suite.group,
+        alone=suite.alone,
+        timings=timings,
+    )
+
+
+def guest(kernel: str, init: str, options: Options, place: Place, needs: frozenset[str]) -> Task:
+    """Distribution kernels in a virtual machine, of which the processor is emulated: slow, and one at a time."""
+    cache = str(place.assets.cache.root / "guest")
+    return Task(
+        f"guest-{kernel}-{init}",
+        "guest",
+        ("scripts/guest/run.sh", "-k", kernel, "-i", init, "-t", "3000"),
+        needs=needs,
+        seconds=60,
+        bound=3600,
+        cwd=place.root,
+        environment={"RINGFENCE_BIN": str(place.binary(options)), "RINGFENCE_GUEST_CACHE": cache},
+        group="guest",
+    )
+
+
+def packages(selection: Selection, place: Place) -> set[str]:
+    """Every package beyond those of `scripts/common.sh` that something chosen needs."""
+    found = selection.packages | place.assets.packages(selection.assets)
+    # Packages of Node from its own repository bring npm, and Debian's does not.
+    return found - ({"npm", "nodejs"} if shutil.which("npm") and shutil.which("node") else set())
+
+
+def describe(found: Sequence[Task], lanes: int, extra: Iterable[str]) -> str:
+    """The plan, for `--plan`."""
+    lines = [f"packages beside those of scripts/common.sh: {' '.join(sorted(extra)) or 'none'}", ""]
+    width = max((len(task.name) for task in found), default=0)
+    for title, tasks_of in (
+        ("beside the compile, two at a time:", [task for task in found if task.place == PREPARE]),
+        ("by cargo, one at a time:", [task for task in found if task.place == CARGO]),
+        (f"in {lanes} lanes, the longest first:", [task for task in found if task.place not in (PREPARE, CARGO) and not task.alone]),
+        ("alone at the end:", [task for task in found if task.alone]),
+    ):
+        if tasks_of:
+            lines.append(title)
+            for task in sorted(tasks_of, key=lambda task: -task.seconds):
+                after = f"  after {', '.join(sorted(task.needs))}" if task.needs and task.place != PREPARE and len(task.needs) < 3 else ""
+                lines.append(f"  {task.name:<{width}}  {shorten(task)}{after}")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def shorten(task: Task) -> str:
+    """A command without the directories of its program."""
+    words = [Path(task.command[0]).name, *task.command[1:]]
+    return " ".join(word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in words)
+
+
+def commit_of(root: Path) -> str:
+    """What `scripts/common.sh` says about the commit of the tree."""
+    script = 'set -euo pipefail; root=$1; . "$root/scripts/common.sh"; tree_commit'
+    ran = subprocess.run(["bash", "-c", script, "bash", str(root)], capture_output=True, text=True, check=False)
+    return ran.stdout.strip() if ran.returncode == 0 else ""
+
+
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the caller without what would configure what is tested."""
+    unset = ("RINGFENCE_BIN", "RINGFENCE_DATA_DIR", "RINGFENCE_LISTEN", "RINGFENCE_DOMAIN", "RINGFENCE_CONFIG", "PYTHONPATH")
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in unset and not name.startswith(("E2B_", "PYTEST_", "CONFORMANCE_"))
+    }
+    return kept | {"PYTHONDONTWRITEBYTECODE": "1"}
+

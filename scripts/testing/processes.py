@@ -1,0 +1,165 @@
+"""Processes that this run starts, and their end.
+
+Each task has a process group of its own, which is ended as a whole by its id: first as Ctrl-C would, so that suites put the
+host in order, and for good after a while. Platforms put themselves in groups of their own, so that a suite that was killed
+leaves them. Everything that a run starts carries a mark in its environment, by which the rest is found; only processes
+with that mark are ever ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from testing.tasks import Task
+
+MARK = "CONFORMANCE_RUN"
+# What a suite may take to put the host in order once it was asked to end.
+GRACE_S = 90.0
+
+
+def new_mark() -> str:
+    return uuid.uuid4().hex
+
+
+class Process:
+    """A task that was begun."""
+
+    def __init__(self, task: Task, log: Path, environment: Mapping[str, str]) -> None:
+        self.task = task
+        self.log = log
+        self.begun = time.monotonic()
+        self.ended: float | None = None
+        # Why it was asked to end, if it was.
+        self.stopped_for: str | None = None
+        self._stopped_at = 0.0
+        log.parent.mkdir(parents=True, exist_ok=True)
+        nice = task.nice
+        with open(log, "wb") as out:
+            output = open(task.output, "wb") if task.output else None  # noqa: SIM115 - closed below
+            try:
+                self.process = subprocess.Popen(
+                    task.command,
+                    cwd=task.cwd,
+                    env={**environment, **task.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output or out,
+                    stderr=out,
+                    # A group and session of its own: what is typed at the terminal reaches this program alone.
+                    start_new_session=True,
+                    preexec_fn=(lambda: os.nice(nice)) if nice else None,  # noqa: PLW1509 - no threads here
+                )
+            finally:
+                if output:
+                    output.close()
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended or time.monotonic()) - self.begun
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended; what is overdue is asked to end, and what does not end is killed."""
+        code = self.process.poll()
+        if code is not None:
+            if self.ended is None:
+                self.ended = time.monotonic()
+                # A group outlives its first process while others are in it.
+                self._signal(signal.SIGKILL)
+            return code
+        if self.stopped_for is None and self.seconds > self.task.bound:
+            self.stop(f"it did not end within {self.task.bound:.0f} s")
+        elif self.stopped_for is not None and time.monotonic() - self._stopped_at > GRACE_S:
+            self._signal(signal.SIGKILL)
+        return None
+
+    def stop(self, why: str) -> None:
+        """Asks it to end, like Ctrl-C."""
+        if self.stopped_for is None:
+            self.stopped_for, self._stopped_at = why, time.monotonic()
+            self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.stopped_for = self.stopped_for or "killed"
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that carry the mark, without this one."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with suppress(OSError):
+                if wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def end_rest(mark: str, environment: Mapping[str, str]) -> list[str]:
+    """Ends whatever is left of a run, and the sandboxes of platforms that are. Returns what was found."""
+    found = []
+    platforms = {}
+    for pid in marked(mark):
+        command = arguments(pid)
+        if not command:
+            continue
+        found.append(" ".join(command)[:200])
+        if os.path.basename(command[0]) == "ringfence" and "--data-dir" in command[:-1]:
+            platforms[command[command.index("--data-dir") + 1]] = command[0]
+        end(pid, mark)
+    for directory, program in platforms.items():
+        with suppress(OSError, subprocess.TimeoutExpired):
+            quiet = subprocess.DEVNULL
+            command = [program, "down", "--data-dir", directory]
+            subprocess.run(command, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, timeout=60, check=False)
+    for pid in marked(mark):
+        end(pid, mark)
+    return found
+
+
+def arguments(pid: int) -> list[str]:
+    try:
+        return [word.decode(errors="replace") for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
+def end(pid: int, mark: str, within_s: float = 10.0) -> None:
+    """Asks one process to end, and kills it after a while. A descriptor names the process, so that its id cannot become that of
+    another one meanwhile.
+    """
+    with suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            if pid not in marked(mark):
+                return
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+            deadline = time.monotonic() + within_s
+            while time.monotonic() < deadline:
+                # The descriptor becomes invalid for signals when the process has ended and was waited for.
+                signal.pidfd_send_signal(process, 0)  # type: ignore[arg-type]
+                if state(pid) in "ZX":
+                    return
+                time.sleep(0.05)
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
+
+
+def state(pid: int) -> str:
+    """The state letter of a process; X once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

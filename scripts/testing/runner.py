@@ -1,0 +1,149 @@
+"""Begins tasks, watches them, and ends them: the loop of a run.
+
+The first failure ends the run: what has not begun is left, and what runs is asked to end, as Ctrl-C does, which is passed on in
+the same way. A second signal ends everything at once. Whatever the end, no process of the run is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from testing import machine, processes, report
+from testing.display import Display
+from testing.processes import Process
+from testing.report import ENDED, FAILED, LEFT, PASSED, Outcome
+from testing.schedule import next_tasks
+from testing.tasks import Task
+from testing.timings import read
+
+PAUSE_S = 0.1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Runner:
+    """One run of some tasks."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        room: Mapping[str, int],
+        logs: Path,
+        environment: Mapping[str, str],
+        display: Display,
+        passed: Callable[[Task], None] | None = None,
+        goes_on: bool = False,
+    ) -> None:
+        self.tasks = tasks
+        self.room = room
+        self.logs = logs
+        self.display = display
+        # Is told of each task that has passed.
+        self.passed = passed
+        # Whether a failure leaves the others as they are.
+        self.goes_on = goes_on
+        self.mark = processes.new_mark()
+        self.environment = {**environment, processes.MARK: self.mark}
+        self.running: dict[str, Process] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        # Why nothing begins any more.
+        self.ending: str | None = None
+        self.signals = 0
+        self.leftovers: list[str] = []
+
+    def go(self) -> list[Outcome]:
+        """Runs everything, and returns what became of each task, in the order of the tasks."""
+        before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+        try:
+            while self.running or self._begin():
+                self._reap()
+                self._begin()
+                self.display.running(
+                    [(name, process.seconds, report.last_line(process.log)) for name, process in self.running.items()],
+                    len(self.tasks) - len(self.outcomes) - len(self.running),
+                )
+                if self.running:
+                    time.sleep(PAUSE_S)
+        finally:
+            for process in self.running.values():
+                process.kill()
+                process.process.wait()
+            self.leftovers = processes.end_rest(self.mark, self.environment)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return [self.outcomes.get(task.name, Outcome(task, LEFT)) for task in self.tasks]
+
+    def _begin(self) -> bool:
+        """Begins what may begin. Returns whether anything runs."""
+        if self.ending is None:
+            succeeded = {name for name, outcome in self.outcomes.items() if outcome.status == PASSED}
+            failed = set(self.outcomes) - succeeded
+            for task in next_tasks(self.tasks, succeeded, self.running, self.room, failed):
+                if task.timings:
+                    task.timings.unlink(missing_ok=True)
+                self.running[task.name] = Process(task, self.logs / f"{task.name.replace(' ', '-')}.log", self.environment)
+                if task.place == "lane":
+                    self.display.event(f"began {task.name}")
+        return bool(self.running)
+
+    def _reap(self) -> None:
+        for name, process in list(self.running.items()):
+            code = process.poll()
+            if code is not None:
+                del self.running[name]
+                self._ended(process, code)
+
+    def _ended(self, process: Process, code: int) -> None:
+        task = process.task
+        timings = tuple(read(task.name, task.timings)) if task.timings else ()
+        common = {"seconds": process.seconds, "log": process.log, "timings": timings}
+        if code == 0 and process.stopped_for is None:
+            self.outcomes[task.name] = Outcome(task, PASSED, **common)
+            self._say_passed(self.outcomes[task.name])
+            if self.passed:
+                self.passed(task)
+            return
+        # What was asked to end because of something else has not failed; what took too long has.
+        if process.stopped_for is not None and self.ending is not None and process.stopped_for == self.ending:
+            self.outcomes[task.name] = Outcome(task, ENDED, why=self.ending, **common)
+            self.display.event(f"ended {task.name}: {self.ending}")
+            return
+        why = process.stopped_for or (f"it was killed by signal {-code}" if code < 0 else f"it ended with {code}")
+        state = tuple(machine.describe(self.logs, Path("/tmp"), Path("/dev/shm")))
+        self.outcomes[task.name] = Outcome(task, FAILED, why=why, machine=state, beside=tuple(self.running), **common)
+        self.display.event(f"FAILED {task.name} after {process.seconds:.0f} s: {why}")
+        if not self.goes_on:
+            self._end_all(f"{task.name} failed")
+
+    def _say_passed(self, outcome: Outcome) -> None:
+        lines = report.closing(report.read_log(outcome.log))
+        if outcome.task.step == "prepare":
+            lines = [report.last_line(outcome.log)] if outcome.log else []
+        said = f": {lines[-1]}" if lines else ""
+        self.display.event(f"passed {outcome.task.name} in {outcome.seconds:.0f} s{said}")
+
+    def _end_all(self, why: str) -> None:
+        """Nothing begins any more, and what runs is asked to end."""
+        self.ending = self.ending or why
+        for process in self.running.values():
+            process.stop(self.ending)
+
+    def _signalled(self, number: int, _: FrameType | None) -> None:
+        self.signals += 1
+        if self.signals == 1:
+            self._end_all(f"{signal.Signals(number).name} was received")
+        else:
+            for process in self.running.values():
+                process.kill()
+
+
+def exit_code(runner: Runner, outcomes: Sequence[Outcome]) -> int:
+    """0 if everything passed, 130 for an interruption, 1 otherwise."""
+    if any(outcome.status == FAILED for outcome in outcomes):
+        return 1
+    if runner.signals:
+        return 130
+    return 0 if all(outcome.status == PASSED for outcome in outcomes) else 1

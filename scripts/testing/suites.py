@@ -1,0 +1,322 @@
+"""The table of suites: what each runs in which form, what it needs, and what may run beside it.
+
+A suite is one pytest run with its own platforms. In the default form every suite of the table runs, some with fewer files
+or cycles; `--long` gives all of them everything. What only the long form runs is in `long_only`, with the reason beside
+it: it must also be in docs/dev/testing.md.
+
+Tests that compare times, fill what the whole machine has, or change the host, cannot have a neighbour. They are named in
+`conformance/harness/alone.py`, in one place for all suites; here they are suites of their own with `alone=True`, which
+begin when everything else has ended.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from testing.options import CLIENTS
+
+# Where a variable of a suite has the path of an asset.
+PLACEHOLDER = re.compile(r"\{([^}]+)\}")
+SDK = "python-2.63.0"
+CRIU = {"RINGFENCE_CRIU": "{criu}"}
+GO = {"RINGFENCE_GO": "{go}"}
+NODE = {"RINGFENCE_NODE": "{node}"}
+# Cycles of the default form. The moments differ in each run, so what one run tries less of, many runs make up for; the
+# long form has the numbers of the tests themselves.
+FEWER_CYCLES = {
+    "RINGFENCE_CRASH_CYCLES": "60",
+    "RINGFENCE_BUILD_CYCLES": "8",
+    "RINGFENCE_FORK_CYCLES": "8",
+    "RINGFENCE_PAUSE_CYCLES": "8",
+    "RINGFENCE_SNAPSHOT_CYCLES": "8",
+}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One pytest run."""
+
+    name: str
+    step: str
+    # Arguments of pytest in the default form, from `conformance`.
+    arguments: tuple[str, ...]
+    # Those of the long form, where they differ.
+    long_only: tuple[str, ...] | None = None
+    # Expected seconds on an idle machine of two cores, by which suites are ordered; a guess is good enough.
+    seconds: int = 60
+    # After so many seconds it is ended, and has failed.
+    bound: int = 900
+    # Environment of Python that has pytest and the SDK.
+    python: str = SDK
+    # Variables that name what it needs; `{NAME}` is the path of an asset.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Variables of the default form alone.
+    fewer: Mapping[str, str] = field(default_factory=dict)
+    # Packages of the system beyond those of every run.
+    packages: tuple[str, ...] = ()
+    # Runs where every name below `localhost` is this machine.
+    names: bool = False
+    # Runs when nothing else does.
+    alone: bool = False
+    # Suites of one group never run at the same time.
+    group: str | None = None
+
+    def chosen(self, long: bool) -> tuple[str, ...]:
+        """Arguments of pytest in one of the two forms."""
+        return self.long_only if long and self.long_only is not None else self.arguments
+
+    def needs(self) -> list[str]:
+        """The assets that it needs."""
+        named = [name for value in self.environment.values() for name in PLACEHOLDER.findall(value)]
+        return list(dict.fromkeys([self.python, *named]))
+
+
+def files(directory: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{directory}/test_{name}.py" for name in names)
+
+
+BESIDE = ("-m", "not alone")
+ALONE = ("-m", "alone")
+# What an operator does, what is in a sandbox, what runs in a build and what becomes of processes does not depend on the client.
+NOT_OF_THE_CLIENT = tuple(
+    f"--ignore={file}"
+    for file in files(
+        "python",
+        *("base", "limits", "operator", "operator_sandboxes", "pool", "pause_answer", "pause_on_disk", "pause_programs"),
+        *("page_out", "snapshot_memory", "template_files", "dockerfiles", "template_registry", "image_families"),
+    )
+)
+# These call every method of the SDK with every parameter, and judge what was called in one process.
+EVERY_CALL = files("python", "every_call", "every_command", "every_file", "every_git_helper")
+SHARED = "escape/test_shared_inodes.py::test_nothing_that_can_be_opened_is_shared"
+LIMITS = "escape/test_limits.py"
+FORKED = (
+    "--forked",
+    *files("escape", "kernel", "files_of_the_host", "proc_and_sys"),
+    SHARED,
+    "escape/test_agent_survives.py::test_nothing_that_acts_on_another_process_reaches_the_agent",
+    "escape/test_network.py",
+    *("--deselect", "escape/test_network.py::test_the_control_channel_refuses_peers_inside"),
+    f"{LIMITS}::test_what_the_kernel_counts_per_user_is_counted_per_sandbox",
+    f"{LIMITS}::test_a_fork_bomb_is_held",
+    f"{LIMITS}::test_a_memory_hog_is_killed_and_the_agent_lives",
+    f"{LIMITS}::test_an_fd_hog_meets_its_own_limit",
+    f"{LIMITS}::test_limits_hold_for_terminals_too",
+)
+JAVASCRIPT = "javascript/test_javascript.py"
+
+
+def smoke(version: str) -> tuple[Suite, Suite]:
+    """What every program does, with a version that programs still pin, over both transports."""
+    file = ("smoke/test_python.py",)
+    return (
+        Suite(f"smoke-{version}", "sdk", file, seconds=15, bound=300, python=f"python-{version}"),
+        Suite(f"smoke-{version}-tls", "sdk", ("--tls", *file), seconds=15, bound=300, python=f"python-{version}", names=True),
+    )
+
+
+def node(name: str, arguments: tuple[str, ...], modules: str, step: str = "", **other: object) -> Suite:
+    """A suite of a client on Node."""
+    environment = {**NODE, "RINGFENCE_NODE_MODULES": f"{{npm-{modules}}}", **other.pop("environment", {})}  # type: ignore[dict-item]
+    return Suite(name, step or name, ("-s", *arguments), environment=environment, **other)  # type: ignore[arg-type]
+
+
+ALL: tuple[Suite, ...] = (
+    # The whole of what the SDK does, once.
+    Suite("python", "sdk", (*BESIDE, "python"), seconds=300, bound=1500, environment=CRIU | GO),
+    Suite(
+        "python-alone",
+        "sdk",
+        (*ALONE, *files("python", "sizes", "page_out", "limits")),
+        seconds=60,
+        environment=CRIU | GO,
+        alone=True,
+    ),
+    # What a version of the client changes is its calls. Everything else reaches the platform as the same requests.
+    Suite(
+        "python-2.45.1",
+        "sdk",
+        ("smoke/test_python.py", *EVERY_CALL, "python/test_rest.py"),
+        (*BESIDE, "python", *NOT_OF_THE_CLIENT),
+        seconds=60,
+        bound=1500,
+        python="python-2.45.1",
+        environment=CRIU | GO,
+    ),
+    # What the transport changes is how a sandbox is reached. What a build does does not depend on how it was asked for.
+    Suite(
+        "python-tls",
+        "sdk",
+        ("--tls", *files("python", "traffic", "rest", "auth", "files", "pty"), *EVERY_CALL),
+        (
+            *("--tls", *BESIDE, "python", *NOT_OF_THE_CLIENT),
+            *(f"--ignore={file}" for file in files("python", "template_builds", "snapshots", "fork")),
+        ),
+        seconds=80,
+        bound=1500,
+        environment=CRIU | GO,
+        names=True,
+    ),
+    # What they have in common with the suites before and cannot run beside another one. The default form has it once.
+    Suite("python-2.45.1-alone", "sdk", (), (*ALONE, "python/test_sizes.py"), python="python-2.45.1", environment=CRIU | GO, alone=True),
+    Suite(
+        "python-tls-alone",
+        "sdk",
+        (),
+        ("--tls", *ALONE, "python/test_sizes.py"),
+        environment=CRIU | GO,
+        names=True,
+        alone=True,
+    ),
+    smoke("2.45.1")[1],
+    *smoke("2.20.3"),
+    *smoke("2.8.1"),
+    Suite("blobs", "blobs", ("blobs",), seconds=40, bound=600, environment={"RINGFENCE_VERSITYGW": "{versitygw}"}),
+    # What templates do is the same with a bucket; the store of layers and of uploaded files is what differs.
+    Suite(
+        "python-s3",
+        "blobs",
+        ("--s3", *files("python", "templates", "template_files")),
+        ("--s3", *files("python", "templates", "template_builds", "template_files", "dockerfiles")),
+        seconds=30,
+        bound=600,
+        environment={"RINGFENCE_VERSITYGW": "{versitygw}"},
+    ),
+    node("javascript", ("javascript",), "javascript-2.51.0", seconds=150, bound=1200, environment=CRIU),
+    # As with Python: each call of the other version once, over one transport.
+    node(
+        "javascript-2.49.0",
+        (f"{JAVASCRIPT}::test_over_http", f"{JAVASCRIPT}::test_forks", f"{JAVASCRIPT}::test_nothing_is_left_untried[http]"),
+        "javascript-2.49.0",
+        "javascript",
+        long_only=("-s", "javascript"),
+        seconds=50,
+        bound=1200,
+        environment=CRIU,
+    ),
+    node("javascript-2.8.4", ("smoke/test_javascript.py",), "javascript-2.8.4", "javascript", seconds=15, bound=300),
+    node("cli", ("cli",), "cli", seconds=40),
+    Suite("go", "go", ("-s", "go"), seconds=60, environment=GO),
+    node("browser", ("browser",), "browser", seconds=30, packages=("chromium", "libnss3-tools")),
+    node(
+        "mcp",
+        ("mcp",),
+        "mcp",
+        seconds=20,
+        environment={"RINGFENCE_MCP_PYTHON": "{python-mcp-2.3.0}:{python-mcp-1.30.0}"},
+    ),
+    node("signing", ("signing",), "signing", seconds=15, environment={"RINGFENCE_QINIU_PYTHON": "{python-signing}"}),
+    # The browser, with a font; the environment has only what drives it.
+    node(
+        "docs",
+        ("docs", "--criu"),
+        "javascript-2.51.0",
+        seconds=120,
+        bound=1200,
+        python="python-docs",
+        environment={"RINGFENCE_CLI_MODULES": "{npm-cli}"} | GO | CRIU,
+        packages=("chromium", "fonts-dejavu-core"),
+    ),
+    Suite(
+        "acme",
+        "acme",
+        ("-s", "acme"),
+        seconds=60,
+        bound=600,
+        environment={"RINGFENCE_PEBBLE": "{pebble}"},
+        packages=("openssl",),
+        names=True,
+    ),
+    Suite("fuzz", "fuzz", ("fuzz",), seconds=68, bound=900, environment={"RINGFENCE_SCHEMATHESIS": "{python-fuzz}"}),
+    Suite("escape", "escape", (*BESIDE, "escape"), seconds=250, bound=1500, environment=CRIU),
+    Suite(
+        "escape-alone",
+        "escape",
+        (
+            *ALONE,
+            *files("escape", "neighbours_under_attack", "process_storms", "scheduling", "host_wide_counters", "kernel_memory"),
+            *files("escape", "agent_charges", "limits", "base", "hostile_clients"),
+        ),
+        seconds=220,
+        bound=1500,
+        environment=CRIU,
+        alone=True,
+    ),
+    # What holds in a sandbox holds in one that was restored from disk: in the default form what the kernel keeps per process
+    # and what of the host can be seen; the whole list in the long form.
+    Suite(
+        "escape-restored",
+        "escape",
+        ("--restored", *files("escape", "kernel", "network", "files_of_the_host"), SHARED),
+        (
+            *("--restored", *BESIDE, *files("escape", "kernel", "network", "files_of_the_host", "respawn", "proc_and_sys")),
+            *(LIMITS, SHARED),
+        ),
+        seconds=50,
+        bound=1200,
+        environment=CRIU,
+    ),
+    # The tests of the list above that cannot have a neighbour. They run in the long form alone, because the restored
+    # sandbox differs from a fresh one in none of what they measure.
+    Suite(
+        "escape-restored-alone",
+        "escape",
+        (),
+        ("--restored", *ALONE, LIMITS),
+        seconds=40,
+        environment=CRIU,
+        alone=True,
+    ),
+    # And in a fork: what depends on its ids, its groups, its agent and what it sees.
+    Suite("escape-forked", "escape", FORKED, seconds=70, bound=600, environment=CRIU),
+    Suite("fence", "fence", ("fence",), seconds=400, bound=1800, environment=CRIU, packages=("npm",)),
+    Suite("crash", "crash", ("crash",), seconds=300, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
+)
+BY_NAME = {suite.name: suite for suite in ALL}
+
+
+def of_step(step: str, long: bool) -> list[Suite]:
+    """The suites of a step, or of a client, that have something to do in a form."""
+    steps = CLIENTS if step == "clients" else (step,)
+    return [suite for suite in ALL if suite.step in steps and suite.chosen(long)]
+
+
+# The suite that a file of a directory belongs to.
+DIRECTORIES = {
+    **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
+    **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
+    **{"javascript": "javascript", "smoke": "smoke-2.45.1-tls"},
+}
+# Options that a suite needs whatever part of it runs.
+OPTIONS = {"docs": ("--criu",), "smoke-2.45.1-tls": ("--tls",)}
+ALONE_LIST = Path(__file__).resolve().parents[2] / "conformance" / "harness" / "alone.py"
+
+
+@cache
+def alone() -> frozenset[str]:
+    """The files and tests that `conformance/harness/alone.py` names. That module needs pytest, so it is read, not imported."""
+    for statement in ast.parse(ALONE_LIST.read_text()).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and statement.targets[0].id == "ALONE":
+            return frozenset(ast.literal_eval(statement.value))
+    raise ValueError(f"{ALONE_LIST} has no ALONE")
+
+
+def is_alone(test: str) -> bool:
+    """Whether a file, or a test, is named there as a whole."""
+    name = test.partition("[")[0]
+    return name in alone() or name.partition("::")[0] in alone()
+
+
+def of_file(test: str) -> tuple[Suite, tuple[str, ...]]:
+    """The suite of a file, or of a test of it, from `conformance`; and the arguments that run it."""
+    name = DIRECTORIES[test.partition("/")[0]]
+    if is_alone(test):
+        return BY_NAME[f"{name}-alone"], (*ALONE, test)
+    # A test that is named runs; of a file, what may have a neighbour does.
+    chosen = BESIDE if name in ("python", "escape") and "::" not in test else ()
+    return BY_NAME[name], (*OPTIONS.get(name, ()), *chosen, test)

@@ -1,0 +1,1 @@
+"""Tests of the runner, with nothing but the standard library: the step `lint` runs them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -93,4 +94,6 @@ def run_with(server: str, command: list[str], **options) -> subprocess.Completed
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: names.py COMMAND [ARGUMENT...]")
+    # Ctrl-C is the command's, which may have to put something in order; a handler, because it would inherit that it is ignored.
+    signal.signal(signal.SIGINT, lambda *_: None)
     sys.exit(run(sys.argv[1:]).returncode)

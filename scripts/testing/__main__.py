@@ -205,6 +205,15 @@ def main(words: list[str]) -> int:
         return 2
     if mode == "check":
         return 0
+    try:
+        return act(mode, options)
+    except changes.Unknown as error:
+        print(f"--changed: {error}", file=sys.stderr)
+        return 1
+
+
+def act(mode: str, options: Options) -> int:
+    """Does what the words say."""
     if mode == "packages":
         print("\n".join(sorted(plan.packages(selected(options)[0], place_of()))))
         return 0

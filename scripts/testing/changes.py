@@ -21,6 +21,10 @@ from testing.suites import ALONE, BESIDE, BY_NAME, DIRECTORIES, OPTIONS, Suite, 
 SECONDS = 360
 
 
+class Unknown(Exception):
+    """What git cannot answer."""
+
+
 @dataclass(frozen=True)
 class Run:
     """Some files of a suite."""
@@ -185,14 +189,17 @@ def changed_files(root: Path) -> tuple[str, list[str]]:
     """
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+        ran = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise Unknown(f"git {words[0]}: {ran.stderr.strip()}")
+        return ran.stdout
 
     base = "HEAD"
     for branch in ("main", "origin/main"):
         try:
             base = git("merge-base", "HEAD", branch).strip()
             break
-        except subprocess.CalledProcessError:
+        except Unknown:
             continue
     files = git("diff", "--name-only", "-z", base).split("\0")
     files += git("ls-files", "--others", "--exclude-standard", "-z").split("\0")

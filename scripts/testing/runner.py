@@ -59,6 +59,9 @@ class Runner:
         before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
         try:
             while self.running or self._begin():
+                if self.ending is not None:
+                    # Also what was being begun when a signal arrived.
+                    self._end_all(self.ending)
                 self._reap()
                 self._begin()
                 self.display.running(

@@ -247,17 +247,17 @@ ALL: tuple[Suite, ...] = (
         environment=CRIU,
         alone=True,
     ),
-    # What holds in a sandbox holds in one that was restored from disk: in the default form what the kernel keeps per process
-    # and what of the host can be seen; the whole list in the long form.
+    # What holds in a sandbox holds in one that was restored from disk. Forks, which are restored from disk as well, have the
+    # tests of limits and of /proc and /sys in both forms.
     Suite(
         "escape-restored",
         "escape",
-        ("--restored", *files("escape", "kernel", "network", "files_of_the_host"), SHARED),
+        ("--restored", *files("escape", "kernel", "network", "files_of_the_host", "respawn"), SHARED),
         (
             *("--restored", *BESIDE, *files("escape", "kernel", "network", "files_of_the_host", "respawn", "proc_and_sys")),
             *(LIMITS, SHARED),
         ),
-        seconds=50,
+        seconds=80,
         bound=1200,
         environment=CRIU,
     ),
@@ -274,7 +274,7 @@ ALL: tuple[Suite, ...] = (
     ),
     # And in a fork: what depends on its ids, its groups, its agent and what it sees.
     Suite("escape-forked", "escape", FORKED, seconds=70, bound=600, environment=CRIU),
-    Suite("fence", "fence", ("fence",), seconds=400, bound=1800, environment=CRIU, packages=("npm",)),
+    Suite("fence", "fence", ("fence",), seconds=400, bound=1800, environment=CRIU | GO, packages=("npm",)),
     Suite("crash", "crash", ("crash",), seconds=300, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
 )
 BY_NAME = {suite.name: suite for suite in ALL}

@@ -92,5 +92,6 @@ def table(timings: Sequence[Timing], budgets: Budgets) -> list[str]:
         mark = "  OVER ITS BUDGET" if timing.seconds > budget else ""
         lines.append(f"  {timing.seconds:7.1f} of {budget:5.0f}  {timing.suite}: {timing.test}{mark}")
     listed = set(slowest(timings))
-    lines += [f"  {timing.seconds:7.1f}: {timing.suite}: {timing.test} is over its budget" for timing in over(timings, budgets) if timing not in listed]
+    others = [timing for timing in over(timings, budgets) if timing not in listed]
+    lines += [f"  {timing.seconds:7.1f}: {timing.suite}: {timing.test} is over its budget" for timing in others]
     return lines

@@ -15,8 +15,9 @@ from testing.assets import Assets
 from testing.cache import Cache
 from testing.options import CLIENTS, STEPS, Options, parse
 from testing.plan import COMPILE, RELEASE, Place
+from testing.schedule import next_tasks
 from testing.suites import ALL
-from testing.tasks import CARGO, Task
+from testing.tasks import CARGO, LANE, PREPARE, Task
 from testing.timings import Budgets
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -159,6 +160,19 @@ class Tasks(unittest.TestCase):
         with mock.patch.object(plan.shutil, "which", return_value=None), mock.patch.object(Assets, "instead", return_value=None):
             found = plan.packages(plan.select(options), place())
         self.assertLessEqual({"chromium", "libnss3-tools", "npm", "golang-go", "patchelf", "openssl"}, found)
+
+    def test_every_plan_runs_to_its_end(self) -> None:
+        """Tasks that take no time, by the schedule of the runner: each begins once, and those alone have no neighbour."""
+        for words in ((), ("--long",), ("lint", "unit"), ("--long", "--binary", "/x", "clients")):
+            found = list(tasks(*words).values())
+            done: list[str] = []
+            running: list[Task] = []
+            while len(done) < len(found):
+                running += next_tasks(found, done, [task.name for task in running], {PREPARE: 2, CARGO: 1, LANE: 3})
+                self.assertTrue(running, f"{words}: nothing can begin after {done}")
+                self.assertTrue(len(running) == 1 or not any(task.alone for task in running))
+                done.append(running.pop(0).name)
+            self.assertEqual(len(set(done)), len(found))
 
     def test_the_environment_of_the_caller_configures_nothing(self) -> None:
         found = plan.clean({"E2B_API_KEY": "x", "RINGFENCE_BIN": "x", "PYTEST_ADDOPTS": "x", "PYTHONPATH": "x", "PATH": "/bin"})

@@ -61,8 +61,10 @@ for word in "$@"; do
   esac
 done
 
+# That of the system, of which the environments for tests are made as well; the PATH may have another first.
+python=/usr/bin/python3
 testing() { # MODE [WORD...]
-  PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts python3 -m testing "$@"
+  PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts "$python" -m testing "$@"
 }
 
 . scripts/common.sh
@@ -70,7 +72,7 @@ if [ -n "$plan" ]; then
   testing run "$@"
   exit
 fi
-if command -v python3 >/dev/null; then
+if [ -x "$python" ]; then
   testing check "$@" || exit
 fi
 need_root
@@ -84,4 +86,4 @@ mapfile -t packages <<<"$packages"
 [ -z "${packages[0]}" ] || need_packages "${packages[@]}"
 export TEST_INSTALL_SECONDS=$((SECONDS - begun))
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts
-exec python3 -m testing run "$@"
+exec "$python" -m testing run "$@"

@@ -42,7 +42,8 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """A file that cannot be imported has no test that could fail."""
     if report.failed:
-        write({"test": report.nodeid, "outcome": "failed in collection", "seconds": {}, "sections": [["report", tail(report.longreprtext)]]})
+        sections = [["report", tail(report.longreprtext)]]
+        write({"test": report.nodeid, "outcome": "failed in collection", "seconds": {}, "sections": sections})
 
 
 def tail(text: str) -> str:

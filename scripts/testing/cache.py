@@ -153,7 +153,7 @@ def is_whole(path: Path) -> bool:
         noted = json.loads((path / MARKER).read_text())
     except (OSError, ValueError):
         return False
-    return noted == contents(path)
+    return bool(noted == contents(path))
 
 
 def finish(path: Path) -> None:

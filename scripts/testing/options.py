@@ -60,7 +60,7 @@ def parse(words: Sequence[str], cores: int | None = None) -> Options:
                 at += 1
             found = with_value(found, word, value)
         elif word in FLAGS and not equals:
-            found = replace(found, **{word.removeprefix("--"): True})
+            found = with_flag(found, word)
         elif word.startswith("-"):
             raise UsageError(f"unknown option: {word}")
         elif found.hunt and not hunted:
@@ -74,6 +74,19 @@ def parse(words: Sequence[str], cores: int | None = None) -> Options:
     return found
 
 
+def with_flag(found: Options, word: str) -> Options:
+    """One option that has no value."""
+    if word == "--long":
+        return replace(found, long=True)
+    if word == "--changed":
+        return replace(found, changed=True)
+    if word == "--plan":
+        return replace(found, plan=True)
+    if word == "--verbose":
+        return replace(found, verbose=True)
+    return replace(found, help=True)
+
+
 def with_value(found: Options, word: str, value: str) -> Options:
     """One option that has a value."""
     if word == "--binary":
@@ -85,7 +98,7 @@ def with_value(found: Options, word: str, value: str) -> Options:
         return replace(found, seed=number, seed_was_given=True)
     if number < 1:
         raise UsageError(f"{word} needs a number of at least 1")
-    return replace(found, **{word.removeprefix("--"): number})
+    return replace(found, hunt=number) if word == "--hunt" else replace(found, lanes=number)
 
 
 def check(found: Options) -> None:

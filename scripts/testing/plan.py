@@ -119,20 +119,20 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
         found.append(compile_task(place))
     released = options.long and not options.binary and (driven or selection.build)
     if released:
-        command = ("cargo", "build", "--locked", "--release", "-p", "cli")
         # Behind the compile: both use all processors, and the tests of the crates can begin meanwhile.
+        release = ("cargo", "build", "--locked", "--release", "-p", "cli")
         environment = {"RINGFENCE_COMMIT": place.commit}
-        found.append(Task(RELEASE, "build", command, CARGO, seconds=480, bound=3600, cwd=place.root, environment=environment))
+        found.append(Task(RELEASE, "build", release, CARGO, seconds=480, bound=3600, cwd=place.root, environment=environment))
     if selection.unit:
         found.append(unit(selection, wanted, place))
         # Only where documentation has examples does this have something to do, and it waits for cargo's lock.
-        command = ("cargo", "test", "--locked", "--workspace", "--profile", "ci", "--doc")
-        found.append(Task("doc", "unit", command, CARGO, frozenset({COMPILE}), seconds=40, bound=900, cwd=place.root, nice=10))
+        doc = ("cargo", "test", "--locked", "--workspace", "--profile", "ci", "--doc")
+        found.append(Task("doc", "unit", doc, CARGO, frozenset({COMPILE}), seconds=40, bound=900, cwd=place.root, nice=10))
     if selection.lint:
         # After the compile, which it would delay, and at low priority, because suites wait for their sandboxes and it does not.
-        command = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
-        after = {task.name for task in found if task.place == CARGO}
-        found.append(Task("clippy", "lint", command, CARGO, frozenset(after), seconds=30, bound=3600, cwd=place.root, nice=10))
+        clippy = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
+        after = frozenset(task.name for task in found if task.place == CARGO)
+        found.append(Task("clippy", "lint", clippy, CARGO, after, seconds=30, bound=3600, cwd=place.root, nice=10))
     ready = frozenset({RELEASE} if released else {COMPILE} if compiled else ())
     for suite, arguments in selection.suites:
         found.append(suite_task(suite, arguments, options, place, ready | needed(suite.needs(), wanted)))

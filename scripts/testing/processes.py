@@ -22,6 +22,8 @@ from testing.tasks import Task
 MARK = "CONFORMANCE_RUN"
 # What a suite may take to put the host in order once it was asked to end.
 GRACE_S = 90.0
+# What a killed process may take to be gone.
+SETTLE_S = 2.0
 
 
 def new_mark() -> str:
@@ -110,6 +112,10 @@ def end_rest(mark: str, environment: Mapping[str, str]) -> list[str]:
     """Ends whatever is left of a run, and the sandboxes of platforms that are. Returns what was found."""
     found = []
     platforms = {}
+    # What was killed with its group may be there for an instant.
+    deadline = time.monotonic() + SETTLE_S
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for pid in marked(mark):
         command = arguments(pid)
         if not command:
@@ -148,7 +154,7 @@ def end(pid: int, mark: str, within_s: float = 10.0) -> None:
             deadline = time.monotonic() + within_s
             while time.monotonic() < deadline:
                 # The descriptor becomes invalid for signals when the process has ended and was waited for.
-                signal.pidfd_send_signal(process, 0)  # type: ignore[arg-type]
+                signal.pidfd_send_signal(process, 0)
                 if state(pid) in "ZX":
                     return
                 time.sleep(0.05)

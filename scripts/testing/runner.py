@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -102,21 +103,21 @@ class Runner:
     def _ended(self, process: Process, code: int) -> None:
         task = process.task
         timings = tuple(read(task.name, task.timings)) if task.timings else ()
-        common = {"seconds": process.seconds, "log": process.log, "timings": timings}
+        outcome = Outcome(task, PASSED, process.seconds, process.log, timings=timings)
         if code == 0 and process.stopped_for is None:
-            self.outcomes[task.name] = Outcome(task, PASSED, **common)
-            self._say_passed(self.outcomes[task.name])
+            self.outcomes[task.name] = outcome
+            self._say_passed(outcome)
             if self.passed:
                 self.passed(task)
             return
         # What was asked to end because of something else has not failed; what took too long has.
         if process.stopped_for is not None and self.ending is not None and process.stopped_for == self.ending:
-            self.outcomes[task.name] = Outcome(task, ENDED, why=self.ending, **common)
+            self.outcomes[task.name] = replace(outcome, status=ENDED, why=self.ending)
             self.display.event(f"ended {task.name}: {self.ending}")
             return
         why = process.stopped_for or (f"it was killed by signal {-code}" if code < 0 else f"it ended with {code}")
         state = tuple(machine.describe(self.logs, Path("/tmp"), Path("/dev/shm")))
-        self.outcomes[task.name] = Outcome(task, FAILED, why=why, machine=state, beside=tuple(self.running), **common)
+        self.outcomes[task.name] = replace(outcome, status=FAILED, why=why, machine=state, beside=tuple(self.running))
         self.display.event(f"FAILED {task.name} after {process.seconds:.0f} s: {why}")
         if not self.goes_on:
             self._end_all(f"{task.name} failed")

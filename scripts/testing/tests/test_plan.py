@@ -157,7 +157,7 @@ class Tasks(unittest.TestCase):
 
     def test_every_package_is_known_before(self) -> None:
         options = parse(["clients", "fence"])
-        with mock.patch.object(plan.shutil, "which", return_value=None), mock.patch.object(Assets, "instead", return_value=None):
+        with mock.patch("shutil.which", return_value=None), mock.patch.object(Assets, "instead", return_value=None):
             found = plan.packages(plan.select(options), place())
         self.assertLessEqual({"chromium", "libnss3-tools", "npm", "golang-go", "patchelf", "openssl"}, found)
 

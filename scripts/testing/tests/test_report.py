@@ -78,7 +78,8 @@ class Times(unittest.TestCase):
             file.write(json.dumps(record) + '\n{"test": "u", "outc')
             file.flush()
             (timing,) = read("python", Path(file.name))
-        self.assertEqual((timing.outcome, timing.seconds, timing.failed, timing.sections), ("failed in setup", 0.0, True, (("report", "r"),)))
+        self.assertEqual((timing.outcome, timing.seconds, timing.failed), ("failed in setup", 0.0, True))
+        self.assertEqual(timing.sections, (("report", "r"),))
         self.assertEqual(read("python", Path("/nowhere")), [])
 
     def test_a_skipped_test_counts_as_failed(self) -> None:

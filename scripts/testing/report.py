@@ -18,7 +18,7 @@ from testing.timings import Budgets, Timing, table
 PASSED, FAILED, ENDED, LEFT = "passed", "failed", "ended", "not begun"
 CLOSING = re.compile(
     r"^(=+ .*\b(?:passed|failed|errors?|skipped|no tests ran)\b.* in [\d.]+s.*=+"
-    r"|test result: .*|Ran \d+ tests? in .*|OK|FAILED \(.*\)|skipped tests count as failed|\s*Finished `.*)$"
+    r"|(?:[\w:-]+: )?test result: .*|[\w:-]+: \d+ passed, \d+ failed \(.*|Ran \d+ tests? in .*|OK|FAILED \(.*\)|skipped tests count as failed|\s*Finished `.*)$"
 )
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Of what explains failures, so that all of it and the tables fit.

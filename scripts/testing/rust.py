@@ -32,6 +32,7 @@ SECONDS = {
 OWN_MOUNTS = {"runtime::linux"}
 BOUND_S = 900
 CLOSING = re.compile(r"^(test result: .*|\d+ passed, \d+ failed)$", re.MULTILINE)
+PASSED = re.compile(r"(\d+) passed")
 LINES = 40
 
 
@@ -180,6 +181,7 @@ def main(words: list[str]) -> int:
     Path(logs).mkdir(parents=True, exist_ok=True)
     runs = Runs(Path(logs))
     failed = []
+    tests = 0
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         futures = {pool.submit(runs.run, program): program for program in found}
@@ -192,6 +194,7 @@ def main(words: list[str]) -> int:
                 table.write(record(program, code, seconds, output) + "\n")
                 table.flush()
                 closing = CLOSING.findall(output)
+                tests += sum(int(count) for line in closing for count in PASSED.findall(line))
                 if code:
                     failed.append(program.name)
                     print(f"\n== {program.name} failed with {code}\n{output}", flush=True)
@@ -209,7 +212,7 @@ def main(words: list[str]) -> int:
     if failed:
         print(f"failed: {', '.join(failed)}")
         return 1
-    print(f"test result: ok. {len(found)} programs passed")
+    print(f"test result: ok. {tests} tests in {len(found)} programs passed")
     return 0
 
 

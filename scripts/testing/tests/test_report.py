@@ -21,6 +21,8 @@ class Closing(unittest.TestCase):
             "======= 349 passed, 6 deselected in 312.20s (0:05:12) =======",
             "========= 1 failed, 2 passed in 3.1s =========",
             "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s",
+            "server::it: test result: ok. 302 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 60.10s (61.0 s)",
+            "runtime::linux: 41 passed, 0 failed (99.1 s)",
             "Ran 51 tests in 1.019s",
             "OK",
             "    Finished `ci` profile [optimized] target(s) in 3m 04s",

@@ -10,7 +10,10 @@ from pathlib import Path
 PRESSURES = ("cpu", "io", "memory")
 KERNEL_LINES = 12
 # What the kernel says about every sandbox: its links and its disk.
-ORDINARY = ("entered ", "link becomes", "renamed from", "detected capacity change", "mounting filesystem", "mounted filesystem")
+ORDINARY = (
+    *("entered ", "link becomes", "renamed from", "detected capacity change", "mounting filesystem", "mounted filesystem"),
+    "callbacks suppressed",
+)
 
 
 def describe(*directories: Path) -> list[str]:

@@ -18,7 +18,10 @@ from testing.timings import Budgets, Timing, table
 PASSED, FAILED, ENDED, LEFT = "passed", "failed", "ended", "not begun"
 CLOSING = re.compile(
     r"^(=+ .*\b(?:passed|failed|errors?|skipped|no tests ran)\b.* in [\d.]+s.*=+"
-    r"|(?:[\w:-]+: )?test result: .*|[\w:-]+: \d+ passed, \d+ failed \(.*|Ran \d+ tests? in .*|OK|FAILED \(.*\)|skipped tests count as failed|\s*Finished `.*)$"
+    r"|(?:[\w:-]+: )?test result: .*"
+    r"|[\w:-]+: \d+ passed, \d+ failed \(.*"
+    r"|Ran \d+ tests? in .*|OK|FAILED \(.*\)"
+    r"|skipped tests count as failed|\s*Finished `.*)$"
 )
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Of what explains failures, so that all of it and the tables fit.
@@ -87,7 +90,8 @@ def failure(outcome: Outcome, seed: int, again: str, room: int = FAILURE_LINES) 
     lines = [
         f"FAILED: {outcome.task.name} (step {outcome.task.step}) after {outcome.seconds:.0f} s: {outcome.why}",
         f"  beside it ran: {', '.join(outcome.beside) or 'nothing'}",
-        f"  seed: {seed}",
+        # Repeats of a hunt have seeds of their own.
+        f"  seed: {outcome.task.environment.get('RINGFENCE_CRASH_SEED', seed)}",
         f"  again: {again}",
         f"  whole output: {outcome.log}",
     ]

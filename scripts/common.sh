@@ -37,11 +37,6 @@ need_packages() {
   fi
 }
 
-# Packages of Node from its own repository bring npm, and Debian's does not.
-need_npm() {
-  command -v npm >/dev/null || need_packages nodejs npm
-}
-
 need_root() {
   if [ "$(id -u)" -ne 0 ]; then
     echo "$0 needs root: namespaces with their own id ranges, mounts and cgroups are made by root" >&2
@@ -82,19 +77,6 @@ python_environment() { # FILE DIRECTORY
 go_version=1.22.12
 go_serves() {
   command -v "$1" >/dev/null && [ "$(GOTOOLCHAIN=local "$1" env GOVERSION | cut -d. -f2)" -ge 22 ]
-}
-
-need_go() {
-  if go_serves go; then
-    RINGFENCE_GO=$(command -v go)
-  elif go_serves /usr/local/go/bin/go; then
-    RINGFENCE_GO=/usr/local/go/bin/go
-  else
-    need_packages golang-go
-    RINGFENCE_GO="$root/target/clients/go-$go_version/bin/go"
-    go_serves "$RINGFENCE_GO" || go_into "$root/target/clients/go-$go_version"
-  fi
-  export RINGFENCE_GO
 }
 
 # Puts that newer Go into a directory, by the `go` of the PATH.

@@ -70,6 +70,9 @@ def run(options: Options) -> int:
     if options.seed_was_given or "RINGFENCE_CRASH_SEED" not in environment:
         environment["RINGFENCE_CRASH_SEED"] = str(options.seed)
     seed = int(environment["RINGFENCE_CRASH_SEED"])
+    if options.binary and not os.access(options.binary, os.X_OK):
+        print(f"{options.binary} is not an executable file", file=sys.stderr)
+        return 1
     checkout = lock_checkout()
     if checkout is None:
         print("another run of scripts/test.sh uses this checkout", file=sys.stderr)

@@ -33,6 +33,8 @@ class Asset:
     program: str = ""
     # Arguments with which `program` must succeed, or nothing where files are all that can be checked.
     trial: tuple[str, ...] = ()
+    # Files that it must have, where there is nothing to try.
+    has: tuple[str, ...] = ()
     # Variables of `scripts/common.sh` and files of the repository that pin the content.
     variables: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ ALL = (
     Asset(
         "pebble",
         ("pebble_into",),
+        has=("pebble", "pebble-challtestsrv"),
         variables=("pebble_version",),
         uses=(("RINGFENCE_GO", "go"),),
     ),
@@ -217,7 +220,7 @@ class Assets:
         elif asset.trial:
             trial = [str(at / asset.program), *asset.trial]
         if not trial:
-            return (at / asset.program).exists()
+            return all((at / name).exists() for name in (asset.program, *asset.has))
         try:
             quiet = subprocess.DEVNULL
             return subprocess.run(trial, stdin=quiet, stdout=quiet, stderr=quiet, timeout=120, check=False).returncode == 0

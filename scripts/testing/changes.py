@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testing.plan import Selection
-from testing.suites import ALONE, BESIDE, BY_NAME, DIRECTORIES, OPTIONS, Suite, alone, is_alone
+from testing.suites import BY_NAME, DIRECTORIES, Suite, alone_files, is_alone, options
 
 # Expected seconds of everything chosen, in all lanes together; with the compile of one crate this is below five minutes.
 SECONDS = 360
@@ -129,7 +129,7 @@ def own_runs(file: str) -> list[Run]:
     if fnmatch.fnmatchcase(parts[-1], "test_*.py"):
         if is_alone(inside):
             return [Run(f"{suite}-alone", (inside,), 60)]
-        some_alone = any(test.partition("::")[0] == inside for test in alone())
+        some_alone = inside in alone_files(parts[1])
         return [Run(suite, (inside,), 30), *([Run(f"{suite}-alone", (inside,), 30)] if some_alone else [])]
     # Another file of a client's directory belongs to its one suite.
     if parts[1] in ("javascript", "go", "browser", "mcp", "signing", "cli", "fuzz", "docs"):
@@ -157,13 +157,6 @@ def suites(runs: Sequence[Run]) -> tuple[tuple[Suite, tuple[str, ...]], ...]:
         found.setdefault(run.suite, {}).update(dict.fromkeys(run.files))
         seconds[run.suite] = seconds.get(run.suite, 0) + run.seconds
     return tuple((quicker(BY_NAME[name], seconds[name]), (*options(name), *files)) for name, files in found.items())
-
-
-def options(suite: str) -> tuple[str, ...]:
-    """Options by which a suite runs some of its files."""
-    if suite.endswith("-alone"):
-        return ALONE
-    return (*OPTIONS.get(suite, ()), *(BESIDE if suite in ("python", "escape") else ()))
 
 
 def quicker(suite: Suite, seconds: int) -> Suite:

@@ -27,9 +27,6 @@ SECONDS = {
     **{"runtime::linux": 100, "agent::it": 83, "server::remote": 83, "server::it": 67, "image::it": 47, "proxy::intercept": 45},
     **{"cli::it": 43, "node::linux": 38, "node::driver": 20, "store::it": 15, "blobs::s3": 9, "docs::ripgrep": 9, "runtime": 9},
 }
-# Programs that look for loop mounts in the mount table of the host, where other suites may have some: they get a copy of the
-# table of their own, without these.
-OWN_MOUNTS = {"runtime::linux"}
 BOUND_S = 900
 CLOSING = re.compile(r"^(test result: .*|\d+ passed, \d+ failed)$", re.MULTILINE)
 PASSED = re.compile(r"(\d+) passed")
@@ -94,28 +91,6 @@ def environment(program: Program) -> dict[str, str]:
     }
 
 
-def loop_mounts(mountinfo: str, needed: Sequence[Path]) -> list[str]:
-    """Where loop devices are mounted, the last first, without what holds a needed path."""
-    points = []
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        point, source = left.split()[4], right.split()[1]
-        if source.startswith("/dev/loop") and not any(path.is_relative_to(point) for path in needed):
-            points.append(point)
-    return points[::-1]
-
-
-def command(program: Program) -> list[str]:
-    if program.name not in OWN_MOUNTS:
-        return [str(program.path)]
-    needed = [Path("/usr"), Path("/tmp"), program.directory, program.path, Path(os.environ.get("RINGFENCE_CRIU", "/usr"))]
-    points = loop_mounts(Path("/proc/self/mountinfo").read_text(), needed)
-    # `--lazy`, because they may be in use where they are from. Only the copy loses them.
-    script = 'count=$1; shift; while [ "$count" -gt 0 ]; do umount --lazy "$1"; shift; count=$((count - 1)); done; exec "$@"'
-    own = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(len(points)), *points]
-    return [*own, str(program.path)]
-
-
 class Runs:
     """The programs that run, so that none is left when this ends."""
 
@@ -134,7 +109,7 @@ class Runs:
                 if self.ended:
                     return -1, 0.0, ""
                 process = subprocess.Popen(
-                    command(program), cwd=program.directory, env=environment(program), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                    [program.path], cwd=program.directory, env=environment(program), stdin=subprocess.DEVNULL, stdout=out, stderr=out
                 )
                 self.running.add(process)
             try:

@@ -4,9 +4,9 @@ A suite is one pytest run with its own platforms. In the default form every suit
 or cycles; `--long` gives all of them everything. What only the long form runs is in `long_only`, with the reason beside
 it: it must also be in docs/dev/testing.md.
 
-Tests that compare times, fill what the whole machine has, or change the host, cannot have a neighbour. They are named in
-`conformance/harness/alone.py`, in one place for all suites; here they are suites of their own with `alone=True`, which
-begin when everything else has ended.
+Tests that measure, fill or change the host as a whole cannot have a neighbour. They have the marker `alone` where they are
+written, with the reason. Here they are suites of their own with `alone=True`, which begin when everything else has ended; the
+files are found by the marker.
 """
 
 from __future__ import annotations
@@ -82,6 +82,45 @@ def files(directory: str, *names: str) -> tuple[str, ...]:
 
 BESIDE = ("-m", "not alone")
 ALONE = ("-m", "alone")
+CONFORMANCE = Path(__file__).resolve().parents[2] / "conformance"
+
+
+@cache
+def alone() -> frozenset[str]:
+    """The files and tests of `conformance` that have the marker `alone`: `escape/test_x.py` where a whole file has it, and
+    `escape/test_x.py::test_y`. Files are read, not imported, because they need packages that this program must not.
+    """
+    found = set()
+    for file in CONFORMANCE.glob("*/test_*.py"):
+        text = file.read_text()
+        if "mark.alone" in text:
+            name = str(file.relative_to(CONFORMANCE))
+            for statement in ast.parse(text).body:
+                if isinstance(statement, ast.Assign) and is_marked(statement.value):
+                    found.add(name)
+                elif isinstance(statement, ast.FunctionDef) and any(map(is_marked, statement.decorator_list)):
+                    found.add(f"{name}::{statement.name}")
+    return frozenset(found)
+
+
+def is_marked(value: ast.expr) -> bool:
+    """Whether an expression is `pytest.mark.alone(...)`, or a list with it."""
+    if isinstance(value, ast.List):
+        return any(map(is_marked, value.elts))
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "pytest.mark.alone"
+
+
+def alone_files(directory: str) -> tuple[str, ...]:
+    """The files of a directory with tests that have the marker."""
+    return tuple(sorted({name.partition("::")[0] for name in alone() if name.startswith(f"{directory}/")}))
+
+
+def is_alone(test: str) -> bool:
+    """Whether a file as a whole, or a test, has the marker."""
+    name = test.partition("[")[0]
+    return name in alone() or name.partition("::")[0] in alone()
+
+
 # What an operator does, what is in a sandbox, what runs in a build and what becomes of processes does not depend on the client.
 NOT_OF_THE_CLIENT = tuple(
     f"--ignore={file}"
@@ -96,7 +135,7 @@ EVERY_CALL = files("python", "every_call", "every_command", "every_file", "every
 SHARED = "escape/test_shared_inodes.py::test_nothing_that_can_be_opened_is_shared"
 LIMITS = "escape/test_limits.py"
 FORKED = (
-    "--forked",
+    *("--forked", *BESIDE),
     *files("escape", "kernel", "files_of_the_host", "proc_and_sys"),
     SHARED,
     "escape/test_agent_survives.py::test_nothing_that_acts_on_another_process_reaches_the_agent",
@@ -132,7 +171,7 @@ ALL: tuple[Suite, ...] = (
     Suite(
         "python-alone",
         "sdk",
-        (*ALONE, *files("python", "sizes", "page_out", "limits")),
+        (*ALONE, *alone_files("python")),
         seconds=60,
         environment=CRIU | GO,
         alone=True,
@@ -152,7 +191,7 @@ ALL: tuple[Suite, ...] = (
     Suite(
         "python-tls",
         "sdk",
-        ("--tls", *files("python", "traffic", "rest", "auth", "files", "pty"), *EVERY_CALL),
+        ("--tls", *EVERY_CALL, *files("python", "rest", "traffic", "auth", "files", "pty")),
         (
             *("--tls", *BESIDE, "python", *NOT_OF_THE_CLIENT),
             *(f"--ignore={file}" for file in files("python", "template_builds", "snapshots", "fork")),
@@ -237,11 +276,7 @@ ALL: tuple[Suite, ...] = (
     Suite(
         "escape-alone",
         "escape",
-        (
-            *ALONE,
-            *files("escape", "neighbours_under_attack", "process_storms", "scheduling", "host_wide_counters", "kernel_memory"),
-            *files("escape", "kernel_objects", "agent_charges", "limits", "base", "hostile_clients"),
-        ),
+        (*ALONE, *alone_files("escape")),
         seconds=320,
         bound=1800,
         environment=CRIU,
@@ -274,8 +309,17 @@ ALL: tuple[Suite, ...] = (
     ),
     # And in a fork: what depends on its ids, its groups, its agent and what it sees.
     Suite("escape-forked", "escape", FORKED, seconds=70, bound=600, environment=CRIU),
+    Suite(
+        "escape-forked-alone",
+        "escape",
+        ("--forked", *ALONE, f"{LIMITS}::test_an_fd_hog_meets_its_own_limit"),
+        seconds=20,
+        environment=CRIU,
+        alone=True,
+    ),
     Suite("fence", "fence", ("fence",), seconds=400, bound=1800, environment=CRIU | GO, packages=("npm",)),
-    Suite("crash", "crash", ("crash",), seconds=300, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
+    Suite("crash", "crash", (*BESIDE, "crash"), seconds=300, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
+    Suite("crash-alone", "crash", (*ALONE, *alone_files("crash")), seconds=20, environment=CRIU, fewer=FEWER_CYCLES, alone=True),
 )
 BY_NAME = {suite.name: suite for suite in ALL}
 
@@ -294,29 +338,18 @@ DIRECTORIES = {
 }
 # Options that a suite needs whatever part of it runs.
 OPTIONS = {"docs": ("--criu",), "smoke-2.45.1-tls": ("--tls",)}
-ALONE_LIST = Path(__file__).resolve().parents[2] / "conformance" / "harness" / "alone.py"
 
 
-@cache
-def alone() -> frozenset[str]:
-    """The files and tests that `conformance/harness/alone.py` names. That module needs pytest, so it is read, not imported."""
-    for statement in ast.parse(ALONE_LIST.read_text()).body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and statement.targets[0].id == "ALONE":
-            return frozenset(ast.literal_eval(statement.value))
-    raise ValueError(f"{ALONE_LIST} has no ALONE")
-
-
-def is_alone(test: str) -> bool:
-    """Whether a file, or a test, is named there as a whole."""
-    name = test.partition("[")[0]
-    return name in alone() or name.partition("::")[0] in alone()
+def options(suite: str) -> tuple[str, ...]:
+    """Options by which a suite runs some of its files."""
+    if suite.endswith("-alone"):
+        return ALONE
+    return (*OPTIONS.get(suite, ()), *(BESIDE if alone_files(suite) else ()))
 
 
 def of_file(test: str) -> tuple[Suite, tuple[str, ...]]:
     """The suite of a file, or of a test of it, from `conformance`; and the arguments that run it."""
     name = DIRECTORIES[test.partition("/")[0]]
     if is_alone(test):
-        return BY_NAME[f"{name}-alone"], (*ALONE, test)
-    # A test that is named runs; of a file, what may have a neighbour does.
-    chosen = BESIDE if name in ("python", "escape") and "::" not in test else ()
-    return BY_NAME[name], (*OPTIONS.get(name, ()), *chosen, test)
+        name = f"{name}-alone"
+    return BY_NAME[name], (*options(name), test)

@@ -13,7 +13,7 @@ from testing import changes, hunt, kept_target
 from testing.cache import Cache
 from testing.options import UsageError
 from testing.report import FAILED, PASSED, Outcome
-from testing.rust import Program, command, environment, loop_mounts, programs
+from testing.rust import environment, programs
 from testing.suites import BY_NAME, is_alone
 from testing.tasks import CARGO, LANE, Task
 from testing.timings import Timing
@@ -49,7 +49,7 @@ class Changes(unittest.TestCase):
 
     def test_a_file_with_both_kinds_of_tests_runs_twice(self) -> None:
         self.assertEqual([run.suite for run in changes.own_runs("conformance/python/test_sizes.py")], ["python", "python-alone"])
-        self.assertEqual([run.suite for run in changes.own_runs("conformance/escape/test_scheduling.py")], ["escape-alone"])
+        self.assertEqual([run.suite for run in changes.own_runs("conformance/escape/test_process_storms.py")], ["escape-alone"])
 
     def test_pages_reach_no_platform(self) -> None:
         self.assertEqual(changes.reach(["docs/configuration.md"]), changes.Reach(("docs",), ()))
@@ -63,7 +63,7 @@ class Changes(unittest.TestCase):
     def test_files_of_one_suite_are_one_run_with_few_cycles(self) -> None:
         runs = [changes.crash("crash", seconds=20), changes.crash("crash", "pauses", seconds=20), changes.escape("kernel")]
         (crash, files), (_, escape) = changes.suites(runs)
-        self.assertEqual(files, ("crash/test_crash.py", "crash/test_pauses.py"))
+        self.assertEqual(files, ("-m", "not alone", "crash/test_crash.py", "crash/test_pauses.py"))
         self.assertEqual((crash.seconds, crash.fewer["RINGFENCE_CRASH_CYCLES"]), (40, "5"))
         self.assertEqual(escape[:2], ("-m", "not alone"))
 
@@ -79,7 +79,7 @@ class Hunts(unittest.TestCase):
             ("crash", ["crash"]),
             ("javascript", ["javascript"]),
             ("fence/test_ssh.py", ["fence"]),
-            ("escape/test_scheduling.py", ["escape-alone"]),
+            ("escape/test_process_storms.py", ["escape-alone"]),
             ("python-tls:test_rest", ["python-tls"]),
             ("escape-restored-alone", ["escape-restored-alone"]),
         ):
@@ -158,20 +158,6 @@ class Programs(unittest.TestCase):
         self.assertEqual(program.directory, Path("/repo/crates/runtime"))
         self.assertEqual((found["CARGO_MANIFEST_DIR"], found["CARGO_PKG_VERSION"]), ("/repo/crates/runtime", "1.2.3-rc.1"))
         self.assertEqual([found[f"CARGO_PKG_VERSION_{part}"] for part in ("MAJOR", "MINOR", "PATCH")], ["1", "2", "3"])
-
-    def test_loop_mounts_are_hidden_where_nothing_needs_them(self) -> None:
-        table = (
-            "20 1 8:1 / / rw - ext4 /dev/loop0 rw\n"
-            "21 20 7:1 / /snap/x ro - squashfs /dev/loop1 ro\n"
-            "22 20 0:5 / /proc rw - proc proc rw\n"
-            "23 20 7:2 / /tmp/disk rw shared:1 - ext4 /dev/loop2 rw"
-        )
-        self.assertEqual(loop_mounts(table, [Path("/usr"), Path("/repo")]), ["/tmp/disk", "/snap/x"])
-
-    def test_only_named_programs_have_mounts_of_their_own(self) -> None:
-        self.assertEqual(command(Program("model", "", Path("/t/model"), Path("/repo"))), ["/t/model"])
-        found = command(Program("runtime", "linux", Path("/t/linux"), Path("/repo")))
-        self.assertEqual((found[0], found[-1]), ("unshare", "/t/linux"))
 
 
 class KeptTargets(unittest.TestCase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -66,12 +67,19 @@ class Suites(unittest.TestCase):
         file, _, test = name.partition("::")
         self.assertRegex((CONFORMANCE / file).read_text(), rf"(?m)^def {test.partition('[')[0]}\(", name)
 
-    def test_the_list_of_what_runs_alone_names_tests_that_exist(self) -> None:
-        self.assertGreater(len(suites.alone()), 5)
-        for name in suites.alone():
-            self.assertTrue((CONFORMANCE / name.partition("::")[0]).is_file(), name)
-            if "::" in name:
-                self.assert_test(name)
+    def test_what_has_the_marker_is_found(self) -> None:
+        marked = {"a.py": "pytestmark = pytest.mark.alone('r')", "b.py": "pytestmark = [x, pytest.mark.alone('r')]"}
+        marked["c.py"] = "@pytest.mark.x\n@pytest.mark.alone('r')\ndef test_one(): pass\n@pytest.mark.x\ndef test_two(): pass"
+        with tempfile.TemporaryDirectory() as directory:
+            (Path(directory) / "escape").mkdir()
+            for name, text in marked.items():
+                (Path(directory) / "escape" / f"test_{name}").write_text(text)
+            with mock.patch.object(suites, "CONFORMANCE", Path(directory)):
+                found = suites.alone.__wrapped__()
+        self.assertEqual(found, {"escape/test_a.py", "escape/test_b.py", "escape/test_c.py::test_one"})
+        # Nothing that uses the marker in another way is overlooked.
+        uses = sum(file.read_text().count("mark.alone") for file in CONFORMANCE.glob("*/test_*.py"))
+        self.assertEqual(len(suites.alone()), uses)
 
     def test_what_runs_alone_runs_in_both_forms(self) -> None:
         """A whole suite leaves it out by its marker, so another one has to have it."""
@@ -87,11 +95,17 @@ class Suites(unittest.TestCase):
                 whole = covered(tuple(argument for argument in arguments if "::" not in argument))
                 if suite.alone and arguments:
                     self.assertEqual(arguments[arguments.index("-m") + 1], "alone", suite.name)
-                elif files & whole:
+                elif files & whole or any(suites.is_alone(argument) for argument in arguments):
                     self.assertIn("not alone", arguments, suite.name)
-                for argument in arguments:
-                    if "::" in argument and not suite.alone:
-                        self.assertFalse(suites.is_alone(argument), f"{suite.name}: {argument}")
+
+    def test_what_forks_and_restored_sandboxes_run_alone_runs(self) -> None:
+        """A test that was named and has the marker must be in the suite beside."""
+        for name, other in (("escape-forked", "escape-forked-alone"), ("escape-restored", "escape-restored-alone")):
+            for long in (False, True):
+                named = {test for test in suites.BY_NAME[name].chosen(long) if test.endswith(".py") or "::" in test}
+                lost = {test for test in suites.alone() if test in named or test.partition("::")[0] in named}
+                run = suites.BY_NAME[other].chosen(long)
+                self.assertEqual({test for test in lost if test not in run and test.partition("::")[0] not in run}, set(), name)
 
     def test_the_long_form_has_every_suite_and_all_cycles(self) -> None:
         found = tasks("--long")
@@ -118,8 +132,8 @@ class Suites(unittest.TestCase):
     def test_files_have_a_suite(self) -> None:
         directories = {file.parent.name for file in CONFORMANCE.glob("*/test_*.py")}
         self.assertEqual(directories - set(suites.DIRECTORIES), set())
-        self.assertEqual(suites.of_file("escape/test_scheduling.py")[0].name, "escape-alone")
-        self.assertEqual(suites.of_file("crash/test_pauses.py"), (suites.BY_NAME["crash"], ("crash/test_pauses.py",)))
+        self.assertEqual(suites.of_file("escape/test_process_storms.py")[0].name, "escape-alone")
+        self.assertEqual(suites.of_file("fence/test_ssh.py"), (suites.BY_NAME["fence"], ("fence/test_ssh.py",)))
 
     def test_budgets_fit_tests_that_exist(self) -> None:
         files = [str(file.relative_to(CONFORMANCE)) for file in CONFORMANCE.glob("*/test_*.py")]

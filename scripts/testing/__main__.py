@@ -20,9 +20,9 @@ from testing import changes, hunt, plan, report
 from testing.assets import Assets
 from testing.cache import Cache, default_root
 from testing.display import Display
-from testing.kept_target import FORGET, VARIABLE, KeptTarget, forget_task
+from testing.kept_target import VARIABLE, KeptTarget, forget, own_names
 from testing.options import Options, UsageError, parse
-from testing.plan import COMPILE, TARGET, Place, Selection
+from testing.plan import COMPILE, Place, Selection
 from testing.report import FAILED, LEFT, PASSED, Outcome
 from testing.runner import Runner, exit_code
 from testing.suites import FEWER_CYCLES
@@ -87,12 +87,11 @@ def run(options: Options) -> int:
             kept = KeptTarget(ROOT, place.assets.cache)
             place = replace(place, target=kept.path)
             environment["CARGO_TARGET_DIR"] = str(kept.path)
-            said.append(f"dependencies are kept in {kept.path}")
+            forgotten = forget(kept.path, *own_names(ROOT))
+            said.append(f"dependencies are kept in {kept.path}, without {forgotten} artifacts of crates of the repository")
         except BlockingIOError:
             said.append("another run has the kept target directory: that of the checkout is used")
     tasks = plan.tasks(options, selection, place)
-    if kept and any(task.place == CARGO for task in tasks):
-        tasks = [forget_task(ROOT, TARGET), *(after_forgetting(task) for task in tasks)]
     form = "long" if options.long else "changed" if options.changed else "default"
     cycles = "all cycles" if options.long else f"{FEWER_CYCLES['RINGFENCE_CRASH_CYCLES']} cycles of kill -9"
     display.text("\n".join([f"{form} form, {options.lanes} lanes, {cycles}, seed {seed} (again: --seed {seed})", *said]))
@@ -103,7 +102,7 @@ def run(options: Options) -> int:
             return hunted(options, tasks, place, environment, display, seed)
         runner = Runner(tasks, room(options.lanes), place.run, environment, display, hold_entries(place, held))
         outcomes = runner.go()
-        if kept and any(outcome.task.name in (COMPILE, FORGET) and outcome.status == FAILED for outcome in outcomes):
+        if kept and any(outcome.task.name == COMPILE and outcome.status == FAILED for outcome in outcomes):
             kept.discard()
         conclude(options, outcomes, runner, display, install_s, time.monotonic() - begun + install_s, seed, environment)
         code = exit_code(runner, outcomes)
@@ -116,11 +115,6 @@ def run(options: Options) -> int:
         for descriptor in held:
             os.close(descriptor)
         os.close(checkout)
-
-
-def after_forgetting(task: Task) -> Task:
-    """What compiles waits until the artifacts that must not be taken are gone."""
-    return replace(task, needs=task.needs | {FORGET}) if task.place == CARGO else task
 
 
 def lock_checkout() -> int | None:

@@ -11,16 +11,18 @@ that fails removes it, so that an entry that is broken can spoil one run at most
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from testing.cache import Cache, key, remove
-from testing.tasks import CARGO, Task
 
 # Says `kept` in `.ci/run`.
 VARIABLE = "RINGFENCE_TEST_TARGET"
-FORGET = "forget"
+PROFILE = "ci"
 FILES = ("Cargo.lock", "Cargo.toml", ".cargo/config.toml")
 
 
@@ -44,9 +46,28 @@ class KeptTarget:
         remove(self.path)
 
 
-def forget_task(root: Path, triple: str) -> Task:
-    """Removes the crates of this repository from it."""
-    crates = sorted(manifest.parent.name for manifest in root.glob("crates/*/Cargo.toml"))
-    names = [word for crate in crates for word in ("-p", crate)]
-    command = ("cargo", "clean", "--locked", "--profile", "ci", "--target", triple, *names)
-    return Task(FORGET, "build", command, CARGO, seconds=2000, bound=300, cwd=root)
+def own_names(root: Path) -> tuple[set[str], set[str]]:
+    """The packages of the repository, and what they make: libraries, programs, tests."""
+    command = ["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"]
+    packages = json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)["packages"]
+    return {package["name"] for package in packages}, {target["name"] for package in packages for target in package["targets"]}
+
+
+def forget(target: Path, packages: Collection[str], targets: Collection[str]) -> int:
+    """Removes the artifacts of some packages, whatever directory they were compiled in. Returns how many were removed.
+
+    `cargo clean -p` does the same for one directory of sources; clones are in others, and what nothing removes adds up.
+    """
+    of_packages = re.compile(rf"({'|'.join(map(re.escape, packages))})-[0-9a-f]{{16}}")
+    names = "|".join(re.escape(name.replace("-", "_")) for name in targets)
+    of_targets = re.compile(rf"(lib)?({names})-[0-9a-f]{{16}}(\..*)?")
+    removed = 0
+    # Below the triple what is compiled for it, and beside that what runs while cargo compiles.
+    for directory in [*target.glob(f"*/{PROFILE}"), target / PROFILE]:
+        for part, pattern in ((".fingerprint", of_packages), ("build", of_packages), ("deps", of_targets)):
+            for path in (directory / part).glob("*"):
+                if pattern.fullmatch(path.name):
+                    remove(path)
+                    removed += 1
+        remove(directory / "incremental")
+    return removed

@@ -178,9 +178,29 @@ class KeptTargets(unittest.TestCase):
                 os.close(one._lock)
 
     def test_no_crate_of_the_repository_is_taken_from_it(self) -> None:
-        forgotten = kept_target.forget_task(ROOT, "x").command
-        for manifest in ROOT.glob("crates/*/Cargo.toml"):
-            self.assertIn(manifest.parent.name, forgotten)
+        number, triple = "0123456789abcdef", "x86_64-unknown-linux-gnu"
+        own = {
+            *(f"{triple}/ci/.fingerprint/agent-{number}/x", f"{triple}/ci/deps/libagent-{number}.rlib"),
+            *(f"{triple}/ci/deps/it-{number}", f"{triple}/ci/deps/ringfence_agent-{number}.d"),
+            *(f"ci/build/agent-{number}/build-script-build", f"{triple}/ci/incremental/agent-1/x"),
+        }
+        others = {
+            *(f"{triple}/ci/.fingerprint/agent-utils-{number}/x", f"{triple}/ci/deps/libserde-{number}.rlib"),
+            *(f"{triple}/ci/deps/libagent_utils-{number}.rlib", f"ci/build/serde-{number}/out"),
+        }
+        with tempfile.TemporaryDirectory() as directory:
+            target = Path(directory)
+            for name in own | others:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                (target / name).write_text("")
+            kept_target.forget(target, {"agent"}, {"agent", "it", "ringfence-agent"})
+            left = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+        self.assertEqual(left, others)
+
+    def test_cargo_names_everything_of_the_repository(self) -> None:
+        packages, targets = kept_target.own_names(ROOT)
+        self.assertEqual(packages, {manifest.parent.name for manifest in ROOT.glob("crates/*/Cargo.toml")})
+        self.assertLessEqual({"ringfence", "ringfence-agent", "it", "linux"}, targets)
 
 
 if __name__ == "__main__":

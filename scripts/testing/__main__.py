@@ -93,7 +93,8 @@ def run(options: Options) -> int:
             said.append("another run has the kept target directory: that of the checkout is used")
     tasks = plan.tasks(options, selection, place)
     form = "long" if options.long else "changed" if options.changed else "default"
-    cycles = "all cycles" if options.long else f"{FEWER_CYCLES['RINGFENCE_CRASH_CYCLES']} cycles of kill -9"
+    number = changes.CYCLES if options.changed else FEWER_CYCLES["RINGFENCE_CRASH_CYCLES"]
+    cycles = "all cycles" if options.long else f"{number} cycles of kill -9"
     display.text("\n".join([f"{form} form, {options.lanes} lanes, {cycles}, seed {seed} (again: --seed {seed})", *said]))
     held: list[int] = []
     begun = time.monotonic()

@@ -19,6 +19,8 @@ from testing.suites import BY_NAME, DIRECTORIES, Suite, alone_files, is_alone, o
 
 # Expected seconds of everything chosen, in all lanes together; with the compile of one crate this is below five minutes.
 SECONDS = 360
+# Of kill -9.
+CYCLES = "5"
 
 
 class Unknown(Exception):
@@ -161,7 +163,7 @@ def suites(runs: Sequence[Run]) -> tuple[tuple[Suite, tuple[str, ...]], ...]:
 
 def quicker(suite: Suite, seconds: int) -> Suite:
     """A suite with few cycles."""
-    fewer = {name: "5" for name in suite.fewer}
+    fewer = dict.fromkeys(suite.fewer, CYCLES)
     return replace(suite, seconds=seconds, fewer=fewer)
 
 

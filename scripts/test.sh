@@ -77,13 +77,10 @@ if [ -x "$python" ]; then
 fi
 need_root
 need_rust
-# All packages of all steps come first: platforms refuse to resume what was paused before packages of the host changed.
+# What compiling needs. The packages of tests are installed beside that, before the first test.
 begun=$SECONDS
-need_packages "${run_packages[@]}" "${test_packages[@]}"
+need_packages "${run_packages[@]}"
 testing check "$@" || exit
-packages=$(testing packages "$@")
-mapfile -t packages <<<"$packages"
-[ -z "${packages[0]}" ] || need_packages "${packages[@]}"
 export TEST_INSTALL_SECONDS=$((SECONDS - begun))
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts
 exec "$python" -m testing run "$@"

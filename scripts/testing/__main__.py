@@ -1,7 +1,6 @@
-"""The entry of `scripts/test.sh`: `python3 -m testing check|packages|run WORD...`.
+"""The entry of `scripts/test.sh`: `python3 -m testing check|run WORD...`.
 
-`check` refuses what cannot be understood, before anything is installed; `packages` prints what `scripts/test.sh` has to
-install beside its own lists; `run` does the rest.
+`check` refuses what cannot be understood, before anything is installed; `run` does the rest.
 """
 
 from __future__ import annotations
@@ -204,17 +203,14 @@ def main(words: list[str]) -> int:
     if mode == "check":
         return 0
     try:
-        return act(mode, options)
+        return act(options)
     except changes.Unknown as error:
         print(f"--changed: {error}", file=sys.stderr)
         return 1
 
 
-def act(mode: str, options: Options) -> int:
+def act(options: Options) -> int:
     """Does what the words say."""
-    if mode == "packages":
-        print("\n".join(sorted(plan.packages(selected(options)[0], place_of()))))
-        return 0
     if options.plan:
         selection, said = selected(options)
         place = place_of()

@@ -1,8 +1,11 @@
 """What one run does: the tasks for what was asked for.
 
 Three things begin at once: formatting and the tests of this runner, which fail in seconds; the compile, which uses all
-processors; and what has to be fetched, which mostly waits. Suites begin when both of the latter are done, side by side,
-while lints are checked at low priority. What cannot have a neighbour comes last.
+processors; and what has to be installed and fetched, which mostly waits. Suites begin when both of the latter are done, side
+by side, while lints are checked at low priority. What cannot have a neighbour comes last.
+
+All packages of all suites are one task, before anything that starts a platform: a platform refuses to resume what was paused
+before packages of its host changed.
 
 One compile serves the tests of the crates and the suites: the profile `ci` of Cargo.toml. Its binary has checks of
 overflow and assertions, so suites find more with it than with a released one. The bytes that are released differ in
@@ -29,7 +32,7 @@ TARGET = "x86_64-unknown-linux-gnu"
 DEFAULT_STEPS = tuple(step for step in STEPS if step != "guest")
 # Steps whose tests drive the binary.
 DRIVING = ("sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "guest", *CLIENTS)
-COMPILE, RELEASE = "compile", "release"
+PACKAGES, COMPILE, RELEASE = "packages", "compile", "release"
 # Kernels and process 1 with which the long form boots a virtual machine.
 GUESTS = (("6.1", "plain"), ("6.1", "systemd"), ("6.12", "plain"), ("6.12", "systemd"))
 # What `scripts/guest/run.sh` needs beside everything else.
@@ -85,6 +88,11 @@ class Selection:
         return list(dict.fromkeys([*(("criu", "versitygw") if self.unit else ()), *named]))
 
     @property
+    def is_tested(self) -> bool:
+        """Whether anything is more than compiled."""
+        return self.unit or self.guest or bool(self.suites)
+
+    @property
     def packages(self) -> set[str]:
         """Packages of the system that suites need, without those of assets."""
         found = {package for suite, _ in self.suites for package in suite.packages}
@@ -107,6 +115,8 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
     """The tasks of a run. All of them can be listed before the first begins."""
     found: list[Task] = []
     wanted = place.assets.wanted(selection.assets)
+    if selection.is_tested:
+        found.append(install(selection, place))
     found += [prepare(name, wanted, place) for name in wanted]
     if selection.lint:
         found += [
@@ -133,7 +143,7 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
         clippy = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
         after = frozenset(task.name for task in found if task.place == CARGO)
         found.append(Task("clippy", "lint", clippy, CARGO, after, seconds=30, bound=3600, cwd=place.root, nice=10))
-    ready = frozenset({RELEASE} if released else {COMPILE} if compiled else ())
+    ready = frozenset({PACKAGES, *({RELEASE} if released else {COMPILE} if compiled else ())})
     for suite, arguments in selection.suites:
         found.append(suite_task(suite, arguments, options, place, ready | needed(suite.needs(), wanted)))
     if selection.guest:
@@ -156,8 +166,17 @@ def own_python(place: Place) -> dict[str, str]:
     return {"PYTHONPATH": str(place.root / "scripts")}
 
 
+def install(selection: Selection, place: Place) -> Task:
+    """Installs what is missing of the packages of all that will run. It is let finish: packages that are half installed would
+    keep the next run from installing any.
+    """
+    script = 'trap "" INT; set -euo pipefail; root=$1; shift; . "$root/scripts/common.sh"; need_packages "${test_packages[@]}" "$@"'
+    command = ("bash", "-c", script, "bash", str(place.root), *sorted(packages(selection, place)))
+    return Task(PACKAGES, "packages", command, PREPARE, seconds=2000, bound=1800, grace=1800, cwd=place.root)
+
+
 def prepare(name: str, wanted: Sequence[str], place: Place) -> Task:
-    used = needed((other for _, other in BY_NAME[name].uses), wanted)
+    used = needed((other for _, other in BY_NAME[name].uses), wanted) | {PACKAGES}
     # What others need comes first, and what takes longest.
     seconds = {"go": 900, "versitygw": 800, "criu": 700}.get(name, 20)
     return Task(
@@ -204,7 +223,7 @@ def unit(selection: Selection, wanted: Sequence[str], place: Place) -> Task:
     }
     timings = place.run / "unit.timings"
     command = python("testing.rust", str(place.executables), str(place.run / "unit"), str(timings), *selection.crates)
-    needs = frozenset({COMPILE}) | needed(("criu", "versitygw"), wanted)
+    needs = frozenset({PACKAGES, COMPILE}) | needed(("criu", "versitygw"), wanted)
     return Task(
         "unit", "unit", command, needs=needs, seconds=350, bound=1800, cwd=place.root, environment=environment, timings=timings
     )
@@ -274,7 +293,7 @@ def describe(found: Sequence[Task], lanes: int, extra: Iterable[str]) -> str:
         if tasks_of:
             lines.append(title)
             for task in sorted(tasks_of, key=lambda task: -task.seconds):
-                after = f"  after {', '.join(sorted(task.needs))}" if task.needs and task.place != PREPARE and len(task.needs) < 3 else ""
+                after = f"  after {', '.join(sorted(task.needs))}" if task.place == CARGO and task.needs else ""
                 lines.append(f"  {task.name:<{width}}  {shorten(task)}{after}")
             lines.append("")
     return "\n".join(lines)
@@ -282,6 +301,8 @@ def describe(found: Sequence[Task], lanes: int, extra: Iterable[str]) -> str:
 
 def shorten(task: Task) -> str:
     """A command without the directories of its program."""
+    if task.name == PACKAGES:
+        return "installs what is missing of them"
     words = [Path(task.command[0]).name, *task.command[1:]]
     return " ".join(word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in words)
 
@@ -302,4 +323,3 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
         if name not in unset and not name.startswith(("E2B_", "PYTEST_", "CONFORMANCE_"))
     }
     return kept | {"PYTHONDONTWRITEBYTECODE": "1"}
-

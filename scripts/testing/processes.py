@@ -20,8 +20,6 @@ from pathlib import Path
 from testing.tasks import Task
 
 MARK = "CONFORMANCE_RUN"
-# What a suite may take to put the host in order once it was asked to end.
-GRACE_S = 90.0
 # What a killed process may take to be gone.
 SETTLE_S = 2.0
 
@@ -76,7 +74,7 @@ class Process:
             return code
         if self.stopped_for is None and self.seconds > self.task.bound:
             self.stop(f"it did not end within {self.task.bound:.0f} s")
-        elif self.stopped_for is not None and time.monotonic() - self._stopped_at > GRACE_S:
+        elif self.stopped_for is not None and time.monotonic() - self._stopped_at > self.task.grace:
             self._signal(signal.SIGKILL)
         return None
 

@@ -24,6 +24,8 @@ class Task:
     seconds: float = 30
     # Seconds until it is ended, and has failed.
     bound: float = 900
+    # What it may take to end after it was asked to, before it is killed: a suite puts the host in order.
+    grace: float = 90
     cwd: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     nice: int = 0

@@ -15,7 +15,7 @@ from testing.assets import BY_NAME as ASSETS
 from testing.assets import Assets
 from testing.cache import Cache
 from testing.options import CLIENTS, STEPS, Options, parse
-from testing.plan import COMPILE, RELEASE, Place
+from testing.plan import COMPILE, PACKAGES, RELEASE, Place
 from testing.schedule import next_tasks
 from testing.suites import ALL
 from testing.tasks import CARGO, LANE, PREPARE, Task
@@ -166,8 +166,16 @@ class Tasks(unittest.TestCase):
     def test_a_step_brings_what_it_needs_and_no_more(self) -> None:
         self.assertEqual(set(tasks("lint")), {"format", "runner", "clippy"})
         with mock.patch.object(Assets, "instead", return_value=None):
-            self.assertEqual(set(tasks("fuzz")), {"compile", "fuzz", "prepare python-2.63.0", "prepare python-fuzz"})
+            self.assertEqual(set(tasks("fuzz")), {"packages", "compile", "fuzz", "prepare python-2.63.0", "prepare python-fuzz"})
             self.assertIn("prepare go", tasks("blobs")["prepare versitygw"].needs)
+
+    def test_packages_come_before_everything_that_uses_the_system(self) -> None:
+        for words in ((), ("--long",), ("--long", "--binary", "/x", "clients")):
+            for task in tasks(*words).values():
+                compiles = task.place == CARGO or task.step == "lint"
+                if task.name != PACKAGES and not compiles:
+                    self.assertIn(PACKAGES, task.needs, task.name)
+        self.assertNotIn(PACKAGES, tasks("lint", "build"))
 
     def test_every_package_is_known_before(self) -> None:
         options = parse(["clients", "fence"])

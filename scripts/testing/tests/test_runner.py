@@ -83,8 +83,7 @@ class Running(unittest.TestCase):
         self.assertIn("did not end within", found["hangs"].why)
 
     def test_what_does_not_end_when_it_is_asked_is_killed(self) -> None:
-        with mock.patch.object(processes, "GRACE_S", 0.3):
-            _, found = self.run_all(self.shell("stubborn", "trap '' INT; sleep 600 & wait; wait", bound=0.3))
+        _, found = self.run_all(self.shell("stubborn", "trap '' INT; sleep 600 & wait; wait", bound=0.3, grace=0.3))
         self.assertEqual(found["stubborn"].status, FAILED)
 
     def test_a_program_that_is_killed_says_so(self) -> None:

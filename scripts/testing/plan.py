@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testing.assets import BY_NAME, Assets
@@ -127,22 +127,22 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
     compiled = selection.unit or (not options.binary and (driven or selection.build) and not options.long)
     if compiled:
         found.append(compile_task(place))
+    words: tuple[str, ...]
     released = options.long and not options.binary and (driven or selection.build)
     if released:
         # Behind the compile: both use all processors, and the tests of the crates can begin meanwhile.
-        release = ("cargo", "build", "--locked", "--release", "-p", "cli")
-        environment = {"RINGFENCE_COMMIT": place.commit}
-        found.append(Task(RELEASE, "build", release, CARGO, seconds=480, bound=3600, cwd=place.root, environment=environment))
+        words = ("build", "--release", "-p", "cli")
+        found.append(cargo(RELEASE, "build", words, place, seconds=480, bound=3600))
     if selection.unit:
         found.append(unit(selection, wanted, place))
         # Only where documentation has examples does this have something to do, and it waits for cargo's lock.
-        doc = ("cargo", "test", "--locked", "--workspace", "--profile", "ci", "--doc")
-        found.append(Task("doc", "unit", doc, CARGO, frozenset({COMPILE}), seconds=40, bound=900, cwd=place.root, nice=10))
+        words = ("test", "--workspace", "--profile", "ci", "--doc")
+        found.append(cargo("doc", "unit", words, place, frozenset({COMPILE}), seconds=40, bound=900, nice=10))
     if selection.lint:
         # After the compile, which it would delay, and at low priority, because suites wait for their sandboxes and it does not.
-        clippy = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
+        words = ("clippy", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
         after = frozenset(task.name for task in found if task.place == CARGO)
-        found.append(Task("clippy", "lint", clippy, CARGO, after, seconds=30, bound=3600, cwd=place.root, nice=10))
+        found.append(cargo("clippy", "lint", words, place, after, seconds=30, bound=3600, nice=10))
     ready = frozenset({PACKAGES, *({RELEASE} if released else {COMPILE} if compiled else ())})
     for suite, arguments in selection.suites:
         found.append(suite_task(suite, arguments, options, place, ready | needed(suite.needs(), wanted)))
@@ -199,18 +199,26 @@ def runner_tests(place: Place) -> Task:
 
 def compile_task(place: Place) -> Task:
     """All tests, and the program: cargo builds it for the tests of `cli`."""
-    command = ("cargo", "test", "--locked", "--workspace", "--profile", "ci", "--no-run", "--message-format=json-render-diagnostics")
-    return Task(
-        COMPILE,
-        "build",
-        command,
-        CARGO,
-        seconds=1000,
-        bound=3600,
-        cwd=place.root,
-        environment={"RINGFENCE_COMMIT": place.commit},
-        output=place.executables,
-    )
+    words = ("test", "--workspace", "--profile", "ci", "--no-run", "--message-format=json-render-diagnostics")
+    return replace(cargo(COMPILE, "build", words, place, seconds=1000, bound=3600), output=place.executables)
+
+
+def cargo(
+    name: str,
+    step: str,
+    words: tuple[str, ...],
+    place: Place,
+    needs: frozenset[str] = frozenset(),
+    seconds: float = 30,
+    bound: float = 900,
+    nice: int = 0,
+) -> Task:
+    """A call of cargo. The commit is the same for all of them: with another one cargo would compile the program anew, which
+    suites may be driving.
+    """
+    environment = {"RINGFENCE_COMMIT": place.commit}
+    command = ("cargo", words[0], "--locked", *words[1:])
+    return Task(name, step, command, CARGO, needs, seconds=seconds, bound=bound, nice=nice, cwd=place.root, environment=environment)
 
 
 def unit(selection: Selection, wanted: Sequence[str], place: Place) -> Task:

@@ -151,6 +151,11 @@ class Tasks(unittest.TestCase):
         for name in ("unit", "clippy", "doc", "python", "escape-alone"):
             self.assertIn(COMPILE, found[name].needs)
 
+    def test_every_call_of_cargo_has_the_same_commit(self) -> None:
+        """Another one would compile the program again while suites drive it."""
+        commits = {task.environment.get("RINGFENCE_COMMIT") for task in tasks("--long").values() if task.place == CARGO}
+        self.assertEqual(commits, {"0123"})
+
     def test_the_long_form_drives_the_release(self) -> None:
         found = tasks("--long")
         self.assertEqual(found["python"].environment["RINGFENCE_BIN"], "/target/x86_64-unknown-linux-gnu/release/ringfence")

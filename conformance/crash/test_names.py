@@ -64,7 +64,7 @@ def test_two_data_directories_never_share_ids(work_dir: Path) -> None:
     file_max = FILE_MAX.read_text()
     alone = not holders()
     with cleaned_up(one, two):
-        # At once, so that both look for a region in the same moment.
+        # At once, so that both look for a block in the same moment.
         for server in (one, two):
             server.launch()
         ids = []
@@ -73,7 +73,7 @@ def test_two_data_directories_never_share_ids(work_dir: Path) -> None:
             server.use()
             ids.append(ids_of(Sandbox.create(timeout=600)))
         assert ids[0].stop <= ids[1].start or ids[1].stop <= ids[0].start, ids
-        # One that does not run keeps its region for its sandboxes, and the next start of it finds it again.
+        # One that does not run keeps its block for its sandboxes, and the next start of it finds it again.
         assert one.terminate() == 0
         two.kill()
         two.start()
@@ -83,7 +83,7 @@ def test_two_data_directories_never_share_ids(work_dir: Path) -> None:
             [known] = Sandbox.list().next_items()
             assert ids_of(Sandbox.connect(known.sandbox_id)) == had
             have = ids_of(Sandbox.create(timeout=600))
-            assert abs(have.start - had.start) == len(had), "the next slot of the same region"
+            assert abs(have.start - had.start) == len(had), "the next slot of the same block"
         assert {str(first.resolve()), str(second.resolve())} <= holders()
     assert not {str(first.resolve()), str(second.resolve())} & holders()
     if alone:

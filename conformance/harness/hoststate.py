@@ -330,6 +330,12 @@ def loose_files() -> set[str]:
     return found | registered()
 
 
+def holders() -> set[str]:
+    """The data directories that have blocks of ids. Earlier versions had regions of them."""
+    blocks = (_text(str(entry)).partition(" ")[2] for entry in REGISTRY.glob("blocks/*"))
+    return {*blocks, *(text for text in (_text(str(entry)) for entry in REGISTRY.glob("regions/*")) if text.startswith("/"))}
+
+
 def registered() -> set[str]:
     """Data directories in the registry that all platforms of the host share, which the last one removes."""
     found = {f"{REGISTRY}: {path}" for path in holders() if _is_own_path(path)}

@@ -37,16 +37,15 @@ use crate::driver::{
     StartError, StartRequest, Started, UnpackRequest,
 };
 use crate::growth::LoopDevices;
-use crate::identity::user_namespace;
 use crate::kept::KeptDisks;
 use crate::launchers::{self, LauncherPool};
 use crate::layers::Layers;
 use crate::memories::Memories;
 use crate::netns::SocketMaker;
 use crate::process_counter::{ProcessCounter, ProcessesOf};
-use crate::registry::Registry;
+use crate::registry::{Held, Registry};
 use crate::rootfs::Rootfs;
-use crate::slot::{Name, Region, Slot, path_hash};
+use crate::slot::{Name, path_hash};
 use crate::slots::Slots;
 use crate::usage::{self, Capacity, HostPulse, HostUncharged};
 use crate::wire::{Hello, Reply, Request, Work};
@@ -91,7 +90,6 @@ pub struct ContainerDriver {
     data_dir: PathBuf,
     tree: Tree,
     registry: Registry,
-    region: Region,
     launchers: LauncherPool,
     capabilities: Capabilities,
     base: base::Versions,
@@ -175,27 +173,23 @@ impl ContainerDriver {
         modules::load_for_interfaces();
         modules::load_for_figures();
         let tree = tree_of(&data_dir, settings.unlimited)?;
-        tree.create()?;
         let registry = Registry::of_host();
-        let own_namespaces = || {
-            let agents = tree.names().unwrap_or_default().into_iter();
-            let agents = agents.filter_map(|name| tree.agent_pid(&name));
-            agents.filter_map(|pid| user_namespace(pid).ok()).collect()
-        };
-        let claim = registry
-            .claim(&data_dir, &own_namespaces)
+        // Before the groups are created, so that a platform that is refused leaves none.
+        let blocks = registry
+            .claim(&data_dir, settings.base)
             .map_err(|error| io::Error::new(error.kind(), format!("claim an id range for sandboxes: {error}")))?;
+        tree.create()?;
         let hello = Hello {
             data_dir: data_dir.clone(),
             tree: tree.clone(),
-            first_id: claim.region.base_id(Slot(0)),
             work: Work::Sandboxes,
             reserve_disks: settings.reserve_disks,
         };
-        let region = claim.region;
+        // Those of further blocks come with the starts that need them.
+        let entries = blocks.get(&0).map(|held| held.locks.clone()).unwrap_or_default();
         let starts = settings.launchers.max(1);
         let restores = starts * RESTORES_PER_START;
-        let launchers = LauncherPool::start((lock, claim.lock), hello, (starts, restores))?;
+        let launchers = LauncherPool::start((lock, entries), hello, (starts, restores))?;
         let processes = ProcessCounter::start(&tree);
         let criu = settings.criu.as_deref().and_then(|path| {
             let found = program::find(path);
@@ -219,7 +213,6 @@ impl ContainerDriver {
             data_dir,
             tree,
             registry,
-            region,
             launchers,
             capabilities,
             base,
@@ -234,7 +227,7 @@ impl ContainerDriver {
             page_out: settings.page_out,
             loops: LoopDevices::default(),
             processes,
-            slots: Mutex::default(),
+            slots: Mutex::new(Slots::new(blocks)),
             disk_sizes: Mutex::new(disk_sizes),
             sockets,
             itself: itself.clone(),
@@ -290,7 +283,7 @@ impl Driver for ContainerDriver {
     }
 
     fn start(&self, request: &StartRequest) -> Result<Started, StartError> {
-        let name = self.slots.lock().allocate(&request.id, request.disk.id())?;
+        let (name, block) = self.allocate_slot(&request.id, request.disk.id())?;
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let _unchanging;
         let rootfs = match &request.disk {
@@ -310,14 +303,14 @@ impl Driver for ContainerDriver {
             if !on_kept_disk {
                 self.layers.forget(request.disk.id())?;
             }
-            self.slots.lock().release(&request.id);
+            self.release_slot(&request.id);
             return Err(StartError::NoLayer(layer));
         }
         let base = rootfs.has_base().then(|| self.base.current()).flatten();
         let processes = match request.restore {
             true => match self.restorable(&name, base.as_deref()) {
                 Err(refused @ StartError::Unrestorable(_)) => {
-                    self.slots.lock().release(&request.id);
+                    self.release_slot(&request.id);
                     return Err(refused);
                 }
                 image => Some(image?),
@@ -328,13 +321,16 @@ impl Driver for ContainerDriver {
             true => self.prepare_kept(&name, base.as_deref())?,
             false => self.prepare_disks(request.resources.disk_mb)?,
         }
-        let (reply, fds) = self.launchers.request(&Request::Start {
+        let start = Request::Start {
             name: name.to_string(),
+            base_id: block.block.base_id(name.slot),
             rootfs,
             resources: request.resources,
             on_kept_disk,
             processes,
-        })?;
+        };
+        let locks: Vec<BorrowedFd<'_>> = block.locks.iter().map(|lock| lock.as_fd()).collect();
+        let (reply, fds) = self.launchers.request(&start, &locks)?;
         if let Some(base) = base
             && self.base.current().as_ref() == Some(&base)
         {
@@ -369,7 +365,7 @@ impl Driver for ContainerDriver {
             }
             (Reply::Refused(why), ..) => {
                 // Before anything but the place was taken.
-                self.slots.lock().release(&request.id);
+                self.release_slot(&request.id);
                 Err(StartError::Unrestorable(why))
             }
             (Reply::Failed(why), ..) => Err(io::Error::other(why).into()),
@@ -404,7 +400,7 @@ impl Driver for ContainerDriver {
             self.tree.remove_groups(&name)
         };
         if is_gone {
-            self.slots.lock().release(id);
+            self.release_slot(id);
         }
         is_gone
     }
@@ -597,6 +593,28 @@ impl Driver for ContainerDriver {
 }
 
 impl ContainerDriver {
+    /// Allocates a slot, and claims another block of ids for it if necessary.
+    fn allocate_slot(&self, id: &SandboxId, disk: &DiskId) -> Result<(Name, Arc<Held>), StartError> {
+        let another = |index| self.registry.claim_another(&self.data_dir, index);
+        match self.slots.lock().allocate(id, disk, another) {
+            Err(StartError::Failed(error)) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::warn!("claim another id range for sandboxes: {error}");
+                Err(StartError::Full)
+            }
+            allocated => allocated,
+        }
+    }
+
+    /// Releases a slot, and the block of ids that is no longer needed then.
+    fn release_slot(&self, id: &SandboxId) {
+        let mut slots = self.slots.lock();
+        if let Some(held) = slots.release(id)
+            && let Err(error) = self.registry.give_back(held.block)
+        {
+            tracing::warn!("release an id range: {error}");
+        }
+    }
+
     /// The version of `base` below the disk of a sandbox that runs; none if it has none, or that is not known.
     fn base_below(&self, id: &SandboxId, disk: &DiskId) -> io::Result<Option<String>> {
         let known = self.bases.lock().get(disk).cloned();

@@ -111,8 +111,8 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     sys::hide_memory()?;
     // Where the kernel rejects it, starts are only slower.
     let _ = schedule::platform();
-    // Attached is the entry of the registry, which stays locked while this process lives.
-    let Some((hello, _region)) = wire::receive_message::<Hello>(socket)? else {
+    // Attached are entries of the registry, which stay locked while this process lives.
+    let Some((hello, _entries)) = wire::receive_message::<Hello>(socket)? else {
         return Ok(());
     };
     let in_cpuset = hello.tree.join_cpuset();
@@ -153,7 +153,6 @@ struct Launcher {
     fixtures: Fixtures,
     /// Fixtures for the next sandbox.
     spare_fixtures: Option<OwnedFd>,
-    first_id: u32,
     /// Whether disks are allocated in full.
     reserve_disks: bool,
     /// Kind of the interface `eth0` on this host.
@@ -205,7 +204,6 @@ impl Launcher {
             spare: None,
             spare_fixtures: Some(fixtures.make().during("create fixtures")?),
             fixtures,
-            first_id: hello.first_id,
             reserve_disks: hello.reserve_disks,
             interface,
             layer_fds: takes_layer_fds().during("open overlayfs")?,
@@ -221,11 +219,13 @@ impl Launcher {
         let mut disk_mb = None;
         loop {
             self.prepare_next(disk_mb.take(), socket);
-            let Some((request, _)) = wire::receive_message::<Request>(socket)? else {
+            // The entries of the registry stay locked until processes show that the ids are in use.
+            let Some((request, _entries)) = wire::receive_message::<Request>(socket)? else {
                 return Ok(());
             };
             let Request::Start {
                 name,
+                base_id,
                 rootfs,
                 resources,
                 on_kept_disk,
@@ -237,8 +237,8 @@ impl Launcher {
             disk_mb = (!on_kept_disk).then_some(resources.disk_mb);
             let started = Name::parse(&name).ok_or(io::ErrorKind::InvalidInput.into());
             let started = started.and_then(|name| match &processes {
-                None => self.start(&name, (&rootfs, on_kept_disk), &resources, socket.as_fd()),
-                Some(image) => self.restore(&name, &rootfs, &resources, image, socket.as_fd()),
+                None => self.start((&name, base_id), (&rootfs, on_kept_disk), &resources, socket.as_fd()),
+                Some(image) => self.restore((&name, base_id), &rootfs, &resources, image, socket.as_fd()),
             });
             let (reply, fds) = started.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
@@ -292,7 +292,7 @@ impl Launcher {
 
     fn start(
         &mut self,
-        name: &Name,
+        (name, base_id): (&Name, u32),
         (rootfs, on_kept_disk): (&Rootfs, bool),
         resources: &Resources,
         asked_by: BorrowedFd<'_>,
@@ -302,7 +302,6 @@ impl Launcher {
         let agent_groups = self.tree.create(name, resources).during("create the cgroups")?;
         stages.end("cgroup");
 
-        let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
         let cores = self.limited.then_some(resources.cpu_count);
         let processors = self.views.of(cores, name.slot).during("select processors")?;
         let (setup, theirs) = pair(SocketType::SEQPACKET)?;

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -60,8 +61,8 @@ pub(crate) struct LauncherPool {
 struct Locks {
     /// The lock file of the data directory.
     launchers: OwnedFd,
-    /// The entry of the registry.
-    region: OwnedFd,
+    /// The entries of the registry for the first block of ids.
+    entries: Vec<Arc<OwnedFd>>,
 }
 
 /// Launchers that do the same work.
@@ -150,12 +151,12 @@ impl LauncherPool {
     /// # Errors
     /// With the error that a launcher reports.
     pub(crate) fn start(
-        (launchers, region): (OwnedFd, OwnedFd),
+        (launchers, entries): (OwnedFd, Vec<Arc<OwnedFd>>),
         hello: Hello,
         (count, restores): (usize, usize),
     ) -> io::Result<Self> {
         let launchers = Self {
-            locks: Mutex::new(Some(Locks { launchers, region })),
+            locks: Mutex::new(Some(Locks { launchers, entries })),
             hello,
             starts: Pool::new(Work::Sandboxes, count),
             restores: Pool::new(Work::Restores, restores),
@@ -199,12 +200,12 @@ impl LauncherPool {
         }
     }
 
-    /// Sends a request to a free launcher and returns its reply. Waits for a free one, so callers limit their number. One
+    /// Sends a request with descriptors to a free launcher and returns its reply. Waits for a free one, so callers limit their number. One
     /// that restores waits for no other work, and none waits for it.
     ///
     /// # Errors
     /// When the launcher does not reply in time.
-    pub(crate) fn request(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    pub(crate) fn request(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let pool = match request.restores() {
             true => &self.restores,
             false => &self.starts,
@@ -216,7 +217,7 @@ impl LauncherPool {
         let timeout = LAUNCH_TIMEOUT + request.extra_time();
         let answer = set_socket_timeout(&launcher.socket, Timeout::Recv, Some(timeout))
             .map_err(io::Error::from)
-            .and_then(|()| wire::send_message(&launcher.socket, request, &[]))
+            .and_then(|()| wire::send_message(&launcher.socket, request, fds))
             .and_then(|()| wire::receive_message(&launcher.socket))
             .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher exited")));
         let launcher = match &answer {
@@ -439,7 +440,8 @@ impl LauncherProcess {
         };
         set_socket_timeout(&launcher.socket, Timeout::Recv, Some(LAUNCH_TIMEOUT))?;
         set_socket_timeout(&launcher.socket, Timeout::Send, Some(RESPAWN_TIMEOUT))?;
-        wire::send_message(&launcher.socket, hello, &[locks.region.as_fd()])?;
+        let entries: Vec<BorrowedFd<'_>> = locks.entries.iter().map(|entry| entry.as_fd()).collect();
+        wire::send_message(&launcher.socket, hello, &entries)?;
         match wire::receive_message(&launcher.socket)? {
             Some((Reply::Ready, _)) => Ok(launcher),
             Some((Reply::Failed(why), _)) => Err(io::Error::other(why)),

@@ -14,18 +14,26 @@ pub(crate) const IDS_PER_SLOT: u32 = 65_536;
 /// First id of slot 0 of region 0. Far above the ranges that distributions give to users (`/etc/subuid` starts at
 /// 100,000 and seldom passes a few million) and to services.
 const FIRST_ID: u32 = 0x2000_0000;
-/// Slots in a region. Each data directory of a host has one region, assigned by the registry.
+/// Slots in a block. A data directory has a block for as many of its sandboxes, and gets another one when it needs more.
+pub(crate) const SLOTS_PER_BLOCK: u32 = 256;
+/// Slots of a data directory. Earlier versions gave each of them a region, which has this many, at once.
 pub(crate) const SLOTS_PER_REGION: u32 = 4096;
+/// Blocks in a region.
+pub(crate) const BLOCKS_PER_REGION: u32 = SLOTS_PER_REGION / SLOTS_PER_BLOCK;
 /// Regions that fit between [`FIRST_ID`] and the end of 32-bit ids.
 const REGIONS: u32 = (u32::MAX - FIRST_ID) / (IDS_PER_SLOT * SLOTS_PER_REGION);
 
-/// Number of a slot on its host.
+/// Number of a slot in its data directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Slot(pub(crate) u32);
 
-/// The id ranges of one data directory.
+/// As many blocks as earlier versions gave to one data directory, which recorded nothing smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Region(u32);
+
+/// The id ranges of [`SLOTS_PER_BLOCK`] sandboxes of one data directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Block(u32);
 
 impl fmt::Display for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -50,16 +58,39 @@ impl Region {
         (0..REGIONS).map(move |offset| Self((self.0 + offset) % REGIONS))
     }
 
-    /// All ids of the region.
-    pub(crate) fn ids(self) -> std::ops::Range<u64> {
-        let first = u64::from(self.base_id(Slot(0)));
-        first..first + u64::from(SLOTS_PER_REGION) * u64::from(IDS_PER_SLOT)
+    /// Its blocks, in the order of the slots that earlier versions numbered from the region's beginning.
+    pub(crate) fn blocks(self) -> impl Iterator<Item = Block> {
+        (self.0 * BLOCKS_PER_REGION..(self.0 + 1) * BLOCKS_PER_REGION).map(Block)
+    }
+}
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Block {
+    /// Every block of a host.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Region::all().flat_map(Region::blocks)
     }
 
-    /// First id on the host of the sandbox in `slot`.
+    /// The region that the block is in.
+    pub(crate) fn region(self) -> Region {
+        Region(self.0 / BLOCKS_PER_REGION)
+    }
+
+    /// All ids of the block.
+    pub(crate) fn ids(self) -> std::ops::Range<u64> {
+        let first = u64::from(self.base_id(Slot(0)));
+        first..first + u64::from(SLOTS_PER_BLOCK) * u64::from(IDS_PER_SLOT)
+    }
+
+    /// First id on the host of the sandbox in `slot`, for which the data directory has this block.
     #[must_use]
     pub(crate) fn base_id(self, slot: Slot) -> u32 {
-        FIRST_ID + (self.0 * SLOTS_PER_REGION + slot.0 % SLOTS_PER_REGION) * IDS_PER_SLOT
+        FIRST_ID + (self.0 * SLOTS_PER_BLOCK + slot.0 % SLOTS_PER_BLOCK) * IDS_PER_SLOT
     }
 }
 
@@ -128,14 +159,28 @@ mod tests {
 
     #[test]
     fn id_ranges_neither_overlap_nor_exceed_the_id_space() {
-        let last = Region(REGIONS - 1).base_id(Slot(SLOTS_PER_REGION - 1));
+        let blocks: Vec<Block> = Block::all().collect();
+        assert_eq!(blocks.len(), 208);
+        let last = blocks[blocks.len() - 1].base_id(Slot(SLOTS_PER_REGION - 1));
         assert!(last.checked_add(IDS_PER_SLOT - 1).is_some_and(|end| end < u32::MAX));
-        let region = Region::of_hash(path_hash(std::path::Path::new("/var/lib/ringfence")));
-        assert_eq!(region.base_id(Slot(1)) - region.base_id(Slot(0)), IDS_PER_SLOT);
-        assert_eq!(
-            Region(1).base_id(Slot(0)) - Region(0).base_id(Slot(SLOTS_PER_REGION - 1)),
-            IDS_PER_SLOT
-        );
+        for pair in blocks.windows(2) {
+            assert_eq!(pair[0].ids().end, pair[1].ids().start);
+            let last = pair[0].base_id(Slot(SLOTS_PER_BLOCK - 1));
+            assert_eq!(u64::from(last + IDS_PER_SLOT), pair[0].ids().end);
+        }
+    }
+
+    #[test]
+    fn a_slot_of_an_earlier_version_has_the_ids_that_it_gave_it() {
+        for region in Region::all() {
+            let blocks: Vec<Block> = region.blocks().collect();
+            for slot in [0, 1, 255, 256, 300, 4095] {
+                let block = blocks[(slot / SLOTS_PER_BLOCK) as usize];
+                assert_eq!(block.region(), region);
+                let earlier = 0x2000_0000 + (region.0 * 4096 + slot) * 65_536;
+                assert_eq!(block.base_id(Slot(slot)), earlier);
+            }
+        }
     }
 
     #[test]

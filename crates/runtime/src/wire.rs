@@ -21,8 +21,6 @@ use crate::rootfs::{OVERLAYS_MAX, Rootfs, Source};
 pub(crate) struct Hello {
     pub(crate) data_dir: PathBuf,
     pub(crate) tree: Tree,
-    /// First id on the host of slot 0.
-    pub(crate) first_id: u32,
     /// Whether disks are allocated in full.
     pub(crate) reserve_disks: bool,
     pub(crate) work: Work,
@@ -52,9 +50,12 @@ pub(crate) enum Work {
 /// Request to a launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Answered with [`Reply::Started`] and the descriptors pidfd, network namespace, boot connection.
+    /// Answered with [`Reply::Started`] and the descriptors pidfd, network namespace, boot connection. Attached are the
+    /// entries of the registry for its ids.
     Start {
         name: String,
+        /// First id on the host of the sandbox.
+        base_id: u32,
         rootfs: Rootfs,
         resources: Resources,
         /// Whether its disk exists. Otherwise it is created.

@@ -19,6 +19,7 @@ use crate::checkpoint::{About, facts, sums};
 use crate::driver::{StartError, WriteError};
 use crate::launcher::restore::Image;
 use crate::launchers::Once;
+use crate::registry::first_id;
 use crate::slot::Name;
 use crate::wire::{Reply, Request, Work};
 
@@ -146,7 +147,7 @@ impl ContainerDriver {
             name: of.name.to_string(),
             pid: of.pid,
             program_of_agent,
-            base_id: self.region.base_id(of.name.slot),
+            base_id: first_id(of.pid)?,
             image,
             facts: self.data_dir.join(facts::FILE),
             goes_on,

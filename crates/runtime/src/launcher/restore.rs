@@ -112,7 +112,7 @@ struct Parts<'a> {
 impl Launcher {
     pub(super) fn restore(
         &mut self,
-        name: &Name,
+        (name, base_id): (&Name, u32),
         rootfs: &Rootfs,
         resources: &Resources,
         image: &Image,
@@ -129,7 +129,6 @@ impl Launcher {
             }
         };
         let processors = processors.during("select processors")?;
-        let base_id = self.first_id + name.slot.0 * IDS_PER_SLOT;
         let user = user_namespace(base_id).during("map ids")?;
         let disk = self.kept_disk(name)?;
         sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user.as_fd())).during("map the disk's ids")?;

@@ -15,6 +15,7 @@
 #                               NAME is a suite, a step, a file or test (crash/test_pauses.py), unit:CRATE, or SUITE:WORDS
 #
 #   --plan          say what would run, and do nothing
+#   --keep-going    run everything else as well after a failure
 #   --seed N        moments of the random tests, printed by each run (default: a new one)
 #   --lanes N       suites side by side (default: one more than processors, at most 4)
 #   --binary FILE   drive this program instead of building one
@@ -51,7 +52,7 @@ for word in "$@"; do
       exit 0
       ;;
     --plan) plan=yes ;;
-    --long | --changed | --verbose) ;;
+    --long | --changed | --keep-going | --verbose) ;;
     --hunt) hunting=yes value=yes ;;
     --hunt=*) hunting=yes ;;
     --seed | --lanes | --binary) value=yes ;;

@@ -100,7 +100,7 @@ def run(options: Options) -> int:
     try:
         if options.hunt:
             return hunted(options, tasks, place, environment, display, seed)
-        runner = Runner(tasks, room(options.lanes), place.run, environment, display, hold_entries(place, held))
+        runner = Runner(tasks, room(options.lanes), place.run, environment, display, hold_entries(place, held), options.keep_going)
         outcomes = runner.go()
         if kept and any(outcome.task.name == COMPILE and outcome.status == FAILED for outcome in outcomes):
             kept.discard()

@@ -12,7 +12,7 @@ from pathlib import Path
 STEPS = ("lint", "unit", "build", "sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "guest")
 # Parts of the step `clients`, which can be named like steps.
 CLIENTS = ("javascript", "cli", "go", "browser", "mcp", "signing", "docs", "acme")
-FLAGS = ("--long", "--changed", "--plan", "--verbose", "--help")
+FLAGS = ("--long", "--changed", "--plan", "--keep-going", "--verbose", "--help")
 VALUES = ("--seed", "--hunt", "--lanes", "--binary")
 # Seeds are printed to be typed again.
 SEEDS = 1_000_000
@@ -31,6 +31,8 @@ class Options:
     changed: bool = False
     plan: bool = False
     verbose: bool = False
+    # Whether a failure leaves everything else as it is.
+    keep_going: bool = False
     help: bool = False
     # Times each test is repeated under load, and which tests; 0 without `--hunt`.
     hunt: int = 0
@@ -82,6 +84,8 @@ def with_flag(found: Options, word: str) -> Options:
         return replace(found, changed=True)
     if word == "--plan":
         return replace(found, plan=True)
+    if word == "--keep-going":
+        return replace(found, keep_going=True)
     if word == "--verbose":
         return replace(found, verbose=True)
     return replace(found, help=True)
@@ -112,7 +116,5 @@ def check(found: Options) -> None:
 
 
 def default_lanes(cores: int) -> int:
-    """How many suites run side by side. Suites mostly wait (0.3 to 0.7 cores each), so there are more than cores; a host has
-    room for thirteen data directories, and a suite has up to three.
-    """
+    """How many suites run side by side. Suites mostly wait (0.3 to 0.7 cores each), so there are more than cores."""
     return min(cores + 1, 4)

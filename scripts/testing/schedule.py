@@ -1,6 +1,6 @@
 """Which tasks may begin now. A function of what is known, without processes and clocks.
 
-- A task begins when everything that it needs has succeeded.
+- A task begins when everything that it needs has succeeded. What needs something that failed never begins.
 - A place has room for so many tasks at once; tasks of one group never run at the same time.
 - The longest begins first, so that what is left at the end is short.
 - What runs alone waits until everything else has ended, and nothing begins beside it.
@@ -23,10 +23,13 @@ def next_tasks(
 ) -> list[Task]:
     """The tasks to begin now, in order. `succeeded`, `running` and `failed` are names of tasks; all others have not begun."""
     by_name = {task.name: task for task in tasks}
+    lost = set(failed)
+    while more := {task.name for task in tasks if task.name not in lost and task.needs & lost}:
+        lost |= more
     active = [by_name[name] for name in running]
     if any(task.alone for task in active):
         return []
-    waiting = [task for task in tasks if task.name not in succeeded and task.name not in running and task.name not in failed]
+    waiting = [task for task in tasks if task.name not in succeeded and task.name not in running and task.name not in lost]
     ready = sorted((task for task in waiting if task.needs <= set(succeeded)), key=lambda task: -task.seconds)
     beside = [task for task in waiting if not task.alone]
     if not beside and not active:

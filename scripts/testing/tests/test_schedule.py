@@ -52,7 +52,12 @@ class Choosing(unittest.TestCase):
     def test_what_failed_does_not_begin_again(self) -> None:
         tasks = [task("fails"), task("waits", "fails"), task("other"), task("alone", alone=True)]
         self.assertEqual([task.name for task in next_tasks(tasks, [], [], ROOM, ["fails"])], ["other"])
-        self.assertEqual(next_tasks(tasks, ["other"], [], ROOM, ["fails"]), [])
+        found = next_tasks(tasks, ["other"], [], ROOM, ["fails"])
+        self.assertEqual([task.name for task in found], ["alone"])
+
+    def test_what_needs_something_that_failed_does_not_begin_however_far_away(self) -> None:
+        tasks = [task("fails"), task("second", "fails"), task("third", "second"), task("alone", "third", alone=True)]
+        self.assertEqual(next_tasks(tasks, [], [], ROOM, ["fails"]), [])
 
     def test_everything_runs_in_the_end_and_never_too_much_at_once(self) -> None:
         tasks = [task(f"t{number}", seconds=number, alone=number % 5 == 0, group="g" if number % 3 == 0 else None) for number in range(30)]

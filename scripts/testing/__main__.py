@@ -21,7 +21,7 @@ from testing.cache import Cache, default_root
 from testing.display import Display
 from testing.kept_target import VARIABLE, KeptTarget, forget, own_names
 from testing.options import Options, UsageError, parse
-from testing.plan import COMPILE, Place, Selection
+from testing.plan import COMPILE, PROGRAM, Place, Selection
 from testing.report import FAILED, LEFT, PASSED, Outcome
 from testing.runner import Runner, exit_code
 from testing.suites import FEWER_CYCLES
@@ -102,7 +102,7 @@ def run(options: Options) -> int:
             return hunted(options, tasks, place, environment, display, seed)
         runner = Runner(tasks, room(options.lanes), place.run, environment, display, hold_entries(place, held), options.keep_going)
         outcomes = runner.go()
-        if kept and any(outcome.task.name == COMPILE and outcome.status == FAILED for outcome in outcomes):
+        if kept and any(outcome.task.name in (PROGRAM, COMPILE) and outcome.status == FAILED for outcome in outcomes):
             kept.discard()
         conclude(options, outcomes, runner, display, install_s, time.monotonic() - begun + install_s, seed, environment)
         code = exit_code(runner, outcomes)

@@ -1,8 +1,9 @@
 """What one run does: the tasks for what was asked for.
 
-Three things begin at once: formatting and the tests of this runner, which fail in seconds; the compile, which uses all
-processors; and what has to be installed and fetched, which mostly waits. Suites begin when both of the latter are done, side
-by side, while lints are checked at low priority. What cannot have a neighbour comes last.
+Three things begin at once: formatting and the tests of this runner, which fail in seconds; the compile of the program, which
+uses all processors; and what has to be installed and fetched, which mostly waits. Suites begin when both of the latter are done,
+side by side, while the test programs of the crates are compiled and lints are checked at low priority: suites mostly wait for
+their sandboxes, and compilers do not. What cannot have a neighbour comes last.
 
 All packages of all suites are one task, before anything that starts a platform: a platform refuses to resume what was paused
 before packages of its host changed.
@@ -32,7 +33,7 @@ TARGET = "x86_64-unknown-linux-gnu"
 DEFAULT_STEPS = tuple(step for step in STEPS if step != "guest")
 # Steps whose tests drive the binary.
 DRIVING = ("sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "guest", *CLIENTS)
-PACKAGES, COMPILE, RELEASE = "packages", "compile", "release"
+PACKAGES, PROGRAM, COMPILE, RELEASE = "packages", "program", "compile", "release"
 # Kernels and process 1 with which the long form boots a virtual machine.
 GUESTS = (("6.1", "plain"), ("6.1", "systemd"), ("6.12", "plain"), ("6.12", "systemd"))
 # What `scripts/guest/run.sh` needs beside everything else.
@@ -124,9 +125,11 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
             runner_tests(place),
         ]
     driven = bool(selection.suites) or selection.guest
-    compiled = selection.unit or (not options.binary and (driven or selection.build) and not options.long)
-    if compiled:
-        found.append(compile_task(place))
+    programmed = not options.long and not options.binary and (driven or selection.build)
+    if programmed:
+        found.append(program_task(place))
+    if selection.unit or selection.build:
+        found.append(compile_task(place, programmed))
     words: tuple[str, ...]
     released = options.long and not options.binary and (driven or selection.build)
     if released:
@@ -143,7 +146,7 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
         words = ("clippy", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
         after = frozenset(task.name for task in found if task.place == CARGO)
         found.append(cargo("clippy", "lint", words, place, after, seconds=30, bound=3600, nice=10))
-    ready = frozenset({PACKAGES, *({RELEASE} if released else {COMPILE} if compiled else ())})
+    ready = frozenset({PACKAGES, *({RELEASE} if released else {PROGRAM} if programmed else ())})
     for suite, arguments in selection.suites:
         found.append(suite_task(suite, arguments, options, place, ready | needed(suite.needs(), wanted)))
     if selection.guest:
@@ -197,10 +200,19 @@ def runner_tests(place: Place) -> Task:
     return Task("runner", "lint", command, PREPARE, seconds=999, bound=300, cwd=place.root, environment=own_python(place))
 
 
-def compile_task(place: Place) -> Task:
-    """All tests, and the program: cargo builds it for the tests of `cli`."""
+def program_task(place: Place) -> Task:
+    """The program, with the features that the test programs have it with, so that these need no other one: cargo only counts what
+    tests depend on where tests or examples are built. There are no examples.
+    """
+    words = ("build", "--workspace", "--profile", "ci", "--bin", "ringfence", "--examples")
+    return cargo(PROGRAM, "build", words, place, seconds=1000, bound=3600)
+
+
+def compile_task(place: Place, programmed: bool) -> Task:
+    """The test programs of all crates. Suites run beside that, once there is the program."""
     words = ("test", "--workspace", "--profile", "ci", "--no-run", "--message-format=json-render-diagnostics")
-    return replace(cargo(COMPILE, "build", words, place, seconds=1000, bound=3600), output=place.executables)
+    needs, nice = (frozenset({PROGRAM}), 10) if programmed else (frozenset[str](), 0)
+    return replace(cargo(COMPILE, "build", words, place, needs, seconds=900, bound=3600, nice=nice), output=place.executables)
 
 
 def cargo(

@@ -15,7 +15,7 @@ from testing.assets import BY_NAME as ASSETS
 from testing.assets import Assets
 from testing.cache import Cache
 from testing.options import CLIENTS, STEPS, Options, parse
-from testing.plan import COMPILE, PACKAGES, RELEASE, Place
+from testing.plan import COMPILE, PACKAGES, PROGRAM, RELEASE, Place
 from testing.schedule import next_tasks
 from testing.suites import ALL
 from testing.tasks import CARGO, LANE, PREPARE, Task
@@ -148,8 +148,11 @@ class Tasks(unittest.TestCase):
         found = tasks()
         self.assertNotIn(RELEASE, found)
         self.assertEqual(found["python"].environment["RINGFENCE_BIN"], "/target/x86_64-unknown-linux-gnu/ci/ringfence")
-        for name in ("unit", "clippy", "doc", "python", "escape-alone"):
+        for name in ("compile", "python", "escape-alone"):
+            self.assertIn(PROGRAM, found[name].needs)
+        for name in ("unit", "clippy", "doc"):
             self.assertIn(COMPILE, found[name].needs)
+        self.assertNotIn(COMPILE, found["python"].needs, "suites do not wait for the tests of the crates")
 
     def test_every_call_of_cargo_has_the_same_commit(self) -> None:
         """Another one would compile the program again while suites drive it."""
@@ -171,7 +174,7 @@ class Tasks(unittest.TestCase):
     def test_a_step_brings_what_it_needs_and_no_more(self) -> None:
         self.assertEqual(set(tasks("lint")), {"format", "runner", "clippy"})
         with mock.patch.object(Assets, "instead", return_value=None):
-            self.assertEqual(set(tasks("fuzz")), {"packages", "compile", "fuzz", "prepare python-2.63.0", "prepare python-fuzz"})
+            self.assertEqual(set(tasks("fuzz")), {"packages", "program", "fuzz", "prepare python-2.63.0", "prepare python-fuzz"})
             self.assertIn("prepare go", tasks("blobs")["prepare versitygw"].needs)
 
     def test_packages_come_before_everything_that_uses_the_system(self) -> None:

@@ -1,6 +1,7 @@
 //! Snapshots of sandboxes: made, named, listed, used and deleted. What is in them is not tested here: the node is a fake.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use protocol::node::{Image, StartSandbox};
 use serde_json::{Value, json};
@@ -328,12 +329,37 @@ fn call(
 }
 
 #[tokio::test]
+async fn a_second_snapshot_waits_for_the_first_one_and_is_refused() {
+    let platform = Arc::new(TestPlatform::start().await);
+    *platform.node.copy.lock() = Behaviour::Waits;
+    let id = platform.create("").await;
+    for attempt in 1..=20 {
+        let begun = waiting(&platform, &id, "{}").await;
+        let mut second = call(&platform, "POST", &id, "/snapshots", "{}");
+        // Nothing shows that it was received.
+        tokio::time::sleep(Duration::from_millis(attempt * 20)).await;
+        assert!(!second.is_finished());
+        platform.node.go.notify_one();
+        assert_eq!(within(begun).await.expect("no panic").status, 201);
+        tokio::select! {
+            status = &mut second => {
+                assert_eq!(status.expect("no panic"), 409);
+                return;
+            }
+            // It came after the first one had been made.
+            () = platform.node.waiting.notified() => platform.node.go.notify_one(),
+        }
+        assert_eq!(within(second).await.expect("no panic"), 201);
+    }
+    panic!("no second one arrived while the first one was being made");
+}
+
+#[tokio::test]
 async fn while_the_disk_is_copied_others_wait() {
     let platform = Arc::new(TestPlatform::start().await);
     *platform.node.copy.lock() = Behaviour::Waits;
     let changes: [&[_]; 3] = [
         &[
-            ("POST", "/snapshots", "{}", 409),
             ("POST", "/timeout", r#"{"timeout":100}"#, 204),
             ("POST", "/connect", r#"{"timeout":10}"#, 200),
         ],

@@ -99,15 +99,18 @@ pub(crate) fn a_kept_disk_fits_another_version_of_base(container: &ContainerDriv
     // The same files in other directories, as after a restart of the host.
     let base = data_dir_of(container).join("base");
     let current = fs::read_link(base.join("current")).unwrap();
+    // Copied where the driver does not look: it removes versions that nobody uses.
+    let copy = data_dir_of(container).join("copy");
     let copied = Command::new("cp")
         .arg("-a")
         .arg(base.join(&current))
-        .arg(base.join("other"))
+        .arg(&copy)
         .status();
     assert!(copied.unwrap().success());
     // First, because the driver itself goes back to the version of the host's packages while that is there.
     fs::remove_dir_all(base.join(&current)).unwrap();
     std::os::unix::fs::symlink("other", base.join("next")).unwrap();
+    fs::rename(copy, base.join("other")).unwrap();
     fs::rename(base.join("next"), base.join("current")).unwrap();
     let started = container.start(&on_kept_disk()).unwrap();
     has_what_it_had(&started);

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from harness.patience import within
+
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 OWN_NAME = "ringfence"
 REGISTRY = Path("/run/ringfence")
@@ -414,7 +416,7 @@ class HostState:
 
 def left_over(before: HostState, data_dir: Path | None = None, within_s: float = 15.0) -> dict[str, dict[str, int]]:
     """What is on the host now and was not `before`, once it no longer shrinks to nothing within the deadline."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + within(within_s)
     loose: Counter[str] | None = None
     while True:
         now = HostState.take(data_dir)

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from harness import hoststate
+from harness.patience import within
 from harness.ports import free_port
 
 READY_S = 60.0
@@ -86,7 +87,7 @@ class Platform:
 
     def wait_ready(self) -> None:
         assert self.process
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + within(READY_S)
         with httpx.Client() as client:
             while True:
                 if self.process.poll() is not None:
@@ -97,7 +98,7 @@ class Platform:
                 except httpx.TransportError:
                     pass
                 if time.monotonic() > deadline:
-                    raise PlatformFailed(f"not ready after {READY_S} s\n{self.log_tail()}")
+                    raise PlatformFailed(f"not ready after {within(READY_S):.0f} s\n{self.log_tail()}")
                 time.sleep(0.005)
 
     def log(self) -> str:
@@ -129,7 +130,7 @@ class Platform:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=within(timeout_s),
             env=self.environment(),
         )
 
@@ -137,7 +138,7 @@ class Platform:
         """SIGTERM, and the exit code."""
         assert self.process
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(STOP_S)
+        code = self.process.wait(within(STOP_S))
         self.process = None
         return code
 
@@ -145,7 +146,7 @@ class Platform:
         """SIGKILL, at once."""
         assert self.process
         self.process.kill()
-        self.process.wait(STOP_S)
+        self.process.wait(within(STOP_S))
         self.process = None
 
     def down(self) -> subprocess.CompletedProcess[str]:
@@ -156,7 +157,7 @@ class Platform:
         """Whatever happened before: no process and no sandbox of this platform is left."""
         if self.process and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(STOP_S)
+            self.process.wait(within(STOP_S))
         self.process = None
         if self.data_dir.exists():
             self.down()

@@ -72,7 +72,12 @@ fn passwords_stay_out_of_errors() {
 fn help_and_version_are_answers() {
     let place = TestDir::new();
     let version = place.run(&["--version"]).expect(0).stdout;
-    assert_eq!(version.trim(), concat!("ringfence ", env!("CARGO_PKG_VERSION")));
+    let mut expected = concat!("ringfence ", env!("CARGO_PKG_VERSION")).to_owned();
+    // The same build made both.
+    if let Some(commit) = option_env!("RINGFENCE_COMMIT").filter(|commit| !commit.is_empty()) {
+        expected = format!("{expected} (commit {commit})");
+    }
+    assert_eq!(version.trim(), expected);
     let help = place.run(&["up", "--help"]).expect(0).stdout;
     for part in [
         "--listen",

@@ -137,7 +137,7 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
         words = ("build", "--release", "-p", "cli")
         found.append(cargo(RELEASE, "build", words, place, seconds=480, bound=3600))
     if selection.unit:
-        found.append(unit(selection, wanted, place))
+        found.append(unit(options, selection, wanted, place))
         # Only where documentation has examples does this have something to do, and it waits for cargo's lock.
         words = ("test", "--workspace", "--profile", "ci", "--doc")
         found.append(cargo("doc", "unit", words, place, frozenset({COMPILE}), seconds=40, bound=900, nice=10))
@@ -233,7 +233,7 @@ def cargo(
     return Task(name, step, command, CARGO, needs, seconds=seconds, bound=bound, nice=nice, cwd=place.root, environment=environment)
 
 
-def unit(selection: Selection, wanted: Sequence[str], place: Place) -> Task:
+def unit(options: Options, selection: Selection, wanted: Sequence[str], place: Place) -> Task:
     environment = {
         **own_python(place),
         # Where namespaces cannot be made, the agent tests must fail, not pass without having run.
@@ -242,7 +242,8 @@ def unit(selection: Selection, wanted: Sequence[str], place: Place) -> Task:
         "RINGFENCE_VERSITYGW": place.assets.value("versitygw"),
     }
     timings = place.run / "unit.timings"
-    command = python("testing.rust", str(place.executables), str(place.run / "unit"), str(timings), *selection.crates)
+    goes_on = ("--keep-going",) if options.keep_going or options.hunt else ()
+    command = python("testing.rust", *goes_on, str(place.executables), str(place.run / "unit"), str(timings), *selection.crates)
     needs = frozenset({PACKAGES, COMPILE}) | needed(("criu", "versitygw"), wanted)
     return Task(
         "unit", "unit", command, needs=needs, seconds=350, bound=1800, cwd=place.root, environment=environment, timings=timings

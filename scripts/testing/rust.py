@@ -1,8 +1,10 @@
-"""Runs the test programs of the crates, several at a time: `python3 -m testing.rust EXECUTABLES DIRECTORY TIMINGS [PACKAGE...]`.
+"""Runs the test programs of the crates, several at a time:
+`python3 -m testing.rust [--keep-going] EXECUTABLES DIRECTORY TIMINGS [PACKAGE...]`.
 
 EXECUTABLES is what `cargo test --no-run --message-format=json` printed. Cargo would run one program after another, although
 most of them wait most of the time. Each runs as cargo would run it: in the directory of its package, with the variables
-that cargo sets for it. DIRECTORY gets an output per program, which is printed whole when it failed.
+that cargo sets for it. DIRECTORY gets an output per program, which is printed whole when it failed. After that nothing
+else begins, unless `--keep-going` says so.
 """
 
 from __future__ import annotations
@@ -148,7 +150,8 @@ def record(program: Program, code: int, seconds: float, output: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    executables, logs, timings, *packages = words
+    goes_on = "--keep-going" in words
+    executables, logs, timings, *packages = [word for word in words if word != "--keep-going"]
     found = programs(Path(executables).read_text().splitlines(), packages)
     if not found:
         print("cargo made no test programs", file=sys.stderr)
@@ -174,7 +177,7 @@ def main(words: list[str]) -> int:
                     failed.append(program.name)
                     print(f"\n== {program.name} failed with {code}\n{output}", flush=True)
                     # What has begun ends by itself; nothing else begins.
-                    for other in futures:
+                    for other in () if goes_on else futures:
                         other.cancel()
                 else:
                     print(f"{program.name}: {closing[-1] if closing else 'ended with 0'} ({seconds:.1f} s)", flush=True)

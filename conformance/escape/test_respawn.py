@@ -26,7 +26,7 @@ from harness.platform import Platform
 from harness.traffic import program, until
 
 ATTACKERS = 4
-RESPAWNS = 60
+RESPAWNS = int(os.environ.get("RINGFENCE_RESPAWNS", "60"))
 # A create takes 10 ms, a delete 5 ms, a restart 0.2 s. The attacks made them take half a minute, or fail.
 CALL_LIMIT_S = 5.0
 READY_LIMIT_S = 10.0

@@ -35,6 +35,8 @@ FEWER_CYCLES = {
     "RINGFENCE_PAUSE_CYCLES": "8",
     "RINGFENCE_SNAPSHOT_CYCLES": "8",
 }
+# Each replacement of a spawner is looked at as often as the processor allows.
+FEWER_RESPAWNS = {"RINGFENCE_RESPAWNS": "30"}
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ ALL: tuple[Suite, ...] = (
         names=True,
     ),
     Suite("fuzz", "fuzz", ("fuzz",), seconds=100, bound=900, environment={"RINGFENCE_SCHEMATHESIS": "{python-fuzz}"}),
-    Suite("escape", "escape", (*BESIDE, "escape"), seconds=370, bound=2400, environment=CRIU),
+    Suite("escape", "escape", (*BESIDE, "escape"), seconds=370, bound=2400, environment=CRIU, fewer=FEWER_RESPAWNS),
     Suite(
         "escape-alone",
         "escape",
@@ -292,9 +294,10 @@ ALL: tuple[Suite, ...] = (
             *("--restored", *BESIDE, *files("escape", "kernel", "network", "files_of_the_host", "respawn", "proc_and_sys")),
             *(LIMITS, SHARED),
         ),
-        seconds=80,
+        seconds=110,
         bound=1200,
         environment=CRIU,
+        fewer=FEWER_RESPAWNS,
     ),
     # The tests of the list above that cannot have a neighbour. They run in the long form alone, because the restored
     # sandbox differs from a fresh one in none of what they measure.

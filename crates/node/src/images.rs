@@ -95,7 +95,11 @@ pub(crate) async fn pause(
             return Err(NodeError::Cancelled);
         }
         let why = match error {
-            WriteError::Refused(why) => why,
+            WriteError::Refused(why) => {
+                // Quoted, because names of files in it are chosen inside.
+                tracing::info!(sandbox.id = %id, reason = ?why, "the processes of a sandbox are not written to disk");
+                why
+            }
             WriteError::Failed(error) => {
                 tracing::error!(sandbox.id = %id, "write the processes of a sandbox to disk: {error}");
                 error.to_string()

@@ -7,7 +7,8 @@ use std::process::Command;
 use runtime::container::ContainerDriver;
 use runtime::driver::{Driver, KeptDisk, StartDisk, StartError, StartRequest, Started};
 
-use super::{agent_pid, data_dir_of, disk_of, end, id, loops_of, request, start, until};
+use super::loops::loops_of;
+use super::{agent_pid, data_dir_of, disk_of, end, id, request, start, until};
 
 /// Files of `base` in directories that a sandbox copies up when it writes the first, and in those that it does not.
 const WRITTEN: [&str; 2] = ["etc/passwd", "usr/lib/os-release"];

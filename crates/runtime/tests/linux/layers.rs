@@ -12,9 +12,8 @@ use runtime::container::ContainerDriver;
 use runtime::driver::{CommitError, CommitRequest, Driver, StartDisk, StartError, StartRequest};
 use runtime::rootfs::{Layer, Part, Rootfs};
 
-use crate::{
-    agent_pid, clean, data_dir_of, disk_of, end, id, loop_numbers_of, loops_of, mounts_of, request, start, until,
-};
+use crate::loops::{loop_numbers_of, loops_of, mounts_of};
+use crate::{agent_pid, clean, data_dir_of, disk_of, end, id, request, start, until};
 
 fn order(merge: bool) -> CommitRequest {
     CommitRequest {

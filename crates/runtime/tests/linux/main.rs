@@ -7,6 +7,7 @@ mod archives;
 mod kept;
 mod layers;
 mod limits;
+mod loops;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -27,6 +28,8 @@ use runtime::driver::{Driver, Sandbox, StartDisk, StartError, StartRequest, Star
 use runtime::rootfs::{Layer, Overlay, Rootfs};
 use rustix::event::{PollFd, PollFlags};
 use testkit::privileged::{self, Subcommand};
+
+use self::loops::{loops_of, mounts_of};
 
 const RESOURCES: Resources = Resources {
     cpu_count: 1,
@@ -253,32 +256,6 @@ fn is_dead(pid: i32) -> bool {
 /// Data directory of a driver, which its debug text begins with.
 fn data_dir_of(container: &ContainerDriver) -> PathBuf {
     PathBuf::from(format!("{container:?}").split('"').nth(1).unwrap())
-}
-
-/// Number of loop devices whose files have paths with this text.
-fn loops_of(path: &str) -> usize {
-    loop_numbers_of(path).len()
-}
-
-/// The same devices as mount tables name them, such as `7:0`.
-fn loop_numbers_of(path: &str) -> Vec<String> {
-    let devices = fs::read_dir("/sys/block").unwrap();
-    let devices = devices.filter_map(|entry| {
-        let device = entry.ok()?.path();
-        let file = fs::read_to_string(device.join("loop/backing_file")).ok()?;
-        let number = fs::read_to_string(device.join("dev")).ok()?;
-        file.contains(path).then(|| number.trim().to_owned())
-    });
-    devices.collect()
-}
-
-/// The mounts of a table that are of one of these devices.
-fn mounts_of<'a>(table: &'a str, devices: &[String]) -> Vec<&'a str> {
-    let device_of = |line: &str| line.split(' ').nth(2).unwrap_or_default().to_owned();
-    table
-        .lines()
-        .filter(|line| devices.contains(&device_of(line)))
-        .collect()
 }
 
 fn lives_in_its_own_namespaces(container: &ContainerDriver) {

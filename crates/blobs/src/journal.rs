@@ -42,6 +42,8 @@ impl Journal {
     /// Notes an upload.
     pub(crate) fn begin(&self, object: &str, upload: &str) -> io::Result<Entry> {
         use io::Write as _;
+        // Held until the file is one of ours: who looks for what is left would take it for one of another process.
+        let mut own = self.own.lock();
         for number in 0_u64.. {
             let path = self.directory.join(number.to_string());
             let opened = fs::OpenOptions::new()
@@ -53,7 +55,7 @@ impl Journal {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(mut file) => {
-                    self.own.lock().insert(path.clone());
+                    own.insert(path.clone());
                     // A line of its end, so that an incomplete file is noticed.
                     file.write_all(format!("{object}\n{upload}\n\n").as_bytes())?;
                     return Ok(Entry {
@@ -83,10 +85,16 @@ impl Journal {
         let mut left = Vec::new();
         for file in fs::read_dir(&self.directory)? {
             let path = file?.path();
-            if self.own.lock().contains(&path) {
+            // Held until it is read: the name of one that has ended may be given to a new one.
+            let own = self.own.lock();
+            if own.contains(&path) {
                 continue;
             }
-            let text = fs::read_to_string(&path)?;
+            let text = match fs::read_to_string(&path) {
+                // It ended in this moment.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                text => text?,
+            };
             match text.split('\n').collect::<Vec<_>>()[..] {
                 [object, upload, "", ""] => left.push(Entry {
                     object: object.to_owned(),
@@ -94,7 +102,10 @@ impl Journal {
                     path,
                 }),
                 // Cut while it was written.
-                _ => fs::remove_file(&path)?,
+                _ => match fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                },
             }
         }
         Ok(left)
@@ -121,5 +132,21 @@ mod tests {
         fs::write(&second.path, "p/layers/b\ni").unwrap();
         assert_eq!(journal.left().unwrap(), []);
         assert!(!second.path.exists());
+    }
+
+    #[test]
+    fn uploads_may_end_while_others_look_for_what_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path().join("uploads")).unwrap();
+        std::thread::scope(|scope| {
+            let uploads = scope.spawn(|| {
+                for number in 0..3000 {
+                    journal.end(&journal.begin("p/layers/a", &format!("id {number}")).unwrap());
+                }
+            });
+            while !uploads.is_finished() {
+                assert_eq!(journal.left().unwrap(), []);
+            }
+        });
     }
 }

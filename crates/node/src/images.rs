@@ -34,6 +34,8 @@ use crate::{Shared, blocking, failed, kept, pause};
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
 /// What an image has beside the memory of its processes, at most, in bytes: a few hundred KiB in most cases.
 const IMAGE_MARGIN: u64 = 16 << 20;
+/// How often the processes are written before they stay in memory, where the reason may be gone the next time.
+const ATTEMPTS: usize = 3;
 
 /// Writes the processes of a sandbox, running or stopped, to disk, and ends them. Where that is not possible, they are
 /// stopped in memory.
@@ -42,6 +44,16 @@ pub(crate) async fn pause(
     tasks: TaskTracker,
     handle: Arc<SandboxHandle>,
     cancelled: CancellationToken,
+) -> Result<PausedSandbox, NodeError> {
+    attempt(shared, tasks, handle, cancelled, ATTEMPTS).await
+}
+
+async fn attempt(
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    handle: Arc<SandboxHandle>,
+    cancelled: CancellationToken,
+    attempts: usize,
 ) -> Result<PausedSandbox, NodeError> {
     if !shared.driver.capabilities().images {
         return pause::pause(shared, handle, false).await;
@@ -93,6 +105,10 @@ pub(crate) async fn pause(
         }
         if cancel.is_requested() && (was_frozen || !shared.stop.is_cancelled()) {
             return Err(NodeError::Cancelled);
+        }
+        if error.is_passing() && attempts > 1 {
+            tracing::debug!(sandbox.id = %id, "write the processes of a sandbox again: {error}");
+            return Box::pin(attempt(shared, tasks, handle, cancelled, attempts - 1)).await;
         }
         let why = match error {
             WriteError::Refused(why) => {

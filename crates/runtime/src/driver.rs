@@ -429,6 +429,15 @@ pub enum WriteError {
     Failed(#[from] io::Error),
 }
 
+impl WriteError {
+    /// Whether the reason may be gone at once: a process ended just when CRIU took hold of it.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        // What CRIU 4 says of a process that it could neither trace nor wait for.
+        matches!(self, Self::Refused(why) if why.contains("Unseizable non-zombie"))
+    }
+}
+
 /// Future of [`Sandbox::dial`].
 pub type DialFuture<'a> = Pin<Box<dyn Future<Output = io::Result<SandboxStream>> + Send + 'a>>;
 

@@ -125,7 +125,8 @@ def make(platform: Platform, kind: str, user: str) -> Made:
         box.kill()
         took = time.monotonic() - begun
     assert took < LONGEST_DELETE_S, f"the sandbox took {took:.1f} s to delete"
-    return Made(json.loads(said) if said.endswith("\n") else {}, uncharged // MIB, entries, {name: held for name, held in grown.items() if held > 1})
+    grown = {name: held for name, held in grown.items() if held > 1}
+    return Made(json.loads(said) if said.endswith("\n") else {}, uncharged // MIB, entries, grown)
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,8 @@ impl LauncherPool {
         }
     }
 
-    /// Sends a request with descriptors to a free launcher and returns its reply. Waits for a free one, so callers limit their number. One
-    /// that restores waits for no other work, and none waits for it.
+    /// Sends a request with descriptors to a free launcher and returns its reply. Waits for a free one, so callers limit
+    /// their number. One that restores waits for no other work, and none waits for it.
     ///
     /// # Errors
     /// When the launcher does not reply in time.

@@ -10,8 +10,8 @@ use crate::driver::StartError;
 use crate::registry::{Blocks, Held};
 use crate::slot::{Name, SLOTS_PER_BLOCK, SLOTS_PER_REGION, Slot};
 
-/// The slots of a data directory, lowest first, so that the used id ranges stay together. A sandbox has its entry from before its
-/// cgroup is created until the cgroup is removed.
+/// The slots of a data directory, lowest first, so that the used id ranges stay together. A sandbox has its entry from
+/// before its cgroup is created until the cgroup is removed.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     /// Slots below this have been allocated before.

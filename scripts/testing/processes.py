@@ -4,10 +4,15 @@ Each task has a process group of its own, which is ended as a whole by its id: f
 host in order, and for good after a while. Platforms put themselves in groups of their own, so that a suite that was killed
 leaves them. Everything that a run starts carries a mark in its environment, by which the rest is found; only processes
 with that mark are ever ended.
+
+What loses its parent becomes a child of this program, as it would become one of init: the agent of a restored sandbox, for
+one, keeps its control group until somebody has waited for it. Where a container runs this program as its first process, or
+the first process does not wait for others, nothing else would.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -22,10 +27,43 @@ from testing.tasks import Task
 MARK = "CONFORMANCE_RUN"
 # What a killed process may take to be gone.
 SETTLE_S = 2.0
+# From <linux/prctl.h>.
+PR_SET_CHILD_SUBREAPER = 36
+# Children of this program, which has one thread.
+CHILDREN = f"/proc/self/task/{os.getpid()}/children"
 
 
 def new_mark() -> str:
     return uuid.uuid4().hex
+
+
+def adopt() -> None:
+    """Makes this program the parent of whatever below it loses its own. `wait_for_adopted` has to be called then. Without a
+    kernel that lists children, init stays what it is.
+    """
+    if not os.path.exists(CHILDREN):
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def wait_for_adopted(own: set[int]) -> None:
+    """Waits for each child that has ended and came from a task. `own` are the tasks, for which others wait. What is in the
+    session of this program is left as well: `subprocess` waits for it.
+    """
+    session = os.getsid(0)
+    for child in children():
+        with suppress(OSError, IndexError):
+            if child not in own and int(stat(child)[3]) != session:
+                os.waitpid(child, os.WNOHANG)
+
+
+def children() -> list[int]:
+    """The children of this program."""
+    with suppress(OSError):
+        return [int(pid) for pid in Path(CHILDREN).read_text().split()]
+    return []
 
 
 class Process:
@@ -164,6 +202,11 @@ def end(pid: int, mark: str, within_s: float = 10.0) -> None:
 def state(pid: int) -> str:
     """The state letter of a process; X once it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return stat(pid)[0]
     except OSError:
         return "X"
+
+
+def stat(pid: int) -> list[str]:
+    """The fields of a process from its state on: state, parent, group, session and others."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -54,10 +54,14 @@ class Runner:
         self.ending: str | None = None
         self.signals = 0
         self.leftovers: list[str] = []
+        # Whether a task is being begun, whose process is not known yet.
+        self.beginning = False
 
     def go(self) -> list[Outcome]:
         """Runs everything, and returns what became of each task, in the order of the tasks."""
         before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+        processes.adopt()
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._child_ended)
         try:
             while self.running or self._begin():
                 if self.ending is not None:
@@ -88,7 +92,12 @@ class Runner:
             for task in next_tasks(self.tasks, succeeded, self.running, self.room, failed):
                 if task.timings:
                     task.timings.unlink(missing_ok=True)
-                self.running[task.name] = Process(task, self.logs / f"{task.name.replace(' ', '-')}.log", self.environment)
+                self.beginning = True
+                try:
+                    self.running[task.name] = Process(task, self.logs / f"{task.name.replace(' ', '-')}.log", self.environment)
+                finally:
+                    self.beginning = False
+                self._child_ended(signal.SIGCHLD, None)
                 if task.place == "lane":
                     self.display.event(f"began {task.name}")
         return bool(self.running)
@@ -134,6 +143,11 @@ class Runner:
         self.ending = self.ending or why
         for process in self.running.values():
             process.stop(self.ending)
+
+    def _child_ended(self, _number: int, _: FrameType | None) -> None:
+        """At once, because a pause of a sandbox takes as long as this does."""
+        if not self.beginning:
+            processes.wait_for_adopted({process.process.pid for process in self.running.values()})
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         self.signals += 1

@@ -123,6 +123,19 @@ class Running(unittest.TestCase):
         self.assertEqual(processes.marked(runner.mark), [])
         self.assertIsNone(bystander.poll(), "a process of another was ended")
 
+    def test_what_loses_its_parent_is_waited_for(self) -> None:
+        """While the task goes on, and in a session of its own, as agents of restored sandboxes are."""
+        orphan = "setsid sh -c 'echo $$ > orphan; exec sleep 0.3' &"
+        gone = "pid=$(cat orphan); for _ in $(seq 100); do [ -e /proc/$pid ] || exit 0; sleep 0.1; done; exit 9"
+        lines = f"({orphan}); while [ ! -s orphan ]; do sleep 0.02; done; cut -d' ' -f4 /proc/$(cat orphan)/stat > parent; {gone}"
+        runner, found = self.run_all(self.shell("leaves", lines), *(self.shell(f"other {number}", "exit 3") for number in range(20)), goes_on=True)
+        self.assertEqual(found["leaves"].status, PASSED)
+        # It would be the child of whatever is init here, which may wait for it as well.
+        self.assertEqual((self.directory / "parent").read_text(), f"{os.getpid()}\n")
+        # Those of tasks are left to those who want to know how they ended.
+        self.assertEqual({outcome.why for name, outcome in found.items() if name != "leaves"}, {"it ended with 3"})
+        self.assertEqual(runner.leftovers, [])
+
     def test_sandboxes_of_a_platform_that_is_left_are_ended(self) -> None:
         program = self.directory / "ringfence"
         program.write_text('#!/bin/sh\necho "$@" > "$0.said"\n')

@@ -6,7 +6,7 @@ leaves them. Everything that a run starts carries a mark in its environment, by 
 with that mark are ever ended.
 
 What loses its parent becomes a child of this program, as it would become one of init: the agent of a restored sandbox, for
-one, keeps its control group until somebody has waited for it. Where a container runs this program as its first process, or
+one, keeps its control group until it is waited for. Where a container runs this program as its first process, or
 the first process does not wait for others, nothing else would.
 """
 

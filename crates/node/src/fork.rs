@@ -140,7 +140,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
             loop {
                 let copied = sandbox.fork(&to, &|| shared.stop.is_cancelled());
                 match &copied {
-                    Err(WriteError::Refused(_)) if attempt < ATTEMPTS => {}
+                    Err(WriteError::Refused(_) | WriteError::Passing(_)) if attempt < ATTEMPTS => {}
                     _ => break copied,
                 }
                 attempt += 1;
@@ -267,7 +267,7 @@ pub(crate) async fn remove(shared: &Arc<Shared>, copy: Fork) {
 
 pub(crate) fn node_error(error: WriteError) -> NodeError {
     match error {
-        WriteError::Refused(why) => NodeError::Refused(why),
+        WriteError::Refused(why) | WriteError::Passing(why) => NodeError::Refused(why),
         WriteError::Failed(error) if error.kind() == io::ErrorKind::StorageFull => {
             NodeError::Capacity("the host's disk has no space for the copies of the sandbox".to_owned())
         }

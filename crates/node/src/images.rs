@@ -106,12 +106,14 @@ async fn attempt(
         if cancel.is_requested() && (was_frozen || !shared.stop.is_cancelled()) {
             return Err(NodeError::Cancelled);
         }
-        if error.is_passing() && attempts > 1 {
-            tracing::debug!(sandbox.id = %id, "write the processes of a sandbox again: {error}");
+        if let WriteError::Passing(why) = &error
+            && attempts > 1
+        {
+            tracing::debug!(sandbox.id = %id, "write the processes of a sandbox again: {why}");
             return Box::pin(attempt(shared, tasks, handle, cancelled, attempts - 1)).await;
         }
         let why = match error {
-            WriteError::Refused(why) => {
+            WriteError::Refused(why) | WriteError::Passing(why) => {
                 // Quoted, because names of files in it are chosen inside.
                 tracing::info!(sandbox.id = %id, reason = ?why, "the processes of a sandbox are not written to disk");
                 why

@@ -424,18 +424,12 @@ pub enum WriteError {
     /// Something in the sandbox cannot be written.
     #[error("{0}")]
     Refused(String),
+    /// A process ended just when it was about to be written. The next attempt may succeed.
+    #[error("{0}")]
+    Passing(String),
     /// A step failed.
     #[error(transparent)]
     Failed(#[from] io::Error),
-}
-
-impl WriteError {
-    /// Whether the reason may be gone at once: a process ended just when CRIU took hold of it.
-    #[must_use]
-    pub fn is_passing(&self) -> bool {
-        // What CRIU 4 says of a process that it could neither trace nor wait for.
-        matches!(self, Self::Refused(why) if why.contains("Unseizable non-zombie"))
-    }
 }
 
 /// Future of [`Sandbox::dial`].

@@ -116,9 +116,11 @@ pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
                 false => subject.go_on(&at_rest),
             };
             match (error, went_on) {
-                (WriteError::Refused(why), Ok(())) => Reply::Refused(why),
+                (WriteError::Refused(why) | WriteError::Passing(why), Ok(())) => Reply::Refused(why),
                 (WriteError::Failed(error), Ok(())) => Reply::Failed(error.to_string()),
-                (WriteError::Refused(why), Err(error)) => Reply::Failed(format!("{why}; then: {error}")),
+                (WriteError::Refused(why) | WriteError::Passing(why), Err(error)) => {
+                    Reply::Failed(format!("{why}; then: {error}"))
+                }
                 (WriteError::Failed(why), Err(error)) => Reply::Failed(format!("{why}; then: {error}")),
             }
         }

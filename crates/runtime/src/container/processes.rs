@@ -15,7 +15,7 @@ use crate::checkpoint::dump::Dump;
 use crate::checkpoint::host::HostFeatures;
 use crate::checkpoint::program::Program;
 use crate::checkpoint::save::AtRest;
-use crate::checkpoint::{About, facts, sums};
+use crate::checkpoint::{About, criu, facts, sums};
 use crate::driver::{StartError, WriteError};
 use crate::launcher::restore::Image;
 use crate::launchers::Once;
@@ -312,6 +312,7 @@ impl ContainerDriver {
 
 pub(super) fn failure(reply: Reply) -> WriteError {
     match reply {
+        Reply::Refused(why) if criu::is_passing(&why) => WriteError::Passing(why),
         Reply::Refused(why) => WriteError::Refused(why),
         Reply::Failed(why) => io::Error::other(why).into(),
         _ => io::Error::other("unexpected reply").into(),

@@ -6,19 +6,31 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
+/// How often a lookup is made again. A busy host renames and mounts some thousand times a second, and a lookup takes a
+/// few microseconds: two attempts in a row that both meet something are rare already.
+const ATTEMPTS: usize = 64;
+
+/// Opens what is at a path below a directory, as far as `resolve` allows, and no link of `/proc`.
+///
+/// The kernel cannot tell whether a `..` stayed below the directory while anything was renamed or mounted anywhere on
+/// the host, and asks for another attempt then.
+pub(crate) fn open(root: impl AsFd, path: &[u8], flags: OFlags, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC;
+    let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
+    for _ in 1..ATTEMPTS {
+        match rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN) => {}
+            other => return other,
+        }
+    }
+    rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve)
+}
+
 /// Opens a directory below another one. An empty path is the directory itself.
 pub(crate) fn open_dir(root: impl AsFd, path: &[u8], resolve: ResolveFlags) -> io::Result<OwnedFd> {
     let path = if path.is_empty() { b"." } else { path };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
-    // A rename elsewhere during the lookup makes the kernel ask for another attempt.
-    for _ in 0..16 {
-        match rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve) {
-            Err(Errno::AGAIN) => {}
-            other => return Ok(other?),
-        }
-    }
-    Err(Errno::AGAIN.into())
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOCTTY;
+    Ok(open(root, path, flags, resolve)?)
 }
 
 /// State of what has that name, links not followed; none if nothing has it.
@@ -136,4 +148,37 @@ pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
         return name.to_vec();
     }
     [directory, b"/", name].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn links_with_parents_open_while_others_rename() {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir_all(home.path().join("root/etc")).unwrap();
+        fs::write(home.path().join("root/release"), "").unwrap();
+        std::os::unix::fs::symlink("../../../release", home.path().join("root/etc/release")).unwrap();
+        fs::write(home.path().join("a"), "").unwrap();
+        let root = fs::File::open(home.path().join("root")).unwrap();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    fs::rename(home.path().join("a"), home.path().join("b")).unwrap();
+                    fs::rename(home.path().join("b"), home.path().join("a")).unwrap();
+                }
+            });
+            let refused = (0..20_000).find_map(|_| {
+                let opened = open(&root, b"etc/release", OFlags::PATH, ResolveFlags::IN_ROOT);
+                opened.err()
+            });
+            ended.store(true, Ordering::Relaxed);
+            assert_eq!(refused, None);
+        });
+    }
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{FileType, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::files;
@@ -161,9 +161,8 @@ pub(crate) fn read(root: impl AsFd, path: &[u8]) -> Result<Option<String>> {
 /// A regular file below a root, links followed within, and its state; none if it does not exist.
 pub(crate) fn read_bytes(root: impl AsFd, path: &[u8]) -> Result<Option<(Vec<u8>, Stat)>> {
     let name = || format!("read /{}", String::from_utf8_lossy(path));
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let file = match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = match files::open(root, path, flags, ResolveFlags::IN_ROOT) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         other => other.with_context(name)?,
     };

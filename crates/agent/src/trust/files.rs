@@ -14,6 +14,8 @@ use rustix::io::Errno;
 
 /// The most that is read of a file. The bundles of distributions have about 250 KiB.
 const LIMIT: u64 = 4 * 1024 * 1024;
+/// How often a path is looked up that others keep changing.
+const ATTEMPTS: usize = 64;
 /// Name of a file until it is complete. One is enough, because there is one writer.
 const UNFINISHED: &str = ".ringfence-ca.tmp";
 
@@ -59,8 +61,13 @@ pub(super) fn read(root: &OwnedFd, path: &str) -> io::Result<(Vec<u8>, Mode)> {
 /// A file's content, wherever below `root` links lead: for what is looked through, and not passed on as it is.
 pub(super) fn read_through(root: &OwnedFd, path: &str) -> io::Result<Vec<u8>> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let file = rustix::fs::openat2(root, path, READ, Mode::empty(), resolve)?;
-    read_open(file).map(|(content, _)| content)
+    let open = || rustix::fs::openat2(root, path, READ, Mode::empty(), resolve);
+    // The kernel asks for another attempt at a `..` where anything was renamed or mounted meanwhile.
+    let refused = |opened: &Result<OwnedFd, Errno>| matches!(opened, Err(Errno::AGAIN));
+    let file = std::iter::repeat_with(open)
+        .take(ATTEMPTS)
+        .find(|opened| !refused(opened));
+    read_open(file.unwrap_or(Err(Errno::AGAIN))?).map(|(content, _)| content)
 }
 
 fn read_open(file: OwnedFd) -> io::Result<(Vec<u8>, Mode)> {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, ResolveFlags};
 
 use super::{Copy, Source};
 use crate::files;
@@ -92,9 +92,8 @@ impl Copy {
 pub(super) fn open(root: &OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
     // A descriptor of a path takes no flags for reading.
     let flags = match flags.contains(OFlags::PATH) {
-        true => flags | OFlags::CLOEXEC,
-        false => flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY,
+        true => flags,
+        false => flags | OFlags::NONBLOCK | OFlags::NOCTTY,
     };
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+    files::open(root, path, flags, ResolveFlags::IN_ROOT)
 }

@@ -4,9 +4,9 @@ use std::os::fd::OwnedFd;
 
 use anyhow::Result;
 use protocol::image::PackageTool;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{OFlags, ResolveFlags};
 
-use crate::users;
+use crate::{files, users};
 
 /// Bundles of system roots of the known families.
 const BUNDLES: [&[u8]; 4] = [
@@ -86,9 +86,7 @@ pub(super) fn missing(root: &OwnedFd) -> Result<Vec<String>> {
 
 /// Whether there is a file of that path, links followed within the image.
 pub(super) fn exists(root: &OwnedFd, path: &str) -> bool {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve).is_ok()
+    files::open(root, path.as_bytes(), OFlags::PATH, ResolveFlags::IN_ROOT).is_ok()
 }
 
 fn has_program(root: &OwnedFd, program: &str) -> bool {

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 import pytest
 from e2b import Sandbox
 
 from harness.inside import Marked, probe, root
+from harness.traffic import program
 
 REFUSED = {"EPERM", "EACCES", "ENOSYS"}
 # A default OCI container's bounding set.
@@ -26,6 +30,36 @@ def test_calls_that_reach_for_the_kernel_or_the_host(sandbox: Sandbox) -> None:
 def test_calls_that_look_as_if_the_kernel_lacked_them(sandbox: Sandbox) -> None:
     outcomes = probe(sandbox, "absent")
     assert set(outcomes.values()) == {"ENOSYS"}, outcomes
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_the_filter_is_not_noticed_by_its_errors(sandbox: Sandbox, user: str) -> None:
+    """What programs ask for to learn what there is fails as on a kernel without filter, for a process without privileges."""
+    here = subprocess.run(
+        ["/usr/bin/python3", "-c", program("probe.py"), "invalid"],
+        check=True,
+        capture_output=True,
+        timeout=60,
+        cwd="/",
+        user=65_534,
+        group=65_534,
+        extra_groups=[],
+    )
+    want = json.loads(here.stdout)
+    assert len(want) > 90
+    assert {name: want[name] for name in ("memfd_all", "clone_NEWNS", "unshare_0x200")} == {
+        "memfd_all": "EINVAL",
+        "clone_NEWNS": "EPERM",
+        "unshare_0x200": "ok",
+    }
+    found = probe(sandbox, "invalid", user=user)
+    different = {name: (outcome, found[name]) for name, outcome in want.items() if found[name] != outcome}
+    assert different == {}
+
+
+def test_no_packet_socket_by_its_old_name(sandbox: Sandbox) -> None:
+    """The kernel makes one of the type `SOCK_PACKET` of the family INET."""
+    assert set(probe(sandbox, "old_packet_socket").values()) == {"EAFNOSUPPORT"}
 
 
 def test_i386_calls(sandbox: Sandbox) -> None:

@@ -158,6 +158,95 @@ def absent():
     )
 
 
+def invalid():
+    """Calls that no kernel accepts from a process without privileges, or not with these arguments: the filter must not be
+    noticed by their errors. Does no harm outside of a sandbox either.
+    """
+    made = socket.socket()
+    file = os.open("/proc/self/exe", os.O_RDONLY)
+    buffer = ctypes.create_string_buffer(256)
+    now = struct.pack("qq", int(time.time()), 0)
+    huge = 0x20 | 0x40000
+    fs, files, sighand, vm, thread, pidfd, settid = 0x200, 0x400, 0x800, 0x100, 0x10000, 0x1000, 0x100000
+    sockets = (
+        *((1, 0x11, 0), (1, 11, 0), (2, 0x21, 0), (2, 11, 0), (2, 0, 0), (2, 4, 0), (2, 5, 0), (2, 9, 0), (2, 1, 17), (2, 1, 200)),
+        *((2, 1, 263), (2, 1, -1), (2, 2, 999), (2, 5, 999), (10, 4, 0), (10, 10, 0), (10, 1, 200), (10, 1, 263), (16, 1, 0)),
+        *((16, 5, 4), (16, 3, 31), (16, 3, 99), (40, 11, 0), (17, 0x11, 0), (46, 1, 0), (99, 11, 0), (-1, 1, 0)),
+    )
+    nodes = {f"socket_{family}_{kind:#x}_{protocol}": (41, family, kind, protocol) for family, kind, protocol in sockets}
+    namespaces = {
+        f"clone_{name}": (56, flag | signal.SIGCHLD, 0, 0, 0, 0) for name, flag in NEW.items() if name not in ("NEWTIME", "NEWUSER")
+    }
+    excluded = {
+        f"clone_{flags:#x}": (56, flags, 0, 0, 0, 0)
+        for flags in (
+            NEW["NEWNS"] | fs,
+            NEW["NEWUSER"] | fs,
+            NEW["NEWNET"] | sighand,
+            NEW["NEWNET"] | thread | vm,
+            NEW["NEWPID"] | thread | sighand | vm,
+            NEW["NEWUSER"] | thread | sighand | vm,
+            NEW["NEWUTS"] | pidfd | settid,
+        )
+    }
+    unshared = {
+        f"unshare_{flags:#x}": (272, flags) for flags in (0, fs, files, fs | files, 1, 0x2000, -1, NEW["NEWNS"], NEW["NEWNET"] | fs)
+    }
+    # Of no kernel any more, or of none yet.
+    numbers = (156, 174, 177, 178, 180, 181, 182, 183, 184, 185, 214, 215, 236, 340, 400, 900)
+    gone = {f"call_{number}": (number,) for number in numbers}
+    table = {
+        **nodes,
+        **namespaces,
+        **excluded,
+        **unshared,
+        **gone,
+        "memfd_all": (319, b"", -1),
+        "memfd_unknown": (319, b"", 0x20),
+        "memfd_huge_unknown": (319, b"", 0x24),
+        "memfd_huge_exec": (319, b"", 0x1C),
+        "memfd_huge_size": (319, b"", 4 | 20 << 26),
+        "mmap_size": (9, 0, 1 << 21, 3, 2 | huge | 22 << 26, -1, 0),
+        "mmap_kind": (9, 0, 1 << 21, 3, huge, -1, 0),
+        "mmap_empty": (9, 0, 0, 3, 2 | huge, -1, 0),
+        "mmap_file": (9, 0, 4096, 1, 0x40002, file, 0),
+        "mmap_no_file": (9, 0, 4096, 1, 0x40002, 999, 0),
+        "shmget_empty": (29, 0, 0, 0o5600),
+        "shmget_size": (29, 0, 1 << 21, 0o5600 | 5 << 26),
+        "shmget_missing": (29, 0x7E57AB1E, 1 << 21, 0o4600),
+        "socketpair_inet": (53, 2, 1, 0, buffer),
+        "socketpair_kind": (53, 1, 0x21, 0, buffer),
+        "setsockopt_unknown": (54, made.fileno(), 6, 9999, buffer, 4),
+        "setsockopt_level": (54, made.fileno(), 555, 1, buffer, 4),
+        "setsockopt_length": (54, made.fileno(), 6, 9999, buffer, -1),
+        "perf_flags": (298, buffer, 0, -1, -1, 0x10),
+        "clock_settime": (227, 0, now),
+        "clock_settime_monotonic": (227, 1, now),
+        "clock_settime_none": (227, -1, now),
+        "settimeofday": (164, now, 0),
+        "setpriority_kind": (141, 3, 1, 0),
+        "setpriority_init": (141, 0, 1, 5),
+        "ioprio_set_kind": (251, 4, 1, 0x4005),
+        "ioprio_set_none": (251, 0, 1, 0x4005),
+        "ioprio_set_init": (251, 1, 1, 0x4005),
+        "sched_setaffinity_init": (203, 1, 8, struct.pack("Q", 1)),
+        "mount": (165, b"t", b"/tmp", b"tmpfs", 0, 0),
+        "pivot_root": (155, b"/tmp", b"/tmp"),
+        "umount": (166, b"/proc", 2),
+        "sethostname": (170, b"probe", 5),
+        "acct": (163, 0),
+        "vhangup": (153,),
+        "prctl_seccomp_kind": (157, 22, 7, 0, 0, 0),
+        "seccomp_operation": (317, 99, 0, 0),
+    }
+
+    def action(number, *arguments):
+        if raw(number, *arguments) == 0 and number == 56:
+            os._exit(0)
+
+    return each({name: (lambda entry=entry: action(*entry)) for name, entry in table.items()})
+
+
 def machine_code(code):
     """Runs a few bytes of machine code and raises what they return as an errno."""
     page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -223,6 +312,10 @@ def families():
         protocol for protocol in range(32) if attempt(lambda: raw(41, socket.AF_NETLINK, socket.SOCK_RAW, protocol)) == "ok"
     ]
     return outcome
+
+
+def old_packet_socket():
+    return {kind: attempt(lambda kind=kind: raw(41, socket.AF_INET, 10, kind)) for kind in (0, 1, 6, 17, socket.htons(3))}
 
 
 def agent():

@@ -243,7 +243,8 @@ ALL: tuple[Suite, ...] = (
     node("javascript-2.8.4", ("smoke/test_javascript.py",), "javascript-2.8.4", "javascript", seconds=15, bound=300),
     node("cli", ("cli",), "cli", seconds=175),
     Suite("go", "go", ("-s", "go"), seconds=60, environment=GO),
-    node("browser", ("browser",), "browser", seconds=30, packages=("chromium", "libnss3-tools")),
+    # In the sandbox, Chromium is that of the host, whose packages `base` has.
+    node("browser", ("browser", "--criu"), "browser", seconds=60, environment=CRIU, packages=("chromium", "libnss3-tools")),
     node(
         "mcp",
         ("mcp",),

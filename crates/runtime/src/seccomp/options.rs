@@ -254,7 +254,13 @@ pub(super) fn setting() -> Vec<Step> {
         steps.extend(decide(&cover(answers, &absent)));
         (level.cast_unsigned(), steps)
     });
-    let mut steps = vec![Step::Load(data::argument(1))];
+    let mut steps = vec![
+        // A negative length.
+        Step::Load(data::argument(4)),
+        Step::IfAtLeastElseSkip(1 << 31, 1),
+        Step::Return(Answer::Errno(libc::EINVAL)),
+        Step::Load(data::argument(1)),
+    ];
     steps.extend(decide(&cover(levels.collect(), &absent)));
     steps
 }

@@ -35,6 +35,13 @@ def status(sandbox: Sandbox, command: str, user: str = "root", timeout: float = 
         return failed.exit_code
 
 
+def boot_id(sandbox: Sandbox) -> str:
+    """What tells a run of the sandbox from all others."""
+    text = sandbox.commands.run("cat /proc/sys/kernel/random/boot_id").stdout
+    assert text == f"{uuid.UUID(text.strip())}\n"
+    return text.strip()
+
+
 class Background:
     """A Python program that runs inside until it is killed, and has printed a line: what it had to do first is done."""
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2b import Sandbox
+from e2b import CommandExitException, Sandbox
 
 from harness.beside import beside
 from harness.criu import criu_config, groups, processes
+from harness.inside import boot_id
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -198,6 +199,33 @@ def test_each_has_an_identity_of_its_own(forking: Platform, box: Sandbox) -> Non
         owners = [{Path(f"/proc/{pid}").stat().st_uid // 65536 * 65536 for pid in processes(one)} for one in everyone]
         for first, second in ((0, 1), (0, 2), (1, 2)):
             assert owners[first].isdisjoint(owners[second] - {0})
+    finally:
+        end(children)
+
+
+def test_a_boot_id_is_that_of_one_run(box: Sandbox) -> None:
+    """Of processes, as long as they go on: not of the host, and not of a copy."""
+    first = boot_id(box)
+    assert first != Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for user in ("user", "root"):
+        with pytest.raises(CommandExitException):
+            box.commands.run("echo x >/proc/sys/kernel/random/boot_id", user=user)
+    for _ in range(2):
+        assert box.pause() is True
+        box = Sandbox.connect(box.sandbox_id, timeout=200)
+        assert boot_id(box) == first
+    children = fork(box, 2)
+    try:
+        own = [boot_id(child) for child in children]
+        assert len({first, *own}) == 3
+        assert boot_id(box) == first
+        # A copy is a run like any other.
+        assert children[0].pause() is True
+        child = Sandbox.connect(children[0].sandbox_id, timeout=200)
+        assert boot_id(child) == own[0]
+        assert child.pause(mode="filesystem") is True
+        child = Sandbox.connect(child.sandbox_id, timeout=200)
+        assert boot_id(child) not in (first, *own)
     finally:
         end(children)
 

@@ -12,6 +12,7 @@ from e2b import Sandbox
 
 from harness.beside import beside
 from harness.criu import criu_config, groups, processes
+from harness.inside import boot_id
 from harness.platform import Platform
 from harness.traffic import until
 from python.test_fork import api, ask, start_counter
@@ -79,6 +80,8 @@ def test_two_go_on_by_themselves(keeping: Platform, box: Sandbox, made: list[str
         told = [one.commands.run("echo $OWN $E2B_SANDBOX_ID $(cat /run/e2b/.E2B_SANDBOX_ID)").stdout.strip() for one in everyone]
         assert told == [f"{own} {one.sandbox_id} {one.sandbox_id}" for own, one in zip(("of the parent", "a", "b"), everyone, strict=True)]
         assert len({one.commands.run("head -c 16 /dev/urandom | base64").stdout for one in everyone}) == 3
+        boots = [boot_id(one) for one in everyone]
+        assert len(set(boots)) == 3
         assert len({one._envd_access_token for one in everyone}) == 3
         for one in pair:
             answer = httpx.get(
@@ -102,6 +105,7 @@ def test_two_go_on_by_themselves(keeping: Platform, box: Sandbox, made: list[str
         assert pair[0].pause() is True
         pair[0] = Sandbox.connect(pair[0].sandbox_id, timeout=200)
         assert ask(pair[0], pid, 1) == ["12", inside]
+        assert boot_id(pair[0]) == boots[1]
         (child,) = pair[0].fork(timeout=200)
         assert isinstance(child, Sandbox), child
         pair.append(child)

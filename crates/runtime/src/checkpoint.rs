@@ -33,9 +33,11 @@ pub(crate) mod sys;
 use std::io;
 use std::path::Path;
 
+use model::id::SandboxId;
 use serde::{Deserialize, Serialize};
 
 use self::host::HostFeatures;
+use crate::boot_id::{self, BootId};
 
 /// File in the directory of an image that says what it was written from.
 pub(crate) const ABOUT: &str = "about.json";
@@ -50,6 +52,30 @@ pub(crate) struct About {
     pub(crate) agent: String,
     /// Mount points, in the order of their names in the image.
     pub(crate) mounts: Vec<String>,
+    /// The run. Earlier versions noted none.
+    #[serde(default)]
+    pub(crate) run: Option<Run>,
+}
+
+/// A run of a sandbox: its processes, from their start on, wherever they continue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    sandbox: String,
+    boot_id: BootId,
+}
+
+impl Run {
+    /// The run of a sandbox with this agent and these mounts; `None` where it was started by an earlier version, and has
+    /// the boot id of the host.
+    pub(crate) fn of(sandbox: &SandboxId, agent: i32, mounts: &[String]) -> io::Result<Option<Self>> {
+        if !mounts.iter().any(|point| point == boot_id::POINT) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            sandbox: sandbox.to_string(),
+            boot_id: BootId::of(agent)?,
+        }))
+    }
 }
 
 impl About {
@@ -59,6 +85,14 @@ impl About {
     /// When it is not there or damaged.
     pub(crate) fn of(image: &Path) -> io::Result<Self> {
         Ok(serde_json::from_slice(&std::fs::read(image.join(ABOUT))?)?)
+    }
+
+    /// The boot id of a sandbox that is restored: that of before, or a new one if it is a copy of the sandbox that was written.
+    pub(crate) fn boot_id(&self, of: &SandboxId) -> io::Result<BootId> {
+        match &self.run {
+            Some(run) if run.sandbox == of.to_string() => Ok(run.boot_id.clone()),
+            _ => BootId::new(),
+        }
     }
 
     fn write(&self, image: &Path) -> io::Result<()> {

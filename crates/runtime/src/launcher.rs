@@ -54,6 +54,7 @@ use rustix::net::SocketType;
 use self::child::{ChildWait, Unfinished, has_report, pair, reported, run_child};
 use self::fixtures::Fixtures;
 use self::root::make_private_root;
+use crate::boot_id::BootId;
 use crate::cgroup::open::OpenTree;
 use crate::cgroup_view::Shown;
 use crate::disk::{self, Loops, Spare, Template};
@@ -270,12 +271,13 @@ impl Launcher {
         }
     }
 
-    /// The fixtures of a new sandbox with these processors, not attached yet.
-    fn make_fixtures(&mut self, processors: &View) -> io::Result<OwnedFd> {
+    /// The fixtures of a new run with these processors, not attached yet.
+    fn make_fixtures(&mut self, processors: &View, boot_id: &BootId) -> io::Result<OwnedFd> {
         let fixtures = match self.spare_fixtures.take() {
             Some(fixtures) => fixtures,
             None => self.fixtures.make()?,
         };
+        fixtures::add_run(fixtures.as_fd(), boot_id)?;
         fixtures::add_processors(fixtures.as_fd(), processors)?;
         Ok(fixtures)
     }
@@ -365,7 +367,8 @@ impl Launcher {
             true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
             false => None,
         };
-        let fixtures = self.make_fixtures(&processors).during("create the fixtures")?;
+        let fixtures = BootId::new().and_then(|boot_id| self.make_fixtures(&processors, &boot_id));
+        let fixtures = fixtures.during("create the fixtures")?;
         let mut mounts: Vec<BorrowedFd<'_>> = overlays.iter().chain([&fixtures]).map(AsFd::as_fd).collect();
         mounts.extend(
             figures

@@ -18,6 +18,7 @@
 
 mod archive;
 pub mod base;
+mod boot_id;
 mod bpf;
 pub mod cancel;
 mod cgroup;

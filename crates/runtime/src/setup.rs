@@ -21,10 +21,10 @@ use crate::files::write_at;
 use crate::processors::{self, View};
 use crate::rootfs::Overlay;
 use crate::sys::attr;
-use crate::{base, confine, netlink, sys, wire};
+use crate::{base, boot_id, confine, netlink, sys, wire};
 
 /// Files of /proc that expose the host or its other tenants: covered with the sandbox's /dev/null.
-const MASKED_FILES: [&str; 26] = [
+const MASKED_FILES: [&str; 28] = [
     "allocinfo",
     "bootconfig",
     "buddyinfo",
@@ -48,12 +48,24 @@ const MASKED_FILES: [&str; 26] = [
     "mtrr",
     "partitions",
     "sched_debug",
+    "schedstat",
+    "softirqs",
     "swaps",
     "timer_list",
     "zoneinfo",
 ];
 /// Directories of /proc that expose the host: covered with an empty directory.
-pub(crate) const MASKED_DIRS: [&str; 8] = ["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi"];
+pub(crate) const MASKED_DIRS: [&str; 9] = [
+    "acpi",
+    "asound",
+    "bus",
+    "driver",
+    "dynamic_debug",
+    "fs",
+    "irq",
+    "pressure",
+    "scsi",
+];
 /// Maximum number of open terminals in a sandbox: they count against the host-wide `kernel.pty.max`.
 const TERMINALS: &str = "128";
 /// Parts of /proc that may be read but not written.
@@ -424,6 +436,7 @@ pub(crate) fn pieces(processors: &View) -> Result<Vec<(String, OwnedFd)>, Failur
         ("/dev/fuse".to_owned(), fuse),
         ("/sys".to_owned(), clone_tree(&of("sys"), false)?),
         ("/proc/cgroups".to_owned(), read_only(&of("cgroups"))?),
+        (boot_id::POINT.to_owned(), read_only(&of("boot_id"))?),
     ];
     let of_sysfs = match &processors.files {
         None => vec![CPU.to_owned()],

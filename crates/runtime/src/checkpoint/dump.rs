@@ -43,7 +43,7 @@ use super::jail::{self, Jail};
 use super::program::Program;
 use super::rpc::{CriuSettings, Task};
 use super::save::{AtRest, Subject};
-use super::{About, facts, ghosts, mounts, sys as calls};
+use super::{About, Run, facts, ghosts, mounts, sys as calls};
 use crate::cgroup::Tree;
 use crate::driver::WriteError;
 use crate::figures::Figures;
@@ -145,6 +145,7 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         host: HostFeatures::with(&dump.program.version),
         agent: dump.program_of_agent.clone(),
         mounts: points.clone(),
+        run: Run::of(&subject.name.id, dump.pid, &points)?,
     };
     about.write(&dump.image)?;
     let mut settings = CriuSettings::new();

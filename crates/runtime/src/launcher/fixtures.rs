@@ -13,6 +13,7 @@
 //!   sys/       the sandbox's /sys: mount points for what it has of the kernel's
 //!   empty/     covers directories of /proc
 //!   cgroups    /proc/cgroups
+//!   boot_id    /proc/sys/kernel/random/boot_id
 //!   cpu/       /sys/devices/system/cpu    } where the sandbox does not see
 //!   cpuinfo    /proc/cpuinfo              } all processors of the host
 //! ```
@@ -22,6 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
+use crate::boot_id::BootId;
 use crate::cgroup_view::{self, Shown};
 use crate::processors::{ProcessorFiles, View};
 use crate::setup;
@@ -95,8 +97,8 @@ impl Fixtures {
         })
     }
 
-    /// Creates those of one sandbox, which are not attached yet, without what [`add_processors`] adds. Takes a tenth of a
-    /// millisecond.
+    /// Creates those of one sandbox, which are not attached yet, without what [`add_run`] and [`add_processors`] add. Takes a
+    /// tenth of a millisecond.
     ///
     /// # Errors
     /// When there is no memory.
@@ -134,6 +136,14 @@ impl Fixtures {
         }
         write(fixtures, "cgroups", &self.controllers)
     }
+}
+
+/// Adds what is different in each run of a sandbox.
+///
+/// # Errors
+/// When there is no memory.
+pub(super) fn add_run(fixtures: BorrowedFd<'_>, boot_id: &BootId) -> io::Result<()> {
+    with_modes_as_given(|| write(fixtures, "boot_id", &format!("{boot_id}\n")))
 }
 
 /// Adds what a sandbox reads about its processors, where that is not the same as on the host.

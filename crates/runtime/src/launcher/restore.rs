@@ -45,6 +45,7 @@ use rustix::process::{Pid, Signal};
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
 use super::progress::{LOOK, Progress};
 use super::{Attached, During, HOST_DEV, Launcher, STEP, Stages};
+use crate::boot_id::BootId;
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent, CriuRun};
@@ -160,7 +161,9 @@ impl Launcher {
         };
         let (program, mount) = self.program(&about.agent).during("open the agent's program")?;
         sources.push((format!("/{}", base::AGENT), mount));
-        sources.extend(self.pieces(name, &processors).during("create the fixtures")?);
+        let boot_id = about.boot_id(&name.id).during("create the boot id")?;
+        let pieces = self.pieces(name, &processors, &boot_id);
+        sources.extend(pieces.during("create the fixtures")?);
         stages.end("overlay");
 
         let _readable = Readable::by(base_id, &program).during("open the agent's program")?;
@@ -272,8 +275,8 @@ impl Launcher {
     }
 
     /// The mounts that do not depend on the file system of a sandbox: of its fixtures, of a sysfs, and of its groups.
-    fn pieces(&mut self, name: &Name, processors: &View) -> io::Result<Vec<(String, OwnedFd)>> {
-        let fixtures = self.make_fixtures(processors)?;
+    fn pieces(&mut self, name: &Name, processors: &View, boot_id: &BootId) -> io::Result<Vec<(String, OwnedFd)>> {
+        let fixtures = self.make_fixtures(processors, boot_id)?;
         let _fixtures = Attached::at(place::FIXTURES, fixtures.as_fd())?;
         let _sysfs = Attached::at(place::SYSFS, sysfs_of_nobody_else()?.as_fd())?;
         let clones = || -> Result<_, Failure> {

@@ -96,3 +96,25 @@ def outgoing(sandbox: Sandbox, *attempts: dict[str, Any], user: str = "root", ti
     sandbox.files.write(f"{place}.py", program("outgoing.py"), user=user)
     sandbox.files.write(f"{place}.json", json.dumps(attempts), user=user)
     return json.loads(sandbox.commands.run(f"python3 {place}.py < {place}.json", user=user, timeout=timeout).stdout)
+
+
+class Timers:
+    """`programs/timers.py` in a sandbox: what its clocks show, and what its timers have left, before and after a pause."""
+
+    CLOCKS = ("monotonic", "boottime", "uptime")
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.program = Background(sandbox, program("timers.py"))
+        self.before = self.ask(sandbox, 0)
+
+    def ask(self, sandbox: Sandbox, number: int) -> dict[str, Any]:
+        sandbox.files.write(f"/tmp/ask-{number}", "")
+        until(lambda: sandbox.files.exists(f"/tmp/told-{number}"), "the clocks are read")
+        return json.loads(sandbox.files.read(f"/tmp/told-{number}"))
+
+    def passed(self, sandbox: Sandbox) -> tuple[float, dict[str, float], dict[str, float], dict[str, Any]]:
+        """What has passed since: by the wall clock, by the other clocks, and of the timers; and what was told now."""
+        after = self.ask(sandbox, 1)
+        clocks = {name: after[name] - self.before[name] for name in self.CLOCKS}
+        timers = {name: left - after["left"][name] for name, left in self.before["left"].items()}
+        return after["wall"] - self.before["wall"], clocks, timers, after

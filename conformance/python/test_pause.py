@@ -13,6 +13,7 @@ import httpx
 import pytest
 from e2b import CommandExitException, NotFoundException, PtySize, Sandbox, SandboxException, SandboxQuery, SandboxState
 
+from harness.inside import Timers
 from harness.platform import Platform
 from harness.traffic import get, until, wait_served
 
@@ -156,6 +157,20 @@ def test_commands_and_terminals_go_on(sandbox: Sandbox) -> None:
         if b"[kept]" in b"".join(output):
             break
     terminal.disconnect()
+
+
+def test_in_memory_time_passes(sandbox: Sandbox) -> None:
+    """For all clocks and timers. On disk it does not, see `test_pause_on_disk.py`."""
+    timers = Timers(sandbox)
+    assert sandbox.pause() is True
+    paused = time.monotonic()
+    until(lambda: time.monotonic() > paused + 1.5, "the short timer would have expired")
+    stood_s = time.monotonic() - paused
+    Sandbox.connect(sandbox.sandbox_id, timeout=120)
+    wall_s, clocks, left, told = timers.passed(sandbox)
+    for passed in (*clocks.values(), *left.values()):
+        assert stood_s - 0.1 < passed < wall_s + 0.1, (stood_s, wall_s, clocks, left)
+    assert told["expired"] is True
 
 
 def test_a_server_answers_again(sandbox: Sandbox, platform: Platform) -> None:

@@ -14,6 +14,7 @@ from e2b import PtySize, Sandbox
 
 from harness.beside import beside
 from harness.criu import criu_config, groups, pause, processes
+from harness.inside import Timers
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -96,6 +97,23 @@ def test_programs_continue_where_they_were(box: Sandbox) -> None:
         box = Sandbox.connect(box.sandbox_id, timeout=300)
     assert len({line.split()[2] for line in lines}) == 1
     assert box.commands.kill(pid) is True
+
+
+def test_on_disk_only_the_wall_clock_goes_on(box: Sandbox) -> None:
+    """In memory all of them do, see `test_pause.py`."""
+    timers = Timers(box)
+    pause(box)
+    paused = time.monotonic()
+    until(lambda: time.monotonic() > paused + 2.0, "timers would have less left")
+    stood_s = time.monotonic() - paused
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    wall_s, clocks, left, _ = timers.passed(box)
+    assert wall_s > stood_s - 0.1
+    for name, passed in clocks.items():
+        assert passed < wall_s - stood_s + 0.1, (name, stood_s, wall_s, clocks)
+    for name, passed in left.items():
+        # Of an absolute time, CRIU keeps whole seconds.
+        assert passed < clocks["monotonic"] + 1.1, (name, stood_s, wall_s, clocks, left)
 
 
 def test_a_terminal_keeps_its_shell(box: Sandbox) -> None:

@@ -164,6 +164,29 @@ def test_standard_input_is_empty_unless_asked_for(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("cat").stdout == ""
 
 
+@pytest.mark.parametrize("user", ["user", "root"])
+def test_standard_streams_can_be_opened_by_their_names(sandbox: Sandbox, user: str) -> None:
+    result = sandbox.commands.run("echo both | tee /dev/stderr; echo out > /dev/stdout; cat /dev/stdin", user=user)
+    assert (result.stdout, result.stderr) == ("both\nout\n", "both\n")
+    sandbox.files.write("/tmp/page", "page\n", user=user)
+    result = sandbox.commands.run("curl -s -o /dev/stdout file:///tmp/page; curl -s -o /dev/stderr file:///tmp/page", user=user)
+    assert (result.stdout, result.stderr) == ("page\n", "page\n")
+    handle = sandbox.commands.run("cat /dev/stdin > /dev/stdout", background=True, stdin=True, user=user)
+    sandbox.commands.send_stdin(handle.pid, "in\n")
+    sandbox.commands.close_stdin(handle.pid)
+    assert handle.wait().stdout == "in\n"
+
+
+def test_standard_streams_of_another_user_stay_closed(sandbox: Sandbox) -> None:
+    sandbox.commands.run("useradd -m other", user="root")
+    victims = [sandbox.commands.run("sleep 600", background=True, stdin=True, user=name) for name in ("root", "other")]
+    for victim in victims:
+        for stream, mode in ((0, "w"), (1, "r"), (2, "r")):
+            tried = sandbox.commands.run(f"python3 -c 'open(\"/proc/{victim.pid}/fd/{stream}\", \"{mode}\")' 2>&1 || true").stdout
+            assert "Permission denied" in tried, tried
+        victim.kill()
+
+
 def test_a_timeout_ends_the_command(sandbox: Sandbox) -> None:
     begun = time.monotonic()
     with pytest.raises(TimeoutException):

@@ -115,6 +115,19 @@ def test_on_disk_only_the_wall_clock_goes_on(box: Sandbox) -> None:
         # Of an absolute time, CRIU keeps whole seconds.
         assert passed < clocks["monotonic"] + 1.1, (name, stood_s, wall_s, clocks, left)
 
+def test_standard_streams_can_be_opened_again(box: Sandbox) -> None:
+    """The pipes that a restore makes are root's at first."""
+    line = "while read word; do echo $word | tee /dev/stderr; cat /dev/stdin > /dev/stdout; done"
+    handle = box.commands.run(line, background=True, stdin=True, timeout=0)
+    handle.disconnect()
+    pause(box)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    again = box.commands.connect(handle.pid, timeout=0)
+    box.commands.send_stdin(handle.pid, "one\ntwo\n")
+    box.commands.close_stdin(handle.pid)
+    result = again.wait()
+    assert (result.stdout, result.stderr) == ("one\ntwo\n", "one\n")
+
 
 def test_a_terminal_keeps_its_shell(box: Sandbox) -> None:
     shell = box.pty.create(PtySize(rows=24, cols=80), timeout=0)

@@ -152,7 +152,7 @@ async fn serve(
     if let Some(figures) = figures {
         tasks.spawn_local(quiet.serve_figures(figures));
     }
-    tasks.spawn_local(quiet.clone().serve(tasks.clone()));
+    tasks.spawn_local(quiet.clone().serve(tasks.clone(), table.clone()));
     let children = signal(SignalKind::child())?;
     if let Some(boot) = boot {
         let boot = StdUnixStream::from(boot);

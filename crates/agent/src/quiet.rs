@@ -26,6 +26,7 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use crate::services::figures::Figures;
+use crate::services::process::table::Table;
 use crate::spawner_client::SpawnerClient;
 use crate::sys;
 
@@ -195,7 +196,7 @@ impl Quiet {
     ///
     /// # Errors
     /// Those of the listening socket.
-    pub(crate) async fn serve(self: Rc<Self>, tasks: TaskTracker) -> io::Result<()> {
+    pub(crate) async fn serve(self: Rc<Self>, tasks: TaskTracker, table: Rc<Table>) -> io::Result<()> {
         let listener = listen()?;
         loop {
             let mut ready = listener.readable().await?;
@@ -212,6 +213,7 @@ impl Quiet {
                     if is_copy {
                         self.state.send_modify(|state| state.cuts += 1);
                     }
+                    table.renew_ownership();
                     self.become_loud();
                     if let Some(kernel) = kernel {
                         tasks.spawn_local(self.serve_figures(kernel));

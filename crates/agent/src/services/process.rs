@@ -13,6 +13,7 @@ mod program;
 pub(crate) mod reaper;
 pub(crate) mod start;
 pub(crate) mod status;
+mod stdio;
 pub(crate) mod table;
 mod write_input;
 
@@ -125,7 +126,7 @@ fn update(table: &Table, message: &wire::UpdateRequest) -> Result<Empty, Error> 
         let resized = terminal
             .ok_or_else(|| "tty not assigned to process".to_owned())
             .and_then(|terminal| {
-                let size = start::window_size(pty.size.unwrap_or_default());
+                let size = stdio::window_size(pty.size.unwrap_or_default());
                 rustix::termios::tcsetwinsize(terminal.get_ref(), size).map_err(|error| error.to_string())
             });
         resized.map_err(|reason| Error::new(Code::Internal, format!("error resizing tty: {reason}")))?;

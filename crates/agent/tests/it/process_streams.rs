@@ -235,3 +235,48 @@ async fn keepalives_fill_silence() {
         assert_eq!(run(&mut client, codec, &shell("true")).await.keepalives, 0);
     }
 }
+
+#[tokio::test]
+async fn the_user_of_a_process_owns_its_pipes() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    let script = "cat /proc/self/fd/0 > /proc/self/fd/1; echo err > /proc/self/fd/2; \
+                  for fd in 0 1 2; do stat -Lc %u:%a /proc/self/fd/$fd; done";
+    for (user, uid) in [("user", 1000), ("root", 0)] {
+        let mut client = sandbox.client().await.user(user);
+        let mut request = shell(script);
+        request.stdin = Some(true);
+        let mut events = client.stream(Codec::Json, "Start", &request).await;
+        let process = pid(events.started().await);
+        let mut other = sandbox.client().await;
+        let input = SendInputRequest {
+            process: process.clone(),
+            input: Some(ProcessInput {
+                stdin: Some(Bytes::from_static(b"in\n")),
+                pty: None,
+            }),
+        };
+        other.unary::<Empty>(Codec::Json, "SendInput", &input).await.unwrap();
+        let close = CloseStdinRequest { process };
+        other.unary::<Empty>(Codec::Json, "CloseStdin", &close).await.unwrap();
+        let rest = events.rest().await;
+        let owner = format!("{uid}:600\n");
+        assert_eq!(
+            (rest.out(), rest.err()),
+            (format!("in\n{}", owner.repeat(3)).as_str(), "err\n")
+        );
+    }
+    // Those of another user stay closed.
+    let mut root = sandbox.client().await.user("root");
+    let mut events = root
+        .stream(Codec::Json, "Start", &shell("echo started; exec sleep 1000"))
+        .await;
+    let of_root = events.started().await;
+    events.until("started").await;
+    let mut user = sandbox.client().await.user("user");
+    let script = format!("cat /proc/{of_root}/fd/1");
+    let rest = run(&mut user, Codec::Json, &shell(&script)).await;
+    assert!(rest.err().contains("Permission denied"), "{}", rest.err());
+    kill(&mut user, pid(of_root), signal::KILL).await.unwrap();
+}

@@ -5,44 +5,13 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use protocol::process::DataEvent;
 use tokio::io::unix::AsyncFd;
 
+use super::stdio::{PIPE_CHUNK, Source};
 use super::table::{Process, Table};
 
-/// Bytes of one event of a pipe: half of what the kernel keeps in it.
-const PIPE_CHUNK: usize = 32 * 1024;
-/// Bytes of one event of a terminal.
-const TERMINAL_CHUNK: usize = 16 * 1024;
 /// The most that is read after the end of a process was forced: what a pipe can hold.
 const LAST_WORDS: usize = 64 * 1024;
-
-/// Where output comes from.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Source {
-    Stdout,
-    Stderr,
-    Terminal,
-}
-
-impl Source {
-    fn event(self, bytes: Bytes) -> DataEvent {
-        let mut event = DataEvent::default();
-        match self {
-            Self::Stdout => event.stdout = Some(bytes),
-            Self::Stderr => event.stderr = Some(bytes),
-            Self::Terminal => event.pty = Some(bytes),
-        }
-        event
-    }
-
-    fn chunk(self) -> usize {
-        match self {
-            Self::Stdout | Self::Stderr => PIPE_CHUNK,
-            Self::Terminal => TERMINAL_CHUNK,
-        }
-    }
-}
 
 /// Reads until the end of the output, or until the process was ended by force and what it left is read.
 pub(super) async fn relay(table: Rc<Table>, file: Rc<AsyncFd<OwnedFd>>, source: Source, process: Rc<Process>) {

@@ -2,9 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -13,27 +11,20 @@ use protocol::agent::AgentEvent;
 use protocol::connect::{Code, Error};
 use protocol::process::{DataEvent, ProcessConfig, Pty, PtySize, StartRequest};
 use rustix::process::Signal;
-use rustix::pty::OpenptFlags;
-use rustix::termios::Winsize;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
-use tokio::sync::{Mutex, OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::events::{self, EventStream, Events};
-use super::input::Input;
 use super::memory_kills::MemoryKills;
-use super::output::{self, Source};
-use super::program;
+use super::stdio::{self, Ownership};
 use super::table::{Process, Table};
+use super::{output, program};
 use crate::caller::Accounts;
 use crate::services::events::EventQueue;
 use crate::settings::AgentSettings;
 use crate::spawner::request::{DEFAULT_PATH, Failure, Request};
 use crate::spawner_client::{SpawnError, SpawnerClient, describe};
-use crate::sys;
 use crate::transport::rpc::{Call, Writer};
 use crate::users::User;
 
@@ -153,11 +144,12 @@ impl Starter {
     }
 
     async fn launch(self: Rc<Self>, job: Job, listener: mpsc::Sender<DataEvent>) -> Result<Rc<Process>, Error> {
+        let uid = job.request.uid;
         let (stdio, ends) = match job.pty {
-            Some(pty) => terminal(pty.size.unwrap_or_default(), job.request.uid),
-            None => pipes(job.stdin),
+            Some(pty) => stdio::terminal(pty.size.unwrap_or_default(), uid),
+            None => stdio::pipes(job.stdin, uid),
         }
-        .map_err(|error| start_error(&job, &no_ends(&error), Code::ResourceExhausted))?;
+        .map_err(|error| start_error(&job, &stdio::no_ends(&error), Code::ResourceExhausted))?;
         let kills_before = self.memory_kills.count();
         let spawned = self
             .spawner
@@ -181,7 +173,9 @@ impl Starter {
             user: job.user.chars().take(USER_MAX).collect(),
             pty: job.pty.is_some(),
         });
-        let process = Rc::new(Process::new(pid, job.config, job.tag, ends.input, listener, job.share));
+        let ownership = Ownership::new(&ends, uid);
+        let process = Process::new(pid, job.config, job.tag, ends.input, ownership, listener, job.share);
+        let process = Rc::new(process);
         let id = self.table.insert(process.clone());
         let readers: Vec<_> = ends
             .outputs
@@ -212,12 +206,6 @@ impl Starter {
     }
 }
 
-/// The agent's ends of a process's stdio.
-struct Ends {
-    input: Input,
-    outputs: Vec<(Rc<AsyncFd<OwnedFd>>, Source)>,
-}
-
 fn end_of(process: &Process, since: Instant) -> AgentEvent {
     let end = process.end().cloned().unwrap_or_default();
     let [stdout_bytes, stderr_bytes, pty_bytes] = process.written();
@@ -241,68 +229,6 @@ async fn end_at(deadline: Instant, process: Rc<Process>) {
             let _ = process.signal(Signal::KILL);
         }
         () = process.over() => {}
-    }
-}
-
-/// Why there are no ends for a new process. The system has one text for terminals and for bytes of a disk.
-fn no_ends(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::ENOSPC) => "terminal limit of the sandbox reached".to_owned(),
-        _ => error.to_string(),
-    }
-}
-
-fn pipes(stdin: bool) -> io::Result<([OwnedFd; 3], Ends)> {
-    let (stdin, input) = if stdin {
-        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&writer, true)?;
-        (
-            reader,
-            Input::Pipe(Mutex::new(Some(pipe::Sender::from_owned_fd(writer)?))),
-        )
-    } else {
-        (OwnedFd::from(File::open("/dev/null")?), Input::Nothing)
-    };
-    let mut outputs = Vec::new();
-    let mut output = |source| -> io::Result<OwnedFd> {
-        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&reader, true)?;
-        outputs.push((Rc::new(sys::watch(reader, Interest::READABLE)?), source));
-        Ok(writer)
-    };
-    let stdio = [stdin, output(Source::Stdout)?, output(Source::Stderr)?];
-    Ok((stdio, Ends { input, outputs }))
-}
-
-fn terminal(size: PtySize, uid: u32) -> io::Result<([OwnedFd; 3], Ends)> {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let master = rustix::pty::openpt(flags)?;
-    rustix::pty::unlockpt(&master)?;
-    rustix::termios::tcsetwinsize(&master, window_size(size))?;
-    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
-    // So that the user's own programs can open it again by its name.
-    let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(uid)), None);
-    rustix::io::ioctl_fionbio(&master, true)?;
-    let master = Rc::new(sys::watch(master, Interest::READABLE | Interest::WRITABLE)?);
-    let stdio = [slave.try_clone()?, slave.try_clone()?, slave];
-    let outputs = vec![(master.clone(), Source::Terminal)];
-    Ok((
-        stdio,
-        Ends {
-            input: Input::Terminal(master, Mutex::new(())),
-            outputs,
-        },
-    ))
-}
-
-/// A size as the kernel takes it; more than it can count is the most it can.
-pub(super) fn window_size(size: PtySize) -> Winsize {
-    let clamp = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
-    Winsize {
-        ws_row: clamp(size.rows),
-        ws_col: clamp(size.cols),
-        ws_xpixel: 0,
-        ws_ypixel: 0,
     }
 }
 

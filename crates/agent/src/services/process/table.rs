@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::input::Input;
 use super::status;
+use super::stdio::Ownership;
 
 /// Output events that may wait for one listener.
 const QUEUE: usize = 8;
@@ -35,6 +36,7 @@ pub(crate) struct Process {
     pub(crate) config: ProcessConfig,
     pub(crate) tag: Option<String>,
     pub(crate) input: Input,
+    ownership: Ownership,
     listeners: RefCell<Vec<mpsc::Sender<DataEvent>>>,
     /// Raw wait status, once reaped.
     status: Cell<Option<i32>>,
@@ -58,6 +60,7 @@ impl Process {
         config: ProcessConfig,
         tag: Option<String>,
         input: Input,
+        ownership: Ownership,
         listener: mpsc::Sender<DataEvent>,
         share: Option<OwnedSemaphorePermit>,
     ) -> Self {
@@ -66,6 +69,7 @@ impl Process {
             config,
             tag,
             input,
+            ownership,
             listeners: RefCell::new(vec![listener]),
             status: Cell::new(None),
             out_of_memory: Cell::new(false),
@@ -287,6 +291,13 @@ impl Table {
     /// Bytes that one event of a process may have: less, the more processes there are.
     pub(crate) fn event_limit(&self) -> usize {
         (EVENTS / self.live.borrow().len().max(1)).max(4096)
+    }
+
+    /// Gives the pipes of every process to its user again, after a restore from disk.
+    pub(crate) fn renew_ownership(&self) {
+        for process in self.live.borrow().values() {
+            process.ownership.renew(&process.input);
+        }
     }
 
     /// Processes that have not ended.

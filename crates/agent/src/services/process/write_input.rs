@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 
 use protocol::connect::{Code, Error};
 use protocol::process::{CloseStdinRequest, Empty, ProcessInput, SendInputRequest, StreamInputRequest};
-use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
 
 use super::input::Input;
@@ -54,12 +53,12 @@ async fn write(process: &Process, input: ProcessInput) -> Result<(), Error> {
             "tty assigned to process — input should be written to the pty, not the stdin".to_owned(),
         )),
         (Input::Nothing, ProcessInput { stdin: Some(_), .. }) => Err(("stdin", CLOSED.to_owned())),
-        (Input::Pipe(pipe), ProcessInput { stdin: Some(bytes), .. }) => {
+        (Input::Pipe(_, turn), ProcessInput { stdin: Some(bytes), .. }) => {
             let written = until_over(process, async {
-                let mut pipe = pipe.lock().await;
-                match &mut *pipe {
+                let _turn = turn.lock().await;
+                match process.input.pipe() {
                     None => Ok(false),
-                    Some(pipe) => pipe.write_all(&bytes).await.map(|()| true),
+                    Some(pipe) => write_all(&pipe, &bytes).await.map(|()| true),
                 }
             });
             match written.await {
@@ -78,7 +77,7 @@ async fn write(process: &Process, input: ProcessInput) -> Result<(), Error> {
             });
             written.await.map_err(|error| ("tty", error.to_string()))
         }
-        (Input::Nothing | Input::Pipe(_), ProcessInput { pty: Some(_), .. }) => Err((
+        (Input::Nothing | Input::Pipe(..), ProcessInput { pty: Some(_), .. }) => Err((
             "tty",
             "tty not assigned to process — input should be written to the stdin, not the tty".to_owned(),
         )),
@@ -108,8 +107,9 @@ pub(super) async fn close(table: &Table, message: CloseStdinRequest) -> Result<E
     let process = table.find_live(message.process.as_ref())?;
     match &process.input {
         Input::Nothing => Ok(Empty {}),
-        Input::Pipe(pipe) => {
-            drop(pipe.lock().await.take());
+        Input::Pipe(pipe, turn) => {
+            let _turn = turn.lock().await;
+            drop(pipe.take());
             Ok(Empty {})
         }
         Input::Terminal(..) => Err(Error::new(

@@ -7,7 +7,8 @@ fn begin(table: &Table, pid: u32, tag: Option<&str>) -> u64 {
     let (listener, _) = Process::channel();
     let config = ProcessConfig::default();
     let tag = tag.map(str::to_owned);
-    table.insert(Rc::new(Process::new(pid, config, tag, Input::Nothing, listener, None)))
+    let process = Process::new(pid, config, tag, Input::Nothing, Ownership::default(), listener, None);
+    table.insert(Rc::new(process))
 }
 
 /// A process that exits with this code.

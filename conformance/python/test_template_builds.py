@@ -138,6 +138,26 @@ def test_a_sandbox_starts_with_its_server_answering(name: str) -> None:
         assert box.commands.run("curl -sf localhost:8000/page").stdout == "changed\n"
 
 
+def test_a_step_ends_with_its_command(name: str) -> None:
+    """What it has left running would hold its output open for ever, and is ended. The output before is whole."""
+    noise = "(while sleep 0.01; do echo noise; date >> /tmp/goes-on; done &)"
+    template = (
+        Template()
+        .from_template("base")
+        .run_cmd("(sleep 3600 &); sleep 3600 & echo first; seq 5000; echo last >&2")
+        .run_cmd(f"{noise}; nohup sleep 3600 > /dev/null 2>&1 & until test -s /tmp/goes-on; do :; done")
+        .run_cmd("! pgrep sleep; cp /tmp/goes-on /tmp/before")
+        .set_start_cmd("echo log > /dev/stdout; exec sleep 3600", "(sleep 3600 &); test ready")
+    )
+    lines = build(template, name)
+    said = [line.split("]: ", 1)[1] for line in lines if line.startswith("[builder 1/3] [stdout]: ")]
+    assert said == ["first", *map(str, range(1, 5001))]
+    assert "[builder 1/3] [stderr]: last" in lines
+    assert "[start] [stdout]: log" in lines
+    with Sandbox.create(name, timeout=120) as box:
+        box.commands.run("cmp /tmp/before /tmp/goes-on")
+
+
 @pytest.mark.parametrize(
     ("change", "step", "message"),
     [

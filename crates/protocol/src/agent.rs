@@ -18,6 +18,11 @@ pub const VERSION: &str = "0.6.13";
 pub const VERSION_HEADER: &str = "x-envd-version";
 /// Path on the control channel that accepts an [`Init`].
 pub const INIT_PATH: &str = "/init";
+/// Header of a `Start`: with the value [`UNTIL_EXIT`] its end is the exit of the process. What the process has left running
+/// goes on, and its later output is discarded. Otherwise the end is that of the output, which they may hold open.
+pub const OUTPUT_HEADER: &str = "ringfence-output";
+/// Value of [`OUTPUT_HEADER`].
+pub const UNTIL_EXIT: &str = "until-exit";
 /// Path on the control channel that returns the stream of [`AgentEvent`]s.
 pub const EVENTS_PATH: &str = "/events";
 /// Paths that only the host may request from the agent, implemented by this agent or not. Neither the agent nor the

@@ -17,7 +17,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
-use protocol::agent;
+use protocol::agent::{self, OUTPUT_HEADER, UNTIL_EXIT};
 use protocol::connect::{self, Codec, EndOfStream, FLAG_END};
 use protocol::node::DialError;
 use protocol::process::{self, ProcessConfig, StartRequest, StreamResponse};
@@ -54,6 +54,15 @@ pub(crate) enum AgentError {
     Io(#[source] io::Error),
 }
 
+/// What the end of a command is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndsWith {
+    /// The exit of its process. What the process has left in the background goes on, and its output is not waited for.
+    Exit,
+    /// The end of its output, which such processes may hold open.
+    Output,
+}
+
 /// A command that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -88,7 +97,7 @@ pub(crate) struct Agent<'a> {
 impl Agent<'_> {
     /// Starts a command as a user and returns once it runs. It goes on without its output being read.
     pub(crate) async fn begin(&self, user: &str, command: ProcessConfig) -> Result<(), AgentError> {
-        let (response, _connection) = self.start(user, command).await?;
+        let (response, _connection) = self.start(user, command, EndsWith::Output).await?;
         let mut body = response.into_body();
         let mut buffer = BytesMut::new();
         loop {
@@ -113,9 +122,10 @@ impl Agent<'_> {
         &self,
         user: &str,
         command: ProcessConfig,
+        ends: EndsWith,
         output: &mut impl Output,
     ) -> Result<Ended, AgentError> {
-        let (response, _connection) = self.start(user, command).await?;
+        let (response, _connection) = self.start(user, command, ends).await?;
         let mut body = response.into_body();
         let mut buffer = BytesMut::new();
         let mut stderr = Vec::new();
@@ -167,14 +177,18 @@ impl Agent<'_> {
         &self,
         user: &str,
         command: ProcessConfig,
+        ends: EndsWith,
     ) -> Result<(Response<Incoming>, AbortOnDropHandle<()>), AgentError> {
         let message = Codec::Proto.envelope(&StartRequest {
             process: Some(command),
             stdin: Some(false),
             ..StartRequest::default()
         });
-        let request = self
-            .request(&format!("{}Start", process::SERVICE))
+        let mut request = self.request(&format!("{}Start", process::SERVICE));
+        if ends == EndsWith::Exit {
+            request = request.header(OUTPUT_HEADER, UNTIL_EXIT);
+        }
+        let request = request
             .header(header::CONTENT_TYPE, Codec::Proto.stream_content_type())
             .header("connect-protocol-version", "1")
             .header(header::AUTHORIZATION, basic(user))

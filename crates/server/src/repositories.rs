@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 use self::cache::{MirrorCache, MirrorKey};
 pub(crate) use self::error::RepositoryError;
 use crate::admission::AdmissionControl;
-use crate::agent::{self, Agent, AgentError, Output};
+use crate::agent::{self, Agent, AgentError, EndsWith, Output};
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 use crate::keys::TokenSeed;
@@ -198,11 +198,16 @@ impl Repositories {
         let Repository { url, mount_path } = repository;
         let failed = |ended: &agent::Ended| git::failure(ended.code, &ended.stderr, mount_path, url);
         let made = agent
-            .run(target.user, git::make_as_user(mount_path), &mut Ignored)
+            .run(
+                target.user,
+                git::make_as_user(mount_path),
+                EndsWith::Output,
+                &mut Ignored,
+            )
             .await?;
         if made.code == git::NOT_OWN {
             let command = git::make_as_root(mount_path, target.user);
-            let made = agent.run("root", command, &mut Ignored).await?;
+            let made = agent.run("root", command, EndsWith::Output, &mut Ignored).await?;
             if made.code != 0 {
                 return Err(failed(&made));
             }
@@ -211,7 +216,9 @@ impl Repositories {
         }
 
         let mut references = References::default();
-        let asked = agent.run(target.user, git::references(url), &mut references).await?;
+        let asked = agent
+            .run(target.user, git::references(url), EndsWith::Output, &mut references)
+            .await?;
         if asked.code != 0 {
             return Err(failed(&asked));
         }
@@ -243,7 +250,7 @@ impl Repositories {
             agent.upload(target.user, inside, copy.bytes, copy.content()).await?;
         }
         let command = git::populate(mount_path, url, branch.as_deref(), (inside.as_deref(), !is_complete));
-        let ended = agent.run(target.user, command, &mut Ignored).await?;
+        let ended = agent.run(target.user, command, EndsWith::Output, &mut Ignored).await?;
         if ended.code != 0 {
             return Err(failed(&ended));
         }
@@ -268,7 +275,9 @@ impl Repositories {
             return Ok(());
         }
         let mut file = cache.create().map_err(io)?;
-        let ended = agent.run(target.user, git::copy(new.mount_path), &mut file).await?;
+        let ended = agent
+            .run(target.user, git::copy(new.mount_path), EndsWith::Output, &mut file)
+            .await?;
         if ended.code != 0 {
             return Err(io(io::Error::other(format!("git bundle ended with {}", ended.code))));
         }

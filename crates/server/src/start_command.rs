@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::agent::{Agent, AgentError, Output};
+use crate::agent::{Agent, AgentError, EndsWith, Output};
 use crate::builds::recipe::StartCommand;
 
 /// Delay between two attempts of the ready command: the first, and the longest.
@@ -57,7 +57,11 @@ pub(crate) async fn become_ready(agent: &Agent<'_>, start: &StartCommand, waitin
         (Some(ready), _) => ready,
     };
     let mut pause = FIRST_PAUSE;
-    while agent.run(&start.user, start.process(ready), &mut Ignored).await?.code != 0 {
+    let attempt = async || {
+        let ready = start.process(ready);
+        agent.run(&start.user, ready, EndsWith::Exit, &mut Ignored).await
+    };
+    while attempt().await?.code != 0 {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

@@ -12,6 +12,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use protocol::agent::{OUTPUT_HEADER, UNTIL_EXIT};
 use protocol::connect::{self, Code, Codec, Error, Message};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -26,6 +27,7 @@ use compression::{STREAM, UNARY};
 const TIMEOUT: HeaderName = HeaderName::from_static("connect-timeout-ms");
 const VERSION: HeaderName = HeaderName::from_static("connect-protocol-version");
 const KEEPALIVE: HeaderName = HeaderName::from_static("keepalive-ping-interval");
+const OUTPUT: HeaderName = HeaderName::from_static(OUTPUT_HEADER);
 /// Used when the client names no interval, or none that makes sense.
 const DEFAULT_KEEPALIVE: Duration = Duration::from_secs(90);
 
@@ -36,6 +38,8 @@ pub(crate) struct Call {
     pub(crate) deadline: Option<Instant>,
     /// How long a stream may be silent.
     pub(crate) keepalive: Duration,
+    /// Whether a process ends with its exit, and not with its output.
+    pub(crate) until_exit: bool,
     /// The request's share of the memory for messages, for methods that keep the message.
     share: Cell<Option<OwnedSemaphorePermit>>,
 }
@@ -346,6 +350,7 @@ fn call(caller: Caller, headers: &HeaderMap) -> Result<(Call, Option<Instant>), 
             caller,
             deadline,
             keepalive,
+            until_exit: header_text(headers, OUTPUT) == Some(UNTIL_EXIT),
             share: Cell::new(None),
         },
         deadline,

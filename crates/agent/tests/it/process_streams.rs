@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use protocol::agent::{OUTPUT_HEADER, UNTIL_EXIT};
 use protocol::connect::{Code, Codec};
 use protocol::process::{
     CloseStdinRequest, ConnectRequest, Empty, ListRequest, ListResponse, ProcessInput, SendInputRequest, signal,
@@ -234,6 +235,51 @@ async fn keepalives_fill_silence() {
         let mut client = sandbox.client().await.with("keepalive-ping-interval", "-1");
         assert_eq!(run(&mut client, codec, &shell("true")).await.keepalives, 0);
     }
+}
+
+#[tokio::test]
+async fn an_end_with_the_exit_has_all_output_before_it() {
+    let Some(sandbox) = Sandbox::ready("{}").await else {
+        return;
+    };
+    for codec in CODECS {
+        let mut client = sandbox.client().await.with(OUTPUT_HEADER, UNTIL_EXIT);
+        let rest = run(
+            &mut client,
+            codec,
+            &shell("sleep 1000 & echo out; echo err >&2; exit 3"),
+        )
+        .await;
+        assert_eq!((rest.out(), rest.err(), rest.exit().0), ("out\n", "err\n", 3));
+        // As much as a pipe holds, for a client that reads late: nothing of it may be left out.
+        let mut events = client
+            .stream(codec, "Start", &shell("sleep 1000 & head -c 1000000 /dev/zero; exit 0"))
+            .await;
+        events.started().await;
+        assert_eq!(events.rest().await.stdout.len(), 1_000_000);
+        // What never stops writing is not waited for either, and not stopped.
+        let (goes_on, stop) = (sandbox.path("goes-on"), sandbox.path(&format!("stop-{codec:?}")));
+        let script = format!(
+            "(while echo more; do : > {}; [ ! -e {} ] || exit; done) & echo first; exit 4",
+            goes_on.display(),
+            stop.display()
+        );
+        let rest = run(&mut client, codec, &shell(&script)).await;
+        assert!(rest.out().contains("first\n"));
+        assert_eq!(rest.exit().0, 4);
+        let mut other = sandbox.client().await;
+        for _ in 0..2 {
+            let _ = std::fs::remove_file(&goes_on);
+            while !goes_on.exists() {
+                assert_eq!(other.get("/health").await.status, 204);
+            }
+        }
+        std::fs::write(&stop, "").unwrap();
+    }
+    // Any other value, and none, is the end of the output.
+    let mut client = sandbox.client().await.with(OUTPUT_HEADER, "later");
+    let rest = run(&mut client, Codec::Json, &shell("(sleep 0.3; echo late) & echo soon")).await;
+    assert_eq!(rest.out(), "soon\nlate\n");
 }
 
 #[tokio::test]

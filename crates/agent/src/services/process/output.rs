@@ -14,16 +14,25 @@ use super::table::{Process, Table};
 const LAST_WORDS: usize = 64 * 1024;
 
 /// Reads until the end of the output, or until the process was ended by force and what it left is read.
-pub(super) async fn relay(table: Rc<Table>, file: Rc<AsyncFd<OwnedFd>>, source: Source, process: Rc<Process>) {
+///
+/// With `until_exit` it ends with the process and what was written before; the result is the output, if it is still open.
+pub(super) async fn relay(
+    table: Rc<Table>,
+    file: Rc<AsyncFd<OwnedFd>>,
+    source: Source,
+    process: Rc<Process>,
+    until_exit: bool,
+) -> Option<Rc<AsyncFd<OwnedFd>>> {
     loop {
         let limit = source.chunk().min(table.event_limit());
         let bytes = tokio::select! {
             biased;
+            // First, because others may never stop writing.
+            () = process.reaped(), if until_exit => return rest(file, source, &process, limit).await,
             bytes = read(&file, limit) => bytes,
             () = process.cut() => break,
         };
-        let Some(bytes) = bytes else { return };
-        let event = source.event(bytes);
+        let event = source.event(bytes?);
         process.count(&event);
         tokio::select! {
             biased;
@@ -39,6 +48,43 @@ pub(super) async fn relay(table: Rc<Table>, file: Rc<AsyncFd<OwnedFd>>, source: 
         let event = source.event(bytes);
         process.count(&event);
         process.publish_now(&event);
+    }
+    None
+}
+
+/// Reads what is in the pipe of a process that has ended, and nothing that is written later. The output, if it is still
+/// open.
+async fn rest(
+    file: Rc<AsyncFd<OwnedFd>>,
+    source: Source,
+    process: &Process,
+    limit: usize,
+) -> Option<Rc<AsyncFd<OwnedFd>>> {
+    let waiting = rustix::io::ioctl_fionread(file.get_ref()).unwrap_or(0);
+    let mut left = usize::try_from(waiting).unwrap_or(usize::MAX);
+    while left > 0 {
+        let bytes = match read_now(file.get_ref(), limit.min(left)) {
+            Ok(bytes) => bytes?,
+            // Another process took it.
+            Err(_) => break,
+        };
+        left -= bytes.len();
+        let event = source.event(bytes);
+        process.count(&event);
+        tokio::select! {
+            biased;
+            () = process.publish(event) => {}
+            () = process.cut() => break,
+        }
+    }
+    Some(file)
+}
+
+/// Reads output that is for no client, so that those who write it do not wait.
+pub(super) async fn discard(file: Rc<AsyncFd<OwnedFd>>) {
+    while read(&file, PIPE_CHUNK).await.is_some() {
+        // Others may never stop writing.
+        tokio::task::yield_now().await;
     }
 }
 

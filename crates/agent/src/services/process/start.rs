@@ -39,6 +39,7 @@ struct Job {
     tag: Option<String>,
     pty: Option<Pty>,
     stdin: bool,
+    until_exit: bool,
     user: String,
     deadline: Option<Instant>,
     share: Option<OwnedSemaphorePermit>,
@@ -91,6 +92,7 @@ impl Starter {
             tag: message.tag,
             pty: message.pty,
             stdin: message.stdin.unwrap_or(true),
+            until_exit: call.until_exit,
             user: user.name,
             deadline: call.deadline,
             share: call.take_share(),
@@ -181,8 +183,8 @@ impl Starter {
             .outputs
             .into_iter()
             .map(|(file, source)| {
-                self.tasks
-                    .spawn_local(output::relay(self.table.clone(), file, source, process.clone()))
+                let relay = output::relay(self.table.clone(), file, source, process.clone(), job.until_exit);
+                self.tasks.spawn_local(relay)
             })
             .collect();
         if let Some(deadline) = job.deadline {
@@ -197,7 +199,9 @@ impl Starter {
                 ended.note_out_of_memory();
             }
             for reader in readers {
-                let _ = reader.await;
+                if let Ok(Some(still_open)) = reader.await {
+                    starter.tasks.spawn_local(output::discard(still_open));
+                }
             }
             starter.table.retire(id);
             starter.event_queue.record(&end_of(&ended, since));

@@ -19,7 +19,7 @@ use tokio::io::AsyncReadExt as _;
 
 use super::super::context::BuildContext;
 use super::super::recipe::{BuildFailure, Job};
-use crate::agent::{Agent, AgentError, Ended, Output, Pieces};
+use crate::agent::{Agent, AgentError, Ended, EndsWith, Output, Pieces};
 use crate::chain::Chain;
 use crate::clock::rfc3339;
 
@@ -112,15 +112,26 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs a command, with its output in the log under a prefix.
+    /// Runs a command, with its output in the log under a prefix. What it has left in the background ends with the sandbox.
     pub(super) async fn run(&self, user: &str, command: ProcessConfig, prefix: &str) -> Result<Ended, BuildFailure> {
+        self.follow(user, command, EndsWith::Exit, prefix).await
+    }
+
+    /// Runs a command until its end in this sense, with its output in the log under a prefix.
+    pub(super) async fn follow(
+        &self,
+        user: &str,
+        command: ProcessConfig,
+        ends: EndsWith,
+        prefix: &str,
+    ) -> Result<Ended, BuildFailure> {
         let mut output = LogOutput {
             context: self.context,
             step: &self.step,
             stdout: Lines::new(format!("{prefix} [stdout]: ")),
             stderr: Lines::new(format!("{prefix} [stderr]: ")),
         };
-        let ended = self.agent().run(user, command, &mut output).await;
+        let ended = self.agent().run(user, command, ends, &mut output).await;
         output.finish();
         ended.map_err(|error| self.refused(error))
     }
@@ -134,7 +145,7 @@ impl<'a> Machine<'a> {
     ) -> Result<(Ended, String), BuildFailure> {
         let bytes = Vec::new();
         let mut output = Kept { bytes, most };
-        let ended = self.agent().run(user, command, &mut output).await;
+        let ended = self.agent().run(user, command, EndsWith::Exit, &mut output).await;
         let ended = ended.map_err(|error| self.refused(error))?;
         Ok((ended, String::from_utf8_lossy(&output.bytes).into_owned()))
     }
@@ -193,7 +204,7 @@ impl<'a> Machine<'a> {
             line: BytesMut::new(),
             last: None,
         };
-        let ended = agent.run("root", command, &mut output).await;
+        let ended = agent.run("root", command, EndsWith::Output, &mut output).await;
         let ended = ended.map_err(|error| self.failed("a program of the platform could not be run", &error))?;
         match (ended.code, output.last) {
             (0, Some(result)) => Ok(result),

@@ -9,6 +9,7 @@ use tokio::time::{sleep, timeout};
 use super::super::context::BuildContext;
 use super::super::recipe::{BuildFailure, Job, StartCommand};
 use super::machine::Machine;
+use crate::agent::EndsWith;
 
 /// Name of the step.
 const FINALIZE: &str = "finalize";
@@ -53,7 +54,11 @@ pub(super) async fn check(
         Some(started) => {
             log("[finalize] running the start command");
             let run = async {
-                let ended = machine.run(&start.user, start.process(started), "[start]").await?;
+                let command = start.process(started);
+                // What it has left in the background is what the template is about, and writes to the log as well.
+                let ended = machine
+                    .follow(&start.user, command, EndsWith::Output, "[start]")
+                    .await?;
                 match ended.code {
                     0 => Ok(()),
                     code => {

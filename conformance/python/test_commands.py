@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from e2b import (
@@ -10,7 +11,9 @@ from e2b import (
     CommandExitException,
     InvalidArgumentException,
     NotFoundException,
+    PtySize,
     Sandbox,
+    SandboxException,
     TimeoutException,
 )
 
@@ -185,6 +188,45 @@ def test_standard_streams_of_another_user_stay_closed(sandbox: Sandbox) -> None:
             tried = sandbox.commands.run(f"python3 -c 'open(\"/proc/{victim.pid}/fd/{stream}\", \"{mode}\")' 2>&1 || true").stdout
             assert "Permission denied" in tried, tried
         victim.kill()
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The class and the text of the error of a call; empty if there is none."""
+    try:
+        call()
+    except SandboxException as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# Takes all terminals, or all processes, also those that become free.
+TAKES_ALL = {kind: f"import os, time\nwhile True:\n  try: {take}\n  except OSError: time.sleep(0.02)\n" for kind, take in (
+    ("terminal", "os.openpty()"),
+    ("process", "os.fork() or time.sleep(600)"),
+)}
+
+
+@pytest.mark.parametrize("kind", list(TAKES_ALL))
+def test_a_limit_that_is_no_rate_is_not_called_one(sandbox: Sandbox, kind: str) -> None:
+    """Clients would advise to try again later, which does not help."""
+    sandbox.files.write("/tmp/all.py", TAKES_ALL[kind])
+    sandbox.commands.run("exec python3 /tmp/all.py", background=True, timeout=0)
+    calls = {
+        "terminal": lambda: sandbox.pty.create(PtySize(rows=24, cols=80)).kill(),
+        "process": lambda: sandbox.commands.run("true"),
+    }
+    until(lambda: f"{kind} limit of the sandbox reached" in refusal(calls[kind]), "the limit is reached")
+    assert refusal(calls[kind]).startswith("SandboxException: ")
+
+
+def test_a_message_that_is_too_long_is_refused_as_such(sandbox: Sandbox) -> None:
+    """SDKs send input in base64, so the 16 MiB are 12 MiB of it."""
+    handle = sandbox.commands.run("wc -c", background=True, stdin=True, timeout=0)
+    with pytest.raises(InvalidArgumentException, match="larger than the limit of 16777216 bytes"):
+        sandbox.commands.send_stdin(handle.pid, "x" * (13 << 20))
+    sandbox.commands.send_stdin(handle.pid, "x" * (11 << 20))
+    sandbox.commands.close_stdin(handle.pid)
+    assert handle.wait().stdout == f"{11 << 20}\n"
 
 
 def test_a_timeout_ends_the_command(sandbox: Sandbox) -> None:

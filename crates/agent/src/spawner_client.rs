@@ -42,12 +42,15 @@ pub(crate) enum SpawnError {
     #[error("the sandbox cannot start processes at the moment: its spawner is gone")]
     NoSpawner,
     /// The system refused.
-    #[error("{}", describe(*errno))]
+    #[error("{}", describe(*failure, *errno))]
     Refused { failure: Failure, errno: i32 },
 }
 
-/// The system's text for an error number, without Rust's "(os error N)".
-pub(crate) fn describe(errno: i32) -> String {
+/// The system's text for an error number, without Rust's "(os error N)". That of a lack of processes says nothing.
+pub(crate) fn describe(failure: Failure, errno: i32) -> String {
+    if (failure, errno) == (Failure::Process, libc::EAGAIN) {
+        return "process limit of the sandbox reached".to_owned();
+    }
     let text = io::Error::from_raw_os_error(errno).to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
     text.to_lowercase()

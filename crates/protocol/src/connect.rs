@@ -227,7 +227,7 @@ pub fn end_of_stream(error: Option<&Error>) -> Bytes {
 /// Takes the next whole envelope out of `buffer`: its flags and its message. `None`: more bytes are needed.
 ///
 /// # Errors
-/// `resource_exhausted` when the announced message is longer than `limit` bytes.
+/// `invalid_argument` when the announced message is longer than `limit` bytes.
 pub fn take_envelope(buffer: &mut BytesMut, limit: usize) -> Result<Option<(u8, Bytes)>, Error> {
     let Some((header, _)) = buffer.split_first_chunk::<ENVELOPE_HEADER>() else {
         return Ok(None);
@@ -236,7 +236,7 @@ pub fn take_envelope(buffer: &mut BytesMut, limit: usize) -> Result<Option<(u8, 
     let length = u32::from_be_bytes(length) as usize;
     if length > limit {
         return Err(Error::new(
-            Code::ResourceExhausted,
+            Code::InvalidArgument,
             format!("message of {length} bytes is larger than the limit of {limit}"),
         ));
     }

@@ -36,7 +36,8 @@ impl MessageMemory {
     /// Takes a share, given back when it is dropped.
     ///
     /// # Errors
-    /// `resource_exhausted` when there is not that much.
+    /// `resource_exhausted` when there is not that much. Clients tell their users to try again later, which helps here and
+    /// with no other limit.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let full = |_| Error::new(Code::ResourceExhausted, "too many large requests at once");
@@ -46,8 +47,8 @@ impl MessageMemory {
     /// Reads a whole request body of at most [`MESSAGE_LIMIT`] bytes.
     ///
     /// # Errors
-    /// `resource_exhausted` when it is longer, or when too much is being read at once; `invalid_argument` when the
-    /// connection ends first.
+    /// `invalid_argument` when it is longer, or when the connection ends first; `resource_exhausted` when too much is being
+    /// read at once.
     pub(crate) async fn read(&self, mut body: Incoming) -> Result<Message, Error> {
         let mut share = self.reserve(0)?;
         let mut bytes = BytesMut::new();
@@ -56,7 +57,7 @@ impl MessageMemory {
             let Ok(data) = frame.into_data() else { continue };
             let room = if bytes.len() + data.len() > MESSAGE_LIMIT {
                 let message = format!("message is larger than the limit of {MESSAGE_LIMIT} bytes");
-                Err(Error::new(Code::ResourceExhausted, message))
+                Err(Error::new(Code::InvalidArgument, message))
             } else {
                 self.reserve(data.len())
             };

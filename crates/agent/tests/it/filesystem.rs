@@ -344,7 +344,7 @@ async fn hostile_trees_are_listed_within_bounds() {
     let mut other = sandbox.client().await;
     let (result, answer) = tokio::join!(listing, other.get("/health"));
     assert_eq!(answer.status, 204);
-    failed(result, Code::ResourceExhausted, "the entries do not fit");
+    failed(result, Code::FailedPrecondition, "the entries do not fit");
     let growth = sandbox.memory("VmHWM") - before;
     assert!(growth < 64 * 1024, "{growth} kB");
     for number in 40_000..100_000 {

@@ -412,7 +412,7 @@ async fn what_cannot_be_watched() {
     };
     // The kernel's limit may be lower than ours.
     assert!(
-        matches!(refusal.code, Code::ResourceExhausted | Code::Internal),
+        matches!(refusal.code, Code::FailedPrecondition | Code::Internal),
         "{refusal}"
     );
     assert!(watchers.len() <= 128);

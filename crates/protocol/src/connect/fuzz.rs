@@ -54,7 +54,7 @@ fn piecewise(bytes: &[u8], pieces: &[usize]) -> (Vec<(u8, Vec<u8>)>, Tail) {
                 Ok(Some((flags, message))) => found.push((flags, message.to_vec())),
                 Ok(None) => break,
                 Err(error) => {
-                    assert_eq!(error.code, Code::ResourceExhausted);
+                    assert_eq!(error.code, Code::InvalidArgument);
                     return (found, Tail::TooLong);
                 }
             }
@@ -103,7 +103,7 @@ proptest! {
             ([(flags, message)], Tail::Nothing) => {
                 prop_assert_eq!(only, Ok((*flags, Bytes::from(message.clone()))));
             }
-            ([], Tail::TooLong) => prop_assert_eq!(only.unwrap_err().code, Code::ResourceExhausted),
+            ([], Tail::TooLong) => prop_assert_eq!(only.unwrap_err().code, Code::InvalidArgument),
             ([], Tail::Incomplete) => prop_assert_eq!(only.unwrap_err().code, Code::InvalidArgument),
             _ => prop_assert_eq!(only.unwrap_err().code, Code::Unimplemented),
         }

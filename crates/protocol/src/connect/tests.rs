@@ -32,7 +32,7 @@ fn a_request_body_has_exactly_one_envelope() {
         }
         let twice = [whole.as_ref(), whole.as_ref()].concat();
         assert_eq!(only_envelope(twice.into(), 100).unwrap_err().code, Code::Unimplemented);
-        assert_eq!(only_envelope(whole, 1).unwrap_err().code, Code::ResourceExhausted);
+        assert_eq!(only_envelope(whole, 1).unwrap_err().code, Code::InvalidArgument);
     }
     assert_eq!(only_envelope(Bytes::new(), 9).unwrap_err().code, Code::Unimplemented);
     let compressed = wrap(FLAG_COMPRESSED, b"xyz");
@@ -41,7 +41,7 @@ fn a_request_body_has_exactly_one_envelope() {
         Ok((FLAG_COMPRESSED, Bytes::from_static(b"xyz")))
     );
     let huge = Bytes::from_static(&[0, 255, 255, 255, 255]);
-    assert_eq!(only_envelope(huge, 9).unwrap_err().code, Code::ResourceExhausted);
+    assert_eq!(only_envelope(huge, 9).unwrap_err().code, Code::InvalidArgument);
 }
 
 #[test]

@@ -23,7 +23,7 @@ const LINKS: usize = 255;
 ///
 /// # Errors
 /// See [`follow`]; `invalid_argument` for what is not a directory, `internal` for one that cannot be read, and
-/// `resource_exhausted` when the answer would be longer than a message may be.
+/// `failed_precondition` when the answer would be longer than a message may be.
 pub(super) fn walk(path: &Path, depth: u32, names: &Names, abandoned: &Abandoned) -> Result<Vec<EntryInfo>, Error> {
     let (root, metadata) = follow(path)?;
     if !metadata.is_dir() {
@@ -142,5 +142,5 @@ impl Room {
 
 fn too_long() -> Error {
     let message = format!("the entries do not fit into an answer of {MESSAGE_LIMIT} bytes: list fewer levels or parts");
-    Error::new(Code::ResourceExhausted, message)
+    Error::new(Code::FailedPrecondition, message)
 }

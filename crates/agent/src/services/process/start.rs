@@ -151,7 +151,7 @@ impl Starter {
             Some(pty) => stdio::terminal(pty.size.unwrap_or_default(), uid),
             None => stdio::pipes(job.stdin, uid),
         }
-        .map_err(|error| start_error(&job, &stdio::no_ends(&error), Code::ResourceExhausted))?;
+        .map_err(|error| start_error(&job, &stdio::no_ends(&error), Code::FailedPrecondition))?;
         let kills_before = self.memory_kills.count();
         let spawned = self
             .spawner
@@ -241,18 +241,18 @@ fn spawn_error(job: &Job, error: &SpawnError) -> Error {
         SpawnError::NoSpawner => Error::new(Code::Unavailable, error.to_string()),
         SpawnError::Refused { failure, errno } => {
             let (what, code) = match failure {
-                Failure::Process => ("fork".to_owned(), Code::ResourceExhausted),
+                Failure::Process => ("fork".to_owned(), Code::FailedPrecondition),
                 Failure::Terminal => ("set up terminal".to_owned(), Code::InvalidArgument),
                 Failure::User => ("switch user".to_owned(), Code::InvalidArgument),
                 Failure::Directory => (format!("chdir {}", job.cwd.display()), Code::InvalidArgument),
             };
-            // A request that cannot be carried out at all is not a matter of resources.
+            // A request that cannot be carried out at all is not a matter of the sandbox's state.
             let code = if *errno == libc::EINVAL {
                 Code::InvalidArgument
             } else {
                 code
             };
-            start_error(job, &format!("{what}: {}", describe(*errno)), code)
+            start_error(job, &format!("{what}: {}", describe(*failure, *errno)), code)
         }
     }
 }

@@ -129,8 +129,8 @@ fn shrinks(length: usize, compressed: usize) -> bool {
 /// Decompresses a message of a request. One without any bytes is empty either way.
 ///
 /// # Errors
-/// `invalid_argument` when it is not gzip, `resource_exhausted` when it decompresses to more than [`MESSAGE_LIMIT`]
-/// bytes or to more than there is memory for.
+/// `invalid_argument` when it is not gzip or decompresses to more than [`MESSAGE_LIMIT`] bytes, `resource_exhausted` when
+/// it does to more than there is memory for.
 pub(super) async fn decompress(memory: &MessageMemory, compressed: Bytes) -> Result<Message, Error> {
     let broken = |_: std::io::Error| Error::new(Code::InvalidArgument, "decompress message: invalid gzip");
     let mut share = memory.reserve(0)?;
@@ -162,7 +162,7 @@ fn take(
 ) -> Result<(), Error> {
     if message.len() + made.len() > MESSAGE_LIMIT {
         let text = format!("message decompresses to more than the limit of {MESSAGE_LIMIT} bytes");
-        return Err(Error::new(Code::ResourceExhausted, text));
+        return Err(Error::new(Code::InvalidArgument, text));
     }
     share.merge(memory.reserve(made.len())?);
     message.append(made);

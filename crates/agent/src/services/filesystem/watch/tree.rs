@@ -440,5 +440,5 @@ impl Drop for Tree {
 
 fn too_many() -> Error {
     let message = format!("watcher error: more than {DIRECTORIES} directories to watch");
-    Error::new(Code::ResourceExhausted, message)
+    Error::new(Code::FailedPrecondition, message)
 }

@@ -37,11 +37,11 @@ impl WatchPermit {
     /// Takes a permit; `count` is how many are taken.
     ///
     /// # Errors
-    /// `resource_exhausted` when there is none left.
+    /// `failed_precondition` when there is none left.
     pub(super) fn take(count: &Rc<Cell<usize>>) -> Result<Self, Error> {
         if count.get() >= WATCHERS {
             let message = format!("too many watchers: {WATCHERS} is the limit");
-            return Err(Error::new(Code::ResourceExhausted, message));
+            return Err(Error::new(Code::FailedPrecondition, message));
         }
         count.set(count.get() + 1);
         Ok(Self(count.clone()))

@@ -237,6 +237,43 @@ def test_a_timeout_ends_the_command(sandbox: Sandbox) -> None:
     until(lambda: sandbox.commands.run("pgrep -f [6]00.25 || true").stdout == "", "the process was killed")
 
 
+def is_running(sandbox: Sandbox, seconds: str) -> bool:
+    """Whether a `sleep` of this name runs. The brackets keep the search from finding itself."""
+    return sandbox.commands.run(f"pgrep -fx 'sleep [{seconds[0]}]{seconds[1:]}' || true").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("line", "goes_on", "is_ended"),
+    [
+        ("sleep 701; echo done > /tmp/done", ["701"], []),
+        ("sleep 702 | sleep 703; true", ["702", "703"], []),
+        ("sleep 704 & sleep 705; true", ["704", "705"], []),
+        ("sleep 706", [], ["706"]),
+    ],
+)
+def test_an_end_by_force_is_that_of_one_process(sandbox: Sandbox, line: str, goes_on: list[str], is_ended: list[str]) -> None:
+    """As on the hosted platform: what the shell has started goes on, whether it waits for it or not."""
+    handle = sandbox.commands.run(line, background=True, timeout=0)
+    until(lambda: all(is_running(sandbox, seconds) for seconds in goes_on + is_ended), "all of it runs")
+    assert handle.kill() is True
+    with pytest.raises(CommandExitException):
+        handle.wait()
+    assert all(is_running(sandbox, seconds) for seconds in goes_on)
+    assert not any(is_running(sandbox, seconds) for seconds in is_ended)
+    assert not sandbox.files.exists("/tmp/done")
+
+
+def test_a_time_limit_of_the_sandbox_ends_a_whole_line(sandbox: Sandbox) -> None:
+    with pytest.raises(TimeoutException):
+        sandbox.commands.run("sleep 711; echo done > /tmp/done", timeout=1)
+    assert is_running(sandbox, "711")
+    with pytest.raises(CommandExitException) as ended:
+        sandbox.commands.run("timeout 1 bash -c 'sleep 712 & sleep 713 | sleep 714; echo done > /tmp/done'")
+    assert ended.value.exit_code == 124
+    until(lambda: not any(is_running(sandbox, seconds) for seconds in ("712", "713", "714")), "all of it is ended")
+    assert not sandbox.files.exists("/tmp/done")
+
+
 def test_no_timeout_outlives_the_default(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("sleep 2; echo late", background=True, timeout=0)
     assert handle.wait().stdout == "late\n"

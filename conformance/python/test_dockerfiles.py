@@ -239,8 +239,13 @@ def test_the_command_refuses_before_it_asks_the_platform(platform: Platform, nam
         ("FROM a\nONBUILD RUN x\n", "line 2: ONBUILD"),
         ("FROM a\nCOPY none /x\n", "line 2: none: no such file"),
         ("FROM a\nCOPY ../x /x\n", "line 2: ../x: is outside"),
+        ("FROM a\nCOPY a/../../x /x\n", "line 2: a/../../x: is outside"),
+        ("FROM a\nCOPY out /x\n", "line 2: out: is a link that leads out"),
+        ("FROM a\nCOPY out/passwd /x\n", "line 2: out: is a link that leads out"),
         ("FROM a\nRUN <<EOF\n", "line 2: the heredoc has no end"),
     ):
+        (tmp_path / "out").unlink(missing_ok=True)
+        (tmp_path / "out").symlink_to("/etc")
         (tmp_path / "Dockerfile").write_text(text)
         done = platform.run("template", "build", "--name", name, str(tmp_path))
         assert done.returncode == 1 and want in done.stderr, done.stderr

@@ -17,7 +17,7 @@ mod words;
 pub use expand::{Escape, ExpandError, Lookup, expand};
 pub use ignore::Ignore;
 pub use instruction::{Argument, Command, Copy, Document, Instruction, Kind, Source};
-pub use pattern::{is_pattern, matches};
+pub use pattern::{clean, is_pattern, matches};
 pub use stages::{Base, Origin, Plan, Stage};
 
 /// Maximum size of a Dockerfile, in bytes.

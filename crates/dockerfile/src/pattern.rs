@@ -6,6 +6,21 @@ pub fn is_pattern(text: &[u8]) -> bool {
     text.iter().any(|byte| matches!(byte, b'*' | b'?' | b'[' | b'\\'))
 }
 
+/// A source without empty components, `.` and `..`; none if it leads out of the directory that it is in. As in Docker,
+/// `a/../b` is `b` whether or not there is an `a`.
+#[must_use]
+pub fn clean(source: &str) -> Option<String> {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in source.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
 /// Whether a name of a file matches a pattern. A malformed pattern matches nothing.
 ///
 /// Time is at most the product of both lengths: a star that failed is never tried again.
@@ -103,6 +118,24 @@ fn member<'a>(pattern: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sources_are_cleaned_before_anything_is_looked_for() {
+        for (source, want) in [
+            ("a", Some("a")),
+            ("./app/../file", Some("file")),
+            ("/a//b/./c/", Some("a/b/c")),
+            ("*/../b", Some("b")),
+            ("a/..", Some("")),
+            (".", Some("")),
+            ("...", Some("...")),
+            ("..", None),
+            ("a/../../b", None),
+            ("/../a", None),
+        ] {
+            assert_eq!(clean(source).as_deref(), want, "{source}");
+        }
+    }
 
     #[test]
     fn patterns_match_names() {

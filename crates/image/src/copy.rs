@@ -7,6 +7,7 @@
 mod duplicate;
 mod find;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -75,13 +76,26 @@ pub(crate) fn run(job: &CopyJob) -> Result<CopyReport> {
         "several sources need a directory as their destination: write {}/",
         job.dest
     );
+    let are_moved = job.from.is_none() && !overlap(&sources);
     for source in &sources {
-        match job.from {
-            None => copy.place(source, &dest)?,
-            Some(_) => copy.duplicate(source, &dest)?,
+        match are_moved {
+            true => copy.place(source, &dest)?,
+            false => copy.duplicate(source, &dest)?,
         }
     }
     Ok(copy.report)
+}
+
+/// Whether a file can be part of two sources, so that it must stay for the other one: what a link leads to may be another
+/// source, too.
+fn overlap(sources: &[Source]) -> bool {
+    let paths: HashSet<&[u8]> = sources.iter().map(|source| source.path.as_slice()).collect();
+    let is_below = |path: &[u8]| {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        let mut above = ends.map(|(end, _)| &path[..end]).chain([&b""[..]]);
+        !path.is_empty() && above.any(|above| paths.contains(above))
+    };
+    paths.len() < sources.len() || sources.iter().any(|source| source.is_link || is_below(&source.path))
 }
 
 /// Permission bits in octal digits; none if the text is empty.
@@ -165,10 +179,23 @@ struct Copy {
     report: CopyReport,
 }
 
-/// The source in the unpacked archive.
+/// What is copied: of an unpacked archive, or of another file system.
 struct Source {
     path: Vec<u8>,
+    /// The state of what a link leads to, where it is followed.
     stat: Stat,
+    /// Whether there is a link at the path, which is followed.
+    is_link: bool,
+}
+
+impl Source {
+    fn new(path: Vec<u8>, stat: Stat) -> Self {
+        Self {
+            path,
+            stat,
+            is_link: false,
+        }
+    }
 }
 
 impl Copy {
@@ -177,11 +204,12 @@ impl Copy {
         ensure!(!source.contains('\0'), "the source contains a NUL");
         // A file may really have such a name; only what does not exist is a pattern.
         for text in [source.to_owned(), literal(source)] {
-            let path =
-                files::clean(text.as_bytes()).with_context(|| format!("source {source:?} leads out of the archive"))?;
+            let path = dockerfile::clean(&text)
+                .with_context(|| format!("source {source:?} leads out of the archive"))?
+                .into_bytes();
             if path.is_empty() {
                 let stat = rustix::fs::fstat(&self.from)?;
-                return Ok(Source { path, stat });
+                return Ok(Source::new(path, stat));
             }
             let (directory, name) = files::split(&path);
             let directory = match files::open_dir(&self.from, directory, ResolveFlags::BENEATH) {
@@ -192,7 +220,7 @@ impl Copy {
                 Ok(directory) => directory,
             };
             if let Some(stat) = files::stat(&directory, name)? {
-                return Ok(Source { path, stat });
+                return Ok(Source::new(path, stat));
             }
         }
         bail!("source {source:?} is not in the uploaded archive, which has {entries} entries");

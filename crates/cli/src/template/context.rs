@@ -1,18 +1,30 @@
 //! The files that a Dockerfile copies: chosen by its instructions and by `.dockerignore`.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use dockerfile::{Copy, Escape, Ignore, Source};
 
 use super::tar::Archive;
 
 /// Maximum number of files of one instruction.
 const FILES_MAX: usize = 1_000_000;
+
+/// Files by their names in an archive.
+type Chosen = BTreeMap<String, File>;
+
+/// A file of the context.
+#[derive(Debug, PartialEq, Eq)]
+struct File {
+    /// Its path in the context, which is another one than its name behind a link.
+    path: String,
+    /// Whether it is a link that stands for what it leads to.
+    follow: bool,
+}
 
 /// A directory with files.
 #[derive(Debug)]
@@ -54,26 +66,29 @@ impl Context {
         if copy.from.is_some() || words.is_empty() {
             return Ok(None);
         }
-        let mut chosen = BTreeSet::new();
+        let mut chosen = Chosen::new();
         for word in words {
             // What a variable is may depend on the image, so the platform chooses.
             let pattern = match word.contains('$') {
                 true => ".".to_owned(),
                 false => dockerfile::expand(word, escape, &|_| None)?,
             };
-            let before = chosen.len();
-            for path in self.matches(&pattern)? {
-                self.choose(&path, &mut chosen)?;
+            let mut of_word = Chosen::new();
+            let matches = self.matches(&pattern)?;
+            for path in &matches {
+                self.choose(path, &mut of_word)?;
             }
+            let is_all = matches.iter().any(String::is_empty);
             ensure!(
-                chosen.len() > before || !self.matches(&pattern)?.is_empty(),
+                is_all || !of_word.is_empty(),
                 "{word}: no such file in {}, or it is excluded by .dockerignore",
                 self.root.display()
             );
+            chosen.append(&mut of_word);
         }
         let mut archive = Archive::begin()?;
-        for (path, follow) in &chosen {
-            archive.add(&self.root.join(path), path, *follow)?;
+        for (name, file) in &chosen {
+            archive.add(&self.root.join(&file.path), name, file.follow)?;
         }
         archive.finish().map(Some)
     }
@@ -81,12 +96,9 @@ impl Context {
     /// Paths that a pattern means, relative to the context, without ignored ones. The context itself is empty.
     fn matches(&self, pattern: &str) -> Result<Vec<String>> {
         let mut paths = vec![String::new()];
-        for part in pattern.split('/') {
-            match part {
-                "" | "." => continue,
-                ".." => bail!("{pattern}: is outside of {}", self.root.display()),
-                _ => {}
-            }
+        let clean = dockerfile::clean(pattern);
+        let clean = clean.with_context(|| format!("{pattern}: is outside of {}", self.root.display()))?;
+        for part in clean.split('/').filter(|part| !part.is_empty()) {
             let mut found = Vec::new();
             for path in &paths {
                 if !dockerfile::is_pattern(part.as_bytes()) {
@@ -102,11 +114,38 @@ impl Context {
             ensure!(found.len() <= FILES_MAX, "{pattern}: matches too many files");
             paths = found;
         }
-        paths.retain(|path| {
-            let exists = self.root.join(path).symlink_metadata().is_ok();
-            exists && (path.is_empty() || !self.ignore.is_ignored(path) || !self.ignore.is_pruned(path))
-        });
-        Ok(paths)
+        let mut kept = Vec::new();
+        for path in paths {
+            if self.root.join(&path).symlink_metadata().is_err() {
+                continue;
+            }
+            // Patterns are for the files themselves, also where a link leads to them.
+            let real = self.real(&path)?;
+            if real.is_empty() || !self.ignore.is_ignored(&real) || !self.ignore.is_pruned(&real) {
+                kept.push(path);
+            }
+        }
+        Ok(kept)
+    }
+
+    /// The path of a source in the context, where links in it are followed up to its last component.
+    fn real(&self, path: &str) -> Result<String> {
+        let Some((above, name)) = path.rsplit_once('/') else {
+            return Ok(path.to_owned());
+        };
+        Ok(join(&self.followed(above)?, name))
+    }
+
+    /// The path in the context of what a path leads to.
+    fn followed(&self, path: &str) -> Result<String> {
+        let target = self.root.join(path);
+        let target = target
+            .canonicalize()
+            .with_context(|| format!("follow link {}", target.display()))?;
+        let below = target.strip_prefix(&self.root);
+        let below = below.with_context(|| format!("{path}: is a link that leads out of {}", self.root.display()))?;
+        let below = below.to_str().map(str::to_owned);
+        below.with_context(|| format!("{path}: leads to a file whose name is not UTF-8"))
     }
 
     fn names(&self, path: &str) -> Result<Vec<String>> {
@@ -128,41 +167,40 @@ impl Context {
         Ok(names)
     }
 
-    /// Chooses a source with everything below it. A source that is a link stands for what it leads to.
-    fn choose(&self, path: &str, chosen: &mut BTreeSet<(String, bool)>) -> Result<()> {
-        let full = self.root.join(path);
-        if path.is_empty() || !full.is_symlink() {
-            return self.choose_all(path, chosen);
+    /// Chooses a source with everything below it. A source that is a link stands for what it leads to, which
+    /// `.dockerignore` may exclude as well.
+    fn choose(&self, name: &str, chosen: &mut Chosen) -> Result<()> {
+        let path = self.real(name)?;
+        if path.is_empty() || !self.root.join(&path).is_symlink() {
+            return self.choose_all(name, &path, chosen);
         }
-        let target = full
-            .canonicalize()
-            .with_context(|| format!("follow link {}", full.display()))?;
-        ensure!(
-            target.starts_with(&self.root),
-            "{path}: is a link that leads out of {}",
-            self.root.display()
-        );
-        match target.is_dir() {
-            false => chosen.insert((path.to_owned(), true)),
-            true => bail!("{path}: is a link to a directory; name the directory"),
-        };
+        let target = self.followed(&path)?;
+        if self.ignore.is_ignored(&path) {
+            return Ok(());
+        }
+        if self.root.join(&target).is_dir() {
+            return self.choose_all(name, &target, chosen);
+        }
+        if !self.ignore.is_ignored(&target) {
+            chosen.insert(name.to_owned(), File { path, follow: true });
+        }
         Ok(())
     }
 
-    fn choose_all(&self, path: &str, chosen: &mut BTreeSet<(String, bool)>) -> Result<()> {
+    /// Chooses what is at a path, with everything below it, under a name.
+    fn choose_all(&self, name: &str, path: &str, chosen: &mut Chosen) -> Result<()> {
         let is_dir = self.root.join(path).symlink_metadata()?.is_dir();
-        if !path.is_empty() {
-            if self.ignore.is_pruned(path) {
-                return Ok(());
-            }
-            if !self.ignore.is_ignored(path) {
-                chosen.insert((path.to_owned(), false));
-                ensure!(chosen.len() <= FILES_MAX, "more than {FILES_MAX} files");
-            }
+        if !path.is_empty() && self.ignore.is_pruned(path) {
+            return Ok(());
+        }
+        if !name.is_empty() && (path.is_empty() || !self.ignore.is_ignored(path)) {
+            let (path, follow) = (path.to_owned(), false);
+            chosen.insert(name.to_owned(), File { path, follow });
+            ensure!(chosen.len() <= FILES_MAX, "more than {FILES_MAX} files");
         }
         if is_dir {
-            for name in self.names(path)? {
-                self.choose_all(&join(path, &name), chosen)?;
+            for child in self.names(path)? {
+                self.choose_all(&join(name, &child), &join(path, &child), chosen)?;
             }
         }
         Ok(())
@@ -194,11 +232,11 @@ mod tests {
     }
 
     fn chosen(context: &Context, pattern: &str) -> Vec<String> {
-        let mut chosen = BTreeSet::new();
+        let mut chosen = Chosen::new();
         for path in context.matches(pattern).unwrap() {
             context.choose(&path, &mut chosen).unwrap();
         }
-        chosen.into_iter().map(|(path, _)| path).collect()
+        chosen.into_keys().collect()
     }
 
     #[test]
@@ -219,8 +257,43 @@ mod tests {
     #[test]
     fn nothing_outside_is_chosen() {
         let (_dir, all) = context("");
-        assert!(all.matches("../x").is_err());
-        assert!(all.choose("out", &mut BTreeSet::new()).is_err());
+        for path in ["../x", "app/../../x"] {
+            assert!(all.matches(path).is_err(), "{path}");
+        }
+        assert!(all.choose("out", &mut Chosen::new()).is_err());
+        std::os::unix::fs::symlink("/etc", all.root.join("etc")).unwrap();
+        assert!(all.choose("etc", &mut Chosen::new()).is_err());
+        assert!(all.matches("etc/passwd").is_err());
+        assert!(all.matches("etc/pass*").is_err());
+    }
+
+    #[test]
+    fn links_stand_for_what_they_lead_to() {
+        let (_dir, all) = context("app/cache/deep\n*.dockerignore\nb.txt\n");
+        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, all.root.join(name)).unwrap();
+        link("app", "to-app");
+        link("cache", "app/to-cache");
+        link("b.txt", "to-ignored");
+        link("app/cache/deep", "to-pruned");
+        assert_eq!(
+            chosen(&all, "to-app"),
+            [
+                "to-app",
+                "to-app/cache",
+                "to-app/cache/a",
+                "to-app/main.py",
+                "to-app/to-cache"
+            ]
+        );
+        assert_eq!(chosen(&all, "to-app/to-cache/a"), ["to-app/to-cache/a"]);
+        assert_eq!(chosen(&all, "to-app/*.py"), ["to-app/main.py"]);
+        assert_eq!(chosen(&all, "none/../app/../a.txt"), ["a.txt"]);
+        for ignored in ["to-ignored", "to-pruned", "to-app/cache/deep/b"] {
+            assert!(chosen(&all, ignored).is_empty(), "{ignored}");
+        }
+        let mut followed = Chosen::new();
+        all.choose("to-app/cache", &mut followed).unwrap();
+        assert_eq!(followed["to-app/cache/a"].path, "app/cache/a");
     }
 
     #[test]
@@ -237,7 +310,8 @@ mod tests {
         assert!(archive("FROM a\nCOPY --from=b a.txt /x\n").unwrap().is_none());
         assert!(archive("FROM a\nCOPY <<E /x\nE\n").unwrap().is_none());
         assert!(archive("FROM a\nCOPY $X /x\n").unwrap().is_some());
-        for bad in ["none", "b.txt", "a.txt *.none"] {
+        std::os::unix::fs::symlink("b.txt", all.root.join("to-ignored")).unwrap();
+        for bad in ["none", "b.txt", "a.txt *.none", "to-ignored"] {
             let error = archive(&format!("FROM a\nCOPY {bad} /x/\n")).unwrap_err().to_string();
             assert!(error.contains("no such file"), "{bad}: {error}");
         }

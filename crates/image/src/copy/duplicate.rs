@@ -31,8 +31,8 @@ impl Copy {
         };
         let (to, to_name) = files::split(&path);
         let to = self.make(to).with_context(|| format!("make directory /{}", show(to)))?;
-        let from =
-            open(&self.from, &source.path, OFlags::RDONLY).with_context(|| format!("read /{}", show(&source.path)))?;
+        let from = open(&self.from, &source.path, OFlags::RDONLY, ResolveFlags::IN_ROOT);
+        let from = from.with_context(|| format!("read /{}", show(&source.path)))?;
         let stat = rustix::fs::fstat(&from)?;
         ensure!(
             files::kind(&stat) == FileType::RegularFile,

@@ -299,12 +299,68 @@ fn patterns_choose_from_an_archive() {
     for (patterns, dest, want) in [
         (&["none"][..], "/x", "not in the uploaded files"),
         (&["f.txt", "*.none"], "/x/", "not in the uploaded files"),
-        (&["src/*"], "/x", "write /x/"),
+        (&["src/[as]*"], "/x", "write /x/"),
         (&["../f.txt"], "/x", "leads out"),
+        (&["src/../../f.txt"], "/x", "leads out"),
+        (&["src/link"], "/x", "a link that leads out of the uploaded files"),
+        (&["src/*"], "/x/", "a link that leads out of the uploaded files"),
     ] {
         let error = choose(patterns, dest).unwrap_err();
         assert!(error.contains(want), "{patterns:?}: {error}");
     }
+}
+
+#[test]
+fn paths_are_cleaned_and_links_to_sources_are_followed() {
+    let root = root();
+    let archive = tar(&[
+        dir("app"),
+        dir("app/deep"),
+        file("app/deep/main", "m"),
+        symlink("app/inner", "deep/main"),
+        symlink("to-app", "app"),
+        symlink("to-file", "./app/deep/main"),
+        symlink("out", "/etc"),
+        symlink("up", "../passwd"),
+        file("f.txt", "f"),
+    ]);
+    let choose = |patterns: &[&str], dest: &str| {
+        copy(&CopyJob {
+            patterns: patterns.iter().map(|&pattern| pattern.to_owned()).collect(),
+            owner: Some("0:0".to_owned()),
+            ..job(&root, &archive, "", dest)
+        })
+    };
+    choose(&["./app/../f.txt"], "/one").unwrap();
+    choose(&["none/../app/deep/../deep"], "/two").unwrap();
+    assert_eq!(
+        (root.read("one"), root.read("two/main")),
+        ("f".to_owned(), "m".to_owned())
+    );
+    // The contents of the directory, in which links stay links.
+    choose(&["to-app", "app"], "/three/").unwrap();
+    assert_eq!(
+        (root.read("three/deep/main"), root.state("three/deep")),
+        ("m".to_owned(), "d 755 0:0".to_owned())
+    );
+    assert_eq!(root.state("three/inner"), "l 777 0:0");
+    choose(&["app/deep/main", "to-f*", "to-app/deep/main"], "/four/").unwrap();
+    assert_eq!(
+        (root.state("four/to-file"), root.read("four/main")),
+        ("f 644 0:0".to_owned(), "m".to_owned())
+    );
+    // One source may be part of another one.
+    choose(&["app", "app/deep/main", "app", "f.txt"], "/overlapping/").unwrap();
+    for path in ["overlapping/main", "overlapping/deep/main"] {
+        assert_eq!(root.read(path), "m", "{path}");
+    }
+    for outside in ["out", "up", "out/passwd"] {
+        assert!(choose(&[outside], "/x").is_err(), "{outside}");
+        assert!(!root.path().join("x").exists());
+    }
+    // Steps of an SDK name their sources the same way, and keep links.
+    copy(&job(&root, &archive, "app/../f.txt", "/five")).unwrap();
+    assert_eq!(root.read("five"), "f");
 }
 
 #[test]
@@ -333,7 +389,13 @@ fn another_file_system_keeps_its_files() {
     assert_eq!(root.state("copied"), "d 755 0:0");
     assert_eq!(other.read("app/bin/tool"), "tool", "nothing was moved");
     // Links to the source are followed within the file system.
-    copy(&from(&root, &other, &["usr-bin/t*", "app/link"], "/linked/")).unwrap();
+    copy(&from(
+        &root,
+        &other,
+        &["usr-bin/t*", "/../none/../app/link"],
+        "/linked/",
+    ))
+    .unwrap();
     assert_eq!(root.read("linked/tool"), "tool");
     assert_eq!(root.read("linked/link"), "s");
     let owned = CopyJob {

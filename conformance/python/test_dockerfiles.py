@@ -234,6 +234,68 @@ def test_the_command_uploads_what_is_copied(platform: Platform, api: httpx.Clien
     assert name not in platform.run("template", "list").stdout
 
 
+DOCUMENTS = r"""FROM e2bdev/base
+ARG WORD=arg
+ENV NAME=env
+RUN <<'EOT' bash
+echo "bash ${BASH_VERSINFO[0]:+yes} $NAME" > /bash
+EOT
+RUN <<EOT cat > /data && <<-'EOP' python3
+#!/bin/false
+$NAME $WORD
+EOT
+	import os
+	open("/python", "w").write(os.environ["NAME"] + " $NAME\n")
+	EOP
+RUN <<"EOT"
+echo "sh $NAME" > /script; cat - 3<<'A' <<B /dev/fd/3 > /two
+$WORD
+A
+$WORD
+B
+EOT
+RUN <<-EOT
+#!/usr/bin/env python3
+	open("/shebang", "w").write("python\n")
+EOT
+COPY <<EOT <<-'RAW' page.txt ./app/../other.txt /mixed/
+"quoted" '$NAME' \$NAME \\ {"a": "b\\"c"}
+EOT
+	$NAME\n
+	RAW
+COPY linked none/../linked/sub/deep.txt to-page.txt /linked/
+COPY --chmod=755 <<'EOT' /entry
+#!/bin/sh
+printf '%s\n' "$@" > /tmp/started
+exec sleep 1000
+EOT
+ENTRYPOINT ["/entry", "two words"]
+CMD echo $NAME
+"""
+
+
+def test_documents_links_and_an_entry_point(platform: Platform, name: str, tmp_path: Path) -> None:
+    """What BuildKit makes of the same file."""
+    for file in ("page.txt", "other.txt", "real/main.py", "real/sub/deep.txt"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(f"{file}\n")
+    for link, target in (("linked", "real"), ("to-page.txt", "./page.txt"), ("real/inner", "main.py")):
+        (tmp_path / link).symlink_to(target)
+    (tmp_path / "Dockerfile").write_text(DOCUMENTS)
+    built(platform, name, "--ready-cmd", "test -s /tmp/started", tmp_path)
+    seen = output(
+        name,
+        "cd /; cat bash data python script two shebang; cat mixed/EOT mixed/RAW mixed/page.txt mixed/other.txt; ls -R /linked; "
+        "readlink linked/inner; stat -c %F linked/to-page.txt; cat linked/to-page.txt linked/deep.txt /tmp/started",
+    )
+    assert seen.splitlines() == [
+        "bash yes env", "#!/bin/false", "env arg", "env $NAME", "sh env", "arg", "$WORD", "python",
+        '"quoted" \'env\' $NAME \\ {"a": "b\\"c"}', "$NAME\\n", "page.txt", "other.txt",
+        "/linked:", "deep.txt", "inner", "main.py", "sub", "to-page.txt", "", "/linked/sub:", "deep.txt",
+        "main.py", "regular file", "page.txt", "real/sub/deep.txt", "two words", "/bin/sh", "-c", "echo $NAME",
+    ]  # fmt: skip
+
+
 def test_the_command_refuses_before_it_asks_the_platform(platform: Platform, name: str, tmp_path: Path) -> None:
     for text, want in (
         ("FROM a\nONBUILD RUN x\n", "line 2: ONBUILD"),

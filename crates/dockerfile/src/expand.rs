@@ -60,6 +60,22 @@ pub fn expand(word: &str, escape: Escape, lookup: Lookup<'_>) -> Result<String, 
     let mut expansion = Expansion {
         rest: word,
         escape: escape.as_char(),
+        has_quotes: true,
+        lookup,
+    };
+    expansion.until(None, 0)
+}
+
+/// The text of a heredoc with its variables replaced. Quotes are characters like any other, and a backslash stands for
+/// the character after it, whatever the directive `escape` says: as BuildKit has it.
+///
+/// # Errors
+/// When a variable is malformed, or the text becomes too long.
+pub fn expand_text(text: &str, lookup: Lookup<'_>) -> Result<String, ExpandError> {
+    let mut expansion = Expansion {
+        rest: text,
+        escape: Escape::Backslash.as_char(),
+        has_quotes: false,
         lookup,
     };
     expansion.until(None, 0)
@@ -68,6 +84,7 @@ pub fn expand(word: &str, escape: Escape, lookup: Lookup<'_>) -> Result<String, 
 struct Expansion<'a, 'b> {
     rest: &'a str,
     escape: char,
+    has_quotes: bool,
     lookup: Lookup<'b>,
 }
 
@@ -103,8 +120,8 @@ impl Expansion<'_, '_> {
                 return Ok(out);
             }
             match c {
-                '\'' => self.single(&mut out)?,
-                '"' => self.double(&mut out, depth)?,
+                '\'' if self.has_quotes => self.single(&mut out)?,
+                '"' if self.has_quotes => self.double(&mut out, depth)?,
                 '$' => self.dollar(&mut out, depth)?,
                 _ => {
                     self.next();
@@ -256,6 +273,22 @@ mod tests {
             assert_eq!(expand(word, Escape::Backslash, &vars).as_deref(), Ok(want), "{word}");
         }
         assert_eq!(expand("`$A\\", Escape::Backtick, &vars).as_deref(), Ok("$A\\"));
+    }
+
+    #[test]
+    fn texts_keep_their_quotes() {
+        for (text, want) in [
+            ("a \"$A\" '$A' ${A}\n", "a \"one\" 'one' one\n"),
+            ("it's\n", "it's\n"),
+            ("{\"a\": \"b\\\\\"c\"}", "{\"a\": \"b\\\"c\"}"),
+            ("\\$A \\\\ \\x", "$A \\ x"),
+            ("\\\n", "\n"),
+            ("${N:-'x'}", "'x'"),
+            ("`", "`"),
+        ] {
+            assert_eq!(expand_text(text, &vars).as_deref(), Ok(want), "{text}");
+        }
+        assert_eq!(expand_text("${A", &vars), Err(ExpandError::Brace));
     }
 
     #[test]

@@ -271,9 +271,11 @@ impl Parser<'_> {
                 command => Ok(command),
             };
         }
+        // Only a heredoc that nothing follows is the command itself. Otherwise the shell decides what it is for.
         if let ([heredoc], Some(_)) = (&self.line.heredocs[..], Heredoc::begin(rest)) {
             let content = heredoc.content();
-            return Ok(match content.starts_with("#!") {
+            // A line that is indented names no interpreter, even where its tabs are left out: BuildKit has it so.
+            return Ok(match heredoc.raw.starts_with("#!") {
                 true => Command::Script(content),
                 false => Command::Shell(content),
             });
@@ -310,6 +312,11 @@ impl Parser<'_> {
         };
         let dest = words.pop().filter(|dest| !dest.is_empty() && !words.is_empty());
         let dest = dest.ok_or_else(|| format!("{keyword} takes one or more sources and a destination"))?;
+        if Heredoc::begin(&dest).is_some() {
+            return Err(format!(
+                "{keyword}: a heredoc is a source and cannot be the destination {dest}"
+            ));
+        }
         if words.iter().any(String::is_empty) {
             return Err(format!("{keyword}: a source is empty"));
         }
@@ -330,6 +337,10 @@ impl Parser<'_> {
             }
         });
         let sources: Vec<Source> = sources.collect::<Result<_, String>>()?;
+        if let Some(heredoc) = heredocs.next() {
+            let why = "cannot be the name of a file that a heredoc becomes: leave out blanks";
+            return Err(format!("{keyword}: {:?} {why}", heredoc.name));
+        }
         if sources.len() > 1 && !dest.ends_with('/') && !dest.contains('$') && dest != "." {
             return Err(format!(
                 "{keyword} with several sources takes a directory as its destination: write {dest}/"
@@ -468,6 +479,37 @@ mod tests {
     }
 
     #[test]
+    fn a_heredoc_is_the_script_only_if_nothing_follows() {
+        let shell = |text: &str| Command::Shell(text.to_owned());
+        for (text, want) in [
+            // What follows has the document as its input.
+            ("RUN <<EOT bash\na\nEOT\n", shell("<<EOT bash\na\nEOT\n")),
+            ("RUN <<EOT cat > /f\n#!/x\nEOT\n", shell("<<EOT cat > /f\n#!/x\nEOT\n")),
+            ("RUN <<'EOT' bash\n$a\nEOT\n", shell("<<'EOT' bash\n$a\nEOT\n")),
+            ("RUN <<-EOT bash\n\ta\n\tEOT\n", shell("<<-EOT bash\n\ta\nEOT\n")),
+            ("RUN <<A <<B\na\nA\nb\nB\n", shell("<<A <<B\na\nA\nb\nB\n")),
+            (
+                "RUN cat <<A - 3<<B\na\nA\nb\nB\n",
+                shell("cat <<A - 3<<B\na\nA\nb\nB\n"),
+            ),
+            (
+                "RUN --mount=type=cache,target=/c <<E sh\na\nE\n",
+                shell("<<E sh\na\nE\n"),
+            ),
+            // Nothing does.
+            ("RUN <<'E F'\na $b\nE F\n", shell("a $b\n")),
+            ("RUN <<$E\na\n$E\n", shell("a\n")),
+            ("RUN <<-E\n\ta\n\t\tb\nE\n", shell("a\nb\n")),
+            ("RUN 3<<E\na\nE\n", shell("a\n")),
+            ("RUN <<-E\n#!/x\n\ta\nE\n", Command::Script("#!/x\na\n".to_owned())),
+            ("RUN <<-E\n\t#!/x\n\ta\nE\n", shell("#!/x\na\n")),
+            ("RUN <<E\n\n#!/x\nE\n", shell("\n#!/x\n")),
+        ] {
+            assert_eq!(one(text), Kind::Run(want), "{text}");
+        }
+    }
+
+    #[test]
     fn copies_have_flags_and_sources() {
         let Kind::Copy(copy) = one("COPY --from=b --chown=1:2 --chmod=755 --link a \"b\" /c/") else {
             panic!()
@@ -528,6 +570,8 @@ mod tests {
             ("COPY [\"<<a\", \"b\"]", "no text"),
             ("COPY --from=a <<b c\nb", "heredocs"),
             ("COPY <<a/b c\na/b", "name of a file"),
+            ("COPY <<\"a b\" c/\na b", "leave out blanks"),
+            ("COPY a <<b\nb", "cannot be the destination"),
             ("ONBUILD RUN a", "ONBUILD"),
             ("SHELL bash", "JSON"),
             ("FROM a b", "FROM takes"),

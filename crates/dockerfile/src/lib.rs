@@ -14,7 +14,7 @@ mod pattern;
 mod stages;
 mod words;
 
-pub use expand::{Escape, ExpandError, Lookup, expand};
+pub use expand::{Escape, ExpandError, Lookup, expand, expand_text};
 pub use ignore::Ignore;
 pub use instruction::{Argument, Command, Copy, Document, Instruction, Kind, Source};
 pub use pattern::{clean, is_pattern, matches};

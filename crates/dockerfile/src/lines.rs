@@ -1,7 +1,7 @@
 //! Lines: directives, comments, continuations and heredocs.
 
-use crate::expand::{Escape, expand};
-use crate::words::quoted;
+use crate::expand::Escape;
+use crate::words::{quoted, unquoted};
 use crate::{INSTRUCTIONS_MAX, Refusal, TEXT_MAX};
 
 /// Maximum number of heredocs of an instruction.
@@ -30,7 +30,7 @@ pub(crate) struct Heredoc {
 }
 
 impl Heredoc {
-    /// The word of an instruction at which a heredoc begins; none if it is not one.
+    /// The heredoc that begins with a word; none if the text is not one, or has more words than that.
     pub(crate) fn begin(word: &str) -> Option<Self> {
         let rest = word
             .trim_start_matches(|c: char| c.is_ascii_digit())
@@ -39,10 +39,10 @@ impl Heredoc {
             Some(rest) => (true, rest),
             None => (false, rest),
         };
-        if rest.is_empty() || rest.contains('<') {
+        if rest.contains('<') || quoted(rest, Escape::Backslash) != [rest] {
             return None;
         }
-        let name = expand(rest, Escape::Backslash, &|_| None).ok()?;
+        let name = unquoted(rest)?;
         (!name.is_empty()).then(|| Self {
             is_expanded: !rest.contains(['"', '\'', '\\']),
             name,
@@ -237,6 +237,24 @@ mod tests {
         assert_eq!((lines[1].number, lines[1].text.as_str()), (7, "RUN after"));
         let error = split("FROM a\nRUN <<EOF\nx\n").unwrap_err();
         assert_eq!((error.line, error.message.contains("EOF")), (2, true));
+        let name = |word| Heredoc::begin(word).map(|heredoc| (heredoc.name, heredoc.is_expanded));
+        let named = |name: &str, is_expanded| Some((name.to_owned(), is_expanded));
+        assert_eq!(name("<<EOF"), named("EOF", true));
+        assert_eq!(name("3<<-\"E F\""), named("E F", false));
+        assert_eq!(name("<<$EOF"), named("$EOF", true));
+        assert_eq!(name("<<\\EOF"), named("EOF", false));
+        for word in [
+            "<<EOF bash",
+            "<< EOF",
+            "<<",
+            "<<-",
+            "<<''",
+            "<<'EOF",
+            "a<<EOF",
+            "<<A <<B",
+        ] {
+            assert_eq!(name(word), None, "{word}");
+        }
         assert_eq!(split("ENV a=<<b\nRUN a<<<b \"x <<y\"\n").unwrap().1.len(), 2);
     }
 

@@ -31,6 +31,23 @@ pub(crate) fn quoted(text: &str, escape: Escape) -> Vec<&str> {
     words
 }
 
+/// A word without its quotes, where a dollar sign is a character like any other; none if a quote has no end.
+pub(crate) fn unquoted(word: &str) -> Option<String> {
+    let mut out = String::new();
+    let mut quote = None;
+    let mut rest = word.chars().peekable();
+    while let Some(c) = rest.next() {
+        match (c, quote) {
+            ('\'' | '"', None) => quote = Some(c),
+            (_, Some(open)) if c == open => quote = None,
+            ('\\', None) => out.extend(rest.next()),
+            ('\\', Some('"')) => out.push(rest.next_if(|next| matches!(next, '"' | '$' | '\\')).unwrap_or(c)),
+            _ => out.push(c),
+        }
+    }
+    quote.is_none().then_some(out)
+}
+
 /// A list in JSON; none if the text is not one.
 pub(crate) fn json(text: &str) -> Option<Vec<String>> {
     let text = text.trim();
@@ -83,6 +100,21 @@ mod tests {
         assert_eq!(split(r"'a\' b"), [r"'a\'", "b"]);
         assert_eq!(split("\"open a"), ["\"open a"]);
         assert!(split("  ").is_empty());
+    }
+
+    #[test]
+    fn quotes_are_removed() {
+        for (word, want) in [
+            ("EOF", Some("EOF")),
+            ("'E O'F", Some("E OF")),
+            (r#""a\"\x$b""#, Some(r#"a"\x$b"#)),
+            (r"\E\$\'", Some("E$'")),
+            ("$A${B}", Some("$A${B}")),
+            ("'a", None),
+            ("\"a", None),
+        ] {
+            assert_eq!(unquoted(word).as_deref(), want, "{word}");
+        }
     }
 
     #[test]

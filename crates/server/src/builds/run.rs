@@ -7,6 +7,7 @@
 //!
 //! Archives and images are opened inside sandboxes only, by programs of this binary (`protocol::image`).
 
+mod command;
 mod dockerfile;
 mod expand;
 mod machine;

@@ -8,19 +8,13 @@ use bytes::Bytes;
 use dockerfile::{Argument, Base, Command, Copy, Instruction as Line, Kind, Origin, Plan, Source as From};
 use protocol::node::LayerStack;
 
-use super::progress::{BASE, Progressing, USER, short};
-use super::step::{Archive, Files, Instruction};
+use super::command::{SHELL, Startup, args_of};
+use super::progress::{Progressing, USER, short};
+use super::step::{Archive, BASE, Files, Instruction};
 use crate::builds::recipe::{BuildFailure, DockerfileSource, Source};
 
 /// The working directory of sandboxes, unless the Dockerfile names one.
 const HOME: &str = "/home/user";
-/// The shell of RUN, unless the Dockerfile names another one.
-const SHELL: [&str; 2] = ["/bin/sh", "-c"];
-/// Runs the script `$1` with the interpreter that it names.
-const SCRIPT: &str = r#"file=$(mktemp) && printf %s "$1" > "$file" && chmod 700 "$file" || exit
-"$file"; code=$?
-rm -f "$file"
-exit $code"#;
 /// Maximum length of all words of an instruction, and of all variables, in bytes. Programs take little more.
 const WORDS_MAX: usize = 512 << 10;
 /// Maximum length of an instruction in the log, in characters.
@@ -31,8 +25,8 @@ const SHOWN_MAX: usize = 200;
 struct Stage<'a> {
     progress: Progressing<'a>,
     shell: Vec<String>,
-    /// The last CMD or ENTRYPOINT.
-    command: Option<Command>,
+    /// What its sandboxes run from their start on.
+    startup: Startup,
     has_user: bool,
     has_workdir: bool,
     /// Arguments that were declared.
@@ -86,6 +80,11 @@ pub(super) async fn run(
         return Err(BuildFailure::internal());
     };
     let command = last.start_command();
+    if last.startup.ignores_image() {
+        let line =
+            "the entry point of the image is not run: a CMD or ENTRYPOINT in the Dockerfile makes it the start command";
+        last.progress.log(BASE, line.to_owned());
+    }
     let mut state = last.progress;
     if !last.has_user {
         USER.clone_into(&mut state.state.user);
@@ -106,12 +105,9 @@ fn at(line: usize, failure: BuildFailure) -> BuildFailure {
 }
 
 impl Stage<'_> {
-    /// The command as a start command. Those run in a login shell, which may set another path than that of the image.
+    /// The start command. Those run in a login shell, which may set another path than that of the image.
     fn start_command(&self) -> Option<String> {
-        let command = self.command.as_ref()?.to_shell();
-        if command.trim().is_empty() {
-            return None;
-        }
+        let command = Command::Exec(self.startup.args()?).to_shell();
         let path = self.progress.state.envs().remove("PATH");
         Some(match path {
             Some(path) => {
@@ -138,8 +134,11 @@ impl<'a> Run<'a, '_> {
                 let Some(Some(other)) = self.stages.get(*other) else {
                     return Err(BuildFailure::internal());
                 };
-                let args = plan.predefined();
-                Stage { args, ..other.clone() }
+                Stage {
+                    args: plan.predefined(),
+                    startup: other.startup.inherited(),
+                    ..other.clone()
+                }
             }
             base => {
                 let source = match base {
@@ -154,9 +153,9 @@ impl<'a> Run<'a, '_> {
                 progress.become_user("root");
                 progress.state.workdir = Some("/".to_owned());
                 Stage {
+                    startup: Startup::of_image(&progress.state.entrypoint),
                     progress,
                     shell: SHELL.map(str::to_owned).to_vec(),
-                    command: None,
                     has_user: false,
                     has_workdir: false,
                     args: plan.predefined(),
@@ -222,8 +221,13 @@ impl<'a> Run<'a, '_> {
                 stage.progress.log(name, format!("{prefix} {shown}"));
                 return Ok(());
             }
-            Kind::Cmd(command) | Kind::Entrypoint(command) => {
-                stage.command = Some(command.clone());
+            Kind::Cmd(command) => {
+                stage.startup.set_cmd(args_of(&stage.shell, command));
+                stage.progress.log(name, format!("{prefix} {shown}"));
+                return Ok(());
+            }
+            Kind::Entrypoint(command) => {
+                stage.startup.set_entrypoint(args_of(&stage.shell, command));
                 stage.progress.log(name, format!("{prefix} {shown}"));
                 return Ok(());
             }
@@ -262,7 +266,20 @@ impl<'a> Run<'a, '_> {
                     Some(origin) => Some(self.origin(origin).await?),
                     None => None,
                 };
-                self.copy(stage, (name, line.line), copy, from)?
+                // Files of the context and heredocs are in archives of their own.
+                if let (None, Some((files, heredocs))) = (&from, halves(copy)) {
+                    let dest = expand(stage, &copy.dest)?;
+                    if !dest.ends_with('/') && dest != "." {
+                        let why = format!("several sources take a directory as their destination: write {dest}/");
+                        return Err(BuildFailure::at(name, why));
+                    }
+                    let first = self.copy(stage, (name, line.line), &files, None)?;
+                    let shown = format!("{prefix} {shown} [{}]", short(stage.progress.key.as_str()));
+                    stage.progress.perform(name, (&prefix, shown), &first).await?;
+                    self.copy(stage, (name, line.line), &heredocs, None)?
+                } else {
+                    self.copy(stage, (name, line.line), copy, from)?
+                }
             }
         };
         let shown = format!("{prefix} {shown} [{}]", short(stage.progress.key.as_str()));
@@ -330,21 +347,17 @@ impl<'a> Run<'a, '_> {
                     is_expanded,
                 } => {
                     let content = match is_expanded {
-                        true => expand_text(content, &expand)?,
+                        true => dockerfile::expand_text(content, &|name| stage.lookup(name))
+                            .map_err(|error| fail(error.to_string()))?,
                         false => content.clone(),
                     };
                     inline.push((name.clone(), content));
                 }
             }
         }
-        let is_context = from.is_none() && !patterns.is_empty();
-        if is_context && !inline.is_empty() {
-            let why = "heredocs and files in one COPY are not supported: write two instructions";
-            return Err(fail(why.to_owned()));
-        }
         let (archive, key) = match from {
             Some((stack, key)) => (Archive::Stage(stack), key),
-            None if is_context => {
+            None if !patterns.is_empty() => {
                 let hash = self.source.files.get(&line).ok_or_else(|| {
                     fail(format!(
                         "no files were uploaded for {}: this flow of building uploads none; use `ringfence template build` or the builder of an SDK",
@@ -391,17 +404,18 @@ fn within(step: &str, lengths: impl Iterator<Item = usize>) -> Result<(), BuildF
     }
 }
 
-/// The variables in a text, line by line: quotes are not special there.
-fn expand_text(text: &str, expand: &impl Fn(&str) -> Result<String, BuildFailure>) -> Result<String, BuildFailure> {
-    let mut quoted = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            // In double quotes, only these are special besides `$`.
-            '"' => quoted.push_str("\\\""),
-            c => quoted.push(c),
-        }
-    }
-    expand(&format!("\"{quoted}\""))
+/// A copy of files and of heredocs as two copies; none if it has one kind of source.
+fn halves(copy: &Copy) -> Option<(Copy, Copy)> {
+    let (files, heredocs): (Vec<From>, Vec<From>) = copy
+        .sources
+        .iter()
+        .cloned()
+        .partition(|source| matches!(source, From::Path(_)));
+    let half = |sources| Copy {
+        sources,
+        ..copy.clone()
+    };
+    (!files.is_empty() && !heredocs.is_empty()).then(|| (half(files), half(heredocs)))
 }
 
 /// A name that is no pattern.
@@ -467,16 +481,7 @@ fn has_id(number: &str) -> bool {
 }
 
 fn run_command(stage: &mut Stage<'_>, command: &Command) -> Instruction {
-    let args = match command {
-        Command::Exec(args) => args.clone(),
-        Command::Shell(text) => stage.shell.iter().cloned().chain([text.clone()]).collect(),
-        Command::Script(text) => {
-            let shell = SHELL.map(str::to_owned).into_iter();
-            shell
-                .chain([SCRIPT.to_owned(), "sh".to_owned(), text.clone()])
-                .collect()
-        }
-    };
+    let args = args_of(&stage.shell, command);
     let mut parts = vec!["RUN"];
     parts.extend(args.iter().map(String::as_str));
     let key = stage.progress.key.with(&parts);
@@ -557,13 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_keep_their_quotes() {
-        let expand = |word: &str| {
-            let expanded = dockerfile::expand(word, Default::default(), &|_| Some("v"));
-            expanded.map_err(|error| BuildFailure::at("1", error.to_string()))
-        };
-        let text = "a \"$b\" 'c' \\$d ${e}\n";
-        assert_eq!(expand_text(text, &expand).unwrap(), "a \"v\" 'c' $d v\n");
+    fn names_are_no_patterns() {
         assert_eq!(escaped("a*[b"), "a\\*\\[b");
     }
 

@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 
 use super::expand::expand;
 use super::machine::Machine;
-use super::step::{Archive, Files, Instruction, Key};
+use super::step::{Archive, BASE, Files, Instruction, Key};
 use crate::agent::login_shell;
 use crate::builds::context::BuildContext;
 use crate::builds::recipe::{BuildFailure, BuildSpec, Job, Logins, Registry, Source, Step};
 
 /// Changed when the same steps would make other layers than before.
 const FORMAT: &str = "1";
+/// The same for what an image becomes before the first step.
+const IMAGE_FORMAT: &str = "2";
 /// The user of sandboxes, who exists in every template.
 pub(super) const USER: &str = "user";
-/// Name of the step that is not in the recipe.
-pub(super) const BASE: &str = "base";
 /// Directories that a login shell must have in its path.
 const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Where images are unpacked.
@@ -62,6 +62,9 @@ pub(super) struct State {
     pub(super) env: BTreeMap<String, String>,
     pub(super) user: String,
     pub(super) workdir: Option<String>,
+    /// The entry point of the image that it began with, for Dockerfiles.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) entrypoint: Vec<String>,
 }
 
 impl State {
@@ -128,6 +131,7 @@ impl<'a> Progressing<'a> {
             env: BTreeMap::new(),
             user: USER.to_owned(),
             workdir: None,
+            entrypoint: Vec::new(),
         };
         Ok(Self {
             context,
@@ -220,7 +224,7 @@ impl<'a> Progressing<'a> {
             other => return Err(unexpected(&other)),
         };
         let from = format!("[base] FROM {reference} [{}]", short(&digest));
-        self.key = Key::first(&[FORMAT, "image", &digest]);
+        self.key = Key::first(&[IMAGE_FORMAT, "image", &digest]);
         if self.take_cached().await {
             self.log(BASE, format!("CACHED {from}"));
             return Ok(());
@@ -236,7 +240,7 @@ impl<'a> Progressing<'a> {
     /// An image or a file system in an uploaded archive.
     async fn unpack(&mut self, hash: &str) -> Result<(), BuildFailure> {
         let from = format!("[base] FROM archive [{}]", short(hash));
-        self.key = Key::first(&[FORMAT, "archive", hash]);
+        self.key = Key::first(&[IMAGE_FORMAT, "archive", hash]);
         if self.take_cached().await {
             self.log(BASE, format!("CACHED {from}"));
             return Ok(());
@@ -278,13 +282,20 @@ impl<'a> Progressing<'a> {
 
     /// Makes the image that was unpacked in a sandbox the state.
     async fn imported(&mut self, machine: Machine<'a>, report: &ImageReport) -> Result<(), BuildFailure> {
-        let ImageReport { env, bytes, layers, .. } = report;
+        let ImageReport {
+            env,
+            bytes,
+            layers,
+            entrypoint,
+            ..
+        } = report;
         let line = format!("unpacked {} layers, {} MB", layers.len(), bytes / 1_000_000);
         self.log(BASE, line);
         let report = self.prepare(&machine).await?;
         self.log(BASE, format!("[base] DEFAULT USER {USER}"));
         let env = env.iter().map(|(name, value)| (name.clone(), value.trim().to_owned()));
         let env = env.filter(|(_, value)| !value.is_empty()).collect();
+        self.state.entrypoint.clone_from(entrypoint);
         self.replace(machine, env).await?;
         if report.missing.is_empty() {
             return Ok(());

@@ -9,6 +9,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::builds::recipe::Step;
 
+/// Name of the step that is not in the recipe.
+pub(super) const BASE: &str = "base";
 /// Maximum length of one argument of a step, in bytes: what the kernel takes as one argument of a program.
 const ARGUMENT_MAX: usize = 128 << 10;
 

@@ -57,8 +57,8 @@ ESCAPES = (
 ESCAPES_OF_USERS = (test_agent_survives.test_nothing_that_acts_on_another_process_reaches_the_agent,)
 
 HOST, PORT, SITE = "registry.example.org", 5000, "www.example.com"
-# What an image of a distribution lacks, with what it needs.
-PACKAGES = "sudo ca-certificates openssl"
+# What an image of a distribution lacks; it is fetched with what it needs.
+PACKAGES = "sudo ca-certificates openssl curl iproute2"
 APP = '''
 import http.server, numpy
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -87,8 +87,9 @@ def debian(internet: Internet, outside: list[str], work_dir: Path) -> Iterator[R
     for path in (directory, repository):
         path.mkdir(parents=True)
     root = directory / "root.tar"
-    fetch = f'chroot "$1" sh -c "cd /var/tmp && apt-get -q download {PACKAGES}"'
-    hooks = [f"--customize-hook={fetch}", f'--customize-hook=mv "$1"/var/tmp/*.deb {repository}']
+    install = f"apt-get -q -y --no-install-recommends --download-only -o Dir::Cache::archives=/var/tmp/fetched install {PACKAGES}"
+    fetch = f'chroot "$1" sh -c "mkdir -p /var/tmp/fetched/partial && {install}"'
+    hooks = [f"--customize-hook={fetch}", f'--customize-hook=mv "$1"/var/tmp/fetched/*.deb {repository} && rm -r "$1"/var/tmp/fetched']
     made = subprocess.run(
         [*outside, "mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--dpkgopt=force-unsafe-io", "--include=python3", *hooks, "bookworm", root],
         pass_fds=[internet.outside], capture_output=True, text=True, timeout=400, check=False,
@@ -135,6 +136,8 @@ def test_what_sandboxes_need_is_installed(debian: Registry, name: str) -> None:
         assert seen.stdout.split()[:3] == ["root", "debian", "user"]
         certificates = box.commands.run("grep -c BEGIN /etc/ssl/certs/ca-certificates.crt; sudo apt-get check; dpkg --audit")
         assert int(certificates.stdout.split()[0]) > 100
+        # What people's start and ready commands expect.
+        assert box.commands.run("curl --version | head -c 4; ss -V").stdout.startswith("curl")
         # What the host's own /usr has and this image not.
         assert not box.files.exists("/usr/bin/gcc")
 

@@ -161,7 +161,7 @@ def test_version_1_refuses_with_the_line(api: httpx.Client, name: str) -> None:
     for text, want in (
         ("FROM e2bdev/base\n\nRUN --mount=type=secret,id=x true\n", "line 3: RUN --mount"),
         ("FROM e2bdev/base\nRUN true\nCOPY app /app\n", "line 3: no files were uploaded for app"),
-        ("FROM e2bdev/base\nRUN true\n# why\nRUN exit 7\n", "line 4: the command ended with exit code 7"),
+        ("FROM e2bdev/base\nRUN true\n# why\nRUN echo why; exit 7\n", "line 4: the command ended with exit code 7\nwhy"),
         ("FROM --platform=linux/riscv64 e2bdev/base\n", "line 1: platform"),
         ("FROM e2bdev/base\nUSER 70000\n", "line 2: USER 70000: a sandbox has the ids 0 to 65535"),
         ("FROM e2bdev/base\nUSER user:nothing\n", "line 2: "),
@@ -218,7 +218,7 @@ def test_the_command_uploads_what_is_copied(platform: Platform, api: httpx.Clien
     ]  # fmt: skip
     # Nothing has changed, and then one file has.
     log = built(platform, name, "--cpu", "1", "--memory", "512", "--build-arg", "WHERE=/there", tmp_path)
-    assert log.count("CACHED") == 4 and "were uploaded before" in log
+    assert log.count("CACHED") == 5 and "were uploaded before" in log
     (tmp_path / "tool.sh").write_text("#!/bin/sh\necho changed\n")
     log = built(platform, name, "--build-arg", "WHERE=/there", tmp_path)
     assert output(name, "/there/tool") == "changed\n"
@@ -311,9 +311,9 @@ def test_the_command_refuses_before_it_asks_the_platform(platform: Platform, nam
         (tmp_path / "Dockerfile").write_text(text)
         done = platform.run("template", "build", "--name", name, str(tmp_path))
         assert done.returncode == 1 and want in done.stderr, done.stderr
-    (tmp_path / "Dockerfile").write_text("FROM e2bdev/base\nRUN exit 3\n")
+    (tmp_path / "Dockerfile").write_text("FROM e2bdev/base\nRUN echo no such package; exit 3\n")
     done = platform.run("template", "build", "--name", name, "--format", "json", str(tmp_path))
-    assert done.returncode == 1 and "exit code 3" in done.stderr
+    assert done.returncode == 1 and "exit code 3\n  no such package\n" in done.stderr
     assert json.loads(done.stdout)["status"] == "error"
     assert platform.run("template", "build", "--from-image", "a", "--from-archive", "b").returncode == 2
 

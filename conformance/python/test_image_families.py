@@ -146,7 +146,7 @@ def run(platform: Platform, box: Sandbox, user: str, *command: str) -> tuple[int
 def test_an_image_laid_out_like_alpine(platform: Platform, name: str, tmp_path: Path, form: str) -> None:
     log = build(platform, name, archive(form, tmp_path, image(tmp_path, alpine)))
     # Nothing can be installed, and the log says what is missing.
-    assert "bash sudo ca-certificates could not be installed" in log, log
+    assert "bash sudo ca-certificates curl iproute2 could not be installed" in log, log
     with Sandbox.create(name, timeout=120) as box:
         assert run(platform, box, "user", "/bin/sh", "-c", "id -un; id -Gn; echo $HOME; cat /etc/alpine-release /etc/os-release")[1].startswith(
             "user\nuser wheel\n/home/user\nNAME="
@@ -166,7 +166,7 @@ def test_an_image_laid_out_like_alpine(platform: Platform, name: str, tmp_path: 
 
 def test_an_image_with_one_program(platform: Platform, name: str, tmp_path: Path) -> None:
     log = build(platform, name, archive("oci-archive", tmp_path, image(tmp_path, single)))
-    assert "the image has no bash sudo ca-certificates, and it is of no distribution whose packages are known" in log, log
+    assert "the image has no bash sudo ca-certificates curl iproute2, and it is of no distribution whose packages are known" in log, log
     with Sandbox.create(name, timeout=120) as box:
         assert run(platform, box, "nonroot", "/app/hello") == (0, "hello from 65532\n")
         assert run(platform, box, "user", "/app/hello") == (0, "hello from 1000\n")
@@ -174,3 +174,24 @@ def test_an_image_with_one_program(platform: Platform, name: str, tmp_path: Path
         box.files.write("/tmp/file", "text")
         assert box.files.get_info("/tmp/file").owner == "user"
         assert "nonroot:x:65532:65532" in box.files.read("/etc/passwd")
+
+
+APK = """#!/bin/sh
+shift 2
+case " $* " in *" iproute2 "*) echo "iproute2: no such package" >&2; exit 1;; esac
+for package in "$@"; do printf '#!/bin/sh\\necho %s of apk\\n' "$package" > "/usr/bin/$package"; /bin/busybox chmod 755 "/usr/bin/$package"; done
+"""
+
+
+def test_packages_are_installed_as_far_as_there_are_any(platform: Platform, name: str, tmp_path: Path) -> None:
+    def with_packages(root: Path) -> None:
+        alpine(root)
+        (root / "sbin/apk").write_text(APK)
+        (root / "sbin/apk").chmod(0o755)
+
+    image(tmp_path, with_packages)
+    log = build(platform, name, archive("layout", tmp_path, ""))
+    assert "iproute2 could not be installed" in log and "not all of curl iproute2 could be installed: the sandbox works without" in log, log
+    with Sandbox.create(name, timeout=120) as box:
+        for package in ("bash", "sudo", "curl"):
+            assert run(platform, box, "user", f"/usr/bin/{package}") == (0, f"{package} of apk\n")

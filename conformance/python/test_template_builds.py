@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -70,7 +71,8 @@ def test_every_step_leaves_its_files(name: str, tmp_path: Path) -> None:
         assert not box.files.exists("/srv/app/here")
 
     again = build(template, name)
-    assert sum(line.startswith("CACHED") for line in again) == 9, again
+    assert sum(line.startswith("CACHED") for line in again) == 10, again
+    assert any(line.startswith("CACHED [builder 1/10] ENV GREETING hello") for line in again), again
     child = Template().from_template(name).run_cmd("cat tree/deep/file > copy")
     build(child, f"{name}-child")
     with Sandbox.create(f"{name}-child", timeout=120) as box:
@@ -128,7 +130,13 @@ def test_a_sandbox_starts_with_its_server_answering(name: str) -> None:
         .set_start_cmd("exec python3 -m http.server $PORT", "curl -sf -o /dev/null localhost:8000/page")
     )
     lines = build(template, name)
-    assert lines[-1] == "the build is finished" or "the build is finished" in lines
+    wanted = (
+        "Running start command",
+        "Waiting for template to be ready: curl -sf -o /dev/null localhost:8000/page",
+        "Template is ready",
+        "the build is finished",
+    )
+    assert [line for line in lines if line in wanted] == list(wanted), lines
     for _ in range(3):
         with Sandbox.create(name, timeout=120) as box:
             assert box.commands.run("curl -sf localhost:8000/page").stdout == "served\n"
@@ -161,16 +169,24 @@ def test_a_step_ends_with_its_command(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "step", "message"),
     [
-        (lambda template: template.run_cmd("true").run_cmd("exit 3"), "2", "exit code 3"),
-        (lambda template: template.run_cmd("true", user="nobody-here"), "1", "invalid username"),
-        (lambda template: template.set_start_cmd("exit 5", "false"), "finalize", "exit code 5"),
+        (
+            lambda template: template.run_cmd("true").run_cmd("seq 20; printf 'no such thing' >&2; exit 3"),
+            "2",
+            "the command ended with exit code 3\n14\n15\n16\n17\n18\n19\n20\nno such thing",
+        ),
+        (
+            lambda template: template.run_cmd("true", user="nobody-here"),
+            "1",
+            "failed to run command 'true': command failed: unauthenticated: invalid username: 'nobody-here'",
+        ),
+        (lambda template: template.set_start_cmd("echo no port; exit 5", "false"), "finalize", "ended with exit code 5\nno port"),
         (lambda template: template.run_cmd("kill -9 $$"), "1", "exit code"),
     ],
 )
 def test_failures_name_their_step(
     api: httpx.Client, name: str, change: object, step: str, message: str
 ) -> None:
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(Exception, match=re.escape(message)):
         Template.build(change(Template().from_template("base")), name)  # type: ignore[operator]
     template = next(item for item in api.get("/v2/templates").json() if name in item["aliases"])
     assert template["buildStatus"] == "error"
@@ -180,6 +196,16 @@ def test_failures_name_their_step(
     assert message in status["reason"]["message"]
     refused = api.post("/sandboxes", json={"templateID": name})
     assert refused.status_code in (400, 404), refused.text
+
+
+def test_a_ready_command_that_fails_says_why(name: str) -> None:
+    attempt = "echo x >> /tmp/attempts; [ $(wc -l < /tmp/attempts) -ge 3 ] || { echo no-such-program: not found >&2; exit 127; }"
+    lines = build(Template().from_template("base").set_ready_cmd(attempt), name)
+    told = [line for line in lines if line.startswith("[ready] ")]
+    assert told, lines
+    for when, why in zip(told[::2], told[1::2], strict=True):
+        assert re.fullmatch(r"\[ready\] not ready after [0-9]+ s: exit code 127", when), lines
+        assert why == "[ready] no-such-program: not found"
 
 
 def test_an_image_that_cannot_be_fetched_says_why(name: str) -> None:

@@ -107,6 +107,7 @@ pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
         shell: user.shell,
         created,
         packages: os.tool(),
+        wanted: image::wanted(&root, os.tool()),
         os: os.id,
         missing: image::missing(&root)?,
     })

@@ -358,6 +358,8 @@ pub struct ProvisionReport {
     /// Packages that the image lacks, by the names that its family has for them: of `bash`, `sudo` and
     /// `ca-certificates`.
     pub missing: Vec<String>,
+    /// The same of what start and ready commands of many templates need: `curl` and the package of `ss`.
+    pub wanted: Vec<String>,
 }
 
 /// Tools of the known families of distributions.

@@ -341,8 +341,12 @@ impl Builds {
                 };
                 match &end {
                     Ok(_) => context.log(Level::Info, None, "the build is finished"),
-                    Err(failure) => context.log(Level::Error, failure.step.as_deref(), failure.message.clone()),
-                }
+                    Err(failure) => {
+                        // What follows the first line is output, which is there already.
+                        let why = failure.message.lines().next().unwrap_or_default();
+                        context.log(Level::Error, failure.step.as_deref(), why)
+                    }
+                };
                 context.log.finish().await;
                 end
             }

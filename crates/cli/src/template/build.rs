@@ -86,7 +86,11 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode> {
     progress.clear();
     let took = begun.elapsed().as_secs_f64();
     let status = ended["status"].as_str().unwrap_or_default();
-    let reason = ended["reason"]["message"].as_str().map(output::printable);
+    // The output of a step may follow, in lines of its own.
+    let reason = ended["reason"]["message"].as_str().map(|reason| {
+        let lines: Vec<String> = reason.lines().map(output::printable).collect();
+        lines.join("\n  ")
+    });
     match args.format {
         Format::Json => output::json(&json!({
             "templateID": template,

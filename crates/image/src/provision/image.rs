@@ -84,6 +84,19 @@ pub(super) fn missing(root: &OwnedFd) -> Result<Vec<String>> {
     Ok(missing)
 }
 
+/// Packages with programs that start and ready commands of many templates need.
+pub(super) fn wanted(root: &OwnedFd, tool: Option<PackageTool>) -> Vec<String> {
+    let sockets = match tool {
+        Some(PackageTool::Dnf) => "iproute",
+        _ => "iproute2",
+    };
+    [("curl", "curl"), ("ss", sockets)]
+        .into_iter()
+        .filter(|(program, _)| !has_program(root, program))
+        .map(|(_, package)| package.to_owned())
+        .collect()
+}
+
 /// Whether there is a file of that path, links followed within the image.
 pub(super) fn exists(root: &OwnedFd, path: &str) -> bool {
     files::open(root, path.as_bytes(), OFlags::PATH, ResolveFlags::IN_ROOT).is_ok()

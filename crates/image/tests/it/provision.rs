@@ -67,6 +67,7 @@ fn an_image_of_debian_gets_its_user() {
         packages: Some(PackageTool::AptGet),
         os: Some("debian".to_owned()),
         missing: Vec::new(),
+        wanted: vec!["curl".to_owned(), "iproute2".to_owned()],
     };
     assert_eq!(report, expect);
     assert_eq!(
@@ -110,6 +111,23 @@ fn an_image_of_debian_gets_its_user() {
 }
 
 #[test]
+fn only_what_is_not_there_is_wanted() {
+    for (os, programs, want) in [
+        ("ID=debian\n", &["usr/bin/curl", "bin/ss"][..], &[][..]),
+        ("ID=alpine\n", &["usr/bin/curl"], &["iproute2"]),
+        ("ID=fedora\n", &["usr/sbin/curl"], &["iproute"]),
+        ("ID=arch\n", &["usr/sbin/ss"], &["curl"]),
+    ] {
+        let root = Root::new();
+        root.write("etc/os-release", os);
+        for program in programs {
+            root.write(program, "");
+        }
+        assert_eq!(provision(&job(&root, "user", true, true)).wanted, want, "{os}");
+    }
+}
+
+#[test]
 fn scratch_gets_what_is_needed() {
     let root = Root::new();
     let report = provision(&job(&root, "user", true, true));
@@ -118,6 +136,7 @@ fn scratch_gets_what_is_needed() {
         (1000, "/bin/sh", None)
     );
     assert_eq!(report.missing, ["bash", "sudo", "ca-certificates"]);
+    assert_eq!(report.wanted, ["curl", "iproute2"]);
     assert_eq!(
         root.read("etc/passwd"),
         "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"

@@ -216,8 +216,8 @@ impl BuildContext {
         }
     }
 
-    /// Writes a line to the log of the build, which is bounded. It must not have secrets.
-    pub(crate) fn log(&self, level: Level, step: Option<&str>, message: impl Into<String>) {
-        self.log.write(level, step, message.into());
+    /// Writes a line to the log of the build, which is bounded; whether it is there. It must not have secrets.
+    pub(crate) fn log(&self, level: Level, step: Option<&str>, message: impl Into<String>) -> bool {
+        self.log.write(level, step, message.into())
     }
 }

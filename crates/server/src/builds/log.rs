@@ -78,8 +78,8 @@ impl BuildLog {
         })
     }
 
-    /// Adds a line. Once the log is full, only errors are added, of which a build has few.
-    pub(crate) fn write(&self, level: Level, step: Option<&str>, message: String) {
+    /// Adds a line; whether it was added. Once the log is full, only errors are, of which a build has few.
+    pub(crate) fn write(&self, level: Level, step: Option<&str>, message: String) -> bool {
         let message = cut(message, LINE_MAX);
         let mut state = self.state.lock();
         let length = i64::try_from(message.len()).unwrap_or(i64::MAX);
@@ -91,11 +91,13 @@ impl BuildLog {
         }
         // A little more for the reason, which comes last.
         let is_last = level == Level::Error && state.last_seq < LINES_MAX + 100;
-        if !state.is_full || is_last {
+        let is_added = !state.is_full || is_last;
+        if is_added {
             state.push(self.clock.now_us(), level, step, message);
         }
         drop(state);
         self.added.notify_one();
+        is_added
     }
 
     /// Writes lines to the database as they come, until `done` is cancelled.

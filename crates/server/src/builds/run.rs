@@ -11,6 +11,7 @@ mod command;
 mod dockerfile;
 mod expand;
 mod machine;
+mod packages;
 mod progress;
 mod start;
 mod step;
@@ -38,9 +39,8 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
             progressing.become_user("root");
         }
     }
-    let count = steps.len();
-    for (index, (step, instruction)) in recipe.steps.iter().zip(&steps).enumerate() {
-        progressing.step((index + 1, count), step, instruction).await?;
+    for (index, instruction) in steps.iter().enumerate() {
+        progressing.step(index + 1, &recipe.steps, instruction).await?;
     }
     let Progressing { state, .. } = progressing;
     let start = start_command(recipe, &state, from_file);

@@ -213,7 +213,10 @@ impl<'a> Run<'a, '_> {
                 }
                 let env = &stage.progress.state.env;
                 within(name, env.iter().map(|(name, value)| name.len() + value.len()))?;
-                stage.progress.log(name, format!("{prefix} {shown}"));
+                stage
+                    .progress
+                    .log_variables(name, format!("{prefix} {shown}"), &[])
+                    .await;
                 return Ok(());
             }
             Kind::Shell(shell) => {

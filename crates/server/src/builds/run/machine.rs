@@ -3,6 +3,7 @@
 //! It is started like any other, with the limits of the template and behind the gateway, and has no row: no client can
 //! use it, and the node ends it after a restart of the platform. It ends with the step, whatever happens.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 
@@ -10,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use model::id::SandboxId;
 use model::log::Level;
 use protocol::agent::Init;
+use protocol::connect;
 use protocol::image::Progress;
 use protocol::node::{Committed, Image, NodeError, StartSandbox};
 use protocol::process::ProcessConfig;
@@ -29,6 +31,12 @@ const PROGRAMS: &str = "/run/ringfence/agent";
 const JOB_FILE: &str = "/dev/shm/ringfence-job";
 /// Maximum length of a line in the log, in bytes. What exceeds it becomes further lines.
 const LINE_MAX: usize = 4096;
+/// How many of the last lines of a command are told with its failure.
+const TOLD_LINES: usize = 8;
+/// Maximum length of such a line, in characters.
+const TOLD_LINE_MAX: usize = 300;
+/// Maximum length of a command in a reason, in characters.
+const TOLD_COMMAND_MAX: usize = 1000;
 /// Maximum length of a line of a program, in bytes.
 const REPORT_MAX: usize = 1 << 20;
 /// Size of a piece of an upload, in bytes.
@@ -104,16 +112,22 @@ impl<'a> Machine<'a> {
         BuildFailure::at(&self.step, format!("{what}: {}", Chain(error)))
     }
 
-    /// What the agent answered: its refusals, such as of a user or a directory that does not exist, are for the client.
-    fn refused(&self, error: AgentError) -> BuildFailure {
+    /// What the agent answered: its refusals, such as of a user or a directory that does not exist, are for the client,
+    /// in words that clients look for.
+    fn refused(&self, command: &str, error: AgentError) -> BuildFailure {
         match error {
-            AgentError::Message(error) => BuildFailure::at(&self.step, error.to_string()),
+            AgentError::Message(connect::Error { code, message }) => {
+                let code = serde_json::to_value(code).unwrap_or_default();
+                let code = code.as_str().unwrap_or("unknown");
+                let why = format!("failed to run command '{command}': command failed: {code}: {message}");
+                BuildFailure::at(&self.step, why)
+            }
             error => self.failed("a command could not be run", &error),
         }
     }
 
     /// Runs a command, with its output in the log under a prefix. What it has left in the background ends with the sandbox.
-    pub(super) async fn run(&self, user: &str, command: ProcessConfig, prefix: &str) -> Result<Ended, BuildFailure> {
+    pub(super) async fn run(&self, user: &str, command: ProcessConfig, prefix: &str) -> Result<Ran, BuildFailure> {
         self.follow(user, command, EndsWith::Exit, prefix).await
     }
 
@@ -124,16 +138,44 @@ impl<'a> Machine<'a> {
         command: ProcessConfig,
         ends: EndsWith,
         prefix: &str,
-    ) -> Result<Ended, BuildFailure> {
+    ) -> Result<Ran, BuildFailure> {
+        let prefixes = Some([format!("{prefix} [stdout]: "), format!("{prefix} [stderr]: ")]);
+        self.run_with(user, command, ends, prefixes).await
+    }
+
+    /// Runs a command without its output in the log.
+    pub(super) async fn run_silently(&self, user: &str, command: ProcessConfig) -> Result<Ran, BuildFailure> {
+        self.run_with(user, command, EndsWith::Exit, None).await
+    }
+
+    async fn run_with(
+        &self,
+        user: &str,
+        command: ProcessConfig,
+        ends: EndsWith,
+        prefixes: Option<[String; 2]>,
+    ) -> Result<Ran, BuildFailure> {
+        let shown = command.args.last().unwrap_or(&command.cmd);
+        let shown: String = shown.chars().take(TOLD_COMMAND_MAX).collect();
         let mut output = LogOutput {
-            context: self.context,
-            step: &self.step,
-            stdout: Lines::new(format!("{prefix} [stdout]: ")),
-            stderr: Lines::new(format!("{prefix} [stderr]: ")),
+            log: StepLog {
+                context: self.context,
+                step: &self.step,
+                prefixes,
+                last: VecDeque::new(),
+            },
+            stdout: Lines::default(),
+            stderr: Lines::default(),
         };
         let ended = self.agent().run(user, command, ends, &mut output).await;
         output.finish();
-        ended.map_err(|error| self.refused(error))
+        match ended {
+            Ok(ended) => Ok(Ran {
+                code: ended.code,
+                last: output.log.last.into(),
+            }),
+            Err(error) => Err(self.refused(&shown, error)),
+        }
     }
 
     /// Runs a command and returns what it writes, at most `most` bytes of it.
@@ -145,8 +187,9 @@ impl<'a> Machine<'a> {
     ) -> Result<(Ended, String), BuildFailure> {
         let bytes = Vec::new();
         let mut output = Kept { bytes, most };
+        let shown = command.cmd.clone();
         let ended = self.agent().run(user, command, EndsWith::Exit, &mut output).await;
-        let ended = ended.map_err(|error| self.refused(error))?;
+        let ended = ended.map_err(|error| self.refused(&shown, error))?;
         Ok((ended, String::from_utf8_lossy(&output.bytes).into_owned()))
     }
 
@@ -239,21 +282,45 @@ impl<'a> Machine<'a> {
     }
 }
 
+/// A command that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ran {
+    /// Its exit code; -1 if a signal ended it.
+    pub(super) code: i32,
+    /// The last lines of its output. Of a command whose output is in the log, no others than those that are there.
+    last: Vec<String>,
+}
+
+impl Ran {
+    /// Why a build fails with it: its exit code, and the last lines of its output.
+    pub(super) fn failure(&self, step: &str, what: &str) -> BuildFailure {
+        let ended = format!("{what} ended with exit code {}", self.code);
+        BuildFailure::at(step, self.told(ended))
+    }
+
+    /// A text with the last lines of the output below it.
+    pub(super) fn told(&self, mut text: String) -> String {
+        for line in &self.last {
+            text.push('\n');
+            text.push_str(line);
+        }
+        text
+    }
+
+    /// The last lines of the output, in their order.
+    pub(super) fn last(&self) -> &[String] {
+        &self.last
+    }
+}
+
 /// Lines of a stream that arrives in pieces.
+#[derive(Default)]
 struct Lines {
-    prefix: String,
     rest: BytesMut,
 }
 
 impl Lines {
-    fn new(prefix: String) -> Self {
-        Self {
-            prefix,
-            rest: BytesMut::new(),
-        }
-    }
-
-    fn take(&mut self, piece: &[u8], mut log: impl FnMut(String)) {
+    fn take(&mut self, piece: &[u8], mut log: impl FnMut(&str)) {
         self.rest.extend_from_slice(piece);
         loop {
             let end = self.rest.iter().take(LINE_MAX).position(|&byte| byte == b'\n');
@@ -262,54 +329,72 @@ impl Lines {
                 None if self.rest.len() >= LINE_MAX => self.rest.split_to(LINE_MAX),
                 None => return,
             };
-            self.log(&line, &mut log);
+            Self::log(&line, &mut log);
         }
     }
 
-    fn finish(&mut self, mut log: impl FnMut(String)) {
+    fn finish(&mut self, mut log: impl FnMut(&str)) {
         let line = self.rest.split();
-        self.log(&line, &mut log);
+        Self::log(&line, &mut log);
     }
 
-    fn log(&self, line: &[u8], log: &mut impl FnMut(String)) {
+    fn log(line: &[u8], log: &mut impl FnMut(&str)) {
         let text = String::from_utf8_lossy(line);
         // What a progress bar wrote over is not shown.
         let text = text.trim_end().rsplit('\r').next().unwrap_or_default().trim_end();
         if !text.is_empty() {
-            log(format!("{}{text}", self.prefix));
+            log(text);
         }
     }
 }
 
-/// Writes the output of a command into the log of the build.
-struct LogOutput<'a> {
+/// Where the lines of a command get to.
+struct StepLog<'a> {
     context: &'a BuildContext,
     step: &'a str,
+    /// What lines of both streams begin with in the log of the build; none if they are not there.
+    prefixes: Option<[String; 2]>,
+    last: VecDeque<String>,
+}
+
+impl StepLog<'_> {
+    fn line(&mut self, stream: usize, text: &str) {
+        if let Some(prefixes) = &self.prefixes {
+            let line = format!("{}{text}", prefixes[stream]);
+            // A reason says nothing that the log has left out.
+            if !self.context.log(Level::Info, Some(self.step), line) {
+                return;
+            }
+        }
+        if self.last.len() == TOLD_LINES {
+            self.last.pop_front();
+        }
+        self.last.push_back(text.chars().take(TOLD_LINE_MAX).collect());
+    }
+}
+
+/// Writes the output of a command into the log of the build, and keeps the last of it.
+struct LogOutput<'a> {
+    log: StepLog<'a>,
     stdout: Lines,
     stderr: Lines,
 }
 
 impl LogOutput<'_> {
     fn finish(&mut self) {
-        let (context, step) = (self.context, self.step);
-        let mut log = |line| context.log(Level::Info, Some(step), line);
-        self.stdout.finish(&mut log);
-        self.stderr.finish(&mut log);
+        self.stdout.finish(|line| self.log.line(0, line));
+        self.stderr.finish(|line| self.log.line(1, line));
     }
 }
 
 impl Output for LogOutput<'_> {
     async fn take(&mut self, piece: Bytes) -> io::Result<()> {
-        let (context, step) = (self.context, self.step);
-        self.stdout
-            .take(&piece, |line| context.log(Level::Info, Some(step), line));
+        self.stdout.take(&piece, |line| self.log.line(0, line));
         Ok(())
     }
 
     fn take_error(&mut self, piece: &[u8]) {
-        let (context, step) = (self.context, self.step);
-        self.stderr
-            .take(piece, |line| context.log(Level::Info, Some(step), line));
+        self.stderr.take(piece, |line| self.log.line(1, line));
     }
 }
 
@@ -341,8 +426,12 @@ impl Output for Report<'_> {
         while let Some(end) = self.line.iter().position(|&byte| byte == b'\n') {
             let line = self.line.split_to(end + 1);
             match serde_json::from_slice(&line) {
-                Ok(Progress::Log { message }) => self.context.log(Level::Info, Some(self.step), message),
-                Ok(Progress::State { message }) => self.context.log(Level::Debug, Some(self.step), message),
+                Ok(Progress::Log { message }) => {
+                    self.context.log(Level::Info, Some(self.step), message);
+                }
+                Ok(Progress::State { message }) => {
+                    self.context.log(Level::Debug, Some(self.step), message);
+                }
                 Ok(result) => self.last = Some(result),
                 Err(error) => return Err(io::Error::other(error)),
             }
@@ -360,17 +449,17 @@ mod tests {
 
     #[test]
     fn output_becomes_lines_of_bounded_length() {
-        let mut lines = Lines::new("> ".to_owned());
+        let mut lines = Lines::default();
         let mut seen = Vec::new();
         for piece in [&b"one\ntw"[..], b"o\r\n\n  \n", b"10%\r50%\r100%\n", b"\xff\n", b"last"] {
-            lines.take(piece, |line| seen.push(line));
+            lines.take(piece, |line| seen.push(line.to_owned()));
         }
-        lines.finish(|line| seen.push(line));
-        lines.finish(|line| seen.push(line));
-        assert_eq!(seen, ["> one", "> two", "> 100%", "> \u{fffd}", "> last"]);
+        lines.finish(|line| seen.push(line.to_owned()));
+        lines.finish(|line| seen.push(line.to_owned()));
+        assert_eq!(seen, ["one", "two", "100%", "\u{fffd}", "last"]);
 
         let mut seen = Vec::new();
-        let mut lines = Lines::new(String::new());
+        let mut lines = Lines::default();
         lines.take(&vec![b'x'; 2 * LINE_MAX + 1], |line| seen.push(line.len()));
         lines.finish(|line| seen.push(line.len()));
         assert_eq!(seen, [LINE_MAX, LINE_MAX, 1]);

@@ -6,8 +6,8 @@ use model::id::LayerId;
 use model::log::Level;
 use model::secret::Secret;
 use protocol::image::{
-    CopyJob, Credentials, ImageReport, JobSecret, PackageTool, Progress, ProvisionJob, ProvisionReport, PullJob,
-    Transfer, UnpackJob, UnpackLimits,
+    CopyJob, Credentials, ImageReport, JobSecret, Progress, ProvisionJob, ProvisionReport, PullJob, Transfer,
+    UnpackJob, UnpackLimits,
 };
 use protocol::node::{Committed, Image, LayerStack};
 use protocol::process::ProcessConfig;
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::expand::expand;
 use super::machine::Machine;
+use super::packages::Lacking;
 use super::step::{Archive, BASE, Files, Instruction, Key};
 use crate::agent::login_shell;
 use crate::builds::context::BuildContext;
@@ -297,11 +298,11 @@ impl<'a> Progressing<'a> {
         let env = env.filter(|(_, value)| !value.is_empty()).collect();
         self.state.entrypoint.clone_from(entrypoint);
         self.replace(machine, env).await?;
-        if report.missing.is_empty() {
+        let Some(lacking) = Lacking::of(self.context, &report) else {
             return Ok(());
-        }
+        };
         let machine = self.start(BASE, self.state.image()).await?;
-        self.install(&machine, &report).await?;
+        lacking.install(self.context, &machine).await?;
         self.commit(machine).await
     }
 
@@ -326,47 +327,17 @@ impl<'a> Progressing<'a> {
         self.commit(machine).await
     }
 
-    /// Installs what the image lacks, if its distribution and the network of the sandbox allow it.
-    async fn install(&self, machine: &Machine<'_>, report: &ProvisionReport) -> Result<(), BuildFailure> {
-        let missing = report.missing.join(" ");
-        let Some(tool) = report.packages else {
-            let line = format!("the image has no {missing}, and it is of no distribution whose packages are known");
-            self.context.log(Level::Warn, Some(BASE), line);
-            return Ok(());
-        };
-        let script = match tool {
-            PackageTool::AptGet => {
-                "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && \
-                 apt-get install -y -q --no-install-recommends \"$@\" && rm -rf /var/lib/apt/lists/*"
-            }
-            PackageTool::Apk => "apk add --no-cache \"$@\"",
-            PackageTool::Dnf => "$(command -v dnf || command -v microdnf || command -v yum) install -y \"$@\"",
-            PackageTool::Pacman => "pacman -Sy --noconfirm --needed \"$@\"",
-        };
-        let mut args = vec!["-c".to_owned(), script.to_owned(), "sh".to_owned()];
-        args.extend(report.missing.iter().cloned());
-        let command = ProcessConfig {
-            cmd: "/bin/sh".to_owned(),
-            args,
-            cwd: Some("/".to_owned()),
-            ..ProcessConfig::default()
-        };
-        let ended = machine.run("root", command, "[base]").await?;
-        if ended.code != 0 {
-            let line =
-                format!("{missing} could not be installed: the sandbox works without, and commands that need it fail");
-            self.context.log(Level::Warn, Some(BASE), line);
-        }
-        Ok(())
-    }
-
     /// Runs the step with this number, from 1 on.
     pub(super) async fn step(
         &mut self,
-        (number, count): (usize, usize),
-        step: &Step,
+        number: usize,
+        steps: &[Step],
         instruction: &Instruction,
     ) -> Result<(), BuildFailure> {
+        let count = steps.len();
+        let Some((step, following)) = steps.get(number - 1..).and_then(<[Step]>::split_first) else {
+            return Err(BuildFailure::internal());
+        };
         let name = number.to_string();
         let name = name.as_str();
         self.key = self.key.step(step);
@@ -375,7 +346,7 @@ impl<'a> Progressing<'a> {
         let kind = step.kind.to_ascii_uppercase();
         let line = format!("{prefix} {kind} {} [{}]", step.args.join(" "), short(self.key.as_str()));
         if let Instruction::Env(pairs) = instruction {
-            self.log(name, line);
+            self.log_variables(name, line, following).await;
             for (variable, value) in pairs {
                 let value = expand(value, &self.state.env);
                 let value =
@@ -392,6 +363,34 @@ impl<'a> Progressing<'a> {
         self.perform(name, (&prefix, line), instruction).await
     }
 
+    /// Writes the line of a step that makes no layer, with the word of a cached one if an earlier build had it as well.
+    /// What is kept belongs to a layer: to the one below, or without one to the next.
+    pub(super) async fn log_variables(&self, name: &str, line: String, following: &[Step]) {
+        let mut key = self.key.clone();
+        if let Some(layer) = self.state.layers.last() {
+            let was_seen = !self.force && self.context.cached(key.as_str()).await.is_some();
+            let state = serde_json::to_string(&self.state).unwrap_or_default();
+            self.context.put_cached(key.as_str(), layer, 0, &state).await;
+            return self.log_cached(name, line, was_seen);
+        }
+        let makes_layer = |step: &Step| !matches!(Instruction::parse(step), Ok(Instruction::Env(_)));
+        let next = following.iter().position(makes_layer);
+        let steps = next.map_or(&[][..], |next| &following[..=next]);
+        for step in steps {
+            key = key.step(step);
+        }
+        let is_forced = self.force || steps.iter().any(|step| step.force);
+        let was_seen = !is_forced && !steps.is_empty() && self.context.cached(key.as_str()).await.is_some();
+        self.log_cached(name, line, was_seen);
+    }
+
+    fn log_cached(&self, name: &str, line: String, is_cached: bool) {
+        match is_cached {
+            true => self.log(name, format!("CACHED {line}")),
+            false => self.log(name, line),
+        }
+    }
+
     /// Takes what an instruction makes from the cache, or runs it. The key must be that of the instruction.
     pub(super) async fn perform(
         &mut self,
@@ -399,11 +398,11 @@ impl<'a> Progressing<'a> {
         (prefix, line): (&str, String),
         instruction: &Instruction,
     ) -> Result<(), BuildFailure> {
-        if self.take_cached().await {
-            self.log(name, format!("CACHED {line}"));
+        let is_cached = self.take_cached().await;
+        self.log_cached(name, line, is_cached);
+        if is_cached {
             return Ok(());
         }
-        self.log(name, line);
         let image = match instruction {
             Instruction::Files(Files {
                 archive: Archive::Stage(from),
@@ -420,8 +419,7 @@ impl<'a> Progressing<'a> {
                 let user = user.as_deref().unwrap_or(&self.state.user);
                 let ended = machine.run(user, self.state.shell(command), prefix).await?;
                 if ended.code != 0 {
-                    let why = format!("the command ended with exit code {}", ended.code);
-                    return Err(BuildFailure::at(name, why));
+                    return Err(ended.failure(name, "the command"));
                 }
             }
             Instruction::Exec { args, env } => {
@@ -436,8 +434,7 @@ impl<'a> Progressing<'a> {
                 };
                 let ended = machine.run(&self.state.user, command, prefix).await?;
                 if ended.code != 0 {
-                    let why = format!("the command ended with exit code {}", ended.code);
-                    return Err(BuildFailure::at(name, why));
+                    return Err(ended.failure(name, "the command"));
                 }
             }
             Instruction::Files(files) => self.files(&machine, name, files).await?,

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use model::log::Level;
+use parking_lot::Mutex;
 use protocol::node::Image;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::super::context::BuildContext;
 use super::super::recipe::{BuildFailure, Job, StartCommand};
@@ -20,6 +21,9 @@ const READY_BOUND: Duration = Duration::from_secs(600);
 /// How long a start command without a ready command is watched.
 const WATCHED: Duration = Duration::from_secs(20);
 
+/// When the log says for the first time why a sandbox is not ready; each time, twice as long passes until the next.
+const FIRST_TOLD: Duration = Duration::from_secs(2);
+
 /// Starts a sandbox from the finished image, runs the commands in it, and returns once it is ready.
 pub(super) async fn check(
     context: &BuildContext,
@@ -28,31 +32,20 @@ pub(super) async fn check(
     start: &StartCommand,
 ) -> Result<(), BuildFailure> {
     let machine = Machine::start(context, job, FINALIZE, image).await?;
-    let log = |line: &str| context.log(Level::Info, Some(FINALIZE), line);
     let ready = async {
-        let Some(ready) = &start.ready else {
-            sleep(WATCHED).await;
-            return Ok(());
-        };
-        log("[finalize] waiting for the template to be ready");
-        let attempts = async {
-            loop {
-                let ended = machine.run(&start.user, start.process(ready), "[ready]").await?;
-                if ended.code == 0 {
-                    return Ok(());
-                }
-                sleep(PAUSE).await;
+        match &start.ready {
+            None => {
+                sleep(WATCHED).await;
+                Ok(())
             }
-        };
-        timeout(READY_BOUND, attempts).await.unwrap_or_else(|_| {
-            let why = "the ready command did not succeed within 10 minutes";
-            Err(BuildFailure::at(FINALIZE, why))
-        })
+            Some(ready) => until_ready(context, &machine, start, ready).await,
+        }
     };
     let result = match &start.command {
         None => ready.await,
         Some(started) => {
-            log("[finalize] running the start command");
+            // Clients look for these three lines.
+            context.log(Level::Info, Some(FINALIZE), "Running start command");
             let run = async {
                 let command = start.process(started);
                 // What it has left in the background is what the template is about, and writes to the log as well.
@@ -61,10 +54,7 @@ pub(super) async fn check(
                     .await?;
                 match ended.code {
                     0 => Ok(()),
-                    code => {
-                        let why = format!("the start command ended with exit code {code}");
-                        Err(BuildFailure::at(FINALIZE, why))
-                    }
+                    _ => Err(ended.failure(FINALIZE, "the start command")),
                 }
             };
             tokio::pin!(ready);
@@ -80,6 +70,58 @@ pub(super) async fn check(
     };
     machine.end().await;
     result?;
-    log("[finalize] the template is ready");
+    context.log(Level::Info, Some(FINALIZE), "Template is ready");
     Ok(())
+}
+
+/// Runs the ready command until it succeeds. While it does not, the log says why, at growing intervals.
+async fn until_ready(
+    context: &BuildContext,
+    machine: &Machine<'_>,
+    start: &StartCommand,
+    ready: &str,
+) -> Result<(), BuildFailure> {
+    let log = |line: String| {
+        context.log(Level::Info, Some(FINALIZE), line);
+    };
+    log(format!("Waiting for template to be ready: {ready}"));
+    let begun = Instant::now();
+    let mut told = FIRST_TOLD;
+    let last = Mutex::new(None);
+    let attempts = async {
+        loop {
+            let ran = machine.run_silently(&start.user, start.process(ready)).await?;
+            if ran.code == 0 {
+                for line in ran.last() {
+                    context.log(Level::Debug, Some(FINALIZE), format!("[ready] {line}"));
+                }
+                return Ok(());
+            }
+            let waited = begun.elapsed();
+            if waited >= told {
+                told = waited * 2;
+                let (seconds, code) = (waited.as_secs(), ran.code);
+                log(format!("[ready] not ready after {seconds} s: exit code {code}"));
+                for line in ran.last() {
+                    log(format!("[ready] {line}"));
+                }
+            }
+            *last.lock() = Some(ran);
+            sleep(PAUSE).await;
+        }
+    };
+    if let Ok(done) = timeout(READY_BOUND, attempts).await {
+        return done;
+    }
+    let why = "the ready command did not succeed within 10 minutes";
+    let why = match last.into_inner() {
+        Some(ran) => {
+            for line in ran.last() {
+                log(format!("[ready] {line}"));
+            }
+            ran.told(format!("{why}; at last it ended with exit code {}", ran.code))
+        }
+        None => format!("{why}: it has not ended even once"),
+    };
+    Err(BuildFailure::at(FINALIZE, why))
 }

@@ -131,16 +131,34 @@ async fn invalid_requests_are_refused() {
         r#"{"name":"a","tags":["a b"]}"#,
         r#"{"name":"a","tags":["0b0e1d52-58ff-4c8e-8f0d-0a1b2c3d4e5f"]}"#,
         r#"{"name":"a","cpuCount":0}"#,
-        r#"{"name":"a","cpuCount":3}"#,
-        r#"{"name":"a","cpuCount":10}"#,
-        r#"{"name":"a","cpuCount":34}"#,
         r#"{"name":"a","memoryMB":127}"#,
-        r#"{"name":"a","memoryMB":129}"#,
-        r#"{"name":"a","memoryMB":8194}"#,
         r#"{"name":1}"#,
         "[]",
     ] {
         platform.call("POST", "/v3/templates", body).await.error(400);
+    }
+    // Clients compare these texts, in every version of the route.
+    for (size, want) in [
+        (r#""cpuCount":34"#, "CPU count must be at most 32"),
+        (
+            r#""cpuCount":10"#,
+            "CPU count must be at most 8, the limit of your team",
+        ),
+        (r#""cpuCount":3"#, "CPU count must be 1 or an even number"),
+        (r#""memoryMB":129"#, "Memory must be divisible by 2"),
+        (
+            r#""memoryMB":8194"#,
+            "Memory can't be higher than 8192 MiB, the limit of your team",
+        ),
+    ] {
+        for (path, name) in [
+            ("/v3/templates", r#""name":"a""#),
+            ("/v2/templates", r#""alias":"a""#),
+            ("/templates", r#""alias":"a","dockerfile":"FROM a""#),
+        ] {
+            let reply = platform.call("POST", path, &format!("{{{name},{size}}}")).await;
+            assert_eq!(reply.error(400), want, "{path}");
+        }
     }
     let long = format!(r#"{{"name":"{}"}}"#, "a".repeat(129));
     assert!(
@@ -360,6 +378,17 @@ async fn a_build_that_fails_says_why() {
         platform.call("GET", &format!("{logs}?{bad}"), "").await.error(400);
     }
     platform.call_as(Some(OTHER_KEY), "GET", &logs, "").await.error(404);
+    // An id that is none comes first, whatever the template.
+    for route in ["status", "logs"] {
+        for (of, id, want) in [
+            ("none", "x", 400),
+            (template.as_str(), "x", 400),
+            ("none", build.as_str(), 404),
+        ] {
+            let path = format!("/templates/{of}/builds/{id}/{route}");
+            platform.call("GET", &path, "").await.error(want);
+        }
+    }
     assert!(platform.node.ids().is_empty());
 
     // A template that does not exist fails the build, and not the request.

@@ -212,7 +212,7 @@ async fn unsupported_features_are_refused_by_name() {
         (r#""resources":[{}]"#, "resources"),
         (r#""volumeMounts":[{"name":"a","path":"/b"}]"#, "volumeMounts"),
         (r#""iam":{"tokens":{"a":{}}}"#, "iam"),
-        (r#""secure":false,"network":{"allowPublicTraffic":false}"#, "secure"),
+        (r#""secure":false,"network":{"allowPublicTraffic":false}"#, NOT_PUBLIC),
         (
             r#""network":{"egressProxy":{"address":"a"}}"#,
             "network: egressProxy.address",
@@ -231,9 +231,13 @@ async fn unsupported_features_are_refused_by_name() {
         r#""secure":false,"network":{"allowPublicTraffic":false}"#,
     )
     .await;
-    assert!(reply.error(400).contains("secure"), "{reply:?}");
+    assert_eq!(reply.error(400), NOT_PUBLIC);
     assert!(platform.node.started.lock().is_empty());
 }
+
+/// Clients compare it.
+const NOT_PUBLIC: &str =
+    "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.";
 
 #[tokio::test]
 async fn template_names_are_resolved_for_the_team() {

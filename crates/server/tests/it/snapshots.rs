@@ -152,7 +152,7 @@ async fn a_name_is_that_of_one_snapshot() {
     let tagged = snapshot(&platform, &id, r#"{"name":"mine-1:v2","memory":null}"#).await;
     assert_eq!(
         tagged,
-        json!({"snapshotID": "team1/mine-1:v2", "names": ["team1/mine-1:v2"]})
+        json!({"snapshotID": "team1/mine-1:v2", "names": ["team1/mine-1"]})
     );
     assert_eq!(create(&platform, "mine-1:v2").await.json["templateID"], template);
     assert_eq!(list(&platform, "").await, ["team1/mine-1:v2"]);

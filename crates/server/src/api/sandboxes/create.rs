@@ -577,9 +577,9 @@ impl CreateParameters {
     fn refusal(&self) -> Option<String> {
         let common = &self.common;
         if self.wants_open_agent && self.is_private() {
+            // A client of the agent reaches every port through it. Clients compare this text.
             return Some(
-                "secure: false and network.allowPublicTraffic: false contradict each other: a client of the agent \
-                 reaches every port through it; omit secure or set it to true"
+                "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag."
                     .to_owned(),
             );
         }

@@ -65,7 +65,7 @@ struct Snapshot {
     /// the tag.
     #[serde(rename = "snapshotID")]
     snapshot_id: String,
-    /// Its name with the namespace of the team, and with its tag unless that is `default`; empty if it has none.
+    /// Its name with the namespace of the team, without its tag; empty if it has none.
     names: Vec<String>,
 }
 
@@ -77,14 +77,9 @@ impl Snapshot {
                 names: Vec::new(),
             };
         };
-        let tagged = format!("{namespace}/{alias}:{tag}");
-        let name = match tag {
-            DEFAULT_TAG => format!("{namespace}/{alias}"),
-            _ => tagged.clone(),
-        };
         Self {
-            snapshot_id: tagged,
-            names: vec![name],
+            snapshot_id: format!("{namespace}/{alias}:{tag}"),
+            names: vec![format!("{namespace}/{alias}")],
         }
     }
 }

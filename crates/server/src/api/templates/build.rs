@@ -103,23 +103,23 @@ struct BuildRequest {
     request_json: Option<String>,
 }
 
-/// Checks the size of the sandboxes of a template.
+/// Checks the size of the sandboxes of a template. Clients compare the beginnings of these texts.
 fn check_size(cpu_count: u32, memory_mb: u32, caller: &Caller) -> Result<(), ApiError> {
     let limits = &caller.quota.limits;
     let why = if cpu_count > CPU_MAX {
-        format!("cpuCount must be at most {CPU_MAX}")
+        format!("CPU count must be at most {CPU_MAX}")
     } else if cpu_count != 1 && !cpu_count.is_multiple_of(2) {
-        "cpuCount must be 1 or an even number".to_owned()
+        "CPU count must be 1 or an even number".to_owned()
     } else if cpu_count > limits.template_cpu_count {
         format!(
-            "cpuCount must be at most {}, the limit of your team",
+            "CPU count must be at most {}, the limit of your team",
             limits.template_cpu_count
         )
     } else if !memory_mb.is_multiple_of(2) {
-        "memoryMB must be an even number".to_owned()
+        "Memory must be divisible by 2".to_owned()
     } else if memory_mb > limits.template_memory_mb {
         format!(
-            "memoryMB must be at most {}, the limit of your team",
+            "Memory can't be higher than {} MiB, the limit of your team",
             limits.template_memory_mb
         )
     } else {

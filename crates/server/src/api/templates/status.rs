@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::response::Response;
 use http::{StatusCode, request};
+use model::id::BuildId;
 use model::log::Level;
 use serde::Serialize;
 use store::Store;
@@ -187,6 +188,7 @@ pub(crate) async fn get_build_status(
     path: BuildPath,
     Params(which): Params<StatusParameters>,
 ) -> Result<Response, ApiError> {
+    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
     let template = find_own(&path.template, &caller.team, &store).await?;
     // The status is read before the log, which is complete when the status is final.
     let build = build_of(&builds, &template.id, &path.build).await?;
@@ -252,6 +254,7 @@ pub(crate) async fn get_build_logs(
     path: BuildPath,
     Params(which): Params<BuildLogParameters>,
 ) -> Result<Response, ApiError> {
+    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
     let template = find_own(&path.template, &caller.team, &store).await?;
     let build = build_of(&builds, &template.id, &path.build).await?;
     // One place has all entries.

@@ -57,6 +57,9 @@ pub struct LifecycleSpec {
     pub auto_pause_discards: bool,
     /// Traffic resumes it.
     pub auto_resume: bool,
+    /// A client has paused it and wanted its disk alone, which traffic does not resume.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub paused_for_files: bool,
     /// The requested time from the start until the deadline, in seconds, which a resume by traffic uses again.
     pub timeout_s: u32,
 }

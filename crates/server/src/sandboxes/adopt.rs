@@ -116,7 +116,7 @@ impl Sandboxes {
             _ => self.clock.now_us(),
         };
         if row.state == State::Running {
-            let change = self.rows.sandbox_pausing(&row.id, row.version, kept).await?;
+            let change = self.rows.sandbox_pausing(&row.id, row.version, kept, None).await?;
             row = change.applied().unwrap_or(row);
         }
         let pause = Pause {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use model::id::SandboxId;
 use model::lifecycle::{Kept, State, Transition};
+use model::sandbox::LifecycleSpec;
 use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
 use store::Change;
 use store::error::StoreError;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::backoff::TooEarly;
+use super::lifecycle::to_json;
 use super::registry::{CountedAs, SandboxEntry};
 use super::unrecorded::Unrecorded;
 use crate::admission::capacity::NoCapacity;
@@ -281,7 +283,17 @@ impl Sandboxes {
             entry.force_count(CountedAs::Running);
             return Err(PauseError::Stopping);
         }
-        let row = match self.rows.sandbox_pausing(id, entry.version(), keep).await {
+        // Noted for traffic, before the sandbox can be found paused.
+        let lifecycle = LifecycleSpec {
+            paused_for_files: keep == Kept::Filesystem && reason == PauseReason::Client,
+            ..entry.lifecycle()
+        };
+        let settings = to_json(lifecycle);
+        let row = match self
+            .rows
+            .sandbox_pausing(id, entry.version(), keep, settings.as_deref())
+            .await
+        {
             Ok(Change::Applied(row)) => row,
             Ok(Change::Stale | Change::Missing) => {
                 self.keep_running(entry);
@@ -293,6 +305,7 @@ impl Sandboxes {
             }
         };
         entry.update(row.version, row.end_us);
+        entry.set_lifecycle(lifecycle);
         self.deadlines.remove(id);
         entry.cut();
         // While the node writes to disk. A pause that is cancelled does not wait for it.

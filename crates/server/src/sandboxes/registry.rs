@@ -258,6 +258,11 @@ impl SandboxEntry {
         current.end_us = end_us;
     }
 
+    /// Takes over its lifecycle settings.
+    pub(crate) fn set_lifecycle(&self, lifecycle: LifecycleSpec) {
+        self.current.lock().lifecycle = lifecycle;
+    }
+
     /// Takes over a row with which a new run begins.
     pub(crate) fn follow(&self, row: &SandboxRow) {
         let mut current = self.current.lock();
@@ -484,7 +489,13 @@ impl Registry {
     /// The sandbox with that id, if it is paused, is being paused or resumed, and traffic resumes it.
     pub(crate) fn asleep(&self, id: &SandboxId) -> Option<Arc<SandboxEntry>> {
         self.get(id).filter(|entry| {
-            matches!(entry.state(), State::Pausing | State::Paused | State::Resuming) && entry.lifecycle().auto_resume
+            let lifecycle = entry.lifecycle();
+            let is_woken = match entry.state() {
+                State::Pausing | State::Paused => !lifecycle.paused_for_files,
+                State::Resuming => true,
+                _ => false,
+            };
+            is_woken && lifecycle.auto_resume
         })
     }
 

@@ -132,6 +132,10 @@ impl Sandboxes {
         request: ResumeRequest,
     ) -> Result<Connected, PauseError> {
         let id = &entry.id;
+        if request.reason == ResumeReason::Traffic && entry.lifecycle().paused_for_files {
+            // It was paused since the request came.
+            return Err(PauseError::Gone);
+        }
         let counted = entry.counted();
         let restores = matches!(counted, CountedAs::Paused { keep: Kept::Image, .. }) && !request.discards_processes;
         if restores {
@@ -277,6 +281,7 @@ impl Sandboxes {
         let before = entry.lifecycle();
         let lifecycle = LifecycleSpec {
             auto_pause: request.auto_pause.unwrap_or(before.auto_pause),
+            paused_for_files: false,
             ..before
         };
         let max_end_us = now_us + i64::from(request.max_lifetime_s) * SECOND_US;

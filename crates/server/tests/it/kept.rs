@@ -208,6 +208,26 @@ async fn the_deadline_and_traffic() {
 }
 
 #[tokio::test]
+async fn traffic_does_not_start_what_was_paused_for_its_files() {
+    let platform = platform().await;
+    let id = platform.create(r#","timeout":600,"autoResume":{"enabled":true}"#).await;
+    pause_to_disk(&platform, &id).await;
+    assert_eq!(traffic(&platform, &id, 3000, &[]).await.status, 502);
+    let platform = platform.restart().await;
+    *platform.node.origin.lock() = Some(origin().await);
+    assert_eq!(traffic(&platform, &id, 3000, &[]).await.status, 502);
+    let paused = detail(&platform, &id).await;
+    assert_eq!(
+        (&paused["state"], &paused["lifecycle"]["autoResume"]),
+        (&json!("paused"), &json!(true))
+    );
+    // Started anew by its client, it is one that traffic resumes, when it is paused with its processes.
+    assert_eq!(post(&platform, &id, "connect", r#"{"timeout":60}"#).await.status, 201);
+    pause(&platform, &id).await;
+    assert_eq!(traffic(&platform, &id, 3000, &[]).await.text, "ok");
+}
+
+#[tokio::test]
 async fn the_node_need_not_have_processes_of_it() {
     let platform = platform().await;
     let id = platform.create(r#","timeout":600"#).await;

@@ -323,7 +323,7 @@ async fn every_state_is_recovered_after_a_crash() {
         if let Some(kept) = kept {
             let change = rows.sandbox_set_state(&row.id, row.version, State::Running).await;
             row = change.expect("a database").applied().expect("applied");
-            let change = rows.sandbox_pausing(&row.id, row.version, kept).await;
+            let change = rows.sandbox_pausing(&row.id, row.version, kept, None).await;
             row = change.expect("a database").applied().expect("applied");
         }
         let change = rows.sandbox_set_state(&row.id, row.version, state).await;

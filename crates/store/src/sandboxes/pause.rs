@@ -39,7 +39,8 @@ pub struct Resumption {
 
 impl NodeRows {
     /// Marks a sandbox as being paused, from `running` at `version`, or from a state that could not be stored as
-    /// `running`. `kept` is what there is of it if that is interrupted when its processes are stopped.
+    /// `running`. `kept` is what there is of it if that is interrupted when its processes are stopped. With
+    /// `lifecycle_json`, it has these settings from now on.
     ///
     /// # Errors
     /// When the database fails.
@@ -48,16 +49,19 @@ impl NodeRows {
         id: &SandboxId,
         version: i64,
         kept: Kept,
+        lifecycle_json: Option<&str>,
     ) -> Result<Change<SandboxRow>, StoreError> {
         let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'pausing', version = version + 1, kept = $3 \
+            "UPDATE sandboxes SET state = 'pausing', version = version + 1, kept = $3, \
+             lifecycle_json = COALESCE($5, lifecycle_json) \
              WHERE id = $1 AND version = $2 AND state IN ('running', 'pausing', 'resuming') AND node_id = $4 RETURNING ",
             columns!()
         ))
         .bind(id.as_str())
         .bind(version)
         .bind(kept.as_str())
-        .bind(self.node.as_str());
+        .bind(self.node.as_str())
+        .bind(lifecycle_json);
         self.sandbox_change(id, "mark a sandbox as being paused", query).await
     }
 

@@ -313,7 +313,10 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
     let row = running(&store, sandbox(1, 1), 5).await;
     let (id, rows) = (&row.id, store.of_node(node_id(1)));
     let elsewhere = store.of_node(node_id(2));
-    let change = elsewhere.sandbox_pausing(id, row.version, Kept::Memory).await.unwrap();
+    let change = elsewhere
+        .sandbox_pausing(id, row.version, Kept::Memory, None)
+        .await
+        .unwrap();
     assert_eq!(change, Change::Missing);
     // Neither is paused or resumed yet.
     let resumption = Resumption {
@@ -326,7 +329,9 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
         rows.sandbox_paused(id, row.version, pause(Kept::Memory)).await.unwrap(),
         rows.sandbox_resuming(id, row.version, &resumption).await.unwrap(),
         rows.sandbox_resumed(id, row.version, (8, 9), None).await.unwrap(),
-        rows.sandbox_pausing(id, row.version - 1, Kept::Memory).await.unwrap(),
+        rows.sandbox_pausing(id, row.version - 1, Kept::Memory, None)
+            .await
+            .unwrap(),
     ] {
         assert_eq!(stale, Change::Stale);
     }
@@ -334,9 +339,14 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
         state: State::Pausing,
         version: row.version + 1,
         kept: Some(Kept::Memory),
+        lifecycle_json: Some("{\"a\":1}".to_owned()),
         ..row.clone()
     };
-    let change = rows.sandbox_pausing(id, row.version, Kept::Memory).await.unwrap();
+    let settings = pausing.lifecycle_json.as_deref();
+    let change = rows
+        .sandbox_pausing(id, row.version, Kept::Memory, settings)
+        .await
+        .unwrap();
     assert_eq!(change, Change::Applied(pausing.clone()));
     // Its deadline cannot be changed.
     assert_eq!(rows.sandbox_set_end(id, None, 1).await.unwrap(), Change::Stale);

@@ -554,6 +554,7 @@ impl CreateParameters {
                 auto_pause: common.auto_pause,
                 auto_pause_discards: !common.auto_pause_memory,
                 auto_resume: common.auto_resume.is_some_and(|resume| resume.enabled),
+                paused_for_files: false,
                 timeout_s,
             },
         })

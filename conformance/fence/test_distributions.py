@@ -22,6 +22,7 @@ from escape import test_agent_survives, test_files_of_the_host, test_kernel, tes
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.registry import Registry, layer, member, registry
+from python.test_base import INSTALLS, wheel
 
 # Attempts of the suite of escapes: at the kernel, at what shows the host, at its files, at the agent and at neighbours.
 ESCAPES = (
@@ -193,8 +194,8 @@ def test_a_server_with_numpy_answers_when_create_returns(
     index = f"--index-url http://{SITE}/files/simple/ --trusted-host {SITE}"
     dockerfile = f"""
 FROM {HOST}:{PORT}/debian:12
-COPY pip.zip /tmp/pip.zip
-RUN python3 /tmp/pip.zip/pip install --break-system-packages {index} numpy && rm /tmp/pip.zip
+COPY pip.zip /opt/pip.zip
+RUN python3 /opt/pip.zip/pip install --break-system-packages {index} numpy
 WORKDIR /srv/app
 COPY app .
 USER user
@@ -205,3 +206,12 @@ USER user
         with Sandbox.create(name, timeout=120) as box:
             answer = httpx.get(f"{platform.url}/", headers={"Host": box.get_host(8000)})
             assert (answer.status_code, answer.text) == (200, "45")
+    # Beside what root has installed, in one interpreter; the package has headers.
+    with Sandbox.create(name, timeout=120) as box:
+        box.files.write("/tmp/rfgreet-1.0-py3-none-any.whl", wheel("rfgreet", "1.0"))
+        box.files.write("/tmp/installs.py", INSTALLS.replace('"-m", "pip"', '"/opt/pip.zip/pip"'))
+        options = "--break-system-packages --no-index --disable-pip-version-check"
+        assert box.commands.run(f"python3 /tmp/installs.py {options} /tmp/rfgreet-1.0-py3-none-any.whl").stdout == "1.0\n"
+        # Where a user without write permission for the directories of the system installs.
+        packages = "python3 -c 'import site, sys; print(site.getusersitepackages() in sys.path)'"
+        assert box.commands.run(packages).stdout == "True\n"

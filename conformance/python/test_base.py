@@ -31,13 +31,14 @@ def out(sandbox: Sandbox, command: str, user: str = "user", envs: dict[str, str]
 
 
 def wheel(name: str, version: str) -> bytes:
-    """A package with a module and a program that prints its version (PEP 427)."""
+    """A package with a module, a program that prints its version, and a header (PEP 427)."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"def main():\n    print({version!r})\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name}={name}:main\n",
+        f"{name}-{version}.data/headers/{name}.h": f"#define VERSION {version}\n",
     }
     digest = lambda text: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
     record = "".join(f"{path},sha256={digest(text)},{len(text)}\n" for path, text in files.items())
@@ -83,6 +84,29 @@ def test_user_installs_beside_what_root_installed(wheels: Sandbox) -> None:
     # In one shell, so the program is found by a path that was set before its directory was there.
     assert out(wheels, "pip install -q rfother && rfother", "user", WHEELS) == "1.0\n"
     assert out(wheels, "rfother") == "1.0\n"
+
+
+# Installs a package and imports it, as notebooks and agents do.
+INSTALLS = """
+import importlib, subprocess, sys
+subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sys.argv[1:]], check=True)
+importlib.invalidate_caches()
+import rfgreet
+rfgreet.main()
+"""
+
+
+def test_a_program_imports_what_it_has_just_installed(wheels: Sandbox) -> None:
+    """As `user`, as root, and as `user` what root has in another version, which has to be left as it is."""
+    wheels.files.write("/tmp/installs.py", INSTALLS)
+    assert out(wheels, "python3 /tmp/installs.py rfgreet==1.0", "user", WHEELS) == "1.0\n"
+    header = "find / -xdev -path '*/rfgreet/rfgreet.h' -printf '%u %p\n' 2>/dev/null || true"
+    assert out(wheels, header, "root").startswith("user /home/user/.local/include/python3.")
+    out(wheels, "pip uninstall -y rfgreet", "user")
+    assert out(wheels, header, "root") == ""
+    assert out(wheels, "python3 /tmp/installs.py rfgreet==1.0", "root", WHEELS) == "1.0\n"
+    assert out(wheels, "python3 /tmp/installs.py --upgrade rfgreet", "user", WHEELS) == "2.0\n"
+    assert out(wheels, "rfgreet") + out(wheels, "rfgreet", "root") == "2.0\n1.0\n"
 
 
 def test_a_virtual_environment_has_pip(wheels: Sandbox) -> None:

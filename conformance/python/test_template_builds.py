@@ -55,6 +55,7 @@ def test_every_step_leaves_its_files(name: str, tmp_path: Path) -> None:
         .remove("/home/user/gone")
         .run_cmd("id -un > /etc/by; stat -c %U:%a /usr/local/bin/tool > /etc/tool", user="root")
         .run_cmd("echo out; echo err >&2")
+        .run_cmd("touch /usr/local/bin/python3.99", user="root")
     )
     lines = build(template, name)
     assert any(line.endswith("[stdout]: out") for line in lines), lines
@@ -66,13 +67,16 @@ def test_every_step_leaves_its_files(name: str, tmp_path: Path) -> None:
         )
         want = "/srv/app\nhello world\ndeep\ndeep\nroot\nroot:755\ntool\ngreeting\nrenamed\n[]\n"
         assert seen.stdout == want
+        # For an interpreter that a step has installed, as `user` will need it.
+        packages = "/home/user/.local/lib/python3.99/site-packages"
+        assert box.commands.run(f"stat -c '%U %a' {packages}").stdout == "user 755\n"
     # What a sandbox writes stays in it.
     with Sandbox.create(name, timeout=120) as box:
         assert not box.files.exists("/srv/app/here")
 
     again = build(template, name)
-    assert sum(line.startswith("CACHED") for line in again) == 10, again
-    assert any(line.startswith("CACHED [builder 1/10] ENV GREETING hello") for line in again), again
+    assert sum(line.startswith("CACHED") for line in again) == 11, again
+    assert any(line.startswith("CACHED [builder 1/11] ENV GREETING hello") for line in again), again
     child = Template().from_template(name).run_cmd("cat tree/deep/file > copy")
     build(child, f"{name}-child")
     with Sandbox.create(f"{name}-child", timeout=120) as box:

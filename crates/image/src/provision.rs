@@ -5,6 +5,7 @@
 
 mod accounts;
 mod image;
+mod python;
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -74,11 +75,12 @@ pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
         Some(id) => known.find(name).or_else(|| known.all().find(|user| user.uid == id)),
         None => known.find(name),
     };
-    let created = existing.is_none() && number.is_none();
+    let created = existing.is_none() && number.is_none() && !job.only_interpreters;
     let mut user = match (existing, number) {
         (Some(user), _) => user,
         // An id needs no user: it has no name, and no home.
         (None, Some(uid)) => User::nameless(uid),
+        (None, None) if job.only_interpreters => User::nameless(0),
         (None, None) => accounts.create(name, job.admin)?,
     };
     ensure!(
@@ -89,6 +91,7 @@ pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
     if created || job.prepare {
         home(&root, &user, job.prepare).with_context(|| format!("home directory of user {}", user.name))?;
     }
+    python::user_packages(&root, &user).context("directories for packages of Python")?;
     if job.admin {
         accounts.allow(&user.name, os.admin_group())?;
     }
@@ -97,6 +100,7 @@ pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
             let directory = make(&root, path, 0o777)?;
             open_to_all(&directory).with_context(|| format!("modes below /{}", show(path)))?;
         }
+        python::open_headers(&root).context("directories for headers of Python")?;
         let etc = files::open_dir(&root, b"etc", INSIDE)?;
         files::remove(&etc, b"machine-id").context("remove /etc/machine-id")?;
     }

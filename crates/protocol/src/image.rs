@@ -115,6 +115,9 @@ pub struct ProvisionJob {
     /// Whether the image is prepared as a template: `/code`, `/usr/local`, home directory, machine id.
     #[serde(default)]
     pub prepare: bool,
+    /// Whether nothing is done but what a user who exists needs for interpreters that a step has installed.
+    #[serde(default)]
+    pub only_interpreters: bool,
     /// Root of the file system that is changed.
     #[serde(default = "root")]
     pub root: PathBuf,

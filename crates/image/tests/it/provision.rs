@@ -12,6 +12,7 @@ fn job(root: &Root, user: &str, admin: bool, prepare: bool) -> ProvisionJob {
         user: user.to_owned(),
         admin,
         prepare,
+        only_interpreters: false,
         root: root.path(),
     }
 }
@@ -47,6 +48,10 @@ fn debian() -> Root {
     root.write("bin/bash", "");
     root.write("usr/bin/sudo", "");
     root.write("usr/local/bin/tool", "");
+    root.write("usr/bin/python3.11", "");
+    root.write("usr/include/python3.11/Python.h", "");
+    root.write("usr/local/bin/python3.9", "");
+    root.write("usr/local/lib/python3.11/dist-packages/x", "");
     root.write(
         "etc/ssl/certs/ca-certificates.crt",
         &"-----BEGIN CERTIFICATE-----\n".repeat(20),
@@ -97,6 +102,16 @@ fn an_image_of_debian_gets_its_user() {
         ("usr/local/bin/tool", "f 777 0:0"),
         ("tmp", "d 1777 0:0"),
         ("etc/machine-id", "missing"),
+        ("home/user/.local", "d 755 1000:1000"),
+        ("home/user/.local/lib/python3.11/site-packages", "d 755 1000:1000"),
+        ("home/user/.local/lib/python3.9/site-packages", "d 755 1000:1000"),
+        (
+            "home/user/.local/lib/python3.9/site-packages/README.txt",
+            "f 644 1000:1000",
+        ),
+        ("usr/include", "d 755 0:0"),
+        ("usr/include/python3.11", "d 1777 0:0"),
+        ("usr/include/python3.9", "missing"),
     ] {
         assert_eq!(root.state(path), expect, "{path}");
     }
@@ -125,6 +140,43 @@ fn only_what_is_not_there_is_wanted() {
         }
         assert_eq!(provision(&job(&root, "user", true, true)).wanted, want, "{os}");
     }
+}
+
+#[test]
+fn an_interpreter_that_a_step_installs_gets_its_directory() {
+    let root = Root::new();
+    provision(&job(&root, "user", true, true));
+    assert_eq!(root.state("home/user/.local"), "missing");
+    root.write("usr/bin/python3.12", "");
+    root.write("usr/bin/python3.12-config", "");
+    provision(&job(&root, "user", false, false));
+    let packages = "home/user/.local/lib/python3.12/site-packages";
+    assert_eq!(root.state(packages), "d 755 1000:1000");
+    let names = std::fs::read_dir(root.path().join("home/user/.local/lib")).unwrap();
+    assert_eq!(names.count(), 1);
+    // A user who does not exist is not made for it.
+    let only = |name| ProvisionJob {
+        only_interpreters: true,
+        ..job(&root, name, false, false)
+    };
+    root.write("usr/bin/python3.13", "");
+    let before = root.listing();
+    provision(&only("stranger"));
+    assert_eq!(root.listing(), before);
+    provision(&only("user"));
+    let packages = "home/user/.local/lib/python3.13/site-packages";
+    assert_eq!(root.state(packages), "d 755 1000:1000");
+    assert_eq!(root.read("etc/passwd").lines().count(), 2);
+    std::fs::remove_file(root.path().join("usr/bin/python3.13")).unwrap();
+    // What the user has put there instead is not followed.
+    std::fs::remove_dir_all(root.path().join("home/user/.local")).unwrap();
+    std::fs::create_dir(root.path().join("home/user/.local")).unwrap();
+    std::os::unix::fs::symlink("/etc", root.path().join("home/user/.local/lib")).unwrap();
+    provision(&job(&root, "user", false, false));
+    assert_eq!(root.state("etc/python3.12"), "missing");
+    // Root needs none.
+    provision(&job(&root, "root", false, false));
+    assert_eq!(root.state("root/.local"), "missing");
 }
 
 #[test]

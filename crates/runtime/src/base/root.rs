@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::accounts::Accounts;
 use super::copy::{create_dir, put};
-use super::{AGENT, USER, etc, packages};
+use super::{AGENT, USER, etc, packages, usr};
 
 const DIRECTORIES: [(&str, u32); 31] = [
     ("", 0o755),
@@ -68,6 +68,18 @@ pub(super) fn create(host: &Path, root: &Path) -> io::Result<()> {
             put(&root.join(home).join(file), 0o644, &text)?;
         }
         chown(root.join("home/user").join(file), Some(USER), Some(USER))?;
+    }
+    for version in usr::pythons(host)? {
+        // An interpreter looks there only if it exists when it starts.
+        let mut directory = root.join("home/user");
+        for name in [".local", "lib", &version, "site-packages"] {
+            directory.push(name);
+            create_dir(&directory, 0o755)?;
+            chown(&directory, Some(USER), Some(USER))?;
+        }
+        let placeholder = directory.join(usr::PLACEHOLDER);
+        put(&placeholder, 0o644, usr::PLACEHOLDER_TEXT)?;
+        chown(&placeholder, Some(USER), Some(USER))?;
     }
     chown(root.join("home/user"), Some(USER), Some(USER))
 }

@@ -147,6 +147,40 @@ fn externally_managed_markers_are_hidden_for_every_python() {
 }
 
 #[test]
+fn packages_of_python_have_their_directories_from_the_start() {
+    let host = Host::new();
+    for file in ["python3.11", "python3.12", "python3.11-config", "python3"] {
+        host.write(&format!("usr/bin/{file}"), "");
+    }
+    let made = host.made();
+    let state = |path: &str| {
+        let found = made.join(path).metadata().unwrap();
+        (found.mode() & 0o7777, found.uid())
+    };
+    let name = if host.path("var/lib/dpkg/status").exists() {
+        "dist"
+    } else {
+        "site"
+    };
+    for version in ["python3.11", "python3.12"] {
+        assert_eq!(state(&format!("usr/local/lib/{version}/{name}-packages")), (0o755, 0));
+        assert_eq!(state(&format!("usr/local/lib/{version}")), (0o755, 0));
+        assert_eq!(
+            state(&format!("root/home/user/.local/lib/{version}/site-packages")),
+            (0o755, 1000)
+        );
+    }
+    assert_eq!(state("root/home/user/.local"), (0o755, 1000));
+    // Without these, `pip` would remove the directories with the last package in them.
+    let kept = ["usr/local/lib/python3.12", "root/home/user/.local/lib/python3.12"];
+    for (directory, name, owner) in [(kept[0], name, 0), (kept[1], "site", 1000)] {
+        let path = format!("{directory}/{name}-packages/README.txt");
+        assert_eq!(state(&path), (0o644, owner));
+    }
+    assert_eq!(fs::read_dir(made.join("usr/local/lib")).unwrap().count(), 2);
+}
+
+#[test]
 fn the_hosts_npm_settings_are_replaced() {
     let host = Host::new();
     assert!(!host.made().join("usr/etc").exists());

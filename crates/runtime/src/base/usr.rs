@@ -17,6 +17,9 @@ const MARK: &str = "EXTERNALLY-MANAGED";
 /// An ordinary user could not write next to the host's programs with `npm install -g`. Hides the host's own settings,
 /// which may contain keys.
 const NPM: &str = "prefix=/usr/local\n";
+/// A file that keeps a directory of packages: `pip` removes one that it has emptied.
+pub(super) const PLACEHOLDER: &str = "README.txt";
+pub(super) const PLACEHOLDER_TEXT: &str = "Packages that pip installs are put here.\n";
 /// Script that Debian runs before it starts the services of a newly installed package: in a sandbox nothing supervises
 /// them.
 const NO_SERVICES: &str = "#!/bin/sh\nexit 101\n";
@@ -34,6 +37,17 @@ pub(super) fn create(host: &Path, usr: &Path) -> io::Result<()> {
         create_dir(&usr.join("local").join(dir), 0o777)?;
     }
     put_link("share/man", &usr.join("local/man"))?;
+    // Not writable for everyone: `pip` of a user would install there, and then could not replace what root has installed
+    // beside it. There from the start, because an interpreter looks there only if it exists when it starts.
+    for version in pythons(host)? {
+        for packages in package_directories(host, &version) {
+            let packages = usr.join("local").join(packages);
+            for directory in [packages.parent().unwrap_or(&packages), &packages] {
+                create_dir(directory, 0o755)?;
+            }
+            put(&packages.join(PLACEHOLDER), 0o644, PLACEHOLDER_TEXT)?;
+        }
+    }
     for mark in marks(host) {
         hide(host, usr, &mark)?;
     }
@@ -53,6 +67,36 @@ pub(super) fn create(host: &Path, usr: &Path) -> io::Result<()> {
         put(&usr.join("sbin/policy-rc.d"), 0o755, NO_SERVICES)?;
     }
     Ok(())
+}
+
+/// `python3.N` of every interpreter of the host.
+pub(super) fn pythons(host: &Path) -> io::Result<Vec<String>> {
+    let programs = match fs::read_dir(host.join("usr/bin")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        programs => programs?,
+    };
+    let names = programs
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    let is_version = |name: &String| {
+        let minor = name.strip_prefix("python3.").unwrap_or_default();
+        !minor.is_empty() && minor.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let mut found: Vec<String> = names.filter(is_version).collect();
+    found.sort();
+    Ok(found)
+}
+
+/// Directories of packages that an administrator installs for an interpreter, relative to `/usr/local`.
+fn package_directories(host: &Path, version: &str) -> Vec<PathBuf> {
+    let (libs, name): (&[&str], _) = if packages::is_debian(host) {
+        (&["lib"], "dist-packages")
+    } else {
+        (&["lib", "lib64"], "site-packages")
+    };
+    let exists = |lib: &&&str| **lib == "lib" || host.join("usr").join(lib).join(version).is_dir();
+    let libs = libs.iter().filter(exists);
+    libs.map(|lib| Path::new(lib).join(version).join(name)).collect()
 }
 
 /// The marker files of every Python on the host, relative to `/usr`.

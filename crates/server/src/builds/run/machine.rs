@@ -230,14 +230,25 @@ impl<'a> Machine<'a> {
         sent.map_err(|error| self.failed("a file could not be sent into the sandbox", &error))
     }
 
-    /// Runs one of the programs with a job, and returns its result.
+    /// Runs one of the programs with a job, and returns its result. No command of a user may have run before.
     pub(super) async fn program(&self, name: &str, job: &impl Serialize) -> Result<Progress, BuildFailure> {
         let job = serde_json::to_vec(job).map_err(|error| self.failed("a job cannot be encoded", &error))?;
         self.write(JOB_FILE, Bytes::from(job)).await?;
+        self.execute(name, JOB_FILE.to_owned()).await
+    }
+
+    /// As [`Machine::program`], after commands of users: they may have left anything where files of jobs are. The job must
+    /// have no secrets.
+    pub(super) async fn late_program(&self, name: &str, job: &impl Serialize) -> Result<Progress, BuildFailure> {
+        let job = serde_json::to_string(job).map_err(|error| self.failed("a job cannot be encoded", &error))?;
+        self.execute(name, job).await
+    }
+
+    async fn execute(&self, name: &str, job: String) -> Result<Progress, BuildFailure> {
         let agent = self.agent();
         let command = ProcessConfig {
             cmd: PROGRAMS.to_owned(),
-            args: vec![name.to_owned(), JOB_FILE.to_owned()],
+            args: vec![name.to_owned(), job],
             cwd: Some("/".to_owned()),
             ..ProcessConfig::default()
         };

@@ -421,6 +421,7 @@ impl<'a> Progressing<'a> {
                 if ended.code != 0 {
                     return Err(ended.failure(name, "the command"));
                 }
+                self.notice_interpreters(&machine).await;
             }
             Instruction::Exec { args, env } => {
                 let mut envs = env.clone();
@@ -436,6 +437,7 @@ impl<'a> Progressing<'a> {
                 if ended.code != 0 {
                     return Err(ended.failure(name, "the command"));
                 }
+                self.notice_interpreters(&machine).await;
             }
             Instruction::Files(files) => self.files(&machine, name, files).await?,
             Instruction::Copy { .. } => self.copy(&machine, name, instruction).await?,
@@ -449,6 +451,18 @@ impl<'a> Progressing<'a> {
             Instruction::Env(_) => {}
         }
         self.commit(machine).await
+    }
+
+    /// Gives the user of the template what an interpreter needs that a command may have installed.
+    async fn notice_interpreters(&self, machine: &Machine<'_>) {
+        if self.state.user != "root" {
+            let job = ProvisionJob {
+                only_interpreters: true,
+                ..provision(&self.state.user, false)
+            };
+            // What is missing then is a convenience.
+            let _ = machine.late_program("image-provision", &job).await;
+        }
     }
 
     async fn copy(&self, machine: &Machine<'_>, step: &str, copy: &Instruction) -> Result<(), BuildFailure> {
@@ -634,6 +648,7 @@ fn provision(user: &str, admin: bool) -> ProvisionJob {
         user: user.to_owned(),
         admin,
         prepare: false,
+        only_interpreters: false,
         root: "/".into(),
     }
 }

@@ -5,10 +5,12 @@
 # The registry is in a network namespace of its own, because sandboxes, in which images are unpacked, reach no address of
 # the host. Nothing is cached between runs, except by the kernel.
 #
-#   scripts/bench-import.sh [RUNS]     RINGFENCE_BIN names the program, by default the release binary of this tree
+# Usage: scripts/bench-import.sh [RUNS]     RINGFENCE_BIN names the program, by default the release binary of this tree
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
+help_if_asked "$@"
+[[ ${1:-3} =~ ^[1-9][0-9]*$ && $# -le 1 ]] || refuse "a number of runs, not: $*"
 need_root
 need_packages python3 docker-registry skopeo umoci iproute2
 binary=${RINGFENCE_BIN:-$(release_binary)}

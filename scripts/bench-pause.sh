@@ -8,6 +8,11 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
+help_if_asked "$@"
+known=" idle memory fork snapshot files "
+for word in "$@"; do
+  [[ $known == *" $word "* ]] || refuse "unknown case: $word"
+done
 need_root
 need_packages "${run_packages[@]}"
 RINGFENCE_BIN=${RINGFENCE_BIN:-$(release_binary)} RINGFENCE_CRIU=$(criu_program)

@@ -15,6 +15,52 @@ say() {
   printf '\n== %s\n' "$*"
 }
 
+# The comment at the head of the script that runs.
+usage() {
+  sed -n '2,${/^#/!q;s/^# \{0,1\}//;p;}' "$0"
+}
+
+# Ends here where help is asked for. Scripts call it before they install or build anything.
+help_if_asked() { # WORD...
+  local word
+  for word in "$@"; do
+    case $word in
+      -h | --help)
+        usage
+        exit 0
+        ;;
+    esac
+  done
+}
+
+# Ends here because the words make no sense.
+refuse() { # WHY
+  printf '%s\nsee %s --help\n' "$1" "$0" >&2
+  exit 2
+}
+
+# Runs a program whose output matters only if it fails.
+quietly() { # COMMAND...
+  local output status=0
+  output=$("$@" 2>&1) || status=$?
+  [ "$status" -eq 0 ] || tail -n 40 <<<"$output" >&2
+  return "$status"
+}
+
+# Says which settings help where lists of packages cannot be fetched.
+apt_update() { # [OPTION...]
+  quietly apt-get update -qq "$@" || {
+    cat >&2 <<'TEXT'
+apt-get update failed. What helps, depending on the message above:
+  through a proxy      http_proxy=http://HOST:PORT in the environment, or Acquire::http::Proxy in /etc/apt/apt.conf.d
+  from a mirror        its address in /etc/apt/sources.list or /etc/apt/sources.list.d
+  a source is broken   remove it there: one that fails is enough
+  a wrong clock        "Release file is not valid yet": set the time of this machine
+TEXT
+    return 1
+  }
+}
+
 # Installs what is missing of the named packages; says what to do where there is no apt.
 need_packages() {
   local missing=() package
@@ -27,13 +73,13 @@ need_packages() {
   done
   if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
-    apt-get update -qq
+    apt_update || return
     # The tests start the server themselves, in a namespace; on the machine of whoever runs them, the package starts none.
     if [[ " ${missing[*]} " == *" openssh-server "* ]]; then
       mkdir -p /etc/ssh
       touch /etc/ssh/sshd_not_to_be_run
     fi
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    DEBIAN_FRONTEND=noninteractive quietly apt-get install -y --no-install-recommends "${missing[@]}"
   fi
 }
 
@@ -189,6 +235,25 @@ criu_unpacked() {
 # What unpacking it needs.
 criu_packages=(patchelf debian-archive-keyring)
 
+# The package that the tests were last run with, and its SHA-256 by architecture, with commas between. A development suite has one version at a time, so
+# another one may be there, signed by Debian like this one: it is taken, and said. The same version with other content is refused.
+criu_version=4.2.1-1
+criu_hashes=amd64:4039578de7dd6480964754c1348416f0f0658fba3eadaa918bfe43e9a5fb9b04
+
+criu_is_pinned() { # FILE
+  local version architecture pinned found
+  version=$(dpkg-deb -f "$1" Version) || return
+  architecture=$(dpkg-deb -f "$1" Architecture) || return
+  found=$(sha256sum "$1" | cut -d ' ' -f 1)
+  pinned=$(tr , '\n' <<<"$criu_hashes" | sed -n "s/^$architecture://p")
+  if [ "$version" != "$criu_version" ] || [ -z "$pinned" ]; then
+    echo "CRIU $version for $architecture (sha256 $found) is not the one that the tests were last run with, which is $criu_version"
+  elif [ "$found" != "$pinned" ]; then
+    echo "the package of CRIU $version has the sha256 $found, not $pinned: not used" >&2
+    return 1
+  fi
+}
+
 # Unpacks it into a directory, where it has to stay: its programs name their libraries by absolute paths.
 criu_into() { # DIRECTORY
   local into=$1 site
@@ -210,8 +275,9 @@ Dir::Etc::sourcelist "$into/apt/sources.list";
 Dir::Etc::sourceparts "-";
 APT::Sandbox::User "root";
 END
-  APT_CONFIG=$into/apt/apt.conf apt-get update -qq || return
-  APT_CONFIG=$into/apt/apt.conf apt-get install -y -qq --no-install-recommends --download-only criu || return
+  APT_CONFIG=$into/apt/apt.conf apt_update || return
+  APT_CONFIG=$into/apt/apt.conf quietly apt-get install -y --no-install-recommends --download-only criu || return
+  criu_is_pinned "$(echo "$into"/apt/archives/criu_*.deb)" || return
   local dir package
   for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$into/root/$dir"; done
   for package in "$into"/apt/archives/*.deb; do dpkg -x "$package" "$into/root" || return; done

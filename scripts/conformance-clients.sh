@@ -8,6 +8,11 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
+help_if_asked "$@"
+known=" javascript cli go browser mcp signing docs acme "
+for word in "$@"; do
+  [[ $known == *" $word "* ]] || refuse "unknown client: $word"
+done
 clients=("$@")
 [ ${#clients[@]} -gt 0 ] || clients=(clients)
 exec "$root/scripts/test.sh" --long --binary "${RINGFENCE_BIN:-$(release_binary)}" "${clients[@]}"

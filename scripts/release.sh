@@ -9,6 +9,9 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
+help_if_asked "$@"
+case ${1:-} in -*) refuse "unknown option: $1" ;; esac
+[ $# -le 1 ] || refuse "one directory at most, not $#"
 out=${1:-$root/target/dist}
 export LC_ALL=C TZ=UTC
 umask 022
@@ -31,7 +34,7 @@ build() {
   need_rust
   local cargo_home=${CARGO_HOME:-$HOME/.cargo} maps
   maps="'--remap-path-prefix=$root=/ringfence', '--remap-path-prefix=$cargo_home=/cargo'"
-  say "building $version"
+  say "building $version: this takes minutes, and so does its last step, which links everything and prints nothing meanwhile"
   RINGFENCE_COMMIT=$commit \
     CFLAGS="${CFLAGS:-} -ffile-prefix-map=$root=/ringfence -ffile-prefix-map=$cargo_home=/cargo" \
     CARGO_TARGET_DIR=$root/target/dist-build CARGO_INCREMENTAL=0 \

@@ -28,18 +28,11 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 
-usage() {
-  sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$root/scripts/test.sh"
-}
-
-refuse() {
-  echo "$1" >&2
-  echo "see scripts/test.sh --help" >&2
-  exit 2
-}
+. scripts/common.sh
 
 # Before anything is installed, also where Python is not there yet. `scripts/testing/options.py` checks the rest.
 steps=" lint unit build sdk blobs clients fuzz escape fence crash guest javascript cli go browser mcp signing docs acme "
+help_if_asked "$@"
 plan='' hunting='' value=''
 for word in "$@"; do
   if [ -n "$value" ]; then
@@ -47,10 +40,6 @@ for word in "$@"; do
     continue
   fi
   case $word in
-    --help)
-      usage
-      exit 0
-      ;;
     --plan) plan=yes ;;
     --long | --changed | --keep-going | --verbose) ;;
     --hunt) hunting=yes value=yes ;;
@@ -68,7 +57,6 @@ testing() { # MODE [WORD...]
   PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/scripts "$python" -m testing "$@"
 }
 
-. scripts/common.sh
 if [ -n "$plan" ]; then
   testing run "$@"
   exit

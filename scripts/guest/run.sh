@@ -17,6 +17,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 . "$root/scripts/common.sh"
 
+help_if_asked "$@"
 kernel=6.1 init=plain seconds=1500 only= verbose=
 while getopts k:i:pt:v option; do
   case $option in
@@ -25,9 +26,11 @@ while getopts k:i:pt:v option; do
     t) seconds=$OPTARG ;;
     p) only=paused init=plain ;;
     v) verbose=yes ;;
-    *) exit 2 ;;
+    *) refuse "wrong options: $*" ;;
   esac
 done
+shift $((OPTIND - 1))
+[ $# -eq 0 ] || refuse "unexpected argument: $1"
 case $init in plain | systemd) ;; *) echo "-i is plain or systemd" >&2; exit 2 ;; esac
 case $kernel in
   6.1) suite=bookworm-security mirror=http://deb.debian.org/debian-security ;;
@@ -70,7 +73,7 @@ Dir::State::lists "$apt/lists";
 Dir::Cache "$apt/cache";
 APT::Sandbox::User "root";
 CONF
-  APT_CONFIG=$apt/apt.conf apt-get update -qq
+  APT_CONFIG=$apt/apt.conf apt_update
   package=$(APT_CONFIG=$apt/apt.conf apt-cache depends --no-recommends --no-suggests linux-image-cloud-amd64 |
     sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
   (cd "$apt" && APT_CONFIG=$apt/apt.conf apt-get download -qq "$package")

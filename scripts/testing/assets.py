@@ -69,13 +69,14 @@ def node_modules(name: str, directory: str) -> Asset:
 
 SDKS = ("2.63.0", "2.45.1", "2.20.3", "2.8.1")
 ALL = (
-    # Debian's development suite has one version at a time, so a version cannot be named: an entry stays until its recipe
-    # changes or the cache is removed, and a new machine tries the current one.
+    # Debian's development suite has one version at a time, so another than the pinned one is taken where it is gone: an entry
+    # stays until its pin changes or the cache is removed.
     Asset(
         "criu",
         ("criu_into",),
         program="criu",
         trial=("--version",),
+        variables=("criu_version", "criu_hashes"),
         packages=("patchelf", "debian-archive-keyring"),
         instead=("criu",),
         in_place=True,

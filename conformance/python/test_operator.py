@@ -49,6 +49,7 @@ def test_the_first_start_writes_the_credentials(own: Platform) -> None:
     assert values["E2B_API_KEY"].startswith("e2b_") and len(values["E2B_API_KEY"]) == 44
     assert values["E2B_API_URL"].endswith(f":{own.port}")
     assert values["E2B_DOMAIN"] == f"sandbox.localhost:{own.port}"
+    assert "earlier start" not in own.log()
 
 
 def test_a_second_start_keeps_the_keys_and_follows_the_address(own: Platform) -> None:
@@ -74,6 +75,7 @@ def test_sandboxes_outlive_the_platform(own: Platform, end: str) -> None:
     info = box.get_info()
     getattr(own, end)()
     own.start()
+    assert re.search("took over the sandboxes of an earlier start.* sandboxes=1", own.log())
     again = Sandbox.connect(box.sandbox_id, timeout=1)
     assert again.files.read("kept") == "content"
     assert handle.pid in {item.pid for item in again.commands.list()}

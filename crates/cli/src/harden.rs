@@ -71,8 +71,9 @@ fn raise_open_files() {
     });
     if let Err(error) = raised {
         tracing::warn!(
-            "cannot raise the limit on open files, which stays at {:?}: {error}",
-            limit.current
+            "cannot raise the limit on open files, which stays at {}: {error}; raise it where the platform is started \
+             (ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile of a container)",
+            limit.current.unwrap_or_default()
         );
     }
 }

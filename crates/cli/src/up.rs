@@ -318,8 +318,11 @@ fn fitting(limits: &ConnectionLimits) -> ConnectionLimits {
     let quarter = files.map_or(usize::MAX, |files| usize::try_from(files / 4).unwrap_or(usize::MAX));
     if limits.total > quarter {
         tracing::warn!(
-            "server.connections is {} and becomes {quarter}: the limit of open files leaves no more",
-            limits.total
+            "server.connections is {} and becomes {quarter}, a quarter of the limit of open files: raise the hard limit of \
+             whatever starts the platform (ulimit -Hn, LimitNOFILE= of a systemd unit, --ulimit nofile of a container) to \
+             {}, or set server.connections to {quarter}",
+            limits.total,
+            limits.total.saturating_mul(4)
         );
     }
     ConnectionLimits {

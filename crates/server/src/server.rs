@@ -315,7 +315,9 @@ impl Server {
 
         match take_over(&sandboxes, &admission, &claims).await {
             Ok(count) => {
-                tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start");
+                if count > 0 {
+                    tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start");
+                }
                 sandboxes.write_all();
             }
             Err(error) => {

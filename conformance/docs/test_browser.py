@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -176,7 +178,11 @@ def test_headers_and_caching(platform: Platform) -> None:
         first = client.get("/docs/network")
         assert first.status_code == 200
         policy = first.headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "script" not in policy and "unsafe" not in policy
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        # One script, by its digest: not by an address, where files of sandboxes could be.
+        (script,) = re.findall("<script>(.*?)</script>", first.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert re.findall("script-src ([^;]*);", policy) == [f"'sha256-{digest}'"]
         assert first.headers["x-content-type-options"] == "nosniff"
         assert "set-cookie" not in first.headers
         tag = first.headers["etag"]
@@ -195,6 +201,59 @@ def test_headers_and_caching(platform: Platform) -> None:
         assert client.post("/docs/network").status_code == 405
         # Credentials are neither needed nor looked at.
         assert client.get("/docs", headers={"X-API-Key": "wrong"}).status_code == 200
+
+
+def test_the_first_address_leads_a_browser_to_the_pages(page: Page, platform: Platform) -> None:
+    answer = page.goto("/")
+    assert answer and answer.status == 200
+    assert page.url.endswith("/docs")
+    for accept in ("application/json", "*/*", "application/json, text/plain, */*"):
+        answer = httpx.get(f"{platform.url}/", headers={"Accept": accept})
+        assert (answer.status_code, answer.json()["code"]) == (404, 404), accept
+    assert httpx.post(f"{platform.url}/", headers={"Accept": "text/html"}).status_code == 404
+
+
+def test_what_no_page_mentions_is_said(page: Page) -> None:
+    page.goto("/docs/search?q=terraform+provider")
+    assert "No page mentions “terraform”" in page.locator("[role=status]").first.text_content()
+    assert page.locator(".results li").count() == 0
+
+
+def test_a_block_is_copied(browser: Browser, platform: Platform) -> None:
+    """With the clipboard that browsers have on this machine and over HTTPS, and without it."""
+    for has_clipboard in (True, False):
+        with browser.new_context(base_url=platform.url) as context:
+            if not has_clipboard:
+                context.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+            context.grant_permissions(["clipboard-read", "clipboard-write"], origin=platform.url)
+            shown = context.new_page()
+            shown.goto("/docs/network")
+            block = shown.locator(".code").first
+            button = block.get_by_role("button", name="Copy")
+            button.focus()
+            shown.keyboard.press("Enter")
+            shown.get_by_role("status").filter(has_text="Copied").wait_for(state="attached")
+            if has_clipboard:
+                copied = shown.evaluate("navigator.clipboard.readText()")
+            else:
+                shown.evaluate("document.body.append(document.createElement('textarea'))")
+                shown.locator("body > textarea").focus()
+                shown.keyboard.press("Control+V")
+                copied = shown.locator("body > textarea").input_value()
+            assert copied == block.locator("code").text_content()
+
+
+def test_a_key_is_linked(page: Page) -> None:
+    page.goto("/docs/configuration#sandbox.max_lifetime_s")
+    # The page scrolls there, smoothly.
+    page.wait_for_function(
+        """() => {
+          const top = document.getElementById('sandbox.max_lifetime_s').getBoundingClientRect().top;
+          return top >= 0 && top < innerHeight;
+        }"""
+    )
+    page.get_by_role("link", name="pool.total", exact=True).click()
+    assert page.url.endswith("#pool.total")
 
 
 def test_texts_for_agents(platform: Platform) -> None:

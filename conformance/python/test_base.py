@@ -273,3 +273,16 @@ def test_npm_installs_programs_for_user(sandbox: Sandbox) -> None:
     sandbox.files.write("/tmp/greet/greet.js", '#!/usr/bin/env node\nconsole.log("greeted")\n')
     out(sandbox, "cd /tmp/greet && npm install -g --offline . && chmod +x greet.js")
     assert out(sandbox, "rf-greet") == "greeted\n"
+
+
+def test_a_database_cluster_is_made(sandbox: Sandbox) -> None:
+    """The package counts as installed, and nothing of it is set up: two commands, as the page says."""
+    found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not DEBIAN or not found:
+        assert out(sandbox, "command -v pg_createcluster || echo none") == "none\n"
+        return
+    page = (Path(__file__).parents[2] / "docs" / "base.md").read_text()
+    for command in ("sudo dpkg-reconfigure -f noninteractive postgresql-common", "sudo pg_createcluster 15 main --start"):
+        assert command in page
+        out(sandbox, command.replace("15", found[0].parts[-3]))
+    assert out(sandbox, "sudo -u postgres psql -XqAt -c 'select 6 * 7'") == "42\n"

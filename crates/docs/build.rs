@@ -18,6 +18,7 @@ fn main() -> Result<(), String> {
     let mut pages = String::from("&[\n");
     for page in source::ordered(&files)? {
         let source::PageSource {
+            group,
             route,
             file,
             title,
@@ -26,7 +27,7 @@ fn main() -> Result<(), String> {
         } = page;
         writeln!(
             pages,
-            "Page {{ route: {route:?}, file: {file:?}, title: {title:?}, description: {description:?}, body: {body:?} }},"
+            "Page {{ group: {group:?}, route: {route:?}, file: {file:?}, title: {title:?}, description: {description:?}, body: {body:?} }},"
         )
         .map_err(|error| error.to_string())?;
     }

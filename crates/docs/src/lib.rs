@@ -14,4 +14,4 @@ pub mod web;
 pub use self::catalogue::{Catalogue, Page, catalogue};
 pub use self::markdown::anchor;
 pub use self::nearest::nearest_routes;
-pub use self::search::{Hit, QUERY_MAX_BYTES, SearchIndex, search_index};
+pub use self::search::{Answer, Hit, Missing, QUERY_MAX_BYTES, SearchIndex, search_index};

@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use self::words::{Vocabulary, Word};
+use self::words::{Asked, Vocabulary, Word};
 use crate::catalogue::{Catalogue, Page, catalogue};
 use crate::markdown::{self, anchor};
 
@@ -32,6 +32,20 @@ const HEADING: f32 = 3.0;
 const HEADING_ABOVE: f32 = 1.0;
 /// Weight of the score of the page as a whole, compared to that of its best section.
 const WHOLE: f32 = 0.6;
+/// The part of a query that a page must answer, by how rare its words are, and how much of the score depends on it.
+/// Without a bar, whatever nobody wrote about is answered with pages that have its commonest words.
+const ANSWERED_MIN: f32 = 0.45;
+const ANSWERED: f32 = 0.6;
+/// How much more a page counts whose title has all that was asked, and how much a page of the reference, because guides say
+/// the same in more words.
+const TITLED: f32 = 0.5;
+const REFERENCE: f32 = 0.8;
+/// The rarity of a word that no page has: less than that of a word of one page, so that a long question may have some.
+const UNKNOWN: f32 = 3.0;
+
+/// Words that a note names, and how much of each.
+const NOTE_WORDS: usize = 5;
+const NOTE_WORD: usize = 40;
 
 /// A page that matches a query.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +62,57 @@ pub struct Hit {
     pub score: f32,
 }
 
+/// A word of a query that no page has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// The word, in lower case.
+    pub word: String,
+    /// The words of pages that were taken for it, because it may be a part of them or misspelt.
+    pub taken: Vec<String>,
+}
+
+/// What a search found.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Answer {
+    /// The pages that match best, best first.
+    pub hits: Vec<Hit>,
+    /// The words that no page has, in the order of the query.
+    pub missing: Vec<Missing>,
+}
+
+impl Answer {
+    /// What to say about the words that no page has; nothing if there are none.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let quoted = |words: Vec<&str>| {
+            let short = |word: &str| word.chars().take(NOTE_WORD).collect::<String>();
+            let words = words.into_iter().take(NOTE_WORDS);
+            words
+                .map(|word| format!("“{}”", short(word)))
+                .collect::<Vec<_>>()
+                .join(" or ")
+        };
+        let words: Vec<&str> = self.missing.iter().map(|missing| missing.word.as_str()).collect();
+        let taken = self.missing.iter().flat_map(|missing| &missing.taken);
+        let taken: Vec<&str> = taken.map(String::as_str).collect();
+        if words.is_empty() {
+            return None;
+        }
+        let what = if self.hits.is_empty() {
+            ""
+        } else if taken.is_empty() {
+            " These match the other words."
+        } else {
+            return Some(format!(
+                "No page mentions {}. These match {}.",
+                quoted(words),
+                quoted(taken)
+            ));
+        };
+        Some(format!("No page mentions {}.{what}", quoted(words)))
+    }
+}
+
 /// A document with the words that its section has in order, for snippets.
 #[derive(Debug)]
 struct Section {
@@ -61,14 +126,19 @@ struct Section {
 /// A document and what a term adds to its score.
 type Posting = (u32, f32);
 
-/// Postings of all terms over one kind of document.
+/// Postings of all terms over one kind of document, and how rare each term is.
 #[derive(Debug, Default)]
-struct Postings(Vec<Vec<Posting>>);
+struct Postings {
+    of: Vec<Vec<Posting>>,
+    rarity: Vec<f32>,
+}
 
 /// The index.
 #[derive(Debug)]
 pub struct SearchIndex {
     pages: &'static [Page],
+    /// The terms of their titles.
+    titles: Vec<Vec<u32>>,
     sections: Vec<Section>,
     vocabulary: Vocabulary,
     of_sections: Postings,
@@ -131,25 +201,55 @@ impl Postings {
                 postings[term as usize].push((id, saturated));
             }
         }
-        for (found, with) in postings.iter_mut().zip(with) {
-            let (all, with) = (number(documents.len()), number(with));
-            let rarity = (1.0 + (all - with + 0.5) / (with + 0.5)).ln();
+        let all = number(documents.len());
+        let rarity = |with: usize| (1.0 + (all - number(with) + 0.5) / (number(with) + 0.5)).ln();
+        let rarity: Vec<f32> = with.into_iter().map(rarity).collect();
+        for (found, rarity) in postings.iter_mut().zip(&rarity) {
             for posting in found {
                 posting.1 *= rarity;
             }
         }
-        Self(postings)
+        Self { of: postings, rarity }
     }
 
     /// The score of every document for weighted terms.
     fn scores(&self, terms: &[(u32, f32)], documents: usize) -> Vec<f32> {
         let mut scores = vec![0.0; documents];
         for (term, weight) in terms {
-            for (document, score) in &self.0[*term as usize] {
+            for (document, score) in &self.of[*term as usize] {
                 scores[*document as usize] += weight * score;
             }
         }
         scores
+    }
+
+    /// How much a word counts for what is answered.
+    fn counts(&self, word: &Asked) -> f32 {
+        word.exact.map_or(UNKNOWN, |term| self.rarity[term as usize]) * word.counts
+    }
+
+    /// The part of a query that each document answers, from 0 to 1: its words, weighted by how rare they are.
+    fn answered(&self, words: &[Asked], documents: usize) -> Vec<f32> {
+        let mut answered = vec![0.0; documents];
+        let mut all = 0.0;
+        for word in words {
+            let rarity = self.counts(word);
+            all += rarity;
+            let mut best: Vec<f32> = vec![0.0; documents];
+            for (term, _, part) in &word.terms {
+                for (document, _) in &self.of[*term as usize] {
+                    let best = &mut best[*document as usize];
+                    *best = best.max(*part);
+                }
+            }
+            for (answered, best) in answered.iter_mut().zip(best) {
+                *answered += rarity * best;
+            }
+        }
+        for answered in &mut answered {
+            *answered /= f32::max(all, f32::MIN_POSITIVE);
+        }
+        answered
     }
 }
 
@@ -165,7 +265,7 @@ impl SearchIndex {
     fn new(catalogue: &Catalogue) -> Self {
         let pages = catalogue.pages();
         let mut vocabulary = Vocabulary::default();
-        let mut sections = Vec::new();
+        let (mut sections, mut titles) = (Vec::new(), Vec::new());
         let (mut of_sections, mut of_pages) = (Vec::new(), Vec::new());
         for (page, number) in pages.iter().zip(0..) {
             let title = vocabulary.add(page.title);
@@ -197,10 +297,12 @@ impl SearchIndex {
                 });
             }
             of_pages.push(whole);
+            titles.push(title.iter().map(|word| word.term).collect());
         }
         let terms = vocabulary.len();
         Self {
             pages,
+            titles,
             sections,
             vocabulary,
             of_sections: Postings::of(&of_sections, terms),
@@ -209,10 +311,42 @@ impl SearchIndex {
     }
 
     /// The pages that match best, at most `limit`. Only the first words of the query count; words without a meaning of
-    /// their own do not count beside others.
+    /// their own do not count beside others. A page that has too little of what was asked is not among them.
     #[must_use]
-    pub fn search(&self, query: &str, limit: usize) -> Vec<Hit> {
-        let terms = self.vocabulary.query(query, WORDS_MAX);
+    pub fn search(&self, query: &str, limit: usize) -> Answer {
+        let words = self.vocabulary.query(query, WORDS_MAX);
+        let mut terms: Vec<(u32, f32)> = Vec::new();
+        for (term, weight, _) in words.iter().flat_map(|word| &word.terms) {
+            match terms.iter_mut().find(|(other, _)| other == term) {
+                Some((_, other)) => *other = other.max(*weight),
+                None => terms.push((*term, *weight)),
+            }
+        }
+        let answered = self.of_pages.answered(&words, self.pages.len());
+        let asked: f32 = words.iter().map(|word| self.of_pages.counts(word)).sum();
+        let titled = |page: usize| {
+            let has = |word: &&Asked| word.exact.is_some_and(|term| self.titles[page].contains(&term));
+            let counts: f32 = words.iter().filter(has).map(|word| self.of_pages.counts(word)).sum();
+            counts / asked.max(f32::MIN_POSITIVE)
+        };
+        let weights: Vec<f32> = (0..self.pages.len())
+            .map(|page| {
+                let kind = if self.pages[page].route.starts_with("/api") {
+                    REFERENCE
+                } else {
+                    1.0
+                };
+                kind * (1.0 + TITLED * titled(page)) * (1.0 - ANSWERED + ANSWERED * answered[page])
+            })
+            .collect();
+        let missing = words.into_iter().filter(|word| word.exact.is_none());
+        let missing = missing.filter(|word| word.terms.is_empty() || !word.taken.is_empty());
+        let missing = missing
+            .map(|word| Missing {
+                word: word.text,
+                taken: word.taken,
+            })
+            .collect();
         let scores = self.of_sections.scores(&terms, self.sections.len());
         let mut ranked: Vec<(usize, f32)> = self
             .of_pages
@@ -230,16 +364,17 @@ impl SearchIndex {
         }
         for (page, score) in &mut ranked {
             *score += best[*page].map_or(0.0, |section| scores[section]);
+            *score *= weights[*page];
         }
-        ranked.retain(|(page, score)| *score > 0.0 && best[*page].is_some());
+        ranked.retain(|(page, score)| *score > 0.0 && best[*page].is_some() && answered[*page] >= ANSWERED_MIN);
         // The order of the catalogue decides between equals.
         ranked.sort_by(|one, other| other.1.partial_cmp(&one.1).unwrap_or(Ordering::Equal));
         ranked.truncate(limit);
-        let mut weights = vec![0.0; self.vocabulary.len()];
+        let mut of_terms = vec![0.0; self.vocabulary.len()];
         for (term, weight) in terms {
-            weights[term as usize] = weight;
+            of_terms[term as usize] = weight;
         }
-        ranked
+        let hits = ranked
             .into_iter()
             .filter_map(|(page, score)| {
                 let section = &self.sections[best[page]?];
@@ -247,11 +382,12 @@ impl SearchIndex {
                     page: &self.pages[page],
                     headings: section.path.clone(),
                     anchor: section.path.last().map(|heading| anchor(heading)),
-                    snippet: section.snippet(&weights),
+                    snippet: section.snippet(&of_terms),
                     score,
                 })
             })
-            .collect()
+            .collect();
+        Answer { hits, missing }
     }
 }
 

@@ -5,11 +5,17 @@
 //! A page begins with its front matter: a line `---`, one `key: value` per line, and a line `---`. `title` and
 //! `description` are required, `order` is an integer and optional. Values are plain text without quotes. This is a
 //! strict subset of YAML, so other tools read it too.
+//!
+//! Pages that are in no folder, and the index of each folder, name their `group`, which is a part of the contents. The
+//! pages of a folder have the group of its index.
 
 /// Whether a folder of `docs/` is for developers, and not for readers of the product.
 pub(crate) fn is_for_developers(folder: &str) -> bool {
     ["dev", "decisions"].contains(&folder)
 }
+
+/// The parts of the contents, in the order in which readers come to them.
+pub(crate) const GROUPS: [&str; 6] = ["Start", "Use sandboxes", "SDKs", "Operate", "Security", "Reference"];
 
 /// Position of a page or folder without `order`: after those that have one.
 const LAST: u32 = 1000;
@@ -17,6 +23,7 @@ const LAST: u32 = 1000;
 /// A page, as it is embedded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PageSource {
+    pub(crate) group: &'static str,
     pub(crate) route: String,
     pub(crate) file: String,
     pub(crate) title: String,
@@ -29,10 +36,11 @@ struct FrontMatter {
     title: String,
     description: String,
     order: Option<u32>,
+    group: Option<&'static str>,
 }
 
-/// The pages of files, given as path and text, in the order of a table of contents: depth first, `index.md` first in its
-/// folder and its `order` that of the folder, siblings by `order` and then by name.
+/// The pages of files, given as path and text, in the order of a table of contents: by group, then depth first, `index.md`
+/// first in its folder and its `order` that of the folder, siblings by `order` and then by name.
 pub(crate) fn ordered(files: &[(String, String)]) -> Result<Vec<PageSource>, String> {
     let mut parsed = Vec::with_capacity(files.len());
     for (path, text) in files {
@@ -43,6 +51,30 @@ pub(crate) fn ordered(files: &[(String, String)]) -> Result<Vec<PageSource>, Str
         let found = parsed.iter().find(|(other, ..)| *other == path);
         found.and_then(|(_, matter, _)| matter.order).unwrap_or(LAST)
     };
+    let group = |path: &str| {
+        let named = match path.split_once('/') {
+            Some((folder, _)) => format!("{folder}/index.md"),
+            None => path.to_owned(),
+        };
+        let found = parsed.iter().find(|(other, ..)| *other == named);
+        let group = found.and_then(|(_, matter, _)| matter.group);
+        group.ok_or_else(|| {
+            format!(
+                "docs/{named}: front matter: group is missing; it is one of {}",
+                GROUPS.join(", ")
+            )
+        })
+    };
+    for (path, matter, _) in &parsed {
+        if matter.group.is_some()
+            && path.contains('/')
+            && (!path.ends_with("/index.md") || path.matches('/').count() > 1)
+        {
+            return Err(format!(
+                "docs/{path}: front matter: the index of its folder names the group"
+            ));
+        }
+    }
     // One step for each folder on the way and one for the page.
     let key = |path: &str| -> Vec<(u32, String)> {
         let mut folder = String::new();
@@ -59,16 +91,25 @@ pub(crate) fn ordered(files: &[(String, String)]) -> Result<Vec<PageSource>, Str
         }
         steps
     };
-    let mut keyed: Vec<_> = parsed.iter().map(|page| (key(page.0), page)).collect();
-    keyed.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let page = |(path, matter, body): &(&str, FrontMatter, &str)| PageSource {
+    let mut keyed = Vec::with_capacity(parsed.len());
+    for page in &parsed {
+        let group = group(page.0)?;
+        let place = GROUPS.iter().position(|other| *other == group);
+        keyed.push(((place, key(page.0)), group, page));
+    }
+    keyed.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+    let page = |group, (path, matter, body): &(&str, FrontMatter, &str)| PageSource {
+        group,
         route: route(path),
         file: format!("/{path}"),
         title: matter.title.clone(),
         description: matter.description.clone(),
         body: (*body).to_owned(),
     };
-    Ok(keyed.into_iter().map(|(_, parsed)| page(parsed)).collect())
+    Ok(keyed
+        .into_iter()
+        .map(|(_, group, parsed)| page(group, parsed))
+        .collect())
 }
 
 /// `sandbox/network.md` is served as `/sandbox/network`, `sandbox/index.md` as `/sandbox`, `index.md` as `/`.
@@ -85,7 +126,7 @@ fn route(path: &str) -> String {
 fn split(text: &str) -> Result<(FrontMatter, &str), String> {
     let missing = "must begin with front matter: `---`, `title: ...`, `description: ...`, `---`";
     let mut rest = text.strip_prefix("---\n").ok_or(missing)?;
-    let (mut title, mut description, mut order) = (None, None, None);
+    let (mut title, mut description, mut order, mut group) = (None, None, None, None);
     loop {
         let (line, after) = rest.split_once('\n').ok_or("the front matter has no closing `---`")?;
         rest = after;
@@ -106,9 +147,10 @@ fn split(text: &str) -> Result<(FrontMatter, &str), String> {
             "title" => &mut title,
             "description" => &mut description,
             "order" => &mut order,
+            "group" => &mut group,
             _ => {
                 return Err(format!(
-                    "front matter: unknown key {key:?}; use title, description and order"
+                    "front matter: unknown key {key:?}; use title, description, order and group"
                 ));
             }
         };
@@ -121,10 +163,19 @@ fn split(text: &str) -> Result<(FrontMatter, &str), String> {
         Some(Ok(order)) if (1..LAST).contains(&order) => Some(order),
         Some(_) => return Err(format!("front matter: order must be an integer from 1 to {}", LAST - 1)),
     };
+    let group = match group {
+        None => None,
+        Some(name) => {
+            let known = GROUPS.into_iter().find(|known| *known == name);
+            let told = || format!("front matter: group must be one of {}, not {name:?}", GROUPS.join(", "));
+            Some(known.ok_or_else(told)?)
+        }
+    };
     let matter = FrontMatter {
         title: title.ok_or("front matter: title is missing")?,
         description: description.ok_or("front matter: description is missing")?,
         order,
+        group,
     };
     Ok((matter, rest.trim_start_matches('\n')))
 }
@@ -137,11 +188,19 @@ mod tests {
         format!("---\ntitle: T\ndescription: D\n{matter}---\n\n# T\n")
     }
 
+    /// Pages of one group, unless they name another.
+    fn grouped(path: &str, matter: &str) -> (String, String) {
+        let names_one = !path.contains('/') || path.ends_with("/index.md");
+        let group = if names_one && !matter.contains("group") {
+            "group: Start\n"
+        } else {
+            ""
+        };
+        (path.to_owned(), page(&format!("{matter}{group}")))
+    }
+
     fn routes(files: &[(&str, &str)]) -> Vec<String> {
-        let files: Vec<_> = files
-            .iter()
-            .map(|(path, matter)| ((*path).to_owned(), page(matter)))
-            .collect();
+        let files: Vec<_> = files.iter().map(|(path, matter)| grouped(path, matter)).collect();
         ordered(&files)
             .expect("pages")
             .into_iter()
@@ -151,15 +210,16 @@ mod tests {
 
     #[test]
     fn a_page() {
-        let files = [("a/b.md".to_owned(), page("order: 3\n"))];
+        let files = [grouped("a/b.md", "order: 3\n"), grouped("a/index.md", "group: SDKs\n")];
         let expected = PageSource {
+            group: "SDKs",
             route: "/a/b".to_owned(),
             file: "/a/b.md".to_owned(),
             title: "T".to_owned(),
             description: "D".to_owned(),
             body: "# T\n".to_owned(),
         };
-        assert_eq!(ordered(&files), Ok(vec![expected]));
+        assert_eq!(ordered(&files).expect("pages").pop(), Some(expected));
     }
 
     #[test]
@@ -188,15 +248,37 @@ mod tests {
             ("a.md", ""),
             ("s/b.md", ""),
             ("s/c.md", "order: 1\n"),
-            ("s/index.md", "order: 1\n"),
             ("index.md", "order: 999\n"),
             ("b.md", ""),
+            ("r.md", "order: 1\ngroup: Reference\n"),
+            ("o/index.md", "group: Operate\n"),
+            ("o/p.md", ""),
+            ("s/index.md", "order: 1\n"),
         ];
-        let expected = ["/", "/s", "/s/c", "/s/b", "/z", "/a", "/b"];
+        let expected = ["/", "/s", "/s/c", "/s/b", "/z", "/a", "/b", "/o", "/o/p", "/r"];
         assert_eq!(routes(&files), expected);
         let mut reversed = files;
         reversed.reverse();
         assert_eq!(routes(&reversed), expected);
+    }
+
+    #[test]
+    fn the_group_is_named_in_one_place() {
+        let told = |files: &[(&str, &str)]| {
+            let files: Vec<_> = files
+                .iter()
+                .map(|(path, matter)| ((*path).to_owned(), page(matter)))
+                .collect();
+            ordered(&files).expect_err("refused")
+        };
+        assert!(told(&[("a.md", "")]).contains("docs/a.md: front matter: group is missing"));
+        assert!(told(&[("a/b.md", "")]).contains("docs/a/index.md: front matter: group is missing"));
+        let twice = told(&[("a/index.md", "group: Start\n"), ("a/b.md", "group: Start\n")]);
+        assert!(
+            twice.contains("docs/a/b.md: front matter: the index of its folder"),
+            "{twice}"
+        );
+        assert!(told(&[("a.md", "group: Other\n")]).contains("must be one of Start, "));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The documentation as web pages, and as texts for agents.
 //!
-//! Pages work without scripts: the contents are links, and the search is a form. All that a page needs is served from the
-//! same address. Texts of pages are escaped, also what looks like HTML in them, so that a page never contains markup that
-//! this module did not write.
+//! Pages work without scripts: the contents are links, and the search is a form. The only script adds buttons that copy a
+//! block, and is a part of the page, so that a policy can allow it by its digest and nothing else. All that a page needs is
+//! served from the same address. Texts of pages are escaped, also what looks like HTML in them, so that a page never contains
+//! markup that this module did not write.
 
 mod contents;
 mod markdown;
@@ -11,7 +12,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use self::contents::{Entry, entries};
+use self::contents::{Group, groups};
 use self::markdown::{Heading, Rendered};
 use crate::catalogue::{Catalogue, Page};
 
@@ -19,6 +20,8 @@ use crate::catalogue::{Catalogue, Page};
 pub const BASE: &str = "/docs";
 
 const STYLE: &str = include_str!("web/style.css");
+/// The script of every page that has a block to copy, exactly as it is between the tags.
+pub const SCRIPT: &str = include_str!("web/copy.js");
 const ICON: &str = include_str!("web/icon.svg");
 
 /// Something that is served at a path.
@@ -65,7 +68,7 @@ pub struct SearchResult {
 /// The rendered documentation.
 #[derive(Debug)]
 pub struct RenderedPages {
-    contents: Vec<Entry>,
+    contents: Vec<Group>,
     style: String,
     assets: HashMap<String, Asset>,
 }
@@ -77,7 +80,7 @@ struct PageTemplate<'a> {
     title: &'a str,
     description: &'a str,
     style: &'a str,
-    contents: &'a [Entry],
+    contents: &'a [Group],
     /// The route of this page, or nothing for pages that are not in the contents.
     route: &'a str,
     query: &'a str,
@@ -85,6 +88,8 @@ struct PageTemplate<'a> {
     /// The content, as HTML.
     content: &'a str,
     source: Option<String>,
+    /// The script, if there is something to copy.
+    script: Option<&'static str>,
     previous: Option<&'static Page>,
     next: Option<&'static Page>,
 }
@@ -94,6 +99,7 @@ struct PageTemplate<'a> {
 struct ResultsTemplate<'a> {
     query: &'a str,
     results: &'a [SearchResult],
+    note: Option<&'a str>,
 }
 
 #[derive(askama::Template)]
@@ -105,7 +111,7 @@ impl RenderedPages {
     #[must_use]
     pub fn new(catalogue: &Catalogue) -> Self {
         let mut site = Self {
-            contents: entries(catalogue.pages()),
+            contents: groups(catalogue.pages()),
             style: format!("{BASE}/style.css?v={}", digest(STYLE)),
             assets: HashMap::new(),
         };
@@ -117,6 +123,7 @@ impl RenderedPages {
                 description: page.description,
                 sections: &headings,
                 content: &html,
+                script: html.contains("<pre>").then_some(SCRIPT),
                 route: page.route,
                 source: Some(format!("{BASE}{}", page.file)),
                 previous: place.checked_sub(1).map(|place| &pages[place]),
@@ -154,10 +161,10 @@ impl RenderedPages {
         self.assets.keys().map(String::as_str)
     }
 
-    /// The page with the results of a search.
+    /// The page with the results of a search, and what is said about words that no page has.
     #[must_use]
-    pub fn results(&self, query: &str, results: &[SearchResult]) -> Asset {
-        let content = rendered(&ResultsTemplate { query, results });
+    pub fn results(&self, query: &str, results: &[SearchResult], note: Option<&str>) -> Asset {
+        let content = rendered(&ResultsTemplate { query, results, note });
         self.page_outside("Search", query, &content)
     }
 
@@ -175,6 +182,7 @@ impl RenderedPages {
             content,
             route: "",
             source: None,
+            script: None,
             previous: None,
             next: None,
             query,
@@ -211,9 +219,14 @@ fn list_for_agents(pages: &[Page]) -> String {
     let mut text = String::from(
         "# Ringfence\n\n> Isolated Linux sandboxes for untrusted code, on your own machine. This is the documentation of the \
          version that serves it.\n\nAll pages in one file: [llms-full.txt](/llms-full.txt). The API: \
-         [openapi.json](/openapi.json).\n\n## Documentation\n\n",
+         [openapi.json](/openapi.json).\n",
     );
+    let mut group = "";
     for page in pages {
+        if page.group != group {
+            group = page.group;
+            let _ = write!(text, "\n## {group}\n\n");
+        }
         let _ = writeln!(text, "- [{}]({BASE}{}): {}", page.title, page.file, page.description);
     }
     text

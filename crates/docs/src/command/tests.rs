@@ -3,6 +3,7 @@ use crate::catalogue::{Catalogue, Page};
 
 const fn page(route: &'static str, file: &'static str, body: &'static str) -> Page {
     Page {
+        group: "Start",
         route,
         file,
         title: "T",

@@ -1,6 +1,13 @@
-//! The table of contents: pages, and folders with the pages in them.
+//! The table of contents: groups of pages, and of folders with the pages in them.
 
 use crate::catalogue::Page;
+
+/// A part of the table of contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) name: &'static str,
+    pub(super) entries: Vec<Entry>,
+}
 
 /// A page of the table of contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,10 +24,19 @@ impl Entry {
     }
 }
 
-/// The entries of pages that are in the order of a table of contents. Folders have one level, and an index.
-pub(super) fn entries(pages: &'static [Page]) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
+/// The groups of pages that are in the order of a table of contents. Folders have one level, and an index.
+pub(super) fn groups(pages: &'static [Page]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
     for page in pages {
+        if groups.last().is_none_or(|group| group.name != page.group) {
+            groups.push(Group {
+                name: page.group,
+                entries: Vec::new(),
+            });
+        }
+        let Some(Group { entries, .. }) = groups.last_mut() else {
+            continue;
+        };
         let is_below = |entry: &Entry| {
             let rest = page.route.strip_prefix(entry.page.route);
             entry.page.route != "/" && rest.is_some_and(|rest| rest.starts_with('/'))
@@ -33,5 +49,5 @@ pub(super) fn entries(pages: &'static [Page]) -> Vec<Entry> {
             }),
         }
     }
-    entries
+    groups
 }

@@ -2,7 +2,8 @@
 //!
 //! Headings get the identifiers that links use, and links to files become addresses. Links to files that are not served,
 //! such as those for developers, become plain text. Cells of tables have the name of their column, because tables that are
-//! wider than the screen are shown as lists.
+//! wider than the screen are shown as lists. Keys of tables that list keys have identifiers as they are spelt, and lead to
+//! themselves, so that a key can be linked.
 
 use std::collections::HashMap;
 
@@ -14,6 +15,9 @@ use crate::markdown::anchor;
 
 /// Columns of a table that does not fit beside the contents.
 const WIDE: usize = 5;
+
+/// The first column of a table of keys.
+const KEYS: &str = "Key in the file";
 
 /// A section of a page, for the list of its sections.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +42,9 @@ pub(super) fn render(page: &Page, catalogue: &Catalogue) -> Rendered {
     let mut open: Option<(usize, String)> = None;
     let mut is_dropped = false;
     let (mut names, mut is_head, mut column): (Vec<String>, bool, usize) = (Vec::new(), false, 0);
-    for event in Parser::new_ext(page.body, Options::ENABLE_TABLES) {
+    let mut parser = Parser::new_ext(page.body, Options::ENABLE_TABLES).peekable();
+    let mut is_key = false;
+    while let Some(event) = parser.next() {
         match event {
             Event::Start(Tag::Heading { level, .. }) => {
                 open = Some((events.len(), String::new()));
@@ -82,10 +88,26 @@ pub(super) fn render(page: &Page, catalogue: &Catalogue) -> Rendered {
             }
             Event::Start(Tag::TableCell) => {
                 let name = names.get(column).map_or("", String::as_str);
-                events.push(Event::Html(format!("<td data-name=\"{name}\">").into()));
+                let key = match parser.peek() {
+                    Some(Event::Code(key)) if column == 0 && name == KEYS => Some(escaped(key)),
+                    _ => None,
+                };
+                is_key = key.is_some();
+                let cell = match key {
+                    Some(key) => format!("<td id=\"{key}\" data-name=\"{name}\"><a href=\"#{key}\">"),
+                    None => format!("<td data-name=\"{name}\">"),
+                };
+                events.push(Event::Html(cell.into()));
                 column += 1;
             }
-            Event::End(TagEnd::TableCell) if !is_head => events.push(Event::Html("</td>".into())),
+            Event::End(TagEnd::TableCell) if !is_head => {
+                let end = if std::mem::take(&mut is_key) {
+                    "</a></td>"
+                } else {
+                    "</td>"
+                };
+                events.push(Event::Html(end.into()));
+            }
             Event::Start(Tag::Link { dest_url, .. }) => match target(page, &dest_url, catalogue) {
                 Some(address) => events.push(Event::Start(Tag::Link {
                     link_type: LinkType::Inline,
@@ -179,6 +201,7 @@ mod tests {
 
     fn page(body: &'static str) -> Page {
         Page {
+            group: "Start",
             route: "/a/b",
             file: "/a/b.md",
             title: "T",
@@ -233,6 +256,18 @@ mod tests {
         );
         let html = render(&page("|A|B|C|D|E|\n|-|-|-|-|-|\n|1|2|3|4|5|\n"), catalogue()).html;
         assert!(html.contains("<div class=\"table wide\">"), "{html}");
+    }
+
+    #[test]
+    fn keys_have_identifiers() {
+        let html = render(
+            &page("| Key in the file | B |\n|---|---|\n| `a.b_c` | 2 |\n| x | `y` |\n"),
+            catalogue(),
+        )
+        .html;
+        let cell = "<td id=\"a.b_c\" data-name=\"Key in the file\"><a href=\"#a.b_c\"><code>a.b_c</code></a></td>";
+        assert!(html.contains(cell), "{html}");
+        assert_eq!(html.matches(" id=").count(), 1, "{html}");
     }
 
     #[test]

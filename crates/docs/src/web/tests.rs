@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use super::{BASE, RenderedPages, SearchResult, address};
+use super::{BASE, RenderedPages, SCRIPT, SearchResult, address};
 use crate::catalogue::catalogue;
 
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
@@ -76,16 +76,48 @@ fn identifiers_are_unique() {
 }
 
 #[test]
-fn pages_need_nothing_else_and_run_nothing() {
+fn pages_need_nothing_else_and_run_one_script() {
     let site = RenderedPages::new(catalogue());
     for page in catalogue().pages() {
-        let body = &site.asset(&address(page)).expect("a page").body;
+        let whole = &site.asset(&address(page)).expect("a page").body;
+        let script = format!("<script>{SCRIPT}</script>");
+        assert_eq!(
+            whole.matches(&script).count(),
+            usize::from(whole.contains("<pre>")),
+            "{}",
+            page.route
+        );
+        let body = whole.replace(&script, "");
         for forbidden in ["<script", "style=\"", " src=\"", "@import"] {
             assert!(!body.contains(forbidden), "{}: {forbidden}", page.route);
         }
         assert_eq!(body.matches("<h1").count(), 1, "{}", page.route);
         assert_eq!(body.matches("<main").count(), 1, "{}", page.route);
     }
+}
+
+#[test]
+fn the_script_cannot_end_early_or_write_markup() {
+    for forbidden in ["</", "<!--", "innerHTML", "eval", "Function", "fetch"] {
+        assert!(!SCRIPT.contains(forbidden), "{forbidden}");
+    }
+}
+
+/// Every configuration key can be linked, and the contents name every group once.
+#[test]
+fn keys_and_groups() {
+    let site = RenderedPages::new(catalogue());
+    let body = &site.asset("/docs/configuration").expect("a page").body;
+    for key in ["listen", "egress.allow_private", "sandbox.memory_mb"] {
+        assert!(body.contains(&format!("<td id=\"{key}\" ")), "{key}");
+    }
+    let found: Vec<&str> = body
+        .split("<span class=\"group\">")
+        .skip(1)
+        .filter_map(|rest| rest.split('<').next())
+        .collect();
+    // Once for wide screens and once for narrow ones.
+    assert_eq!(found, [crate::source::GROUPS, crate::source::GROUPS].concat());
 }
 
 #[test]
@@ -97,15 +129,20 @@ fn results_are_escaped() {
         anchor: Some("x\"y".to_owned()),
         snippet: "<i>".to_owned(),
     };
-    let body = site.results("\"><script>", &[result]).body;
+    let body = site.results("\"><script>", &[result], Some("<u>")).body;
     assert!(
-        !body.contains("<script") && !body.contains("<b>") && !body.contains("<i>"),
+        !body.contains("<script") && !body.contains("<b>") && !body.contains("<i>") && !body.contains("<u>"),
         "{body}"
     );
     assert!(!body.contains("x\"y"), "{body}");
     assert!(body.contains("1 page matches"), "{body}");
-    assert!(site.results("x", &[]).body.contains("No page matches"));
-    assert!(site.results("", &[]).body.contains("Enter some words"));
+    assert!(site.results("x", &[], None).body.contains("No page answers “x”."));
+    assert!(
+        site.results("x", &[], Some("No page mentions “x”."))
+            .body
+            .contains("No page mentions “x”.")
+    );
+    assert!(site.results("", &[], None).body.contains("Enter some words"));
 }
 
 #[test]

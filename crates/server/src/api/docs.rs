@@ -2,18 +2,24 @@
 //!
 //! These are pages for people and not operations of the API, so they are not part of the OpenAPI document. They need no
 //! credentials: they are the same for every reader. The content is rendered once, at the first request. Pages load nothing
-//! from elsewhere and run no scripts, which their content security policy enforces.
+//! from elsewhere and run one script, which copies blocks: their content security policy allows it by its digest. An address
+//! would allow more, because files of sandboxes are served at the same origin.
+//!
+//! `/` leads a browser to the pages. Other clients get the answer of a path that is no operation, as before.
 
 use std::sync::{Arc, LazyLock};
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse as _, Redirect, Response};
-use axum::routing::get;
+use axum::routing::{any, get};
 use axum::{Extension, Router};
-use docs::web::{Asset, BASE, RenderedPages, SearchResult};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use docs::web::{Asset, BASE, RenderedPages, SCRIPT, SearchResult};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
 
 use super::error::ApiError;
 use super::state::ApiState;
@@ -24,9 +30,15 @@ use crate::readers::Readers;
 const QUERY_MAX: usize = 200;
 /// Results on one page.
 const RESULTS: usize = 20;
-/// What a page may load: its style and its icon.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
-                                       base-uri 'none'; frame-ancestors 'none'";
+/// What a page may load: its style, its icon and its script.
+static CONTENT_SECURITY_POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let digest = BASE64_STANDARD.encode(Sha256::digest(SCRIPT));
+    let policy = format!(
+        "default-src 'none'; script-src 'sha256-{digest}'; style-src 'self'; img-src 'self'; form-action 'self'; \
+         base-uri 'none'; frame-ancestors 'none'"
+    );
+    HeaderValue::try_from(policy).expect("a policy is ASCII")
+});
 
 static SITE: LazyLock<RenderedPages> = LazyLock::new(|| RenderedPages::new(docs::catalogue()));
 
@@ -37,6 +49,7 @@ pub(super) fn routes() -> Router<ApiState> {
         .route(&format!("{BASE}/"), get(async || Redirect::permanent(BASE)))
         .route(&format!("{BASE}/search"), get(search))
         .route(&format!("{BASE}/{{*path}}"), get(show))
+        .route("/", any(first))
         .route("/llms.txt", get(show))
         .route("/llms-full.txt", get(show))
 }
@@ -59,6 +72,27 @@ async fn show(uri: Uri, headers: HeaderMap) -> Response {
     (StatusCode::NOT_FOUND, shown(&SITE.missing())).into_response()
 }
 
+/// `/`, which no operation has: who reads HTML and asks for no JSON is a person with a browser.
+async fn first(method: Method, headers: HeaderMap) -> Response {
+    if (method == Method::GET || method == Method::HEAD) && prefers_pages(&headers) {
+        let varies = [(header::VARY, HeaderValue::from_static("accept"))];
+        return (varies, Redirect::temporary(BASE)).into_response();
+    }
+    ApiError::unknown_path("/").into_response()
+}
+
+/// Whether a client names HTML among what it accepts, and not JSON.
+fn prefers_pages(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT).iter();
+    let accepted: Vec<&str> = values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|value| value.split(';').next().unwrap_or_default().trim())
+        .collect();
+    let has = |wanted: &str| accepted.iter().any(|value| value.eq_ignore_ascii_case(wanted));
+    has("text/html") && !has("application/json")
+}
+
 async fn search(
     State(readers): State<Arc<Readers>>,
     Extension(client): Extension<ClientPeer>,
@@ -67,8 +101,10 @@ async fn search(
     let query = query.map(|query| query.0.q).unwrap_or_default();
     let query: String = query.trim().chars().take(QUERY_MAX).collect();
     let render = move || {
-        let results: Vec<SearchResult> = ::docs::search_index()
-            .search(&query, RESULTS)
+        let answer = ::docs::search_index().search(&query, RESULTS);
+        let note = answer.note();
+        let results: Vec<SearchResult> = answer
+            .hits
             .into_iter()
             .map(|hit| SearchResult {
                 page: hit.page,
@@ -77,7 +113,7 @@ async fn search(
                 snippet: hit.snippet,
             })
             .collect();
-        SITE.results(&query, &results)
+        SITE.results(&query, &results, note.as_deref())
     };
     let page = readers.run(client, render).await.map_err(ApiError::too_many_requests)?;
     Ok(shown(&page))
@@ -117,10 +153,7 @@ fn is_known(request: &HeaderMap, tag: &str) -> bool {
 fn shown(asset: &Asset) -> Response {
     let headers: [(HeaderName, HeaderValue); 4] = [
         (header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type)),
-        (
-            header::CONTENT_SECURITY_POLICY,
-            HeaderValue::from_static(CONTENT_SECURITY_POLICY),
-        ),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY.clone()),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     ];
@@ -130,6 +163,22 @@ fn shown(asset: &Asset) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn browsers_prefer_pages() {
+        let mut headers = HeaderMap::new();
+        assert!(!prefers_pages(&headers));
+        for (value, expected) in [
+            ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", true),
+            ("Text/HTML", true),
+            ("*/*", false),
+            ("application/json, text/plain, */*", false),
+            ("application/json, text/html", false),
+        ] {
+            headers.insert(header::ACCEPT, HeaderValue::from_static(value));
+            assert_eq!(prefers_pages(&headers), expected, "{value}");
+        }
+    }
 
     #[test]
     fn tags_are_compared_one_by_one() {

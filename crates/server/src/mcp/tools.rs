@@ -234,15 +234,14 @@ impl Tools {
 }
 
 fn search(query: &str, limit: usize, base: &str, list: &str) -> String {
-    let hits = search_index().search(query, limit);
-    if hits.is_empty() {
-        return format!(
-            "No page matches {}. Try other words, or list all pages with {list}.",
-            shown(query)
-        );
+    let answer = search_index().search(query, limit);
+    let note = answer.note();
+    if answer.hits.is_empty() {
+        let what = note.unwrap_or_else(|| format!("No page answers {}.", shown(query)));
+        return format!("{what} Try other words, or list all pages with {list}.");
     }
-    let mut text = String::new();
-    for (number, hit) in (1..).zip(&hits) {
+    let mut text = note.map(|note| format!("{note}\n\n")).unwrap_or_default();
+    for (number, hit) in (1..).zip(&answer.hits) {
         let _ = write!(text, "{number}. {}", hit.page.title);
         for heading in &hit.headings {
             let _ = write!(text, " > {heading}");

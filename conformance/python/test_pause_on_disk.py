@@ -14,7 +14,7 @@ from e2b import PtySize, Sandbox
 
 from harness.beside import beside
 from harness.criu import criu_config, groups, pause, processes
-from harness.inside import Timers
+from harness.inside import Background, Timers
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -250,6 +250,31 @@ def test_a_process_that_stays_in_vfork_is_kept_in_memory(box: Sandbox) -> None:
     pause(box)
     box = Sandbox.connect(box.sandbox_id, timeout=300)
     assert box.commands.kill(command.pid) is True
+
+
+# A thread that stops sharing the working directory, or the open files, of its process.
+LONE_THREAD = """
+import ctypes, os, threading, time
+def lone():
+    assert ctypes.CDLL(None).unshare({flag}) == 0
+    os.chdir("/usr")
+    print("ready")
+    time.sleep(1000)
+threading.Thread(target=lone).start()
+"""
+
+
+@pytest.mark.parametrize("flag", [0x200, 0x400])
+def test_a_thread_by_itself_is_kept_in_memory(box: Sandbox, flag: int) -> None:
+    """Restored, it would have those of the process, and not notice."""
+    program = Background(box, LONE_THREAD.format(flag=flag))
+    assert box.pause() is True
+    assert processes(box) != []
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert box.commands.kill(program.handle.pid) is True
+    pause(box)
+    box = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert box.commands.run("echo here").stdout == "here\n"
 
 
 def test_programs_that_start_others_all_the_time(box: Sandbox) -> None:

@@ -36,8 +36,8 @@ impl BootId {
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())?;
         // Version 4, like the kernel's.
-        bytes[6] = bytes[6] & 0x0f | 0x40;
-        bytes[8] = bytes[8] & 0x3f | 0x80;
+        bytes[6] = (bytes[6] & 0x0f) | 0x40;
+        bytes[8] = (bytes[8] & 0x3f) | 0x80;
         let mut text = String::with_capacity(LENGTH);
         for byte in bytes {
             if HYPHENS.contains(&text.len()) {

@@ -29,6 +29,7 @@ pub(crate) mod rpc;
 pub(crate) mod save;
 pub(crate) mod sums;
 pub(crate) mod sys;
+mod threads;
 
 use std::io;
 use std::path::Path;

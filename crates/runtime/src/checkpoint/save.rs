@@ -14,6 +14,7 @@ use rustix::net::{
     SocketType,
 };
 
+use super::threads;
 use crate::cgroup::Tree;
 use crate::container::has_ended;
 use crate::driver::WriteError;
@@ -59,7 +60,7 @@ impl Subject<'_> {
     /// and CRIU stops the child before. So the workload goes on for a moment then.
     ///
     /// # Errors
-    /// Refused when a process does not leave `vfork`. When it cannot be stopped.
+    /// Refused when a process does not leave `vfork`, or a thread could not be restored. When it cannot be stopped.
     pub(crate) fn stop_workload(&self) -> Result<(), WriteError> {
         let work = self.tree.work_freezer(self.name)?;
         let deadline = Instant::now() + VFORK_TIMEOUT;
@@ -67,7 +68,10 @@ impl Subject<'_> {
         loop {
             work.freeze_all()?;
             if !work.has_vfork()? {
-                return Ok(());
+                return match threads::obstacle(work.group())? {
+                    None => Ok(()),
+                    Some(why) => Err(WriteError::Refused(why)),
+                };
             }
             if Instant::now() >= deadline {
                 let why = "a process has started a child with vfork, and the child has not executed a program";

@@ -83,6 +83,12 @@ pub(crate) fn descriptor_of(process: BorrowedFd<'_>, number: RawFd) -> io::Resul
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Whether two threads differ in what `kcmp` calls by this number; `false` where the kernel does not say.
+pub(super) fn differs(one: i32, other: i32, kind: c_int) -> bool {
+    // SAFETY: takes numbers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, kind, 0usize, 0usize) > 0 }
+}
+
 /// Has writes beyond the maximum size of files fail, here and in programs that are executed, instead of ending the process.
 pub(crate) fn ignore_file_size_signal() {
     // SAFETY: SIG_IGN is a valid handler.

@@ -15,7 +15,7 @@ from harness.inside import outgoing
 from harness.internet import HOST_V4, RESOLVER, Internet
 from harness.internet_names import home
 from harness.platform import Platform
-from harness.traffic import wait_served
+from harness.traffic import until, wait_served
 
 ALL = "0.0.0.0/0"
 CONNECTIONS, FLOWS = 20, 12
@@ -50,6 +50,7 @@ disk_mb = 256
 [egress]
 resolvers = "{RESOLVER}:53"
 connections_per_s = {PER_SECOND}
+dns_queries_per_s = {PER_SECOND}
 bandwidth_mbit = {BANDWIDTH_MBIT}
 """
 
@@ -208,6 +209,23 @@ def test_a_platform_without_network(platform: Platform, work_dir: Path, internet
 def limited(platform: Platform, work_dir: Path) -> Iterator[Platform]:
     with running(work_dir / "limited", LIMITED) as server:
         yield server
+
+
+def test_names_per_second(limited: Platform, create: Callable[..., Sandbox]) -> None:
+    """Beyond a burst, names that no cache has wait for their turn. None is refused, others wait for nothing, and the logs
+    say it once.
+    """
+    limited.use()
+    box, other = create(), create()
+    asked = [{"do": "dns", "name": f"many-{number}.example.com"} for number in range(BURST + 2 * PER_SECOND)]
+    asked[-1]["over"] = "tcp"
+    assert [outcome.get("code") for outcome in outgoing(box, *asked)] == [0] * len(asked)
+    quick = outgoing(other, {"do": "dns", "name": "calm.example.com"}, *asked[:8])
+    assert {outcome.get("code") for outcome in quick} == {0}
+    until(lambda: bool(said(limited, box, "egress_dns_limited", "waited")), "an entry")
+    assert len(said(limited, box, "egress_dns_limited")) == 1
+    assert said(limited, other, "egress_dns_limited") == []
+    assert [line for line in limited.log().splitlines() if "egress.dns_queries_per_s" in line and box.sandbox_id in line]
 
 
 @pytest.mark.parametrize("beyond", [0, 3 * PER_SECOND])

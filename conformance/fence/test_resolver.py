@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from e2b import Sandbox
 from harness.inside import outgoing, root
 from harness.internet import RESOLVER, Internet
 from harness.internet_names import BIG, home
+from harness.patience import within
 from harness.traffic import until
 
 REFUSED, NXDOMAIN, SERVFAIL = 5, 3, 2
@@ -171,8 +173,48 @@ def test_malformed_queries(create: Callable[..., Sandbox], internet: Internet) -
     assert udp["addresses"] == [home("after.example.org")] and tcp["addresses"] == [home("then.example.org")]
 
 
+ORDINARY = """
+import json, socket, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+name, failed = sys.argv[1], []
+def look_up(number):
+    try: assert socket.getaddrinfo(name, 80, type=socket.SOCK_STREAM)
+    except OSError as error: failed.append(str(error))
+def connect(number):
+    for _ in range(6):
+        try: socket.create_connection((name, 80), timeout=20).close()
+        except OSError as error: failed.append(str(error))
+        time.sleep(0.33)
+def all_at_once(count, work):
+    begun = time.monotonic()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return time.monotonic() - begun
+look_up(0)
+took = {"threads": all_at_once(200, look_up)}
+begun = time.monotonic()
+for number in range(300): look_up(number)
+took["one by one"] = time.monotonic() - begun
+took["workers"] = all_at_once(30, connect)
+print(json.dumps({"failed": failed, "took": took}))
+"""
+
+
+def test_ordinary_load(create: Callable[..., Sandbox]) -> None:
+    """A name that is known: many threads that look it up, a program that does so again and again, and workers that connect
+    three times a second each. Nothing fails or waits.
+    """
+    box = create()
+    box.files.write("/tmp/ordinary.py", ORDINARY)
+    ran = json.loads(root(box, "python3 /tmp/ordinary.py known.example.com"))
+    assert ran["failed"] == [], ran
+    # Programs ask again five seconds after a query that was lost; a rate would take longer for the second.
+    assert ran["took"]["threads"] < within(4) and ran["took"]["one by one"] < within(2), ran
+
+
 def test_many_names_at_once(create: Callable[..., Sandbox]) -> None:
-    """As a package manager asks. A sandbox that asks ever more is refused, and others do not notice."""
+    """As a package manager asks. A sandbox that asks ever more waits, and others do not notice."""
     box, other = create(), create()
     names = [f"many-{number}.example.com" for number in range(150)]
     outcomes = outgoing(box, *({"do": "dns", "name": name, "over": "tcp" if number % 7 == 0 else "udp"} for number, name in enumerate(names)))

@@ -66,6 +66,15 @@ fn write(log: &LogWriter, report: &EgressReport) {
     let (level, message, fields) = match report {
         EgressReport::Connection(record) => entry(record),
         EgressReport::Request(request) => injected(request),
+        EgressReport::Queries {
+            per_second,
+            waited,
+            unanswered,
+        } => {
+            let entry = queries(*per_second, *waited, *unanswered);
+            tracing::warn!(sandbox.id = %log.id(), "{}", entry.1);
+            entry
+        }
         EgressReport::Unreported(count) => unlogged("connections", *count),
         EgressReport::UnreportedRequests(count) => unlogged("requests with injected headers", *count),
     };
@@ -98,6 +107,21 @@ fn injected(request: &InjectedRequest) -> (Level, String, BTreeMap<String, Strin
     fields.extend(status.map(|status| ("status", status.to_string())));
     let fields = fields.into_iter().map(|(key, value)| (key.to_owned(), value));
     (Level::Info, message, fields.collect())
+}
+
+/// The log entry for DNS queries beyond the limit.
+fn queries(per_second: u32, waited: u64, unanswered: u64) -> (Level, String, BTreeMap<String, String>) {
+    let message = format!(
+        "DNS queries are beyond the limit of {per_second} per second (egress.dns_queries_per_s): {waited} waited, and \
+         {unanswered} got no answer"
+    );
+    let field = |key: &str, value: String| (key.to_owned(), value);
+    let fields = [
+        field("event_type", "egress_dns_limited".to_owned()),
+        field("waited", waited.to_string()),
+        field("unanswered", unanswered.to_string()),
+    ];
+    (Level::Warn, message, fields.into())
 }
 
 /// The log entry for what has none.
@@ -208,6 +232,14 @@ mod tests {
         );
         let field = |name: &str| fields[name].as_str();
         assert_eq!((field("event_type"), field("status")), ("egress_injected", "200"));
+        let (level, message, fields) = queries(100, 7, 0);
+        assert_eq!(level, Level::Warn);
+        assert_eq!(
+            message,
+            "DNS queries are beyond the limit of 100 per second (egress.dns_queries_per_s): 7 waited, and 0 got no answer"
+        );
+        assert_eq!(fields["event_type"], "egress_dns_limited");
+        assert_eq!((&*fields["waited"], &*fields["unanswered"]), ("7", "0"));
         let (level, message, fields) = unlogged("connections", 3);
         assert_eq!(level, Level::Warn);
         assert_eq!(message, "3 connections were not logged: there were too many at once");

@@ -40,6 +40,11 @@ impl LogWriter {
         }
     }
 
+    /// The sandbox.
+    pub(crate) fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
     /// Writes an entry of the host's own.
     pub(crate) fn host<'a>(&self, level: Level, message: &str, fields: impl IntoIterator<Item = (&'a str, String)>) {
         let fields = fields.into_iter().map(|(key, value)| (key.to_owned(), value));

@@ -36,6 +36,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::network::EgressPolicy;
 use protocol::node::EgressCounters;
@@ -163,11 +164,12 @@ impl EgressGateway {
         let listener = tokio::net::TcpListener::from_std(network.tcp()?)?;
         let policy = Arc::new(policy);
         let settings = &self.shared.settings;
+        let queries = settings.limits.dns_queries_per_s;
         let sandbox = Arc::new(Sandbox {
             shared: Arc::clone(&self.shared),
             network,
-            client: Client::new(Arc::clone(&policy), settings.default_allow),
-            proxy_client: Client::new(Arc::default(), true),
+            client: Client::new(Arc::clone(&policy), settings.default_allow, queries),
+            proxy_client: Client::new(Arc::default(), true, queries),
             policy: watch::Sender::new(policy),
             is_held: watch::Sender::new(false),
             bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
@@ -184,8 +186,10 @@ impl EgressGateway {
                 tracing::error!("receive datagrams of a sandbox: {error}");
             }
         };
+        let queries = report_queries(Arc::clone(&sandbox), stop.clone());
         self.shared.tasks.spawn_on(tcp, &self.runtime);
         self.shared.tasks.spawn_on(udp, &self.runtime);
+        self.shared.tasks.spawn_on(queries, &self.runtime);
         Ok(Attachment {
             sandbox,
             _stop: stop.drop_guard(),
@@ -213,6 +217,35 @@ impl EgressGateway {
 /// make thousands of refused connections per second.
 const REPORTS_PER_S: u32 = 10;
 const REPORTS_BURST: u32 = 200;
+
+/// How often it is reported that a sandbox asks too much, and how long after the first time, to have more to say.
+const QUERY_REPORTS: Duration = Duration::from_secs(60);
+const FIRST_QUERY_REPORT: Duration = Duration::from_secs(1);
+
+/// Reports questions beyond the limit of the sandbox, until it is detached.
+async fn report_queries(sandbox: Arc<Sandbox>, stop: CancellationToken) {
+    let beyond = &sandbox.client.beyond;
+    let report = async {
+        loop {
+            beyond.changed().await;
+            tokio::time::sleep(FIRST_QUERY_REPORT).await;
+            let (waited, unanswered) = beyond.take();
+            if waited + unanswered > 0 {
+                (sandbox.report)(EgressReport::Queries {
+                    per_second: sandbox.shared.settings.limits.dns_queries_per_s,
+                    waited,
+                    unanswered,
+                });
+                tokio::time::sleep(QUERY_REPORTS).await;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = report => {}
+    }
+}
 
 impl Sandbox {
     fn report(&self, record: EgressRecord) {

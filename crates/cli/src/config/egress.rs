@@ -38,6 +38,7 @@ impl Given<'_> {
             limits: EgressLimits {
                 connections: number(keys::EGRESS_CONNECTIONS, 1, limits.connections)?,
                 connections_per_s: number(keys::EGRESS_CONNECTIONS_PER_S, 1, limits.connections_per_s)?,
+                dns_queries_per_s: number(keys::EGRESS_DNS_QUERIES_PER_S, 1, limits.dns_queries_per_s)?,
                 bandwidth_mbit: number(keys::EGRESS_BANDWIDTH_MBIT, 0, limits.bandwidth_mbit)?,
                 udp_flows: number(keys::EGRESS_UDP_FLOWS, 0, limits.udp_flows)?,
                 intercepted: number(keys::EGRESS_INTERCEPTED, 0, limits.intercepted)?,

@@ -506,6 +506,11 @@ keys! {
         "Maximum number of new TCP connections from a sandbox per second, 1 to 1000000, and four times as many in one \
          burst.",
     },
+    EGRESS_DNS_QUERIES_PER_S = {
+        "egress.dns_queries_per_s", None, Integer, "100",
+        "Maximum number of DNS queries of a sandbox per second that no cache answers, 1 to 1000000, and four times as many \
+         in one burst. Further ones wait.",
+    },
     EGRESS_BANDWIDTH_MBIT = {
         "egress.bandwidth_mbit", None, Integer, "0",
         "Maximum bandwidth of all connections from a sandbox, in each direction, in Mbit/s, at most 1000000; 0 is no \

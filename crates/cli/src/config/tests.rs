@@ -96,6 +96,7 @@ fn defaults_are_what_the_table_says() {
     for (value, key) in [
         (egress.limits.connections, keys::EGRESS_CONNECTIONS),
         (egress.limits.connections_per_s, keys::EGRESS_CONNECTIONS_PER_S),
+        (egress.limits.dns_queries_per_s, keys::EGRESS_DNS_QUERIES_PER_S),
         (egress.limits.bandwidth_mbit, keys::EGRESS_BANDWIDTH_MBIT),
         (egress.limits.udp_flows, keys::EGRESS_UDP_FLOWS),
         (egress.limits.intercepted, keys::EGRESS_INTERCEPTED),

@@ -54,8 +54,11 @@ pub struct DnsCounters {
     pub cache_hits: u64,
     /// Those that a policy refused.
     pub refused: u64,
-    /// Those beyond the limits of a sandbox.
+    /// Those that waited, because their sandbox asks more than its limit allows.
     pub limited: u64,
+    /// Those that got no answer, because too many of their sandbox waited.
+    #[serde(default)]
+    pub unanswered: u64,
     /// Questions that were sent to DNS servers.
     pub forwarded: u64,
     /// Those that no server answered.

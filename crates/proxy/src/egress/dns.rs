@@ -5,6 +5,11 @@
 //! anything is sent, so that names are no way out. The resolver does not judge addresses in answers; the gateway judges
 //! every connection.
 //!
+//! What the resolver can answer by itself costs no more than a refusal, so it is always answered. Questions for which DNS
+//! servers have to be asked have a rate per sandbox ([`Client`]): beyond it they wait, and those for which there is no
+//! place get no answer, as on a network that is too slow, because programs take a refusal as final and ask again after
+//! silence.
+//!
 //! Queries for HTTPS and SVCB records have no answer, so that connections need no keys for an encrypted ClientHello and
 //! show their server name. DNSSEC is not validated, signatures are neither requested nor passed on. Names are forwarded in
 //! lower case; answers are matched by a random id, a random port and the question.
@@ -23,6 +28,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::rdata::HINFO;
@@ -31,7 +37,7 @@ use model::network::{Cidr, domain_name};
 use parking_lot::Mutex;
 use protocol::node::DnsCounters;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout_at};
 
 pub(super) use self::client::Client;
 pub(super) use self::request::{MAX_QUERY, Transport};
@@ -45,6 +51,9 @@ use super::addresses::{Category, category};
 /// Queries of all sandboxes that DNS servers are asked at a time. Each has a socket. Further ones wait in the order of their
 /// arrival, and a sandbox has a small part of them.
 const MAX_FORWARDED: usize = 1024;
+
+/// How long a question may wait for its turn: programs ask again after five seconds, as a rule.
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// How long answers from the table of the operator are valid, in seconds: it changes with a restart.
 const HOSTS_TTL: u32 = 60;
@@ -71,9 +80,25 @@ struct Counters {
     cache_hits: AtomicU64,
     refused: AtomicU64,
     limited: AtomicU64,
+    unanswered: AtomicU64,
     forwarded: AtomicU64,
     failed: AtomicU64,
 }
+
+/// What bounds a question that DNS servers have to be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// The rate of the sandbox, and the number of its datagrams that wait.
+    Datagrams,
+    /// The rate of the sandbox. Its connections bound how many wait.
+    Connections,
+    /// Nothing, because the sandbox did not choose the name.
+    None,
+}
+
+/// There was no turn for a question, because its sandbox asks too much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct NoTurn;
 
 /// The resolver of all sandboxes of a node.
 pub(super) struct Resolver {
@@ -86,7 +111,7 @@ pub(super) struct Resolver {
     port: u16,
     ipv6: Ipv6Route,
     cache: Mutex<Cache>,
-    flights: Flights,
+    flights: Flights<Arc<Response>>,
     forwarded: Semaphore,
     counters: Counters,
 }
@@ -141,25 +166,38 @@ impl Resolver {
             cache_hits: read(&self.counters.cache_hits),
             refused: read(&self.counters.refused),
             limited: read(&self.counters.limited),
+            unanswered: read(&self.counters.unanswered),
             forwarded: read(&self.counters.forwarded),
             failed: read(&self.counters.failed),
         }
     }
 
     /// The reply to a message that a sandbox sent, without the length that TCP puts before it. `None` if it deserves no
-    /// reply. Takes some seconds if servers do not respond; a call that is cancelled leaves nothing behind.
-    pub(super) async fn answer(&self, query: &[u8], transport: Transport, client: &Client) -> Option<Vec<u8>> {
-        let parsed = request::parse(query, transport)?;
+    /// reply, or is a datagram beyond the limits. Takes some seconds if servers do not respond or the sandbox asks too
+    /// much; a call that is cancelled leaves nothing behind.
+    pub(super) async fn answer(
+        &self,
+        query: impl AsRef<[u8]>,
+        transport: Transport,
+        client: &Client,
+    ) -> Option<Vec<u8>> {
+        let parsed = request::parse(query.as_ref(), transport)?;
+        // Its bytes, which may be many, do not wait with it.
+        drop(query);
         count(&self.counters.queries);
         let (request, question) = match parsed {
             Parsed::Question(request, question) => (request, question),
-            // Costs no more than a refusal, so it needs no limit.
             Parsed::Invalid(request, code) => return Some(request.error(code)),
         };
-        let Some(_permit) = self.admit(client) else {
-            return Some(request.error(ResponseCode::Refused));
+        let bound = match transport {
+            Transport::Udp => Bound::Datagrams,
+            Transport::Tcp => Bound::Connections,
         };
-        let answer = self.answer_question(&question, client).await;
+        let answer = match self.answer_question(&question, client, bound).await {
+            Ok(answer) => answer,
+            Err(NoTurn) if transport == Transport::Udp => return None,
+            Err(NoTurn) => Answer::error(ResponseCode::ServFail),
+        };
         if matches!(question.query_type, RecordType::A | RecordType::AAAA) {
             client.remember(answer.addresses(), &text_of(&question.name));
         }
@@ -170,33 +208,35 @@ impl Resolver {
     ///
     /// # Errors
     /// `InvalidInput` if it is not a name, `PermissionDenied` if the sandbox may not resolve it, `QuotaExceeded` if it asks
-    /// too often, `NotFound` if it has no address, `TimedOut` if no server answered.
+    /// too much, `NotFound` if it has no address, `TimedOut` if no server answered.
     pub(super) async fn addresses(&self, name: &str, client: &Client) -> io::Result<Vec<IpAddr>> {
         let name = domain_name(name).ok_or(io::ErrorKind::InvalidInput)?;
         count(&self.counters.queries);
-        let _permit = self.admit(client).ok_or(io::ErrorKind::QuotaExceeded)?;
-        self.addresses_of(&name, client).await
+        self.addresses_of(&name, client, Bound::Connections).await
     }
 
     /// As [`Self::addresses`], for a name that the sandbox did not choose: its rate of queries does not count.
     pub(super) async fn addresses_unlimited(&self, name: &str, client: &Client) -> io::Result<Vec<IpAddr>> {
         let name = domain_name(name).ok_or(io::ErrorKind::InvalidInput)?;
         count(&self.counters.queries);
-        self.addresses_of(&name, client).await
+        self.addresses_of(&name, client, Bound::None).await
     }
 
-    async fn addresses_of(&self, name: &str, client: &Client) -> io::Result<Vec<IpAddr>> {
+    async fn addresses_of(&self, name: &str, client: &Client, bound: Bound) -> io::Result<Vec<IpAddr>> {
         let labels = name.split('.').map(str::as_bytes);
         let name = Name::from_labels(labels).map_err(|_| io::ErrorKind::InvalidInput)?;
         let ask = |kind| {
             let question = Query::query(name.clone(), kind);
-            async move { self.answer_question(&question, client).await }
+            async move { self.answer_question(&question, client, bound).await }
         };
-        let (ipv4, ipv6) = Box::pin(async { tokio::join!(ask(RecordType::A), ask(RecordType::AAAA)) }).await;
-        let addresses: Vec<_> = ipv4.addresses().chain(ipv6.addresses()).collect();
-        let failed = |code| ipv4.code == code || ipv6.code == code;
+        let both = Box::pin(async { tokio::join!(ask(RecordType::A), ask(RecordType::AAAA)) }).await;
+        let answers: Vec<_> = [both.0, both.1].into_iter().flatten().collect();
+        let addresses: Vec<_> = answers.iter().flat_map(Answer::addresses).collect();
+        let failed = |code| answers.iter().any(|answer| answer.code == code);
         if !addresses.is_empty() {
             Ok(addresses)
+        } else if answers.len() < 2 {
+            Err(io::ErrorKind::QuotaExceeded.into())
         } else if failed(ResponseCode::Refused) {
             Err(io::ErrorKind::PermissionDenied.into())
         } else if failed(ResponseCode::ServFail) {
@@ -206,64 +246,56 @@ impl Resolver {
         }
     }
 
-    /// A permit for one more query of a sandbox.
-    fn admit<'a>(&self, client: &'a Client) -> Option<tokio::sync::SemaphorePermit<'a>> {
-        let permit = client.pending.try_acquire().ok().filter(|_| client.is_in_rate());
-        if permit.is_none() {
-            count(&self.counters.limited);
-        }
-        permit
-    }
-
-    async fn answer_question(&self, question: &Query, client: &Client) -> Answer {
+    async fn answer_question(&self, question: &Query, client: &Client, bound: Bound) -> Result<Answer, NoTurn> {
         let name = domain_name(&text_of(&question.name));
         let kind = question.query_type;
         if let Some(addresses) = name.as_ref().and_then(|name| self.hosts.get(name)) {
-            return Answer {
+            return Ok(Answer {
                 answers: from_hosts(question, addresses),
                 ..Answer::default()
-            };
+            });
         }
         if !client.may_resolve(name.as_deref()) {
             count(&self.counters.refused);
-            return Answer::error(ResponseCode::Refused);
+            return Ok(Answer::error(ResponseCode::Refused));
         }
         match (kind, u16::from(kind)) {
-            (RecordType::HTTPS | RecordType::SVCB, _) => return Answer::default(),
-            (RecordType::AAAA, _) if !self.ipv6.has_ipv6() => return Answer::default(),
+            (RecordType::HTTPS | RecordType::SVCB, _) => return Ok(Answer::default()),
+            (RecordType::AAAA, _) if !self.ipv6.has_ipv6() => return Ok(Answer::default()),
             (RecordType::ANY, _) => {
                 // RFC 8482 section 4.2.
                 let data = HINFO::new("RFC8482".to_owned(), String::new());
                 let record = Record::from_rdata(question.name.clone(), HOSTS_TTL, RData::HINFO(data));
-                return Answer {
+                return Ok(Answer {
                     answers: vec![record],
                     ..Answer::default()
-                };
+                });
             }
-            (RecordType::AXFR | RecordType::IXFR, _) => return Answer::error(ResponseCode::Refused),
+            (RecordType::AXFR | RecordType::IXFR, _) => return Ok(Answer::error(ResponseCode::Refused)),
             // Not a type of records: OPT, and those for transactions (RFC 6895 section 3.1).
-            (_, 0 | 41 | 128..=255) => return Answer::error(ResponseCode::NotImp),
+            (_, 0 | 41 | 128..=255) => return Ok(Answer::error(ResponseCode::NotImp)),
             _ => {}
         }
-        let records = self.look_up(question, client).await.records(Instant::now());
+        let response = self.look_up(question, client, bound).await?;
+        let records = response.records(Instant::now());
         let mut answers = records.answers;
         // Names in the case of the question, as clients expect it.
         for record in answers.iter_mut().filter(|record| record.name == question.name) {
             record.name = question.name.clone();
         }
-        Answer {
+        Ok(Answer {
             code: records.code,
             answers,
             authorities: records.authorities,
-        }
+        })
     }
 
     /// The response to a question, from the cache or from servers.
-    async fn look_up(&self, question: &Query, client: &Client) -> Arc<Response> {
+    async fn look_up(&self, question: &Query, client: &Client, bound: Bound) -> Result<Arc<Response>, NoTurn> {
         let servers = self.servers_of(client);
         if servers.is_empty() {
             tracing::debug!("no DNS server");
-            return Arc::new(Response::failed(Instant::now()));
+            return Ok(Arc::new(Response::failed(Instant::now())));
         }
         let question = Query::query(question.name.to_lowercase(), question.query_type);
         let key = Key {
@@ -271,12 +303,48 @@ impl Resolver {
             question: Arc::new(question),
         };
         if let Some(response) = self.cached(&key) {
-            return response;
+            return Ok(response);
         }
-        // Before another sandbox may wait for this query: what a sandbox has too many of delays only itself.
-        let _permit = client.forwarded.acquire().await;
-        let response = self.flights.join(&key, self.forward(&key));
-        Box::pin(response).await
+        let response = match bound {
+            Bound::None => {
+                let _permit = client.forwarded.acquire().await;
+                Some(Box::pin(self.flights.join(&key, self.forward(&key))).await)
+            }
+            Bound::Datagrams | Bound::Connections => self.in_turn(&key, client, bound).await,
+        };
+        response.ok_or_else(|| {
+            count(&self.counters.unanswered);
+            client.beyond.count_unanswered();
+            NoTurn
+        })
+    }
+
+    /// The response to a question of a sandbox, when it is its turn. `None` if there is no place for it, or it would take
+    /// too long. Programs of a sandbox that ask the same count as one.
+    async fn in_turn(&self, key: &Key, client: &Client, bound: Bound) -> Option<Arc<Response>> {
+        let _place = match bound {
+            Bound::Datagrams => Some(client.pending.try_acquire().ok()?),
+            Bound::Connections | Bound::None => None,
+        };
+        let ask = async {
+            let latest = Instant::now() + MAX_WAIT;
+            let wait = client.rate.book(MAX_WAIT)?;
+            if !wait.is_zero() {
+                count(&self.counters.limited);
+                client.beyond.count_waited();
+                sleep(wait).await;
+            }
+            // Before another sandbox may wait for this query: what a sandbox has too many of delays only itself.
+            let permit = timeout_at(latest, client.forwarded.acquire()).await;
+            let _permit = permit.ok()?;
+            // A policy that was set meanwhile applies at once: a name that it closes must not leave.
+            let name = domain_name(&text_of(&key.question.name));
+            if !client.may_resolve(name.as_deref()) || self.servers_of(client) != key.servers {
+                return None;
+            }
+            Some(self.flights.join(key, self.forward(key)).await)
+        };
+        Box::pin(client.flights.join(key, ask)).await
     }
 
     fn cached(&self, key: &Key) -> Option<Arc<Response>> {

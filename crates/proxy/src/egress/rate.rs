@@ -36,6 +36,20 @@ impl Rate {
         *paid = Some(from + self.interval);
         true
     }
+
+    /// How long it takes until another event is within the limit. Counts it then, unless that is longer than given.
+    pub(super) fn book(&self, within: Duration) -> Option<Duration> {
+        let now = Instant::now();
+        let mut paid = self.paid.lock();
+        let from = paid.map_or(now, |paid| paid.max(now));
+        let ahead = self.interval * (self.burst - 1);
+        let wait = from.duration_since(now).saturating_sub(ahead);
+        if wait > within {
+            return None;
+        }
+        *paid = Some(from + self.interval);
+        Some(wait)
+    }
 }
 
 impl Rate {
@@ -157,6 +171,24 @@ mod tests {
         assert_eq!(admitted(), 1);
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(admitted(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_booked_comes_at_the_rate_and_not_too_late() {
+        let rate = Rate::new(10, 3);
+        let booked = || rate.book(Duration::from_millis(250)).map(|wait| wait.as_millis());
+        assert_eq!(
+            std::array::from_fn(|_| booked()),
+            [Some(0), Some(0), Some(0), Some(100), Some(200), None, None]
+        );
+        tokio::time::advance(Duration::from_millis(100)).await;
+        assert_eq!(
+            [booked(), booked()],
+            [Some(200), None],
+            "what was refused does not count"
+        );
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(std::array::from_fn(|_| booked()), [0, 0, 0, 100].map(Some));
     }
 
     #[tokio::test(start_paused = true)]

@@ -34,6 +34,15 @@ pub enum EgressReport {
     UnreportedRequests(u64),
     /// A connection has ended or was refused.
     Connection(EgressRecord),
+    /// Questions about names were beyond the limit of the sandbox since the last such report.
+    Queries {
+        /// The limit, in questions per second.
+        per_second: u32,
+        /// Those that waited.
+        waited: u64,
+        /// Those that got no answer, because too many waited.
+        unanswered: u64,
+    },
     /// This many connections before the next one are not reported, because there were too many at once.
     Unreported(u64),
 }

@@ -55,6 +55,9 @@ pub struct EgressLimits {
     /// New TCP connections per second in the long run, at least 1. A burst may have [`Self::BURST_FACTOR`] times
     /// as many; further ones wait.
     pub connections_per_s: u32,
+    /// Questions per second in the long run that DNS servers are asked for the sandbox, at least 1. A burst may have
+    /// [`Self::BURST_FACTOR`] times as many; further ones wait for some seconds.
+    pub dns_queries_per_s: u32,
     /// Bandwidth of all connections together, in each direction, in Mbit/s (10^6 bits); 0 is no limit.
     pub bandwidth_mbit: u32,
     /// Open UDP flows, that is pairs of a local and a remote address and port; 0 closes UDP except for DNS.
@@ -67,8 +70,8 @@ pub struct EgressLimits {
 }
 
 impl EgressLimits {
-    /// New connections or requests in one burst, as a multiple of those per second: programs open many connections when
-    /// they start and few afterwards.
+    /// New connections, questions or requests in one burst, as a multiple of those per second: programs open many
+    /// connections when they start and few afterwards.
     pub const BURST_FACTOR: u32 = 4;
 }
 
@@ -77,6 +80,7 @@ impl Default for EgressLimits {
         Self {
             connections: 1000,
             connections_per_s: 100,
+            dns_queries_per_s: 100,
             bandwidth_mbit: 0,
             udp_flows: 256,
             intercepted: 256,

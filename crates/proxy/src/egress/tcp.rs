@@ -349,7 +349,7 @@ impl Target {
                 }
                 let is_open = |address| closed_to_all(settings, address).is_none();
                 let addresses = resolve(sandbox, known, destination, intercepted.is_some(), is_open).await;
-                let addresses = addresses.ok_or_else(|| refusal(Reason::DomainAddresses))?;
+                let addresses = addresses.map_err(refusal)?;
                 Ok(Self {
                     proxy: None,
                     addresses,
@@ -388,9 +388,9 @@ impl Target {
         if target.proxy.is_none() {
             let is_open = |address| is_open(sandbox, policy, address, &host);
             let addresses = resolve(sandbox, &host, destination, true, is_open).await;
-            target.addresses = addresses.ok_or_else(|| Refusal {
+            target.addresses = addresses.map_err(|reason| Refusal {
                 name: Some(host.clone()),
-                reason: Reason::DomainAddresses,
+                reason,
             })?;
         }
         target.intercepted = Some(host);
@@ -451,7 +451,7 @@ fn is_open(sandbox: &Sandbox, policy: &EgressPolicy, address: IpAddr, host: &str
     }
 }
 
-/// The addresses of a name that are open, with the port of the destination; none if there are none. Names of rules do not
+/// The addresses of a name that are open, with the port of the destination, or why there are none. Names of rules do not
 /// count as queries of the sandbox: there are few, and its connections have a rate.
 async fn resolve(
     sandbox: &Sandbox,
@@ -459,13 +459,16 @@ async fn resolve(
     destination: SocketAddr,
     is_of_rule: bool,
     is_open: impl Fn(IpAddr) -> bool,
-) -> Option<Vec<SocketAddr>> {
+) -> Result<Vec<SocketAddr>, Reason> {
     let resolver = &sandbox.shared.resolver;
     let addresses = match is_of_rule {
         true => resolver.addresses_unlimited(name, &sandbox.client).await,
         false => resolver.addresses(name, &sandbox.client).await,
     };
-    let mut addresses: Vec<IpAddr> = addresses.unwrap_or_default();
+    let mut addresses = match addresses {
+        Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => return Err(Reason::Queries),
+        addresses => addresses.unwrap_or_default(),
+    };
     addresses.retain(|address| is_open(*address));
     // The one that the sandbox chose, then those of its family.
     let chosen = destination.ip();
@@ -475,7 +478,10 @@ async fn resolve(
         .into_iter()
         .map(|address| SocketAddr::new(address, destination.port()));
     let addresses: Vec<_> = with_port.collect();
-    (!addresses.is_empty()).then_some(addresses)
+    match addresses.is_empty() {
+        true => Err(Reason::DomainAddresses),
+        false => Ok(addresses),
+    }
 }
 
 /// Reads until the bytes name a domain, or certainly none. Returns the name and the bytes.
@@ -547,19 +553,18 @@ async fn answer_queries(sandbox: &Sandbox, stream: &TcpStream) {
             // The resolver refuses what is longer by its first bytes. The rest is not read, so the connection ends.
             let mut query = vec![0; length.min(MAX_QUERY + 1)];
             read_exact(stream, &mut query).await?;
-            let answer = sandbox
-                .shared
-                .resolver
-                .answer(&query, Transport::Tcp, &sandbox.client)
-                .await;
+            let is_whole = query.len() <= MAX_QUERY;
+            let resolver = &sandbox.shared.resolver;
+            let answer = resolver.answer(query, Transport::Tcp, &sandbox.client).await;
             let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
             let answer_length = u16::try_from(answer.len()).map_err(io::Error::other)?;
             let message = [&answer_length.to_be_bytes()[..], &answer].concat();
             write_all(stream, &message).await?;
-            io::Result::Ok(query.len() <= MAX_QUERY)
+            io::Result::Ok(is_whole)
         };
         if !matches!(timeout(DNS_IDLE, exchange).await, Ok(Ok(true))) {
             return;
         }
+        sandbox.client.pay(1).await;
     }
 }

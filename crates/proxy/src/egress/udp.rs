@@ -122,12 +122,17 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
             }
             ready = socket.readable() => ready?,
         };
-        let mut received = 0;
+        let (mut received, mut queries) = (0, 0);
         while received < TURN {
             match ready.try_io(|_| sandbox.network.receive(&mut buffer)) {
                 Ok(Ok((length, source, destination))) => {
                     let key = (source, destination);
-                    forward(&sandbox, &flows, &new, key, &buffer[..length], &stop);
+                    if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
+                        answer(&sandbox, key, &buffer[..length]);
+                        queries += 1;
+                    } else {
+                        forward(&sandbox, &flows, &new, key, &buffer[..length], &stop);
+                    }
                 }
                 Ok(Err(error)) => tracing::debug!("receive a datagram of a sandbox: {error}"),
                 Err(_would_block) => break,
@@ -135,34 +140,35 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
             received += 1;
         }
         datagrams.pay(received).await;
+        if queries > 0 {
+            sandbox.client.pay(queries).await;
+        }
         tokio::task::yield_now().await;
+    }
+}
+
+/// Answers a DNS query, now or when there is an answer.
+fn answer(sandbox: &Arc<Sandbox>, (source, destination): Key, datagram: &[u8]) {
+    let tasks = &sandbox.shared.tasks;
+    // The resolver refuses what is longer by its first bytes.
+    let query = datagram[..datagram.len().min(MAX_QUERY + 1)].to_vec();
+    let sandbox = Arc::clone(sandbox);
+    let mut answered = Box::pin(async move {
+        let resolver = &sandbox.shared.resolver;
+        let answer = resolver.answer(query, Transport::Udp, &sandbox.client).await;
+        if let Some(answer) = answer {
+            let _ = sandbox.network.send(destination, source, &answer);
+        }
+    });
+    // An answer from the cache is there at once, without a task.
+    let mut now = Context::from_waker(Waker::noop());
+    if answered.as_mut().poll(&mut now).is_pending() {
+        tasks.spawn(answered);
     }
 }
 
 fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, new: &Rate, key: Key, datagram: &[u8], stop: &CancellationToken) {
     let (source, destination) = key;
-    if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
-        let tasks = &sandbox.shared.tasks;
-        // The resolver refuses what is longer by its first bytes.
-        let query = datagram[..datagram.len().min(MAX_QUERY + 1)].to_vec();
-        let sandbox = Arc::clone(sandbox);
-        let mut answered = Box::pin(async move {
-            let answer = sandbox
-                .shared
-                .resolver
-                .answer(&query, Transport::Udp, &sandbox.client)
-                .await;
-            if let Some(answer) = answer {
-                let _ = sandbox.network.send(destination, source, &answer);
-            }
-        });
-        // An answer from the cache is there at once, without a task.
-        let mut now = Context::from_waker(Waker::noop());
-        if answered.as_mut().poll(&mut now).is_pending() {
-            tasks.spawn(answered);
-        }
-        return;
-    }
     let known = flows.lock().get(&key).cloned();
     if known.is_none() && !new.admit() {
         return;

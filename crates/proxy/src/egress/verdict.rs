@@ -43,6 +43,8 @@ pub enum Reason {
     DomainAddresses,
     /// The sandbox has too many connections or flows.
     Limit,
+    /// The sandbox asks for too many names.
+    Queries,
     /// The policy was changed while the connection was open.
     PolicyChange,
     /// One side had ended, and nothing came from the other for a long time.
@@ -63,6 +65,7 @@ impl fmt::Display for Reason {
             Self::Domain => f.write_str("the connection names no allowed domain"),
             Self::DomainAddresses => f.write_str("the domain has no address that is open"),
             Self::Limit => f.write_str("the sandbox has reached its limit of connections"),
+            Self::Queries => f.write_str("the sandbox has reached its limit of DNS queries"),
             Self::PolicyChange => f.write_str("the network policy was changed"),
             Self::HalfClosed => f.write_str("one side had ended and the other was silent"),
             Self::ProxyDatagram => f.write_str("UDP cannot go through the egress proxy"),

@@ -51,7 +51,7 @@ impl EgressSeries {
             registry.register_with_unit(name, help, Unit::Bytes, counter.clone());
             totals.push((counter, value));
         }
-        let counts: [(_, _, Read); 11] = [
+        let counts: [(_, _, Read); 12] = [
             (
                 "egress_connections_unlogged",
                 "Outbound connections that are not in the log of their sandbox because there were too many at once",
@@ -92,8 +92,13 @@ impl EgressSeries {
             ),
             (
                 "dns_limited",
-                "DNS queries that were refused because a sandbox had too many",
+                "DNS queries that waited because their sandbox has a limit",
                 |counters| counters.dns.limited,
+            ),
+            (
+                "dns_unanswered",
+                "DNS queries that got no answer because too many of their sandbox waited",
+                |counters| counters.dns.unanswered,
             ),
             ("dns_forwarded", "Questions that were sent to DNS servers", |counters| {
                 counters.dns.forwarded

@@ -332,6 +332,7 @@ async fn counters_of_the_egress_gateway_are_exported() {
             cache_hits: 42,
             refused: 43,
             limited: 44,
+            unanswered: 47,
             forwarded: 45,
             failed: 46,
         },
@@ -359,6 +360,7 @@ async fn counters_of_the_egress_gateway_are_exported() {
             ("dns_cache_hits", 42.0),
             ("dns_refused", 43.0),
             ("dns_limited", 44.0),
+            ("dns_unanswered", 47.0),
             ("dns_forwarded", 45.0),
             ("dns_failed", 46.0),
         ] {

@@ -87,15 +87,30 @@ fn size(key: &Key, response: &Response) -> usize {
     response.size() + key.question.name.len() + ENTRY_OVERHEAD
 }
 
-/// Queries that DNS servers are being asked, so that each is sent once. As many as sandboxes may forward.
-#[derive(Debug, Default)]
-pub(super) struct Flights {
-    cells: Mutex<HashMap<Key, Arc<OnceCell<Arc<Response>>>>>,
+/// Questions that are being answered, so that each is asked once.
+#[derive(Debug)]
+pub(super) struct Flights<T> {
+    cells: Mutex<HashMap<Key, Arc<OnceCell<T>>>>,
 }
 
-impl Flights {
-    /// The response that one of the callers with this key gets. If that one is cancelled, the next one tries.
-    pub(super) async fn join(&self, key: &Key, ask: impl Future<Output = Arc<Response>>) -> Arc<Response> {
+impl<T> Default for Flights<T> {
+    fn default() -> Self {
+        Self {
+            cells: Mutex::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl<T> Flights<T> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.cells.lock().is_empty()
+    }
+}
+
+impl<T: Clone> Flights<T> {
+    /// What one of the callers with this key gets. If that one is cancelled, the next one tries.
+    pub(super) async fn join(&self, key: &Key, ask: impl Future<Output = T>) -> T {
         let cell = self.cells.lock().entry(key.clone()).or_default().clone();
         let flight = Flight {
             flights: self,
@@ -110,14 +125,14 @@ impl Flights {
 }
 
 /// One caller with a key. The last one removes it.
-struct Flight<'a> {
-    flights: &'a Flights,
+struct Flight<'a, T> {
+    flights: &'a Flights<T>,
     key: &'a Key,
     /// Present until it is dropped.
-    cell: Option<Arc<OnceCell<Arc<Response>>>>,
+    cell: Option<Arc<OnceCell<T>>>,
 }
 
-impl Drop for Flight<'_> {
+impl<T> Drop for Flight<'_, T> {
     fn drop(&mut self) {
         let mut cells = self.flights.cells.lock();
         // While the map is locked, so that of two last callers one finds that it is the last.

@@ -3,22 +3,26 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::network::{Cidr, EgressPolicy};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
+use super::cache::Flights;
 use super::lru::Lru;
+use super::response::Response;
 use crate::egress::rate::Rate;
+use crate::egress::settings::EgressLimits;
 
-/// Queries of one sandbox in the long run: 100 per second. Package managers ask for some hundred names in a burst.
-const PER_SECOND: u32 = 100;
+/// Queries of one sandbox by UDP that wait for an answer. Each has a task of some KiB. Programs with hundreds of threads ask
+/// for two kinds of addresses of a name in each.
+const MAX_PENDING: usize = 1024;
 
-/// Queries of one sandbox at once.
-const BURST: u32 = 200;
-
-/// Queries of one sandbox that wait for an answer. Each has a task and a datagram.
-const MAX_PENDING: usize = 256;
+/// Queries of one sandbox that are answered, in the long run and at once, most of them from the cache. Beyond, they are read
+/// later: the work of the resolver is not charged to the sandbox.
+const ANSWERS_PER_S: u32 = 10_000;
+const ANSWERS_BURST: u32 = 2000;
 
 /// Queries of one sandbox that DNS servers are asked at a time. Each has a socket; the others wait.
 const MAX_FORWARDED: usize = 32;
@@ -31,21 +35,62 @@ pub(in crate::egress) struct Client {
     policy: RwLock<Arc<EgressPolicy>>,
     default_allow: bool,
     names: Mutex<Lru<IpAddr, Arc<str>>>,
-    rate: Rate,
+    answers: Rate,
+    /// Questions that no cache answers.
+    pub(super) rate: Rate,
     pub(super) pending: Semaphore,
     pub(super) forwarded: Semaphore,
+    /// Questions of this sandbox that wait for their turn or for a server; none if there was no turn.
+    pub(super) flights: Flights<Option<Arc<Response>>>,
+    /// What was beyond the limits.
+    pub(in crate::egress) beyond: Beyond,
+}
+
+/// Questions beyond the limits of a sandbox, since they were last looked at.
+#[derive(Debug, Default)]
+pub(in crate::egress) struct Beyond {
+    waited: AtomicU64,
+    unanswered: AtomicU64,
+    changed: Notify,
+}
+
+impl Beyond {
+    pub(super) fn count_waited(&self) {
+        self.waited.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    pub(super) fn count_unanswered(&self) {
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    /// Returns once there are some.
+    pub(in crate::egress) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// How many waited, and how many got no answer. Begins to count anew.
+    pub(in crate::egress) fn take(&self) -> (u64, u64) {
+        let take = |counter: &AtomicU64| counter.swap(0, Ordering::Relaxed);
+        (take(&self.waited), take(&self.unanswered))
+    }
 }
 
 impl Client {
-    /// `default_allow` is the operator's rule for addresses that the policy does not mention.
-    pub(in crate::egress) fn new(policy: Arc<EgressPolicy>, default_allow: bool) -> Self {
+    /// `default_allow` is the operator's rule for addresses that the policy does not mention, and `per_second` the number
+    /// of questions for which DNS servers are asked.
+    pub(in crate::egress) fn new(policy: Arc<EgressPolicy>, default_allow: bool, per_second: u32) -> Self {
         Self {
             policy: RwLock::new(policy),
             default_allow,
             names: Mutex::new(Lru::new()),
-            rate: Rate::new(PER_SECOND, BURST),
+            answers: Rate::new(ANSWERS_PER_S, ANSWERS_BURST),
+            rate: Rate::new(per_second, per_second.saturating_mul(EgressLimits::BURST_FACTOR)),
             pending: Semaphore::new(MAX_PENDING),
             forwarded: Semaphore::new(MAX_FORWARDED),
+            flights: Flights::default(),
+            beyond: Beyond::default(),
         }
     }
 
@@ -87,9 +132,9 @@ impl Client {
         !is_restricted || policy.allow.contains(&Cidr::ALL) || policy.allows_domain(name.unwrap_or_default())
     }
 
-    /// Whether the sandbox has not exceeded its rate. Counts a query if so.
-    pub(super) fn is_in_rate(&self) -> bool {
-        self.rate.admit()
+    /// Counts queries that were answered, and waits while there were too many.
+    pub(in crate::egress) async fn pay(&self, queries: u32) {
+        self.answers.pay(queries).await;
     }
 }
 
@@ -103,12 +148,10 @@ impl fmt::Debug for Client {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn client(policy: &EgressPolicy, default_allow: bool) -> Client {
-        Client::new(Arc::new(policy.clone()), default_allow)
+        Client::new(Arc::new(policy.clone()), default_allow, 100)
     }
 
     #[test]
@@ -159,17 +202,6 @@ mod tests {
         client.set_policy(closed.clone());
         assert!(!client.may_resolve(Some("a.example")));
         assert_eq!(client.policy(), closed);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_rate_has_a_burst() {
-        let client = client(&EgressPolicy::default(), true);
-        let admitted = || (0..1000).filter(|_| client.is_in_rate()).count();
-        assert_eq!(admitted(), 200);
-        for (pass_ms, want) in [(9, 0), (1, 1), (990, 99), (3_600_000, 200)] {
-            tokio::time::advance(Duration::from_millis(pass_ms)).await;
-            assert_eq!(admitted(), want);
-        }
     }
 
     #[test]

@@ -123,12 +123,12 @@ proptest! {
     #[test]
     fn any_bytes_have_a_reply(bytes in prop::collection::vec(any::<u8>(), 0..100), tcp in any::<bool>()) {
         let transport = if tcp { Transport::Tcp } else { Transport::Udp };
-        check(&bytes, transport, &Client::new(Arc::default(), true))?;
+        check(&bytes, transport, &Client::new(Arc::default(), true, 100))?;
     }
 
     #[test]
     fn queries_have_a_reply(bytes in message(), closed in any::<bool>()) {
-        check(&bytes, Transport::Udp, &Client::new(Arc::default(), closed))?;
+        check(&bytes, Transport::Udp, &Client::new(Arc::default(), closed, 100))?;
     }
 
     #[test]

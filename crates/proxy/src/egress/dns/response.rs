@@ -19,6 +19,10 @@ const POSITIVE: (u32, u32) = (1, 3600);
 /// How long it is kept that there is no answer, in seconds (RFC 2308).
 const NEGATIVE: (u32, u32) = (1, 300);
 
+/// How long it is kept that there is no answer where the server does not say for how long (RFC 2308 section 5), in seconds:
+/// so that a program which asks for a name again and again is no load for servers.
+const NEGATIVE_UNKNOWN: u32 = 1;
+
 /// How long it is kept that no server gave an answer, in seconds, so that a name that fails is not asked for with each
 /// query (RFC 9520 section 3.2).
 const FAILED: u32 = 1;
@@ -101,7 +105,7 @@ pub(super) struct Response {
     /// As bytes, which need less memory than records.
     message: Box<[u8]>,
     received: Instant,
-    /// In seconds. 0 for a response that is not kept.
+    /// In seconds.
     ttl: u32,
 }
 
@@ -132,8 +136,9 @@ impl Response {
                 RData::SOA(soa) => ttl(record).min(soa.minimum),
                 _ => 0,
             });
-            // Without SOA, how long it is valid is unknown (RFC 2308 section 5).
-            minimum.map_or(0, |minimum| ttls.fold(minimum, u32::min).clamp(NEGATIVE.0, NEGATIVE.1))
+            minimum.map_or(NEGATIVE_UNKNOWN, |minimum| {
+                ttls.fold(minimum, u32::min).clamp(NEGATIVE.0, NEGATIVE.1)
+            })
         };
         let mut message = Message::new(0, MessageType::Response, OpCode::Query);
         message.metadata.response_code = reply.code;

@@ -35,7 +35,7 @@ fn resolver(server: &TestServer) -> Resolver {
 }
 
 fn client() -> Client {
-    Client::new(Arc::default(), true)
+    Client::new(Arc::default(), true, 100)
 }
 
 fn a(last: u8) -> RData {
@@ -100,7 +100,7 @@ async fn the_cache_answers_until_an_answer_expires() {
     assert_eq!(ttls(&first), [30, 30]);
     pause();
     advance(Duration::from_millis(12_300)).await;
-    let other = Client::new(Arc::default(), true);
+    let other = Client::new(Arc::default(), true, 100);
     let second = resolve(&resolver, &other, "a.EXAMPLE.", RecordType::A).await;
     assert_eq!(data(&second), [a(1), a(2)]);
     assert_eq!(ttls(&second), [18, 18]);
@@ -164,7 +164,7 @@ async fn times_to_live_have_bounds() {
 }
 
 #[tokio::test]
-async fn no_data_without_a_time_is_not_kept() {
+async fn no_data_without_a_time_is_kept_for_a_second() {
     let server = TestServer::start(|query, _| vec![empty(query).to_vec().unwrap()]).await;
     let resolver = resolver(&server);
     for _ in 0..2 {
@@ -172,6 +172,11 @@ async fn no_data_without_a_time_is_not_kept() {
         assert_eq!(reply.metadata.response_code, ResponseCode::NoError);
         assert_eq!(reply.all_sections().count(), 0);
     }
+    assert_eq!(server.count(), 1);
+    pause();
+    advance(Duration::from_secs(1)).await;
+    resume();
+    resolve(&resolver, &client(), "a.example.", RecordType::MX).await;
     assert_eq!(server.count(), 2);
 }
 

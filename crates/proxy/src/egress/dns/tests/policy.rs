@@ -9,7 +9,7 @@ fn client_of(domains: &[&str]) -> Client {
         allow_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),
         ..EgressPolicy::default()
     };
-    Client::new(Arc::new(policy), true)
+    Client::new(Arc::new(policy), true, 100)
 }
 
 #[tokio::test]
@@ -154,40 +154,167 @@ async fn a_sandbox_with_many_queries_delays_only_itself() {
     drop(slow);
     assert_eq!(data(&last.await), [a(1)]);
     assert_eq!(greedy.forwarded.available_permits(), 32);
-    assert_eq!(greedy.pending.available_permits(), 256);
+    assert_eq!(greedy.pending.available_permits(), 1024);
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_rate_of_a_sandbox_is_limited() {
-    let resolver = resolver_of(&[]);
-    let (greedy, other) = (client(), client());
-    for number in 0..250 {
-        let reply = resolve(&resolver, &greedy, "table.example.", RecordType::A).await;
-        let expected = if number < 200 {
-            ResponseCode::NoError
-        } else {
-            ResponseCode::Refused
-        };
-        assert_eq!(reply.metadata.response_code, expected, "{number}");
-    }
-    let error = resolver.addresses("table.example", &greedy).await.unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
-    assert_eq!(resolver.counters().limited, 51);
-    assert!(resolver.addresses("table.example", &other).await.is_ok());
-    advance(Duration::from_millis(10)).await;
-    assert!(resolver.addresses("table.example", &greedy).await.is_ok());
+/// The outcome of a query for the addresses of a name, by UDP.
+async fn asked(resolver: &Resolver, client: &Client, name: &str) -> Option<ResponseCode> {
+    let query = query(name, RecordType::A).to_vec().unwrap();
+    let reply = resolver.answer(&query, Transport::Udp, client).await?;
+    Some(Message::from_vec(&reply).unwrap().metadata.response_code)
+}
+
+/// What a future is now, without waiting.
+async fn now<T>(mut future: std::pin::Pin<Box<impl Future<Output = T>>>) -> Option<T> {
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        std::task::Poll::Ready(outcome) => std::task::Poll::Ready(Some(outcome)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
 }
 
 #[tokio::test]
-async fn pending_queries_are_limited() {
-    let resolver = resolver_of(&[]);
-    let client = client();
-    let held = client.pending.try_acquire_many(256).unwrap();
-    let reply = resolve(&resolver, &client, "table.example.", RecordType::A).await;
-    assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
-    drop(held);
-    let reply = resolve(&resolver, &client, "table.example.", RecordType::A).await;
-    assert_eq!(data(&reply), [a(7)]);
+async fn what_is_known_is_always_answered() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let client = Client::new(Arc::default(), true, 1);
+    assert_eq!(
+        asked(&resolver, &client, "a.example.").await,
+        Some(ResponseCode::NoError)
+    );
+    while client.rate.book(Duration::ZERO).is_some() {}
+    let _held = client.pending.try_acquire_many(1024).unwrap();
+    for name in ["a.example.", "table.example."] {
+        for _ in 0..500 {
+            let answer = now(Box::pin(asked(&resolver, &client, name))).await;
+            assert_eq!(answer, Some(Some(ResponseCode::NoError)), "{name}");
+        }
+    }
+    let closed = client_of(&[]);
+    while closed.rate.book(Duration::ZERO).is_some() {}
+    let refused = now(Box::pin(asked(&resolver, &closed, "b.example."))).await;
+    assert_eq!(refused, Some(Some(ResponseCode::Refused)));
+    assert_eq!(server.count(), 1);
+    assert_eq!((resolver.counters().limited, resolver.counters().unanswered), (0, 0));
+}
+
+#[tokio::test]
+async fn queries_beyond_the_rate_wait() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let (greedy, other) = (Client::new(Arc::default(), true, 10), client());
+    let begun = Instant::now();
+    let names: Vec<String> = (0..45).map(|number| format!("n{number}.example.")).collect();
+    for name in &names {
+        assert_eq!(
+            asked(&resolver, &greedy, name).await,
+            Some(ResponseCode::NoError),
+            "{name}"
+        );
+    }
+    // A burst of 40, and ten per second.
+    assert!(begun.elapsed() >= Duration::from_millis(500), "{:?}", begun.elapsed());
+    let limited = resolver.counters().limited;
+    assert!((1..=5).contains(&limited), "{limited}");
+    assert_eq!(greedy.beyond.take(), (limited, 0));
+    while greedy.rate.book(Duration::ZERO).is_some() {}
+    // Others notice nothing.
+    let answer = asked(&resolver, &other, "other.example.").await;
+    assert_eq!((answer, other.beyond.take()), (Some(ResponseCode::NoError), (0, 0)));
+    // Connections by name wait in the same way.
+    assert!(resolver.addresses("waits.example", &greedy).await.is_ok());
+    assert!(greedy.beyond.take().0 >= 1);
+}
+
+#[tokio::test]
+async fn a_policy_applies_to_queries_that_wait() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let client = Client::new(Arc::default(), true, 10);
+    while client.rate.book(Duration::ZERO).is_some() {}
+    let mut waiting = Box::pin(asked(&resolver, &client, "secret.example."));
+    std::future::poll_fn(|context| {
+        assert!(waiting.as_mut().poll(context).is_pending());
+        std::task::Poll::Ready(())
+    })
+    .await;
+    client.set_policy(client_of(&["other.example"]).policy());
+    assert_eq!(waiting.await, None);
+    assert_eq!(server.count(), 0);
+}
+
+#[tokio::test]
+async fn queries_that_would_wait_too_long_get_no_answer() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let client = Client::new(Arc::default(), true, 10);
+    while client.rate.book(MAX_WAIT).is_some() {}
+    // At once: nothing is held for them.
+    assert_eq!(now(Box::pin(asked(&resolver, &client, "a.example."))).await, Some(None));
+    let query = query("a.example.", RecordType::A).to_vec().unwrap();
+    let reply = resolver.answer(&query, Transport::Tcp, &client).await.unwrap();
+    let code = Message::from_vec(&reply).unwrap().metadata.response_code;
+    assert_eq!(code, ResponseCode::ServFail);
+    let error = resolver.addresses("a.example", &client).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+    // The names of rules are not chosen by the sandbox.
+    assert!(resolver.addresses_unlimited("b.example", &client).await.is_ok());
+    assert_eq!((resolver.counters().unanswered, client.beyond.take()), (4, (0, 4)));
+    assert_eq!(client.pending.available_permits(), 1024);
+    assert!(client.flights.is_empty());
+}
+
+#[tokio::test]
+async fn queries_that_wait_are_limited_in_number() {
+    let silent = TestServer::start(|_, _| Vec::new()).await;
+    let resolver = resolver(&silent);
+    let client = Client::new(Arc::default(), true, 1000);
+    let names: Vec<String> = (0..1100).map(|number| format!("n{number}.example.")).collect();
+    let mut waiting = Vec::new();
+    let mut unanswered = 0;
+    for name in &names {
+        // All of them begin in one turn of the test.
+        let mut query = Box::pin(tokio::task::unconstrained(asked(&resolver, &client, name)));
+        match std::future::poll_fn(|context| std::task::Poll::Ready(query.as_mut().poll(context))).await {
+            std::task::Poll::Pending => waiting.push(query),
+            std::task::Poll::Ready(outcome) => {
+                assert_eq!(outcome, None);
+                unanswered += 1;
+            }
+        }
+    }
+    assert_eq!((waiting.len(), unanswered), (1024, 76));
+    // One that has no permit for a server in time has no answer either.
+    pause();
+    advance(MAX_WAIT + Duration::from_secs(1)).await;
+    assert_eq!(now(waiting.pop().unwrap()).await, Some(None));
+    resume();
+    drop(waiting);
+    assert_eq!(client.pending.available_permits(), 1024);
+    assert!(client.flights.is_empty());
+}
+
+#[tokio::test]
+async fn programs_that_ask_the_same_count_once() {
+    let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let resolver = resolver(&server);
+    let client = Client::new(Arc::default(), true, 1);
+    let mut queries: Vec<_> = (0..200)
+        .map(|_| Box::pin(asked(&resolver, &client, "a.example.")))
+        .collect();
+    std::future::poll_fn(|context| {
+        for query in &mut queries {
+            assert!(query.as_mut().poll(context).is_pending());
+        }
+        std::task::Poll::Ready(())
+    })
+    .await;
+    for query in queries {
+        assert_eq!(query.await, Some(ResponseCode::NoError));
+    }
+    assert_eq!((server.count(), client.beyond.take()), (1, (0, 0)));
+    // One of a burst of four.
+    assert_eq!(std::iter::from_fn(|| client.rate.book(Duration::ZERO)).count(), 3);
 }
 
 #[tokio::test]
@@ -200,7 +327,7 @@ async fn servers_of_a_policy_are_asked_alone() {
         dns_servers: vec!["127.0.0.3".parse().unwrap()],
         ..EgressPolicy::default()
     };
-    let (own_client, other) = (Client::new(Arc::new(policy), true), client());
+    let (own_client, other) = (Client::new(Arc::new(policy), true, 100), client());
     // A policy does not open what the operator closes.
     let reply = resolve(&resolver, &own_client, "a.example.", RecordType::A).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);

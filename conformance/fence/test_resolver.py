@@ -16,21 +16,74 @@ from harness.patience import within
 from harness.traffic import until
 
 REFUSED, NXDOMAIN, SERVFAIL = 5, 3, 2
-SERVERS = ["10.0.0.1", "8.8.8.8", "1.1.1.1", "10.9.0.1", "192.168.7.7", "169.254.169.254", "2606:4700::1111", "fd00:9::9"]
+OPEN = ["8.8.8.8", "1.1.1.1", "2606:4700::1111"]
+CLOSED = ["10.9.0.1", "192.168.7.7", "169.254.169.254", "fd00:9::9", "10.0.0.3"]
+ALL = "0.0.0.0/0"
 ONLY = {"network": {"deny_out": ["0.0.0.0/0"], "allow_out": ["api.example.com", "*.example.org"]}}
 
 
-def test_every_server_is_the_resolver(create: Callable[..., Sandbox], internet: Internet) -> None:
-    """Programs may have servers of their own in their configuration; packets go to that of the operator alone."""
-    box = create()
-    names = {(server, over): f"{over}-{number}.example.com" for number, server in enumerate(SERVERS) for over in ("udp", "tcp")}
-    with internet.capture() as capture:
-        outcomes = outgoing(box, *({"do": "dns", "name": name, "server": server, "over": over} for (server, over), name in names.items()))
-        sent = {(packet.to, packet.port) for packet in capture.packets()}
-    for name, outcome in zip(names.values(), outcomes):
-        assert outcome["result"] == "ok" and outcome["addresses"] == [home(name)], (name, outcome)
-        assert {event["server"] for event in internet.events(kind="dns", name=name)} == {RESOLVER}, name
-    assert sent == {(RESOLVER, 53)}
+def answered(box: Sandbox, internet: Internet, prefix: str, servers: list[str]) -> dict[str, list[str]]:
+    """The servers that answer from inside, by UDP and by TCP, each with those that were asked for it outside."""
+    names = {(server, over): f"{prefix}-{over}-{number}.example.com" for number, server in enumerate(servers) for over in ("udp", "tcp")}
+    attempts = [{"do": "dns", "name": name, "server": server, "over": over} for (server, over), name in names.items()]
+    outcomes = dict(zip(names, outgoing(box, *attempts)))
+    asked: dict[str, list[str]] = {}
+    for server in servers:
+        both = [(outcomes[server, over], names[server, over]) for over in ("udp", "tcp")]
+        is_answered = [outcome["result"] == "ok" and outcome["addresses"] == [home(name)] for outcome, name in both]
+        seen = {event["server"] for _, name in both for event in internet.events(kind="dns", name=name)}
+        # Both or none; and of what is not answered, nothing is sent.
+        assert is_answered in ([True, True], [False, False]) and is_answered[0] == bool(seen), (server, both, seen)
+        if seen:
+            asked[server] = sorted(seen)
+        else:
+            # At once, and not after a timeout of the program.
+            assert all(outcome["seconds"] < within(4) for outcome, _ in both), (server, both)
+    return asked
+
+
+def test_servers_that_are_open(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """Port 53 is like any other port, but for the address of the resolver."""
+    every = ["10.0.0.1", *OPEN, *CLOSED]
+    itself = {server: [server] for server in OPEN}
+    assert answered(create(), internet, "all", every) == {"10.0.0.1": [RESOLVER], **itself}
+    box = create(network={"deny_out": ["8.8.8.8"]})
+    assert answered(box, internet, "but-one", every) == {"10.0.0.1": [RESOLVER], "1.1.1.1": ["1.1.1.1"], OPEN[2]: [OPEN[2]]}
+    # The other names are refused by the resolver, before anything is sent.
+    box.update_network({"deny_out": [ALL], "allow_out": ["8.8.8.8", "one.example.org"]})
+    assert answered(box, internet, "only-one", every) == {"8.8.8.8": ["8.8.8.8"]}
+    box.update_network({"deny_out": [ALL], "allow_out": ["one.example.org"]})
+    assert answered(box, internet, "a-name", every) == {}
+    box.update_network({"allow_internet_access": False})
+    assert answered(box, internet, "none", every) == {}
+
+
+def test_only_one_server_is_allowed(create: Callable[..., Sandbox], internet: Internet) -> None:
+    """With everything else denied: programs can ask it, and the resolver asks it for them where the policy says so."""
+    box = create(network={"deny_out": [ALL], "allow_out": ["8.8.8.8"]})
+    root(box, "dig +tries=1 +time=5 @8.8.8.8 asked.example.com | grep -q NOERROR")
+    assert outgoing(box, {"do": "resolve", "name": "unknown.example.com"})[0]["result"] != "ok"
+    box.update_network({"deny_out": [ALL], "allow_out": ["8.8.8.8"], "dns_servers": ["8.8.8.8"]})
+    assert outgoing(box, {"do": "resolve", "name": "known.example.net"})[0]["addresses"] == [home("known.example.net")]
+    assert {event["server"] for event in internet.events(kind="dns", name="known.example.net")} == {"8.8.8.8"}
+    # It is not enough that one of several is open: all of them see the names.
+    box.update_network({"deny_out": [ALL], "allow_out": ["8.8.8.8"], "dns_servers": ["8.8.8.8", "1.1.1.1"]})
+    assert outgoing(box, {"do": "resolve", "name": "secret.example.net"})[0]["result"] != "ok"
+    assert internet.events(kind="dns", name="secret.example.net") == []
+    # In place of a server that the sandbox cannot reach, the resolver answers, for allowed names alone.
+    box.update_network({"deny_out": [ALL], "allow_out": ["a.example.org"], "dns_servers": ["1.0.0.1"]})
+    events = internet.mark()
+    attempts = [{"do": "dns", "name": f"{name}.example.org", "server": "1.0.0.1", "over": over} for name in ("a", "b") for over in ("udp", "tcp")]
+    assert [outcome["code"] for outcome in outgoing(box, *attempts)] == [0, 0, REFUSED, REFUSED]
+    assert {(event["name"], event["server"]) for event in events(kind="dns")} == {("a.example.org", "1.0.0.1")}
+
+
+def test_many_queries_to_a_server(create: Callable[..., Sandbox]) -> None:
+    """Each with a socket of its own, as resolvers send them."""
+    box = create(network={"deny_out": [ALL], "allow_out": ["8.8.8.8"]})
+    names = [f"each-{number}.example.com" for number in range(200)]
+    outcomes = outgoing(box, *({"do": "dns", "name": name, "server": "8.8.8.8"} for name in names))
+    assert [outcome.get("addresses") for outcome in outcomes] == [[home(name)] for name in names]
 
 
 def test_servers_of_a_policy(create: Callable[..., Sandbox], internet: Internet) -> None:
@@ -83,9 +136,9 @@ def test_only_allowed_names(create: Callable[..., Sandbox], internet: Internet) 
     ]
     allowed = ["api.example.com", "API.Example.Com", "a.example.org", "a.b.example.org", "xn--bcher-kva.example.org"]
     attempts = [
-        {"do": "dns", "name": name, "over": over, "server": server, "type": kind}
+        {"do": "dns", "name": name, "over": over, "type": kind}
         for name in (*denied, *allowed)
-        for over, server in (("udp", "10.0.0.1"), ("tcp", "8.8.8.8"))
+        for over in ("udp", "tcp")
         for kind in ("A", "AAAA")
     ]
     with internet.capture() as capture:
@@ -120,9 +173,9 @@ def test_nothing_is_tunnelled(create: Callable[..., Sandbox], internet: Internet
         outcomes = outgoing(box, *attempts)
         assert capture.packets() == []
     assert events() == []
-    codes = {outcome["code"] for attempt, outcome in zip(attempts, outcomes) if attempt["do"] == "dns" and outcome["result"] == "ok"}
+    codes = {outcome["code"] for attempt, outcome in zip(attempts, outcomes) if attempt.get("server") == "10.0.0.1"}
     assert codes == {REFUSED}, outcomes
-    assert all(outcome["result"] != "ok" for attempt, outcome in zip(attempts, outcomes) if attempt["do"] != "dns")
+    assert all(outcome["result"] != "ok" for attempt, outcome in zip(attempts, outcomes) if attempt.get("server") != "10.0.0.1")
     # The same query from a sandbox with access, which the name server sees.
     other = create()
     outgoing(other, {"do": "dns", "name": f"{secrets[0]}.example.com"})

@@ -229,7 +229,7 @@ pub struct EgressPolicy {
     pub dns_servers: Vec<Ipv4Addr>,
     /// What applies to addresses that are not mentioned above: open or closed. If none, the operator's default.
     pub default_allow: Option<bool>,
-    /// The proxy for TCP connections that are open. While there is one, UDP other than DNS is closed.
+    /// The proxy for TCP connections that are open. While there is one, UDP is closed, except to the resolver.
     pub proxy: Option<Box<EgressProxy>>,
     /// The headers that are set on its HTTPS requests. It opens nothing: the rest of the policy decides first.
     pub interception: Option<Box<Interception>>,
@@ -262,6 +262,19 @@ impl EgressPolicy {
         } else {
             PolicyDecision::ByDomain
         }
+    }
+
+    /// Whether an address is one of [`Self::dns_servers`].
+    #[must_use]
+    pub fn has_dns_server(&self, address: IpAddr) -> bool {
+        self.dns_servers.iter().any(|server| address == IpAddr::V4(*server))
+    }
+
+    /// Whether all of [`Self::dns_servers`], of which there are some, are allowed by address.
+    #[must_use]
+    pub fn allows_dns_servers(&self) -> bool {
+        let is_allowed = |server: &Ipv4Addr| self.decide((*server).into()) == PolicyDecision::Allowed;
+        !self.dns_servers.is_empty() && self.dns_servers.iter().all(is_allowed)
     }
 
     /// Whether a domain is allowed by name.

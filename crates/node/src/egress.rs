@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use model::network::EgressPolicy;
 use protocol::node::Logger;
 use proxy::egress::{Attachment, EgressRecord, EgressReport, InjectedRequest, Outcome, SandboxNetwork};
 use runtime::driver::Sandbox;
-use runtime::egress::EgressSockets;
+use runtime::egress::{EgressSockets, GATEWAY};
 
 use crate::Shared;
 use crate::log_writer::LogWriter;
@@ -55,6 +55,10 @@ impl SandboxNetwork for Network {
 
     fn send(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<()> {
         self.0.send(from, to, payload)
+    }
+
+    fn resolver(&self) -> IpAddr {
+        GATEWAY.into()
     }
 
     fn refuse(&self, source: SocketAddr, destination: SocketAddr) -> io::Result<()> {

@@ -70,6 +70,10 @@ impl SandboxNetwork for Loopback {
         Ok(())
     }
 
+    fn resolver(&self) -> IpAddr {
+        [10, 0, 0, 1].into()
+    }
+
     fn refuse(&self, _: SocketAddr, _: SocketAddr) -> io::Result<()> {
         Ok(())
     }

@@ -13,7 +13,8 @@
 //! Connections to hosts for which the sandbox has injection rules are intercepted ([`intercept`]); all others are relayed as
 //! bytes.
 //!
-//! DNS is answered here too, whatever server was asked ([`dns`]).
+//! DNS queries to the address of the resolver are answered here too ([`dns`]). Port 53 of other addresses is like any other
+//! port.
 
 mod addresses;
 mod counters;
@@ -33,7 +34,7 @@ mod verdict;
 
 use std::fmt::Debug;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +53,7 @@ pub use self::verdict::{Reason, check_proxy};
 use counters::Counters;
 use dns::{Client, Resolver, ResolverSettings};
 use rate::Bandwidth;
+use verdict::Verdict;
 
 /// The gateway's sockets in the network of a sandbox.
 pub trait SandboxNetwork: Debug + Send + Sync + 'static {
@@ -77,12 +79,21 @@ pub trait SandboxNetwork: Debug + Send + Sync + 'static {
     /// When it is too long, or the kernel refuses it.
     fn send(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<()>;
 
+    /// The address at which the resolver answers.
+    fn resolver(&self) -> IpAddr;
+
     /// Tells the sender of a datagram that it was refused.
     ///
     /// # Errors
     /// As [`Self::send`].
     fn refuse(&self, source: SocketAddr, destination: SocketAddr) -> io::Result<()>;
 }
+
+/// The port of DNS.
+const DNS_PORT: u16 = 53;
+
+/// Decides about an address.
+type Judge = fn(&EgressSettings, &EgressPolicy, IpAddr) -> Verdict;
 
 /// Receives what the gateway reports about a sandbox. It must not wait.
 pub type Report = Box<dyn Fn(EgressReport) + Send + Sync>;
@@ -270,6 +281,21 @@ impl Sandbox {
             (self.report)(EgressReport::UnreportedRequests(unreported));
         }
         (self.report)(EgressReport::Request(request));
+    }
+
+    /// Whether the resolver answers what is sent to a destination: at its own address, and in place of the DNS servers of
+    /// the policy where the sandbox cannot reach them itself, by this decision.
+    fn is_for_resolver(&self, destination: SocketAddr, judge: Judge) -> bool {
+        let settings = &self.shared.settings;
+        if destination.port() != DNS_PORT || !settings.enabled {
+            return false;
+        }
+        let address = destination.ip().to_canonical();
+        if address == self.network.resolver() {
+            return true;
+        }
+        let policy = self.policy();
+        policy.has_dns_server(address) && judge(settings, &policy, address) != Verdict::Open
     }
 
     fn policy(&self) -> Arc<EgressPolicy> {

@@ -518,7 +518,8 @@ keys! {
     },
     EGRESS_UDP_FLOWS = {
         "egress.udp_flows", None, Integer, "256",
-        "Maximum number of concurrent UDP flows from a sandbox, at most 1000000; 0 closes UDP except for DNS.",
+        "Maximum number of concurrent UDP flows from a sandbox, at most 1000000; 0 closes UDP except for the \
+         resolver.",
     },
     EGRESS_INTERCEPTED = {
         "egress.intercepted", None, Integer, "256",

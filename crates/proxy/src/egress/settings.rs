@@ -60,7 +60,7 @@ pub struct EgressLimits {
     pub dns_queries_per_s: u32,
     /// Bandwidth of all connections together, in each direction, in Mbit/s (10^6 bits); 0 is no limit.
     pub bandwidth_mbit: u32,
-    /// Open UDP flows, that is pairs of a local and a remote address and port; 0 closes UDP except for DNS.
+    /// Open UDP flows, that is pairs of a local and a remote address and port; 0 closes UDP except for the resolver.
     pub udp_flows: u32,
     /// Open TCP connections that are intercepted; 0 refuses connections to hosts of rules.
     pub intercepted: u32,

@@ -41,8 +41,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Idle time after which a silent destination is checked, interval and number of checks: a destination that vanished
 /// resets the connection after two minutes and a half.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 6);
-/// The port of DNS.
-const DNS_PORT: u16 = 53;
 /// Queries on one connection, and how long it may be idle (RFC 7766 section 6.2.3).
 const DNS_QUERIES: usize = 1000;
 const DNS_IDLE: Duration = Duration::from_secs(10);
@@ -144,7 +142,7 @@ async fn serve_connection(
     destination: SocketAddr,
     sizes: Sizes,
 ) -> Option<OwnedFd> {
-    if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
+    if sandbox.is_for_resolver(destination, judge) {
         close_cleanly(&stream);
         answer_queries(sandbox, &stream).await;
         if !matches!(timeout(DNS_IDLE, relay::taken(&stream)).await, Ok(Ok(()))) {

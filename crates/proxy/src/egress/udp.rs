@@ -20,13 +20,13 @@ use tokio::net::UdpSocket;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Sandbox;
 use super::counters::Open;
 use super::dns::{MAX_QUERY, Transport};
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::Counts;
 use super::verdict::{Reason, Verdict, judge_datagram};
+use super::{DNS_PORT, Sandbox};
 
 /// Largest datagram.
 const DATAGRAM_MAX: usize = 65_535;
@@ -43,8 +43,10 @@ const DATAGRAMS_BURST: u32 = 10_000;
 /// Datagrams that begin a flow or are refused, in the same way. Beyond, they are lost.
 const FLOWS_PER_S: u32 = 200;
 const FLOWS_BURST: u32 = 1000;
-/// The port of DNS.
-const DNS_PORT: u16 = 53;
+/// The same for flows to DNS servers: programs have a socket for each query, and repeat those without an answer after five
+/// seconds.
+const DNS_IDLE: Duration = Duration::from_secs(2);
+const DNS_IDLE_UNANSWERED: Duration = Duration::from_secs(10);
 
 /// The addresses and ports of a flow: the sandbox's, then the destination's.
 type Key = (SocketAddr, SocketAddr);
@@ -59,6 +61,7 @@ struct Flow {
     /// Milliseconds from `begun` to the last datagram.
     last_ms: AtomicU64,
     is_answered: AtomicBool,
+    is_dns: bool,
     begun: Instant,
     _open: Open,
 }
@@ -71,9 +74,11 @@ impl Flow {
 
     /// When it is idle for too long, unless more datagrams come.
     fn expires(&self) -> Instant {
-        let idle = match self.is_answered.load(Ordering::Relaxed) {
-            true => IDLE,
-            false => IDLE_UNANSWERED,
+        let idle = match (self.is_answered.load(Ordering::Relaxed), self.is_dns) {
+            (true, false) => IDLE,
+            (false, false) => IDLE_UNANSWERED,
+            (true, true) => DNS_IDLE,
+            (false, true) => DNS_IDLE_UNANSWERED,
         };
         self.begun + Duration::from_millis(self.last_ms.load(Ordering::Relaxed)) + idle
     }
@@ -127,7 +132,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
             match ready.try_io(|_| sandbox.network.receive(&mut buffer)) {
                 Ok(Ok((length, source, destination))) => {
                     let key = (source, destination);
-                    if destination.port() == DNS_PORT && sandbox.shared.settings.enabled {
+                    if sandbox.is_for_resolver(destination, judge_datagram) {
                         answer(&sandbox, key, &buffer[..length]);
                         queries += 1;
                     } else {
@@ -220,6 +225,7 @@ fn open(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, stop: &CancellationToke
         counts: Counts::new(&sandbox.shared.counters),
         last_ms: AtomicU64::new(0),
         is_answered: AtomicBool::new(false),
+        is_dns: destination.port() == DNS_PORT,
         begun: Instant::now(),
         _open: Open::new(&sandbox.shared.counters, Protocol::Udp),
     });

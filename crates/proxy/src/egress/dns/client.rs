@@ -123,13 +123,17 @@ impl Client {
     }
 
     /// Whether the sandbox may resolve a name. `None` is a name that no host has. If most addresses are closed, a query
-    /// for any name would be a way out: the name itself carries data to the servers of its domain.
+    /// for any name would be a way out: the name itself carries data to the servers of its domain. That way is open already
+    /// if the sandbox may connect to the servers that the resolver asks for it.
     pub(super) fn may_resolve(&self, name: Option<&str>) -> bool {
         let policy = self.policy.read();
         let default_allow = policy.default_allow.unwrap_or(self.default_allow);
         let is_restricted = policy.denies_everything_else() || !default_allow;
         // Only the pattern for all names matches the empty one.
-        !is_restricted || policy.allow.contains(&Cidr::ALL) || policy.allows_domain(name.unwrap_or_default())
+        !is_restricted
+            || policy.allow.contains(&Cidr::ALL)
+            || policy.allows_dns_servers()
+            || policy.allows_domain(name.unwrap_or_default())
     }
 
     /// Counts queries that were answered, and waits while there were too many.
@@ -180,6 +184,17 @@ mod tests {
         policy.allow_domains = vec!["*".parse().unwrap()];
         check(&policy, true, [true; 4]);
         policy.allow_domains.clear();
+        check(&policy, true, [false; 4]);
+        // Allowed servers that are not asked open no names, nor do servers that are asked and not allowed.
+        let servers = ["9.9.9.9", "1.1.1.1"].map(|server| server.parse().unwrap());
+        policy.allow = vec!["9.9.9.0/24".parse().unwrap()];
+        check(&policy, true, [false; 4]);
+        policy.dns_servers = servers.to_vec();
+        check(&policy, true, [false; 4]);
+        policy.dns_servers = servers[..1].to_vec();
+        check(&policy, true, [true; 4]);
+        check(&policy, false, [true; 4]);
+        policy.allow.clear();
         check(&policy, true, [false; 4]);
         check(&EgressPolicy::default(), true, [true; 4]);
         check(&EgressPolicy::default(), false, [false; 4]);

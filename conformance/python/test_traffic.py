@@ -129,10 +129,7 @@ def test_a_websocket_server(sandbox: Sandbox, platform: Platform) -> None:
     sandbox.commands.run("python3 /tmp/websocket_echo.py 9000", background=True, timeout=0)
     host = sandbox.get_host(9000)
 
-    def listening() -> bool:
-        return ":9000 " in sandbox.commands.run("ss -ltnH || true").stdout + " "
-
-    until(listening, "the WebSocket server listens")
+    listening(sandbox, 9000)
     with connect(f"ws://{host}/chat", sock=raw(platform), max_size=None) as client:
         client.send("hello")
         assert client.recv(timeout=20) == "hello"
@@ -153,6 +150,41 @@ def test_a_closed_port_is_502_with_the_port(sandbox: Sandbox, platform: Platform
     body = answer.json()
     assert (body["sandboxId"], body["port"], body["code"]) == (sandbox.sandbox_id, 7999, 502)
     assert "port is not open" in body["message"]
+
+
+def listening(sandbox: Sandbox, port: int) -> None:
+    until(lambda: f":{port} " in sandbox.commands.run("ss -ltnH || true").stdout + " ", f"port {port} is open")
+
+
+HEADS = r"""
+import socket
+s = socket.create_server(("", 7001))
+while True:
+    c = s.accept()[0]
+    head = b""
+    while not head.endswith(b"\r\n\r\n"): head += c.recv(9999)
+    c.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nX-reqUEST-Id: 1\r\nContent-Length: %d\r\n\r\n" % len(head) + head)
+    c.close()
+"""
+
+
+def test_names_of_headers_keep_their_case(sandbox: Sandbox, platform: Platform) -> None:
+    """There are servers and clients that look for one, although it means nothing."""
+    sandbox.files.write("/tmp/heads.py", HEADS)
+    sandbox.commands.run("exec python3 /tmp/heads.py", background=True, timeout=0)
+    listening(sandbox, 7001)
+    host = sandbox.get_host(7001)
+    with raw(platform) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nSOAPAction: a\r\nx-lower: b\r\n\r\n".encode())
+        # The head of the answer, and that of the request, which is its body.
+        seen = receive(connection, b"\r\n\r\n")
+        while seen.count(b"\r\n\r\n") < 2:
+            seen += receive(connection, b"\n")
+    for line in (f"Host: {host}", "SOAPAction: a", "x-lower: b", "X-reqUEST-Id: 1"):
+        assert f"\n{line}\r\n".encode() in seen, (line, seen)
+    # Over HTTP/2 names have no case.
+    text = by_name(platform, host, "/", http2=True).text
+    assert f"\nHost: {host}\r\n" in text and "\nUser-Agent: " in text and "\nAccept-Encoding: " in text
 
 
 def test_a_gone_sandbox_is_502(sandbox: Sandbox, platform: Platform) -> None:

@@ -31,6 +31,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Versio
 use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
+use hyper::ext::Protocol;
 use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
 use model::sandbox::HostMask;
@@ -191,7 +192,9 @@ impl Ingress {
         let cuttable = client.clone().filter(|_| request.version() < Version::HTTP_2);
 
         let (mut parts, incoming) = request.into_parts();
-        parts.extensions.clear();
+        // What stays are the names of the headers as the client wrote them, which go on as they are.
+        parts.extensions.remove::<ClientConnection>();
+        parts.extensions.remove::<Protocol>();
         let is_plain = target.port != agent::PORT && !inside.is_https;
         let is_call = is_plain && grpc::is_call(parts.version, &parts.headers);
         let framing = headers::to_guest(&mut parts, !incoming.is_end_stream(), target.port != agent::PORT);
@@ -302,6 +305,9 @@ impl Ingress {
         let stream = GuestStream::new(stream, head.clone(), permit.clone());
         let (sender, connection) = hyper::client::conn::http1::Builder::new()
             .max_buf_size(GUEST_BUFFER_BYTES)
+            .preserve_header_case(true)
+            // Those that the client has not written, or that have no case over HTTP/2.
+            .title_case_headers(true)
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|error| instead(closed(&error, ending), target))?;
@@ -415,6 +421,7 @@ fn without_body(request: &Request<RequestBody>) -> Request<RequestBody> {
     *copy.method_mut() = request.method().clone();
     *copy.uri_mut() = request.uri().clone();
     *copy.headers_mut() = request.headers().clone();
+    *copy.extensions_mut() = request.extensions().clone();
     copy
 }
 

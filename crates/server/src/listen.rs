@@ -449,6 +449,7 @@ async fn serve_stream<S>(
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(None)
+        .preserve_header_case(true)
         .max_buf_size(HEAD_BYTES.0);
     builder
         .http2()

@@ -2,6 +2,9 @@
 //!
 //! Connection-specific fields are not forwarded (RFC 9110, 7.6.1), and forwarding headers of a client are removed, because
 //! programs in a sandbox would take them for information from the proxy.
+//!
+//! Names keep their case, because there are programs that look for one. The HTTP library has it beside the headers, so it
+//! needs nothing here.
 
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,

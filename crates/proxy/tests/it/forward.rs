@@ -66,6 +66,57 @@ async fn the_head_crosses_without_what_belongs_to_one_connection() {
 }
 
 #[tokio::test]
+async fn names_of_headers_keep_their_case() {
+    let server = origin(|mut wire| async move {
+        while let Some(head) = wire.next_head().await {
+            let head = head.trim_end().replace("\r\n", "|");
+            wire.write(&format!(
+                "HTTP/1.1 200 OK\r\ncontent-LENGTH: {}\r\nETag: 1\r\nx-lower: 1\r\nSet-Cookie: a\r\nset-cookie: b\r\n\r\n{head}",
+                head.len()
+            ))
+            .await;
+        }
+    })
+    .await;
+    let front = front([(3000, server)]).await;
+    // The second one on a connection that is kept.
+    for _ in 0..2 {
+        let text = exchange(
+            front.addr,
+            &format!(
+                "GET / HTTP/1.1\r\nHost: 3000-{ID}.x\r\nConnection: close\r\nX-API-key: 1\r\nx-lower: 1\r\nSOAPAction: a\r\n\
+                 x-multi: 1\r\nX-Multi: 2\r\n\r\n"
+            ),
+        )
+        .await;
+        for name in [
+            "|Host: ",
+            "|X-API-key: 1",
+            "|x-lower: 1",
+            "|SOAPAction: a",
+            "|x-multi: 1|X-Multi: 2",
+            "\r\ncontent-LENGTH: ",
+            "\r\nETag: 1",
+            "\r\nx-lower: 1",
+            "\r\nSet-Cookie: a\r\nset-cookie: b",
+        ] {
+            assert!(text.contains(name), "{name}: {text}");
+        }
+    }
+    // HTTP/2 has no case.
+    let mut client = h2_client(&front).await;
+    let mut request = h2_request(Method::GET, ChannelBody::empty());
+    request.headers_mut().insert("x-api-key", "1".parse().expect("a value"));
+    let response = within(client.send_request(request)).await.expect("a response");
+    let body = within(response.into_body().collect()).await.expect("a body").to_bytes();
+    let text = String::from_utf8_lossy(&body);
+    assert!(
+        text.contains("|X-Api-Key: 1") && text.contains("|Host: ") && text.contains("|Te: trailers"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
 async fn the_host_is_masked_except_on_the_agents_port() {
     let mirror = http_origin(mirror).await;
     let access = Access {
@@ -163,17 +214,17 @@ async fn heads_without_bodies_keep_their_length_and_the_connection() {
     let front = front([(3000, guest)]).await;
     let mut wire = Wire::connect(front.addr).await;
     for (request, status, contains) in [
-        ("HEAD /", "200", "content-length: 12345\r\n"),
+        ("HEAD /", "200", "Content-Length: 12345\r\n"),
         ("GET /304", "304", ""),
         ("GET /204", "204", ""),
-        ("GET /early", "200", "content-length: 2\r\n"),
+        ("GET /early", "200", "Content-Length: 2\r\n"),
     ] {
         wire.write(&format!("{request} HTTP/1.1\r\nHost: 3000-{ID}.x\r\n\r\n"))
             .await;
         let head = wire.head().await;
         assert_eq!(&head[9..12], status, "{head}");
         assert!(head.contains(contains), "{head}");
-        assert!(!head.contains("keep-alive"), "{head}");
+        assert!(!head.to_lowercase().contains("keep-alive"), "{head}");
         if request == "GET /early" {
             wire.until("ok").await;
         }
@@ -241,7 +292,7 @@ async fn a_body_waits_for_the_servers_word_when_the_client_does() {
         let tell = tell.clone();
         async move {
             let head = wire.head().await;
-            assert!(head.contains("expect: 100-continue"), "{head}");
+            assert!(head.contains("Expect: 100-continue"), "{head}");
             if head.starts_with("POST /refuse") {
                 wire.write("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n")
                     .await;

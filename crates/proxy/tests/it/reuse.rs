@@ -452,7 +452,7 @@ async fn what_a_client_sends_is_one_request_on_a_shared_connection() {
         while let Some(head) = wire.next_head().await {
             let length = head
                 .lines()
-                .find_map(|line| line.strip_prefix("content-length: "))
+                .find_map(|line| line.strip_prefix("Content-Length: "))
                 .map_or(0, |length| length.parse().expect("a number"));
             let body = wire.exactly(length).await;
             let text = format!("{}|{body}", head.lines().next().expect("a line"));

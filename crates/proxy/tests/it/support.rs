@@ -141,7 +141,8 @@ async fn serve(tcp: TcpStream, ingress: Ingress, access: Arc<Access>) {
             })
         }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().preserve_header_case(true);
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::select! {
         () = client.was_cut() => {}

@@ -100,7 +100,7 @@ async fn only_platform_credentials_are_stripped() {
     let mut text = String::new();
     within(tcp.read_to_string(&mut text)).await.expect("a clean end");
     assert!(
-        text.contains("x-api-key: one") && text.contains("x-api-key: two"),
+        text.contains("X-API-Key: one") && text.contains("X-API-Key: two"),
         "{text}"
     );
     assert!(!text.contains(KEY), "{text}");

@@ -117,6 +117,7 @@ impl Sender {
             .max_headers(HEADERS)
             .max_buf_size(HEAD_BYTES as usize)
             .preserve_header_case(true)
+            .title_case_headers(true)
             .handshake(stream)
             .await?;
         tasks.run(async move {

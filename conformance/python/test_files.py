@@ -94,6 +94,24 @@ def test_signed_links_need_no_header(sandbox: Sandbox) -> None:
     assert answer.status_code == 200
 
 
+def test_the_head_of_a_signed_link(sandbox: Sandbox) -> None:
+    """As programs ask for the size of a download: what GET answers, without the body."""
+    sandbox.files.write("link.bin", os.urandom(3 << 20))
+    link = sandbox.download_url("link.bin")
+    plain = {"Accept-Encoding": "identity"}
+    head, got = httpx.head(link, headers=plain), httpx.get(link, headers=plain)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(3 << 20))
+    names = ("content-length", "content-type", "content-disposition", "last-modified", "accept-ranges")
+    assert [head.headers[name] for name in names] == [got.headers[name] for name in names]
+    sandbox.files.write("empty", "")
+    assert httpx.head(sandbox.download_url("empty"), headers=plain).headers["content-length"] == "0"
+    part = httpx.head(link, headers={"Range": "bytes=0-9", **plain})
+    assert (part.status_code, part.headers["content-length"]) == (206, "10")
+    assert httpx.head(sandbox.download_url("missing")).status_code == 404
+    for wrong in (sandbox.download_url("link.bin", use_signature_expiration=-10), sandbox.upload_url("link.bin")):
+        assert httpx.head(wrong).status_code == 401, wrong
+
+
 def test_links_that_do_not_fit_are_refused(sandbox: Sandbox, platform: Platform) -> None:
     sandbox.files.write("link.txt", "secret")
     expired = sandbox.download_url("link.txt", use_signature_expiration=-10)

@@ -156,6 +156,36 @@ def listening(sandbox: Sandbox, port: int) -> None:
     until(lambda: f":{port} " in sandbox.commands.run("ss -ltnH || true").stdout + " ", f"port {port} is open")
 
 
+TLS_SERVER = """
+import ssl, sys
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("/tmp/own.pem")
+server = HTTPServer(("", 7443), SimpleHTTPRequestHandler)
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+"""
+BANNER = "import socket;s=socket.create_server(('',7022))\nwhile 1:c=s.accept()[0];c.sendall(b'SSH-2.0-x\\r\\n');c.recv(99);c.close()"
+SILENT = "import socket;s=socket.create_server(('',7000))\nwhile 1:c=s.accept()[0];c.recv(9999);c.close()"
+
+
+def test_what_a_server_without_http_does(sandbox: Sandbox, platform: Platform) -> None:
+    """The port is open: the answer says what is wrong instead. What clients read of the agent's port stays."""
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -subj /CN=own -keyout /tmp/own.key -out /tmp/own.crt"
+    sandbox.commands.run(f"{make} && cat /tmp/own.key /tmp/own.crt > /tmp/own.pem")
+    for name, text in (("tls", TLS_SERVER), ("ssh", BANNER), ("silent", SILENT)):
+        sandbox.files.write(f"/tmp/{name}.py", text)
+        sandbox.commands.run(f"exec python3 /tmp/{name}.py", background=True, timeout=0)
+    for port, words in ((7443, "speaks TLS"), (7022, "speaks SSH"), (7000, "closed the connection without an answer")):
+        listening(sandbox, port)
+        answer = get(platform.url, sandbox.get_host(port))
+        body = answer.json()
+        assert (answer.status_code, body["port"], body["code"]) == (502, port, 502)
+        assert body["message"].endswith(words) and body["detail"], body
+        page = httpx.get(platform.url, headers={"Host": sandbox.get_host(port), "User-Agent": "Mozilla/5.0", "Accept": "text/html"})
+        assert words in page.text and page.text.startswith("<html")
+
+
 HEADS = r"""
 import socket
 s = socket.create_server(("", 7001))

@@ -41,6 +41,7 @@ impl Handler for Router {
             return response;
         }
         let cross_origin = request.headers().contains_key(header::ORIGIN);
+        let is_head = request.method() == Method::HEAD;
         let mut response = match self.admit(peer, &request) {
             Ok(caller) => Box::pin(self.route(peer, caller, request)).await,
             Err(refusal) => {
@@ -50,6 +51,9 @@ impl Handler for Router {
         };
         if cross_origin {
             answers::allow_any_origin(response.headers_mut());
+        }
+        if is_head {
+            response = answers::head_of(response);
         }
         response
     }
@@ -66,7 +70,7 @@ impl Router {
             }
             let exempt = matches!(
                 (request.method(), path),
-                (&Method::GET, "/health" | "/files") | (&Method::POST, "/files")
+                (&Method::GET | &Method::HEAD, "/health" | "/files") | (&Method::POST, "/files")
             );
             let token = request
                 .headers()
@@ -98,7 +102,11 @@ impl Router {
             let served = self.filesystem.serve(caller, method, request).await;
             return served.unwrap_or_else(not_found);
         }
-        match (path.as_str(), request.method(), peer) {
+        let method = match *request.method() {
+            Method::HEAD => &Method::GET,
+            ref method => method,
+        };
+        match (path.as_str(), method, peer) {
             ("/health", &Method::GET, _) => answers::no_content(),
             ("/envs", &Method::GET, _) => answers::json(StatusCode::OK, &self.settings.borrow().env()),
             ("/files", &Method::GET | &Method::POST, _) => {
@@ -109,8 +117,8 @@ impl Router {
             ("/files/compose", &Method::POST, _) => self.files.compose(request).await,
             (INIT_PATH, &Method::POST, Peer::Host(_)) => self.control.init(request).await,
             (EVENTS_PATH, &Method::GET, Peer::Host(connection)) => self.events.serve(connection.clone()),
-            ("/health" | "/envs" | "/metrics", _, _) => wrong_method("GET"),
-            ("/files", _, _) => wrong_method("GET, POST"),
+            ("/health" | "/envs" | "/metrics", _, _) => wrong_method("GET, HEAD"),
+            ("/files", _, _) => wrong_method("GET, HEAD, POST"),
             ("/files/compose", _, _) => wrong_method("POST"),
             _ => not_found(),
         }

@@ -28,7 +28,7 @@ const RELATIVE_LENGTH: usize = VERSION.len() + 2 * HASH_BYTES;
 pub struct Claim<'a> {
     /// The `path` query value, as sent (empty when absent).
     pub path: &'a str,
-    /// `read` for GET, `write` for POST.
+    /// `read` for GET and HEAD, `write` for POST.
     pub operation: &'a str,
     /// The `username` query value, as sent (empty when absent).
     pub username: &'a str,

@@ -5,8 +5,8 @@
 //! Both directions are streamed at the same time and never collected, and upgrades are relayed as bytes.
 //!
 //! Invariants: when a sandbox ends, its streams are aborted (reset, or a body without its end) and never closed cleanly,
-//! because clients take a clean end for "the command finished". Every failure before the head of the response is one of
-//! two 502 responses, by which a client can tell whether the sandbox has ended or only the port is closed.
+//! because clients take a clean end for "the command finished". Every failure before the head of the response is a 502, by
+//! which a client can tell whether the sandbox has ended, the port is closed, or its server gave no answer ([`unanswered`]).
 
 pub mod answer;
 mod body;
@@ -22,6 +22,7 @@ mod pool;
 mod relay;
 pub mod route;
 mod tls;
+mod unanswered;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -53,6 +54,7 @@ use headers::Framing;
 use pool::{Lease, Pool, Upstream};
 use route::Target;
 use tls::GuestTls;
+pub use unanswered::Unanswered;
 
 /// Header that carries the token of an agent.
 const ACCESS_TOKEN_HEADER: &str = "x-access-token";
@@ -213,7 +215,7 @@ impl Ingress {
         let ending = inside.ending;
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if upgraded && !framing.upgrade {
-            return Err(instead(DialError::PortClosed, target));
+            return Err(unanswered(Unanswered::Invalid, target));
         }
         let alive = || dial::alive_check(Arc::clone(&self.node), target.id.clone(), ending.clone());
         let until_close = !is_call && headers::ends_with_connection(response.headers());
@@ -253,23 +255,35 @@ impl Ingress {
         let ending = &inside.ending;
         let is_repeatable = !framing.has_body && request.method().is_idempotent();
         let reuses = !framing.upgrade && !framing.expects_continue;
+        // Whether a connection to this server was kept, which speaks HTTP then.
+        let mut has_spoken = false;
         if let Some(lease) = reuses
             .then(|| self.pool.take(target, inside.is_https, is_repeatable))
             .flatten()
         {
+            has_spoken = true;
             let copy = is_repeatable.then(|| without_body(&request));
             match self.send(lease, request, flow, ending).await {
                 Ok(both) => return Ok(both),
                 Err(failure) => {
+                    let answer = failure.answer(target);
                     let again = failure.unsent.or(copy.filter(|_| failure.is_untouched));
-                    request = again.ok_or_else(|| instead(failure.error, target))?;
+                    request = again.ok_or(answer)?;
                     tracing::debug!("a kept connection was closed by the server");
                 }
             }
         }
         let lease = self.connect(target, inside).await?;
-        let sent = self.send(lease, request, flow, ending).await;
-        sent.map_err(|failure| instead(failure.error, target))
+        let mut failure = match self.send(lease, request, flow, ending).await {
+            Ok(both) => return Ok(both),
+            Err(failure) => failure,
+        };
+        let is_silent = failure.error == DialError::PortClosed && failure.unanswered == Unanswered::Closed;
+        let may_be_tls = is_silent && !has_spoken && !inside.is_https && target.port != agent::PORT;
+        if may_be_tls && self.speaks_tls(target, ending).await {
+            failure.unanswered = Unanswered::Tls;
+        }
+        Err(failure.answer(target))
     }
 
     /// Takes a place for a new connection to the target.
@@ -381,6 +395,7 @@ impl Ingress {
             }
             Err(mut failed) => Err(Failure {
                 error: closed(failed.error(), ending),
+                unanswered: Unanswered::after(&head),
                 unsent: failed.take_message().filter(|_| !ending.is_cancelled()),
                 is_untouched: head.is_untouched() && !ending.is_cancelled(),
             }),
@@ -399,6 +414,8 @@ struct Inside {
 /// Why there is no response.
 struct Failure {
     error: DialError,
+    /// What the server did, if it is still there.
+    unanswered: Unanswered,
     /// The request, if nothing of it was sent.
     unsent: Option<Request<RequestBody>>,
     /// Whether the server has sent nothing.
@@ -409,8 +426,16 @@ impl Failure {
     fn unsent(request: Request<RequestBody>) -> Self {
         Self {
             error: DialError::PortClosed,
+            unanswered: Unanswered::Closed,
             unsent: Some(request),
             is_untouched: true,
+        }
+    }
+
+    fn answer(&self, target: &Target) -> Answer {
+        match self.error {
+            DialError::PortClosed => unanswered(self.unanswered, target),
+            error => instead(error, target),
         }
     }
 }
@@ -450,6 +475,15 @@ fn instead(error: DialError, target: &Target) -> Answer {
         DialError::Gone => Answer::NotFound(target.id.clone()),
         DialError::PortClosed => Answer::PortClosed(target.id.clone(), target.port),
         DialError::Unreachable => Answer::Unavailable,
+    }
+}
+
+/// The answer for a server that gave none. Clients know the agent's port as closed or open.
+fn unanswered(why: Unanswered, target: &Target) -> Answer {
+    let id = target.id.clone();
+    match target.port {
+        agent::PORT => Answer::PortClosed(id, target.port),
+        port => Answer::Unanswered(id, port, why),
     }
 }
 

@@ -55,7 +55,7 @@ impl Files {
         }
     }
 
-    /// Serves a GET or a POST of `/files`.
+    /// Serves a GET, a HEAD or a POST of `/files`.
     pub(crate) async fn serve(&self, peer: &Peer, query: &Query, request: Request<Incoming>) -> Response<Body> {
         let expiration = match query.get("signature_expiration").map(str::parse::<i64>) {
             None => None,
@@ -65,7 +65,7 @@ impl Files {
                 return answers::text(StatusCode::BAD_REQUEST, message);
             }
         };
-        let reading = request.method() == Method::GET;
+        let reading = request.method() != Method::POST;
         let claim = Claim {
             path: query.get("path").unwrap_or_default(),
             operation: if reading { "read" } else { "write" },

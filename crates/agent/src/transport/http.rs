@@ -55,6 +55,16 @@ impl http_body::Body for Body {
     }
 }
 
+/// The answer to `HEAD`, from that to `GET`: with the length of its body, if that is known, and without the body.
+pub(crate) fn head_of(response: Response<Body>) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    let has_length = !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    if let Some(length) = http_body::Body::size_hint(&body).exact().filter(|_| has_length) {
+        head.headers.insert(header::CONTENT_LENGTH, length.into());
+    }
+    Response::from_parts(head, Body::Empty)
+}
+
 /// Reads the rest of a request that is answered before its end. A connection that is closed on a client which is still
 /// sending is reset, and the answer with it, so the client gets to send for a while.
 pub(crate) async fn read_on(mut body: hyper::body::Incoming) {

@@ -1,7 +1,8 @@
 //! Error responses of the proxy.
 //!
 //! Clients compare the status, the integer `code` of the JSON body, and `message`, either a fragment (`was not found`: the
-//! sandbox has ended, do not retry; `port is not open`: the sandbox runs, the service does not) or the whole text. So
+//! sandbox has ended, do not retry; `port is not open`, of the agent's port: the sandbox runs, its agent does not) or the
+//! whole text. So
 //! messages are exactly those that clients expect, and further information is in `detail`. Browsers receive a page
 //! instead, in which all values are escaped.
 
@@ -10,6 +11,8 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use model::id::SandboxId;
 use serde_json::{Map, Value, json};
+
+use super::Unanswered;
 
 /// The error, with the values that its body contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,8 +37,10 @@ pub enum Answer {
         /// The limit, and what to do.
         why: String,
     },
-    /// The sandbox runs, but the port does not serve HTTP.
+    /// The sandbox runs, but no server listens on the port.
     PortClosed(SandboxId, u16),
+    /// The sandbox runs, and the server on the port gave no answer.
+    Unanswered(SandboxId, u16, Unanswered),
     /// The sandbox runs, and the server of a port in `httpsPorts` does not speak TLS.
     NoTls(SandboxId, u16),
     /// The sandbox requires its traffic token, which is missing.
@@ -101,7 +106,9 @@ impl Answer {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::NotFound(_) | Self::PortClosed(..) | Self::NoTls(..) => StatusCode::BAD_GATEWAY,
+            Self::NotFound(_) | Self::PortClosed(..) | Self::Unanswered(..) | Self::NoTls(..) => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::TokenMissing(_) | Self::TokenWrong(_) | Self::ResumeRefused(_) => StatusCode::FORBIDDEN,
             Self::Transitioning(_) | Self::ResumeDelayed { .. } => StatusCode::CONFLICT,
             Self::Reserved(_) => StatusCode::NOT_FOUND,
@@ -125,6 +132,7 @@ impl Answer {
             }
             Self::ResumeLimited { why, .. } => why.clone(),
             Self::PortClosed(..) => "The sandbox is running but port is not open".to_owned(),
+            Self::Unanswered(.., why) => why.message().to_owned(),
             Self::NoTls(..) => "The sandbox is running but the server on this port does not speak TLS".to_owned(),
             Self::TokenMissing(_) => format!(
                 "Sandbox is secured with traffic access token. Token header '{}' is missing",
@@ -154,8 +162,9 @@ impl Answer {
         Some(match self {
             Self::NotFound(_) => "The sandbox is paused, has ended, belongs to another platform, or never existed.",
             Self::PortClosed(..) => {
-                "No HTTP server responded on this port. A server that has just been started may need some time."
+                "No server listens on this port. A server that has just been started may need some time."
             }
+            Self::Unanswered(.., why) => why.detail(),
             Self::NoTls(..) => {
                 "The port is in httpsPorts of the sandbox. Start an HTTPS server on it, or create the sandbox without it."
             }
@@ -189,7 +198,7 @@ impl Answer {
         }
         body.insert("message".to_owned(), json!(self.message()));
         match self {
-            Self::PortClosed(_, port) | Self::NoTls(_, port) => {
+            Self::PortClosed(_, port) | Self::Unanswered(_, port, _) | Self::NoTls(_, port) => {
                 body.insert("port".to_owned(), json!(port));
             }
             Self::TooManyConnections { limit, .. } => {
@@ -211,6 +220,7 @@ impl Answer {
         match self {
             Self::NotFound(id)
             | Self::PortClosed(id, _)
+            | Self::Unanswered(id, ..)
             | Self::NoTls(id, _)
             | Self::TokenMissing(id)
             | Self::TokenWrong(id)
@@ -234,6 +244,7 @@ impl Answer {
             Self::Transitioning(_) | Self::ResumeDelayed { .. } => "Sandbox Still Transitioning",
             Self::ResumeLimited { .. } => "Sandbox Limit Reached",
             Self::PortClosed(..) => "Closed Port Error",
+            Self::Unanswered(..) => "No Answer on This Port",
             Self::NoTls(..) => "No TLS on This Port",
             Self::TokenMissing(_) => "Missing Traffic Access Token",
             Self::TokenWrong(_) => "Invalid Traffic Access Token",

@@ -15,6 +15,7 @@ use http::uri::{Authority, Scheme};
 use http::{HeaderMap, Request, Response, Uri, Version};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use protocol::node::DialError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,7 +24,7 @@ use super::body::RequestBody;
 use super::guest::{GuestStream, Head};
 use super::pool::Lease;
 use super::route::Target;
-use super::{GUEST_BUFFER_BYTES, Ingress, closed, dial, instead};
+use super::{GUEST_BUFFER_BYTES, Ingress, Unanswered, closed, dial, instead, unanswered};
 
 /// Maximum size of the headers, and of the trailers, of a response.
 const HEADERS_MAX_BYTES: u32 = 64 * 1024;
@@ -61,6 +62,10 @@ impl Ingress {
             cut,
             stop: self.stop.clone(),
         };
+        let failed = |error: hyper::Error| match closed(&error, ending) {
+            DialError::PortClosed => unanswered(Unanswered::NoHttp2, target),
+            error => instead(error, target),
+        };
         let (mut sender, connection) = hyper::client::conn::http2::Builder::new(tasks.clone())
             .max_header_list_size(HEADERS_MAX_BYTES)
             .initial_stream_window_size(WINDOW_BYTES)
@@ -68,16 +73,13 @@ impl Ingress {
             .max_send_buf_size(GUEST_BUFFER_BYTES)
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| instead(closed(&error, ending), target))?;
+            .map_err(failed)?;
         tasks.run(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "connection of a call into the sandbox");
             }
         });
-        let response = sender
-            .send_request(over_http_2(request))
-            .await
-            .map_err(|error| instead(closed(&error, ending), target))?;
+        let response = sender.send_request(over_http_2(request)).await.map_err(failed)?;
         Ok((response, self.pool.apart(target, guard)))
     }
 }

@@ -36,6 +36,9 @@ const BEFORE_HEAD_MAX_BYTES: usize = 512 * 1024;
 /// Time limit for a head from its first byte to its last. There is no limit for the first byte, except the client's.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 
+/// How many of the first bytes of a response are remembered, to tell what sent them.
+const FIRST_BYTES: usize = 4;
+
 /// Progress of the head of a response, shared by the stream, the callback of the HTTP library and the call that waits for it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Head(Arc<State>);
@@ -47,6 +50,8 @@ struct State {
     complete: AtomicBool,
     bytes: AtomicUsize,
     informational: AtomicU32,
+    /// The first bytes, and how many there are.
+    first: Mutex<([u8; FIRST_BYTES], usize)>,
     /// Time of the first byte of the current head; none between two heads.
     began: Mutex<Option<Instant>>,
 }
@@ -56,6 +61,7 @@ impl Head {
     pub(super) fn restart(&self) {
         self.0.bytes.store(0, Ordering::Release);
         self.0.informational.store(0, Ordering::Release);
+        self.0.first.lock().1 = 0;
         *self.0.began.lock() = None;
         self.0.complete.store(false, Ordering::Release);
         self.0.unchecked.store(true, Ordering::Release);
@@ -64,6 +70,12 @@ impl Head {
     /// Whether no byte of a response was read.
     pub(super) fn is_untouched(&self) -> bool {
         self.0.bytes.load(Ordering::Acquire) == 0
+    }
+
+    /// The first bytes of the response.
+    pub(super) fn first(&self) -> Vec<u8> {
+        let (bytes, count) = *self.0.first.lock();
+        bytes[..count].to_vec()
     }
 
     /// The head of the response is complete: the body or another protocol follows.
@@ -86,9 +98,16 @@ impl Head {
     }
 
     /// Counts bytes read; an error above the limit.
-    fn read(&self, bytes: usize) -> io::Result<()> {
+    fn read(&self, read: &[u8]) -> io::Result<()> {
+        let bytes = read.len();
         if bytes == 0 || self.0.complete.load(Ordering::Acquire) {
             return Ok(());
+        }
+        {
+            let (first, count) = &mut *self.0.first.lock();
+            let more = bytes.min(FIRST_BYTES - *count);
+            first[*count..*count + more].copy_from_slice(&read[..more]);
+            *count += more;
         }
         self.0.began.lock().get_or_insert_with(Instant::now);
         if self.0.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes > BEFORE_HEAD_MAX_BYTES {
@@ -212,7 +231,7 @@ impl AsyncRead for GuestStream {
                 }
             }
             let got = buf.filled().len() - before;
-            head.read(got)?;
+            head.read(&buf.filled()[before..])?;
             Poll::Ready(Ok(((), got)))
         })
     }

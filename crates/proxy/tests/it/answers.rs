@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body_util::BodyExt as _;
-use proxy::ingress::Access;
 use proxy::ingress::answer::Answer;
+use proxy::ingress::{Access, Unanswered};
 use serde_json::{Value, json};
 
 use super::support::{ID, exchange, front, front_with, get, http_origin, origin};
@@ -36,6 +36,11 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
             Answer::NoTls(id(), 8443),
             502,
             json!({"sandboxId": ID, "code": 502, "port": 8443}),
+        ),
+        (
+            Answer::Unanswered(id(), 22, Unanswered::Ssh),
+            502,
+            json!({"sandboxId": ID, "code": 502, "port": 22}),
         ),
         (Answer::TokenMissing(id()), 403, json!({"sandboxId": ID, "code": 403})),
         (Answer::TokenWrong(id()), 403, json!({"sandboxId": ID, "code": 403})),
@@ -83,6 +88,7 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
             Answer::NotFound(_) => "The sandbox was not found",
             Answer::PortClosed(..) => "The sandbox is running but port is not open",
             Answer::NoTls(..) => "The sandbox is running but the server on this port does not speak TLS",
+            Answer::Unanswered(..) => "The sandbox is running but the server on this port speaks SSH",
             Answer::TokenMissing(_) => {
                 "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
             }
@@ -220,11 +226,42 @@ async fn gone_sandboxes_and_broken_servers_are_told_apart() {
         wire.rest().await.1.ok();
     })
     .await;
-    let front = front([(1, hangs_up), (2, babbles), (3, switches)]).await;
+    let secure_shell = origin(|mut wire| async move {
+        wire.write("SSH-2.0-OpenSSH_10.0\r\n").await;
+        wire.rest().await.1.ok();
+    })
+    .await;
+    let breaks_off = origin(|mut wire| async move {
+        wire.head().await;
+        wire.write("HTTP/1.1 200 OK\r\nContent-").await;
+    })
+    .await;
+    // As some do with what is not TLS. Others close the connection: see `https_ports`.
+    let alerts = origin(|mut wire| async move {
+        wire.head().await;
+        wire.write("\x15\x03\x03\x00\x02\x02\x32").await;
+    })
+    .await;
+    let front = front([
+        (1, hangs_up),
+        (2, babbles),
+        (3, switches),
+        (4, secure_shell),
+        (5, breaks_off),
+        (6, alerts),
+        (protocol::agent::PORT, hangs_up),
+    ])
+    .await;
     for (request, fragment) in [
-        (get(1), "port is not open"),
-        (get(2), "port is not open"),
-        (get(3), "port is not open"),
+        (get(1), "closed the connection without an answer"),
+        (get(2), "does not speak HTTP\""),
+        (get(3), "sent an invalid answer"),
+        (get(4), "speaks SSH"),
+        (get(5), "sent an invalid answer"),
+        (get(6), "speaks TLS"),
+        (get(7), "port is not open"),
+        // Its clients know two answers.
+        (get(protocol::agent::PORT), "port is not open"),
         (get(1).replace(ID, "iunknown"), "was not found"),
         (get(1).replace(ID, "igone"), "was not found"),
         (get(1).replace(ID, "inowhere"), "was not found"),

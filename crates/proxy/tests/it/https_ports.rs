@@ -179,3 +179,38 @@ async fn upgrades_are_relayed_through_tls() {
     wire.write("hello").await;
     within(wire.until("hello")).await;
 }
+
+#[tokio::test]
+async fn servers_with_tls_on_other_ports_are_recognized() {
+    // It closes what is not TLS without a word, as OpenSSL does.
+    let secure = tls_origin(|_| async {}).await;
+    let quiet = relay_of(secure).await;
+    let front = https_front([(3000, quiet)]).await;
+    for method in ["GET", "POST"] {
+        let text = exchange(front.addr, &get(3000).replacen("GET", method, 1)).await;
+        assert!(text.starts_with("HTTP/1.1 502"), "{text}");
+        assert!(text.contains("this port speaks TLS"), "{text}");
+        assert!(text.contains("httpsPorts"), "{text}");
+    }
+}
+
+/// A server that passes on what begins as TLS does, and closes other connections.
+async fn relay_of(secure: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let addr = listener.local_addr().expect("address");
+    tokio::spawn(async move {
+        while let Ok((mut tcp, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut first = [0];
+                if tcp.peek(&mut first).await.is_ok() && first == [22] {
+                    let mut to = TcpStream::connect(secure).await.expect("connect");
+                    let _ = tokio::io::copy_bidirectional(&mut tcp, &mut to).await;
+                } else {
+                    // All of it is read, so that the end is clean.
+                    let _ = tcp.read(&mut [0; 4096]).await;
+                }
+            });
+        }
+    });
+    addr
+}

@@ -1,0 +1,93 @@
+//! What a server inside did in place of an answer, so that its owner is told more than that there was none.
+//!
+//! The first bytes that it sent show it, or that it sent none. Most servers with TLS close a connection on which something
+//! else arrives without a word, so they are asked in their own protocol, once the request has failed.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::Ingress;
+use super::guest::Head;
+use super::route::Target;
+
+/// How long a server may take to accept a connection and to complete a handshake, to find out whether it speaks TLS.
+const TLS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a server did in place of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unanswered {
+    /// It closed the connection.
+    Closed,
+    /// It speaks TLS.
+    Tls,
+    /// It speaks SSH.
+    Ssh,
+    /// It speaks something else.
+    Other,
+    /// It sent an answer that is not valid, or not all of its head.
+    Invalid,
+    /// It did not answer a gRPC call over HTTP/2.
+    NoHttp2,
+}
+
+impl Unanswered {
+    /// What the bytes of a failed exchange show.
+    pub(super) fn after(head: &Head) -> Self {
+        match head.first().as_slice() {
+            [] => Self::Closed,
+            // Types of TLS records, and the version that all of them have.
+            [20..=23, 3, ..] => Self::Tls,
+            b"SSH-" => Self::Ssh,
+            b"HTTP" => Self::Invalid,
+            _ => Self::Other,
+        }
+    }
+
+    /// What a client is told.
+    pub(super) fn message(self) -> &'static str {
+        match self {
+            Self::Closed => {
+                "The sandbox is running but the server on this port closed the connection without an answer"
+            }
+            Self::Tls => "The sandbox is running but the server on this port speaks TLS",
+            Self::Ssh => "The sandbox is running but the server on this port speaks SSH",
+            Self::Other => "The sandbox is running but the server on this port does not speak HTTP",
+            Self::Invalid => "The sandbox is running but the server on this port sent an invalid answer",
+            Self::NoHttp2 => "The sandbox is running but the server on this port did not answer over HTTP/2",
+        }
+    }
+
+    /// What to do about it.
+    pub(super) fn detail(self) -> &'static str {
+        match self {
+            Self::Closed => "The server may have failed: look at its output. Requests reach it as HTTP/1.1.",
+            Self::Tls => {
+                "Requests reach servers inside without TLS. Create the sandbox with this port in httpsPorts of its network, \
+                 or start the server without TLS."
+            }
+            Self::Ssh | Self::Other => {
+                "Only HTTP reaches servers inside. For other protocols, start a server on another port that carries them \
+                 over WebSocket."
+            }
+            Self::Invalid => {
+                "Its head is not HTTP/1.1, is too long, or did not end: look at the output of the server, and at what \
+                 curl -v shows inside the sandbox."
+            }
+            Self::NoHttp2 => "Calls of gRPC reach servers inside over HTTP/2 without TLS.",
+        }
+    }
+}
+
+impl Ingress {
+    /// Whether a server that closed a connection without an answer speaks TLS.
+    pub(super) async fn speaks_tls(&self, target: &Target, ending: &CancellationToken) -> bool {
+        let Ok(_permit) = self.permit(target) else { return false };
+        let shake = async {
+            let stream = self.node.dial(&target.id, target.port).await.ok()?;
+            self.tls.connect(stream, ending).await.ok()
+        };
+        matches!(timeout(TLS_TIMEOUT, Box::pin(shake)).await, Ok(Some(_)))
+    }
+}

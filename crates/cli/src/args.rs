@@ -115,6 +115,9 @@ pub(crate) enum Command {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
+    /// Back up a platform while it runs, and restore backups
+    #[command(subcommand)]
+    Backup(BackupCommand),
     /// Benchmark a running platform
     ///
     /// Times are those of single requests over kept-alive connections; no sample is discarded. The exit code is 1 if a
@@ -325,6 +328,32 @@ pub(crate) enum MasterKeyCommand {
     Forget,
 }
 
+/// Subcommands of `backup`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BackupCommand {
+    /// Write a backup to a new directory; requires a running platform
+    ///
+    /// It has the database, keys, templates, snapshots and sandboxes that are paused on disk. What runs or is paused in memory
+    /// is not part of it. Treat it like the data directory: it has the master key.
+    Create {
+        /// The directory, which must not exist
+        to: PathBuf,
+        /// Leave out layers that the platform has lost or that are damaged, and name them
+        #[arg(long)]
+        skip_missing: bool,
+    },
+    /// Restore a backup to a data directory that does not exist or is empty; requires root
+    Restore {
+        /// The backup
+        from: PathBuf,
+    },
+    /// Check whether a backup is complete and undamaged
+    Check {
+        /// The backup
+        from: PathBuf,
+    },
+}
+
 /// Subcommands of `sandbox`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SandboxCommand {
@@ -532,6 +561,7 @@ impl Cli {
             | Command::Sandbox(_)
             | Command::Template(_)
             | Command::Gc { .. }
+            | Command::Backup(_)
             | Command::Bench(_) => {}
         }
         flags

@@ -133,6 +133,12 @@ impl DatabaseUrl {
         Self(format!("sqlite:{}/ringfence.db", data_dir.display()))
     }
 
+    /// The file, if it is one.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        let path = self.0.strip_prefix("sqlite:")?;
+        Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
+    }
+
     /// The address, to be passed to the store only.
     pub(crate) fn expose(&self) -> &str {
         &self.0
@@ -267,16 +273,22 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
+    /// The configuration file, if there is one.
+    pub(crate) fn file_path(&self) -> Option<PathBuf> {
+        let of_env = || self.env.get("RINGFENCE_CONFIG").map(PathBuf::from);
+        self.config.clone().or_else(of_env)
+    }
+
     /// Resolves every key.
     ///
     /// # Errors
     /// At the first invalid value.
     pub(crate) fn resolve(&self) -> Result<Config, ConfigError> {
-        let path = self
-            .config
-            .clone()
-            .or_else(|| self.env.get("RINGFENCE_CONFIG").map(PathBuf::from));
-        let file = path.map(|path| File::read(&path)).transpose()?.unwrap_or_default();
+        let file = self
+            .file_path()
+            .map(|path| File::read(&path))
+            .transpose()?
+            .unwrap_or_default();
         let given = Given { sources: self, file };
         let data_dir = given.parse(keys::DATA_DIR, directory)?;
         let data_dir = data_dir.unwrap_or_else(|| PathBuf::from(keys::DATA_DIR.default));

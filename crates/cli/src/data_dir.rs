@@ -16,6 +16,9 @@ use rustix::fs::FlockOperation;
 /// Name of the file whose lock says that a process works on the directory, and whose content says which.
 pub(crate) const LOCK_FILE: &str = "lock";
 
+/// Name of the file that a directory has in place of the lock file while a backup is restored to it.
+pub(crate) const RESTORING: &str = "restore.unfinished";
+
 /// How long a lock may stay held whose owner is gone, or has not written yet who it is. A process between clone and exec
 /// has every descriptor of the one that made it, and keeps the lock for the milliseconds until it executes its program.
 const OWNERLESS: Duration = Duration::from_secs(5);
@@ -99,11 +102,12 @@ impl DataDir {
                     .with_context(|| format!("make the data directory {}", path.display()))?;
             }
             Some(metadata) => {
-                if !metadata.is_dir() {
-                    bail!("the data directory {} is not a directory", path.display());
-                }
-                if metadata.uid() != rustix::process::geteuid().as_raw() {
-                    bail!("the data directory {} belongs to another user", path.display());
+                check_owner(path, &metadata)?;
+                if path.join(RESTORING).exists() {
+                    bail!(
+                        "{} has a restore that was interrupted: remove it, and restore again",
+                        path.display()
+                    );
                 }
                 if !is_ours(path).with_context(|| format!("read the data directory {}", path.display()))? {
                     bail!(
@@ -111,16 +115,23 @@ impl DataDir {
                         path.display()
                     );
                 }
-                if metadata.mode() & 0o077 != 0 {
-                    fs::set_permissions(path, Permissions::from_mode(0o700))
-                        .with_context(|| format!("make the data directory {} private", path.display()))?;
-                }
+                make_private(path, &metadata)?;
             }
         }
         let dir = Self { path: path.to_owned() };
         // The lock file marks the directory as ours from the first moment on.
         dir.open_lock_file()?;
         Ok(dir)
+    }
+
+    /// Makes an empty directory private, which is to become a data directory.
+    ///
+    /// # Errors
+    /// When it belongs to another user, or the system refuses.
+    pub(crate) fn check_empty(path: &Path) -> Result<()> {
+        let metadata = fs::metadata(path).with_context(|| format!("open the data directory {}", path.display()))?;
+        check_owner(path, &metadata)?;
+        make_private(path, &metadata)
     }
 
     /// The directory of an earlier start.
@@ -270,6 +281,24 @@ impl Drop for Lock {
         // A number without a process would only mislead readers of the file.
         let _ = self.file.set_len(0);
     }
+}
+
+fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<()> {
+    if !metadata.is_dir() {
+        bail!("the data directory {} is not a directory", path.display());
+    }
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
+        bail!("the data directory {} belongs to another user", path.display());
+    }
+    Ok(())
+}
+
+fn make_private(path: &Path, metadata: &fs::Metadata) -> Result<()> {
+    if metadata.mode() & 0o077 != 0 {
+        fs::set_permissions(path, Permissions::from_mode(0o700))
+            .with_context(|| format!("make the data directory {} private", path.display()))?;
+    }
+    Ok(())
 }
 
 fn is_ours(path: &Path) -> io::Result<bool> {

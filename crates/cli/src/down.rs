@@ -5,6 +5,7 @@
 //! taken while the lock is still held cannot name another process afterwards.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -44,10 +45,27 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
 }
 
 async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Result<usize> {
-    let node = Node::start(node::NodeSettings {
-        data_dir: dir.path().to_owned(),
+    let node = Node::start(without_sandboxes(dir.path()))
+        .await
+        .context("prepare the host for cleaning up")?;
+    // The host first: a row without a sandbox is removed by the next start, a sandbox without a row could be lost.
+    node.remove_everything().await.context("remove sandboxes")?;
+    let store = open_store(settings).await?;
+    // The rows of this node only: others may share the database.
+    let lease = NodeLease::take(&store, identity, Clock::system())
+        .await
+        .context("take the lease of this node")?;
+    let ended = lease.remove_node().await.context("remove the rows of this node")?;
+    store.close().await;
+    Ok(ended)
+}
+
+/// The settings of a node that starts no sandbox.
+pub(crate) fn without_sandboxes(data_dir: &Path) -> node::NodeSettings {
+    node::NodeSettings {
+        data_dir: data_dir.to_owned(),
         launchers: 1,
-        // What is to be removed may have been started without limits, and nothing new is started here.
+        // What is to be removed may have been started without limits.
         unlimited: true,
         disks_mb: Vec::new(),
         reserve_disks: false,
@@ -61,19 +79,7 @@ async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Re
             ..EgressSettings::default()
         },
         traffic: None,
-    })
-    .await
-    .context("prepare the host for cleaning up")?;
-    // The host first: a row without a sandbox is removed by the next start, a sandbox without a row could be lost.
-    node.remove_everything().await.context("remove sandboxes")?;
-    let store = open_store(settings).await?;
-    // The rows of this node only: others may share the database.
-    let lease = NodeLease::take(&store, identity, Clock::system())
-        .await
-        .context("take the lease of this node")?;
-    let ended = lease.remove_node().await.context("remove the rows of this node")?;
-    store.close().await;
-    Ok(ended)
+    }
 }
 
 /// Locks the data directory, after ending the platform that has it.

@@ -9,6 +9,7 @@
 
 mod accounts;
 mod args;
+mod backup;
 mod bench;
 mod clock;
 mod config;
@@ -119,6 +120,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         | Command::Sandbox(_)
         | Command::Template(_)
         | Command::Gc { .. }
+        | Command::Backup(_)
         | Command::Bench(_) => "warn",
     };
     logging::start(settings, default_level)?;
@@ -169,6 +171,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         Command::Sandbox(command) => sandboxes::run(settings, &command),
         Command::Template(command) => template::run(settings, sources, &command),
         Command::Gc { dry_run, cache, format } => transfer::collect(settings, dry_run, cache, format),
+        Command::Backup(command) => backup::run(settings, sources, &command),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }
 }

@@ -96,6 +96,11 @@ fn seal_key(key: &Key) -> Key {
     derive(key, "ringfence/seal/1")
 }
 
+/// The files of a data directory that may have the master key.
+pub(crate) fn files() -> [String; 2] {
+    [MASTER_FILE.to_owned(), format!("{MASTER_FILE}{NEXT}")]
+}
+
 /// The name under which the objects of a database are known in a bucket. It says nothing about the seed.
 pub(crate) fn blob_owner(token_seed: &Key) -> String {
     hex(&derive(token_seed, "ringfence/blob-owner/1"))

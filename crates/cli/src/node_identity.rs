@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::data_dir::{DataDir, LOCK_FILE, Lock};
 
 /// Name of the file in the data directory.
-const FILE: &str = "node.json";
+pub(crate) const FILE: &str = "node.json";
 
 /// What the file holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +89,17 @@ pub(crate) fn load(dir: &DataDir, _lock: &Lock, has_own_database: bool) -> Resul
         name: host_name(),
         owner: record.owner,
     })
+}
+
+/// The node that a data directory is.
+///
+/// # Errors
+/// When the file cannot be read, or holds something else.
+pub(crate) fn node_of(dir: &DataDir) -> Result<NodeId> {
+    let path = dir.path().join(FILE);
+    let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let record: Record = serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))?;
+    Ok(record.node)
 }
 
 fn new_uuid() -> String {

@@ -207,6 +207,11 @@ impl Layers {
         self.disks.join(format!("{disk}.{RECORD}"))
     }
 
+    /// The record of a disk, below the data directory.
+    pub(crate) fn record_path(disk: &DiskId) -> PathBuf {
+        PathBuf::from(format!("disks/{disk}.{RECORD}"))
+    }
+
     /// Records the file system of a new disk.
     ///
     /// # Errors

@@ -17,6 +17,7 @@
 )]
 
 mod archive;
+pub mod backup;
 pub mod base;
 mod boot_id;
 mod bpf;

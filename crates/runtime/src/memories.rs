@@ -39,6 +39,11 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Its directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The image of its processes.
     pub(crate) fn image(&self) -> PathBuf {
         self.path.join(IMAGE)

@@ -8,7 +8,9 @@
 pub(crate) mod collect;
 pub(crate) mod context;
 pub(crate) mod files;
+mod hold;
 mod log;
+pub(crate) mod lost;
 pub(crate) mod memories;
 mod objects;
 pub(crate) mod recipe;
@@ -96,6 +98,8 @@ pub(crate) struct Builds {
     imports: Mutex<Vec<Pins>>,
     /// Excludes commits while layers are removed.
     removal: Arc<tokio::sync::RwLock<()>>,
+    /// Held by a backup, so that nothing that is stored is removed.
+    backup: Arc<tokio::sync::RwLock<()>>,
     /// The snapshots whose memory is being kept.
     pending_memories: Mutex<HashSet<BuildId>>,
     /// The memory of a snapshot may not be needed any more.
@@ -171,6 +175,7 @@ impl Builds {
             running: Mutex::default(),
             imports: Mutex::default(),
             removal: Arc::default(),
+            backup: Arc::default(),
             pending_memories: Mutex::default(),
             memories_changed: Notify::new(),
             started: Notify::new(),

@@ -6,6 +6,7 @@
 //! a sandbox (no token, no metadata, no environment), so they may be pasted into a ticket.
 
 mod accept;
+mod backup;
 mod context;
 pub(crate) mod metrics;
 mod socket;
@@ -123,6 +124,7 @@ pub(crate) fn router(operator: Operator) -> Router {
         .route("/template", get(templates::read_manifest).post(templates::import))
         .route("/layers/{id}", get(templates::read_layer))
         .route("/collections", post(templates::collect))
+        .route("/backup", post(backup::hold))
         .with_state(operator)
 }
 

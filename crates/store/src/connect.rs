@@ -1,8 +1,6 @@
 //! Opens the connections of a database, with the options of each engine.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +8,7 @@ use std::time::Duration;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::{AnyPool, ConnectOptions, Executor};
 
-use crate::db::{Db, WriteAheadLog};
+use crate::db::{Db, WriteAheadLog, new_file};
 use crate::dialect::Engine;
 use crate::error::{StoreError, classify};
 
@@ -112,8 +110,7 @@ fn options(url: &str) -> Result<AnyConnectOptions, StoreError> {
 
 /// Creates the file if it does not exist, readable by its owner only, and returns its canonical path.
 fn sqlite_file(path: &Path) -> io::Result<PathBuf> {
-    let created: io::Result<File> = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    match created {
+    match new_file(path) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),

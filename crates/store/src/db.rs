@@ -4,8 +4,9 @@
 //! get a busy error because of each other. Readers have their own connections and, thanks to the write-ahead log, never
 //! wait for the writer. PostgreSQL needs no separation: `read` and `write` are the same pool.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -196,6 +197,25 @@ impl Db {
             .map_err(|error| classify(&sqlx::Error::Io(error), "row", WHAT))
     }
 
+    /// Implements [`crate::Store::copy_to`]. One statement, so it sees one moment, and writers go on meanwhile.
+    pub(crate) async fn copy_to(&self, path: &Path) -> Result<bool, StoreError> {
+        const WHAT: &str = "copy the database";
+        if self.engine != Engine::Sqlite {
+            return Ok(false);
+        }
+        let path = path.to_str().ok_or(StoreError::Address {
+            why: "the path of the copy is not UTF-8",
+        })?;
+        // Created here, because SQLite would let others read it. It takes an empty file.
+        new_file(Path::new(path)).map_err(|error| classify(&sqlx::Error::Io(error), "file", WHAT))?;
+        sqlx::query("VACUUM INTO $1")
+            .bind(path.to_owned())
+            .execute(&self.write)
+            .await
+            .map_err(|error| classify(&error, "row", WHAT))?;
+        Ok(true)
+    }
+
     /// Whether the reserve is so low that only keys and the lifecycle of sandboxes may be written.
     pub(crate) fn is_low_on_space(&self) -> bool {
         let reserve = self.log.as_ref().and_then(|log| log.reserve.get());
@@ -238,6 +258,11 @@ impl Db {
         };
         begun.await.map_err(|error: sqlx::Error| classify(&error, "row", what))
     }
+}
+
+/// Creates a file that must not exist, readable by its owner only.
+pub(crate) fn new_file(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 #[cfg(test)]

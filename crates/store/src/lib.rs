@@ -110,6 +110,15 @@ impl Store {
         self.db.reserve_space().await
     }
 
+    /// Writes a copy of the database, as it is at one moment, to a new file. `false` if the database is not a file of
+    /// this host, whose copies are made by its server.
+    ///
+    /// # Errors
+    /// When the file exists or cannot be written, or the database fails.
+    pub async fn copy_to(&self, path: &std::path::Path) -> Result<bool, StoreError> {
+        self.db.copy_to(path).await
+    }
+
     /// Checks that the database responds.
     ///
     /// # Errors

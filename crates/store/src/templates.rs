@@ -79,7 +79,7 @@ const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
       WHERE g.template_id = t.id AND g.tag = 'default' ORDER BY g.created_us DESC, g.seq DESC LIMIT 1) AS build_status, \
      r.id AS r_id, r.cpu_count AS r_cpu_count, r.memory_mb AS r_memory_mb, r.disk_mb AS r_disk_mb, \
      r.agent_version AS r_agent_version, r.created_us AS r_created_us, r.started_us AS r_started_us, \
-     r.finished_us AS r_finished_us, r.node_id AS r_node_id \
+     r.finished_us AS r_finished_us, r.node_id AS r_node_id, r.spec_json AS r_spec_json \
      FROM templates t \
      LEFT JOIN builds r ON r.id = (SELECT b.id FROM template_tags g JOIN builds b ON b.id = g.build_id \
                                    WHERE g.template_id = t.id AND g.tag = 'default' AND b.status = 'ready' \
@@ -140,8 +140,7 @@ impl FromColumns for TemplateOverview {
                 memory_mb: columns.count("r_memory_mb")?,
                 disk_mb: columns.count("r_disk_mb")?,
                 agent_version: columns.text_opt("r_agent_version")?,
-                // Only needed to start a sandbox, and not part of an overview.
-                spec_json: None,
+                spec_json: columns.text_opt("r_spec_json")?,
                 created_us: columns.int("r_created_us")?,
                 started_us: columns.int_opt("r_started_us")?,
                 finished_us: columns.int_opt("r_finished_us")?,

@@ -1,6 +1,7 @@
 //! The error type of the API: what is returned to the client, and what is only logged.
 
 mod fork;
+mod lost;
 mod pause;
 mod snapshot;
 
@@ -10,6 +11,7 @@ use std::time::Duration;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use model::id::InvalidId;
+use protocol::node::NodeError;
 use serde::Serialize;
 use store::error::StoreError;
 use store::tags::TAGS_MAX;
@@ -508,6 +510,7 @@ impl From<CreateError> for ApiError {
             )
             .code("template_unavailable")
             .caused_by(error),
+            CreateError::Node(NodeError::NoLayer(ref layer)) => Self::lost_template(layer).caused_by(error),
             CreateError::Repositories(RepositoryError::Refused(why)) => Self::invalid(format!("resources: {why}")),
             CreateError::Repositories(RepositoryError::TimedOut { limit_s }) => Self::new(
                 StatusCode::REQUEST_TIMEOUT,

@@ -14,6 +14,7 @@ pub(crate) mod tags;
 
 use std::cmp::Reverse;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Path, State};
 use axum::response::Response;
@@ -32,6 +33,7 @@ use super::error::{ApiError, ErrorBody};
 use super::json::json;
 use super::page::{parse_token, with_next};
 use super::query::shape::{PageLimit, Params, Text, query};
+use crate::builds::Builds;
 use crate::clock::rfc3339;
 use crate::templates::TemplateName;
 
@@ -96,7 +98,7 @@ struct Template {
     build_count: i64,
     /// The version of the agent; empty without a finished build.
     envd_version: String,
-    /// The status of the newest build with the tag `default`.
+    /// The status of the newest build with the tag `default`; `error` also if layers of it are no longer on the host.
     build_status: TemplateBuildStatus,
     /// Whether it comes with the platform.
     is_default: bool,
@@ -304,6 +306,23 @@ async fn overviews(
     Ok((found, namespace.unwrap_or_default()))
 }
 
+/// The same, with the status `error` for templates whose layers are gone.
+async fn usable_overviews(
+    builds: &Builds,
+    caller: &Caller,
+    only: Option<&TemplateId>,
+) -> Result<(Vec<TemplateOverview>, String), ApiError> {
+    let (mut found, namespace) = overviews(builds.rows.store(), caller, only).await?;
+    let lost = builds.lost(found.iter().filter_map(|row| row.ready.as_ref())).await;
+    for row in &mut found {
+        let is_lost = row.ready.as_ref().is_some_and(|build| lost.contains_key(&build.id));
+        if is_lost && row.build_status == Some(BuildStatus::Ready) {
+            row.build_status = Some(BuildStatus::Failed);
+        }
+    }
+    Ok((found, namespace))
+}
+
 /// Lists the templates of the team and of the platform, oldest first.
 #[utoipa::path(
     get,
@@ -315,12 +334,12 @@ async fn overviews(
     )
 )]
 pub(crate) async fn list_templates_v1(
-    State(store): State<Store>,
+    State(builds): State<Arc<Builds>>,
     caller: Caller,
     Params(whose): Params<TeamParameter>,
 ) -> Result<Response, ApiError> {
     whose.check(&caller)?;
-    let (found, team) = overviews(&store, &caller, None).await?;
+    let (found, team) = usable_overviews(&builds, &caller, None).await?;
     let all: Vec<Template> = found.into_iter().map(|row| Template::new(row, &team)).collect();
     json(StatusCode::OK, &all)
 }
@@ -339,14 +358,14 @@ pub(crate) async fn list_templates_v1(
     ))
 )]
 pub(crate) async fn list_templates(
-    State(store): State<Store>,
+    State(builds): State<Arc<Builds>>,
     caller: Caller,
     Params(whose): Params<TeamParameter>,
     Params(page): Params<PageParameters>,
 ) -> Result<Response, ApiError> {
     whose.check(&caller)?;
     let after = page.after::<TemplateId>()?;
-    let (mut found, team) = overviews(&store, &caller, None).await?;
+    let (mut found, team) = usable_overviews(&builds, &caller, None).await?;
     let place = |row: &TemplateOverview| (row.template.created_us, row.template.id.clone());
     // Those of the platform come first, because clients take the first that is ready; then the newest.
     let rank = |row: &TemplateOverview| (row.template.team_id.is_some(), Reverse(place(row)));
@@ -372,8 +391,11 @@ pub(crate) async fn list_templates(
     tag = "templates",
     responses((status = 200, description = "The templates", body = Vec<Template>))
 )]
-pub(crate) async fn list_default_templates(State(store): State<Store>, caller: Caller) -> Result<Response, ApiError> {
-    let (found, team) = overviews(&store, &caller, None).await?;
+pub(crate) async fn list_default_templates(
+    State(builds): State<Arc<Builds>>,
+    caller: Caller,
+) -> Result<Response, ApiError> {
+    let (found, team) = usable_overviews(&builds, &caller, None).await?;
     let all: Vec<Template> = found
         .into_iter()
         .filter(|row| row.template.team_id.is_none() && row.ready.is_some())
@@ -407,6 +429,7 @@ pub(crate) async fn list_default_templates(State(store): State<Store>, caller: C
 )]
 pub(crate) async fn get_template(
     State(store): State<Store>,
+    State(builds): State<Arc<Builds>>,
     caller: Caller,
     NamePath(text): NamePath,
     Params(page): Params<PageParameters>,
@@ -414,18 +437,22 @@ pub(crate) async fn get_template(
     let after = page.after()?;
     let after = after.map(|(created_us, id)| BuildCursor { created_us, id });
     let row = find(&text, &caller.team, &store).await?;
-    let (found, team) = overviews(&store, &caller, Some(&row.id)).await?;
+    let (found, team) = usable_overviews(&builds, &caller, Some(&row.id)).await?;
     let Some(overview) = found.into_iter().next() else {
         return Err(ApiError::unknown_template(&text));
     };
-    let mut builds = store.build_list(&row.id, after.as_ref(), page.wanted()).await?;
-    let more = builds.len() > page.len();
-    builds.truncate(page.len());
-    let next = builds.last().filter(|_| more);
+    let mut rows = store.build_list(&row.id, after.as_ref(), page.wanted()).await?;
+    let more = rows.len() > page.len();
+    rows.truncate(page.len());
+    let lost = builds.lost(&rows).await;
+    for build in rows.iter_mut().filter(|build| lost.contains_key(&build.id)) {
+        build.status = BuildStatus::Failed;
+    }
+    let next = rows.last().filter(|_| more);
     let next = next.map(|build| (build.created_us, build.id.clone()));
     let detail = TemplateWithBuilds {
         template: Template::new(overview, &team),
-        builds: builds.into_iter().map(TemplateBuild::new).collect(),
+        builds: rows.into_iter().map(TemplateBuild::new).collect(),
     };
     with_next(json(StatusCode::OK, &detail)?, next, Order::Desc)
 }

@@ -101,6 +101,9 @@ impl Builds {
 
     /// Removes what nothing uses. `before` are the layers that nothing used the last time.
     pub(crate) async fn collect(&self, before: &mut HashSet<LayerId>) -> Result<Collected, StoreError> {
+        let Some(_may_remove) = self.may_remove() else {
+            return Ok(Collected::default());
+        };
         let now_us = self.clock.now_us();
         let ago = |seconds: i64| now_us.saturating_sub(seconds.saturating_mul(SECOND_US));
         let settings = &self.settings;
@@ -168,6 +171,9 @@ impl Builds {
     /// For the operator: removes results of steps and uploaded files that no build has used lately, and returns the number
     /// of each.
     pub(crate) async fn forget_unused(&self) -> Result<(u64, usize), StoreError> {
+        let Some(_may_remove) = self.may_remove() else {
+            return Ok((0, 0));
+        };
         let since_us = self.clock.now_us() - UNUSED_FOR_S * SECOND_US;
         let results = self.rows.layer_cache_purge(since_us, i64::MAX).await?;
         Ok((results, self.files.purge(since_us).await?))
@@ -183,6 +189,9 @@ impl Builds {
         if is_dry {
             return Ok(Ok(unused));
         }
+        let Some(_may_remove) = self.may_remove() else {
+            return Ok(Err("a backup is being made: try again when it has ended".to_owned()));
+        };
         let mut removed = Vec::new();
         for layer in unused {
             match self.node.remove_layer(&layer.id).await {

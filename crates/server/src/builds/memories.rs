@@ -45,6 +45,9 @@ impl Builds {
 
     /// Removes the memory of snapshots that are not there any more.
     pub(super) async fn collect_memories(&self) {
+        let Some(_may_remove) = self.may_remove() else {
+            return;
+        };
         let kept = match self.node.memories().await {
             Ok(kept) => kept,
             Err(error) => {

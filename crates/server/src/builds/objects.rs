@@ -209,6 +209,9 @@ impl Builds {
 
     /// A round, whose failure is only logged.
     pub(super) async fn tidy_objects(&self) {
+        let Some(_may_remove) = self.may_remove() else {
+            return;
+        };
         match self.collect_objects().await {
             Ok(Round { removed: 0, stored: 0 }) => {}
             Ok(Round { removed, stored }) => {

@@ -198,6 +198,26 @@ async fn an_unreachable_database_is_unavailable() {
 }
 
 #[tokio::test]
+async fn a_copy_is_a_database_of_one_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&format!("sqlite:{}/one.db", dir.path().display()))
+        .await
+        .unwrap();
+    team(&store, 1).await;
+    let path = dir.path().join("copy.db");
+    assert!(store.copy_to(&path).await.unwrap());
+    team(&store, 2).await;
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    // Never over another file.
+    assert!(store.copy_to(&path).await.is_err());
+    let copy = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    assert_eq!(copy.team_list().await.unwrap().len(), 1);
+    copy.close().await;
+    assert_eq!(store.team_list().await.unwrap().len(), 2);
+    store.close().await;
+}
+
+#[tokio::test]
 async fn sqlite_files_are_private_and_may_have_any_path() {
     let dir = tempfile::tempdir().unwrap();
     let odd = dir.path().join("a b%20?c#d &é");

@@ -9,7 +9,7 @@ use model::id::BuildId;
 use model::log::Level;
 use serde::Serialize;
 use store::Store;
-use store::builds::{BuildLogQuery, BuildLogRow, BuildRow, BuildStatus};
+use store::builds::{BuildLogQuery, BuildLogRow, BuildReason, BuildRow, BuildStatus};
 use store::records::LogOrder;
 use utoipa::ToSchema;
 
@@ -20,6 +20,7 @@ use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
 use crate::api::query::shape::{EnumParameter, Number, OneOf, Params, query};
 use crate::builds::Builds;
+use crate::builds::lost::lost_layer;
 use crate::clock::{Clock, SECOND_US, rfc3339};
 
 /// Default and maximum number of log entries in a response (API contract).
@@ -191,7 +192,14 @@ pub(crate) async fn get_build_status(
     let _: BuildId = path.build.to_ascii_lowercase().parse()?;
     let template = find_own(&path.template, &caller.team, &store).await?;
     // The status is read before the log, which is complete when the status is final.
-    let build = build_of(&builds, &template.id, &path.build).await?;
+    let mut build = build_of(&builds, &template.id, &path.build).await?;
+    if let Some(layer) = builds.lost([&build]).await.remove(&build.id) {
+        build.status = BuildStatus::Failed;
+        build.reason = Some(BuildReason {
+            message: lost_layer(&layer),
+            step: None,
+        });
+    }
     let query = BuildLogQuery {
         from_us: 0,
         to_us: i64::MAX,

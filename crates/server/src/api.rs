@@ -31,7 +31,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
@@ -47,6 +47,8 @@ use error::{ApiError, ErrorBody};
 use observe::{Observer, Operations};
 use sandboxes::{create, fork, injections, lifetime, list, logs, metrics, network, pause, single, snapshots};
 use state::ApiState;
+
+use crate::health::Health;
 
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
 const ANSWER_BOUND: Duration = Duration::from_secs(70);
@@ -173,11 +175,18 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     security(),
     responses(
         (status = 200, description = "Sandboxes can be created", body = str, content_type = "text/plain"),
-        (status = 503, description = "The platform is starting or stopping", body = ErrorBody),
+        (
+            status = 503,
+            description = "The platform is starting or stopping, or its database does not answer",
+            body = ErrorBody,
+        ),
     )
 )]
-async fn check_health() -> &'static str {
-    "Health check successful"
+async fn check_health(State(health): State<Arc<Health>>) -> Result<&'static str, ApiError> {
+    match health.has_database().await {
+        true => Ok("Health check successful"),
+        false => Err(ApiError::no_database()),
+    }
 }
 
 /// The response while the server starts or drains.

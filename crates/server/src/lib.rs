@@ -21,6 +21,7 @@ mod builds;
 mod chain;
 pub mod clock;
 mod deadlines;
+mod health;
 mod injections;
 pub mod keys;
 mod layers;

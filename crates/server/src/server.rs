@@ -20,6 +20,7 @@ use crate::api::state::{ApiState, SandboxAccess, Services};
 use crate::authentication::Authenticator;
 use crate::builds::{BuildServices, Builds};
 use crate::deadlines::Deadlines;
+use crate::health::Health;
 use crate::injections::Injections;
 use crate::keys::TokenSeed;
 use crate::layers::StoredLayers;
@@ -246,6 +247,7 @@ impl Server {
             metrics: Arc::clone(&metrics),
             mcp: Arc::new(McpService::new(mcp, Arc::clone(&readers))),
             readers,
+            health: Arc::new(Health::new(store.clone())),
         });
         let ingress = Ingress::new(Arc::clone(&node), streams.clone(), abort.clone())
             .limited(connections.into_sandboxes, connections.per_sandbox);

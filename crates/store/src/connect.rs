@@ -11,6 +11,7 @@ use sqlx::{AnyPool, ConnectOptions, Executor};
 use crate::db::{Db, WriteAheadLog, new_file};
 use crate::dialect::Engine;
 use crate::error::{StoreError, classify};
+use crate::postgres::Server;
 
 /// Readers of one SQLite file. Reads take tens of microseconds, so a few serve thousands of requests per second.
 const SQLITE_READERS: u32 = 4;
@@ -49,17 +50,24 @@ pub(crate) async fn connect(url: &str) -> Result<Db, StoreError> {
 }
 
 async fn connect_postgres(url: &str) -> Result<Db, StoreError> {
+    let server = Server::of(url, options(url)?)?;
+    match server.try_connect(ACQUIRE_TIMEOUT).await {
+        // It is being started: the pool tries again.
+        Err(StoreError::Unavailable { source, .. }) if source.has_code() => {}
+        reached => reached?,
+    }
     let pool = AnyPoolOptions::new()
         .max_connections(POSTGRES_CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(options(url)?)
         .await
-        .map_err(|error| classify(&error, "database", "connect to PostgreSQL"))?;
+        .map_err(|error| classify(&error, "database", "connect to PostgreSQL").at(&server.address))?;
     Ok(Db {
         engine: Engine::Postgres,
         read: pool.clone(),
         write: pool,
         log: None,
+        server: Some(Arc::new(server)),
     })
 }
 
@@ -80,6 +88,7 @@ async fn connect_sqlite(path: &str) -> Result<Db, StoreError> {
         read,
         write,
         log: Some(Arc::new(WriteAheadLog::of(&path))),
+        server: None,
     })
 }
 

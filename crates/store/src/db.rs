@@ -9,15 +9,20 @@ use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyConnection, AnyPool, Executor};
 
 use crate::dialect::Engine;
-use crate::error::{StoreError, classify};
+use crate::error::{Failure, StoreError, classify};
+use crate::postgres::Server;
 use crate::reserve::{Reserve, sibling_path};
 use crate::row::{Columns, FromColumns};
+
+/// How long a ping waits, and how long it takes at most to find out why there was no answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A statement with its arguments.
 pub(crate) type Query = sqlx::query::Query<'static, Any, AnyArguments>;
@@ -71,6 +76,8 @@ pub(crate) struct Db {
     pub(crate) write: AnyPool,
     /// The write-ahead log, on SQLite.
     pub(crate) log: Option<Arc<WriteAheadLog>>,
+    /// The server, of PostgreSQL.
+    pub(crate) server: Option<Arc<Server>>,
 }
 
 /// The write-ahead log of a SQLite file.
@@ -120,11 +127,21 @@ impl Db {
 
     pub(crate) async fn ping(&self) -> Result<(), StoreError> {
         const WHAT: &str = "ping";
-        sqlx::query("SELECT 1")
-            .fetch_all(&self.read)
-            .await
-            .map_err(|error| classify(&error, "row", WHAT))?;
-        Ok(())
+        let query = sqlx::query("SELECT 1").fetch_all(&self.read);
+        let answered = tokio::time::timeout(PING_TIMEOUT, query).await;
+        let error = match answered {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => classify(&error, "row", WHAT),
+            Err(_) => StoreError::Unavailable {
+                what: WHAT,
+                source: Failure::new("no answer in time"),
+            },
+        };
+        match &self.server {
+            // The pool only tells that it has waited. All connections may be busy, too.
+            Some(server) => server.try_connect(PING_TIMEOUT).await,
+            None => Err(error),
+        }
     }
 
     pub(crate) async fn read_all<T: FromColumns>(

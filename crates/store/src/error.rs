@@ -84,7 +84,23 @@ pub struct Failure {
     message: String,
 }
 
+impl StoreError {
+    /// Names the server in the reason.
+    pub(crate) fn at(mut self, address: &str) -> Self {
+        if let Self::Unavailable { source, .. } | Self::Full { source, .. } | Self::Database { source, .. } = &mut self
+        {
+            source.message = format!("{address}: {}", source.message);
+        }
+        self
+    }
+}
+
 impl Failure {
+    /// Whether the server has answered with it.
+    pub(crate) fn has_code(&self) -> bool {
+        self.code.is_some()
+    }
+
     /// A reason that does not come from the driver.
     pub(crate) fn new(message: &str) -> Self {
         Self {
@@ -141,6 +157,7 @@ fn failure(error: &sqlx::Error) -> Failure {
             code: database.code().map(|code| code.into_owned()),
             message: database.message().to_owned(),
         },
+        sqlx::Error::Io(error) => Failure::new(&error.to_string()),
         other => Failure {
             code: None,
             message: other.to_string(),

@@ -28,6 +28,7 @@ mod connect;
 mod db;
 mod dialect;
 mod migrations;
+mod postgres;
 mod reserve;
 mod row;
 mod slug;

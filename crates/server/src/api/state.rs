@@ -12,6 +12,7 @@ use crate::admission::AdmissionControl;
 use crate::authentication::Authenticator;
 use crate::builds::Builds;
 use crate::clock::Clock;
+use crate::health::Health;
 use crate::injections::Injections;
 use crate::keys::TokenSeed;
 use crate::mcp::McpService;
@@ -76,6 +77,7 @@ services! {
     metrics: Arc<Metrics>,
     mcp: Arc<McpService>,
     readers: Arc<Readers>,
+    health: Arc<Health>,
 }
 
 /// How clients reach sandboxes.

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::database::Database;
 use crate::nodes::lease_request;
+use crate::postgres::Server;
 use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
 
 pub(crate) async fn many_open_a_new_database_at_the_same_time(db: Database) {
@@ -240,4 +241,39 @@ async fn sqlite_files_are_private_and_may_have_any_path() {
     store.close().await;
     // Closing moves the log into the database file.
     assert_eq!(fs::read_dir(&odd).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_named_without_the_password() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let error = Store::open(&format!("postgres://user:hunter2@{closed}/db"))
+        .await
+        .unwrap_err();
+    let StoreError::Unavailable { source, .. } = &error else {
+        panic!("{error:?}");
+    };
+    let why = source.to_string();
+    assert!(
+        why.contains(&closed.to_string()) && why.contains("refused") && !why.contains("hunter2"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn a_ping_says_where_the_server_was() {
+    let mut server = Server::start();
+    let store = Store::open(&server.url("postgres")).await.unwrap();
+    store.ping().await.unwrap();
+    server.stop();
+    let error = store.ping().await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Unavailable { source, .. } if source.to_string().contains(".s.PGSQL.")),
+        "{error:?}"
+    );
+    server.start_again();
+    store.ping().await.unwrap();
+    store.close().await;
 }

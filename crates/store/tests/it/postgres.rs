@@ -48,40 +48,27 @@ impl Server {
             "initdb: {}",
             String::from_utf8_lossy(&made.stderr)
         );
-        let mut child = as_user(user, &bin.join("postgres"), dir.path())
-            .arg("-D")
-            .arg(&data)
-            .args([
-                "-c",
-                "listen_addresses=",
-                "-c",
-                "fsync=off",
-                "-c",
-                "full_page_writes=off",
-                "-c",
-            ])
-            .arg(format!("unix_socket_directories={}", dir.path().display()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        // From here on, dropping ends the server in every case.
-        let mut server = Self { child, log: None, dir };
-        let mut output = Vec::new();
-        loop {
-            let Some(Ok(line)) = lines.next() else {
-                panic!("PostgreSQL did not start: {output:#?}");
-            };
-            if line.contains("ready to accept connections") {
-                break;
-            }
-            output.push(line);
+        let (child, log) = launch(dir.path());
+        Self { child, log, dir }
+    }
+
+    /// Stops it, as a crash would.
+    pub(crate) fn stop(&mut self) {
+        // SIGQUIT ends a server immediately and, unlike SIGKILL, releases its shared memory.
+        let sent = kill_process(Pid::from_child(&self.child), Signal::QUIT);
+        let ended = self.child.wait();
+        if let Some(log) = self.log.take() {
+            let _ = log.join();
         }
-        // The pipe must be read, or the server blocks once it is full.
-        server.log = Some(std::thread::spawn(move || lines.for_each(drop)));
-        server
+        if !std::thread::panicking() {
+            sent.unwrap();
+            ended.unwrap();
+        }
+    }
+
+    /// Starts it again after [`Self::stop`].
+    pub(crate) fn start_again(&mut self) {
+        (self.child, self.log) = launch(self.dir.path());
     }
 
     /// The address of a database of this server.
@@ -95,17 +82,47 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SIGQUIT ends a server immediately and, unlike SIGKILL, releases its shared memory.
-        let sent = kill_process(Pid::from_child(&self.child), Signal::QUIT);
-        let ended = self.child.wait();
-        if let Some(log) = self.log.take() {
-            let _ = log.join();
-        }
-        if !std::thread::panicking() {
-            sent.unwrap();
-            ended.unwrap();
-        }
+        self.stop();
     }
+}
+
+/// Starts a server on its data and waits until it accepts connections.
+fn launch(dir: &Path) -> (Child, Option<JoinHandle<()>>) {
+    let bin = binary_directory().unwrap();
+    let mut child = as_user(unprivileged_user(), &bin.join("postgres"), dir)
+        .arg("-D")
+        .arg(dir.join("data"))
+        .args([
+            "-c",
+            "listen_addresses=",
+            "-c",
+            "fsync=off",
+            "-c",
+            "full_page_writes=off",
+            "-c",
+        ])
+        .arg(format!("unix_socket_directories={}", dir.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut output = Vec::new();
+    loop {
+        let Some(Ok(line)) = lines.next() else {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("PostgreSQL did not start: {output:#?}");
+        };
+        if line.contains("ready to accept connections") {
+            break;
+        }
+        output.push(line);
+    }
+    // The pipe must be read, or the server blocks once it is full.
+    let log = std::thread::spawn(move || lines.for_each(drop));
+    (child, Some(log))
 }
 
 /// The directory with `initdb` and `postgres`: Debian's newest, else one on the path.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -101,4 +102,44 @@ fn two_platforms_on_one_database_keep_out_of_each_others_way() {
     let (_, list) = ask(&one, &key, "GET", "/v2/sandboxes", "");
     assert_eq!(list, "[]");
     drop(one);
+}
+
+#[test]
+fn health_follows_the_database() {
+    if cannot_run() {
+        return;
+    }
+    let mut server = Server::start();
+    let place = TestDir::on(server.url("postgres"));
+    let config = place.file("ringfence.toml", "[sandbox]\ndisk_mb = 256\n");
+    let up = Up::start(
+        &place,
+        &["--listen", "127.0.0.1:0", "--config", config.to_str().unwrap()],
+    );
+    let key = credential(&place, "E2B_API_KEY");
+    let health = || ask(&up, &key, "GET", "/health", "");
+    let becomes = |status: u16| {
+        // The last answer counts for a moment.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let (found, body) = health();
+            if found == status {
+                return body;
+            }
+            assert!(Instant::now() < deadline, "{found}: {body}");
+        }
+    };
+    assert_eq!(health().0, 200);
+    server.stop();
+    assert!(becomes(503).contains("the database of the platform does not answer"));
+    assert!(up.log().contains(".s.PGSQL."), "{}", up.log());
+    server.start_again();
+    becomes(200);
+    create(&up, &key);
+    drop(up);
+    // A start says at once what it cannot reach.
+    server.stop();
+    let refused = place.run(&["key", "list"]).expect(1);
+    refused.complains_of(&["database_url", ".s.PGSQL."]);
+    server.start_again();
 }

@@ -73,6 +73,12 @@ def test_the_list_shows_which_sandbox_uses_the_host(
         until(lambda order=order: is_first(order), f"the hog is first by {order}", within_s=30)
     shown = platform.run("sandbox", "show", neighbour.sandbox_id)
     assert shown.returncode == 0 and neighbour.sandbox_id in shown.stdout and "cpu used" in shown.stdout
+    # What it used when it ran is not what it uses while it is paused.
+    assert neighbour.pause() is True
+    entry = entry_of(platform, neighbour.sandbox_id)
+    assert (entry["state"], entry["usage"]) == ("paused", None)
+    (row,) = [line for line in platform.run("sandbox", "list").stdout.splitlines() if neighbour.sandbox_id in line]
+    assert row.split()[3:7] == ["paused", "-", "-", "-"], row
 
 
 def test_a_sandbox_of_any_team_is_killed_and_its_log_says_by_whom(platform: Platform, foreign: Sandbox) -> None:

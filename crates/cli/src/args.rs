@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::config::LogFormat;
 use crate::config::keys::{self, Key};
 use crate::output::Format;
 
@@ -533,6 +534,16 @@ pub(crate) enum SandboxOrder {
 }
 
 impl Cli {
+    /// The format of the log, where the configuration says `configured`. That is the format of the service: people read
+    /// what other commands print, unless the flag says otherwise.
+    pub(crate) fn log_format(&self, configured: LogFormat) -> LogFormat {
+        match self.command {
+            Command::Up(_) => configured,
+            _ if self.common.log_format.is_some() => configured,
+            _ => LogFormat::Text,
+        }
+    }
+
     /// The flags that are configuration keys.
     pub(crate) fn flags(&self) -> Vec<(&'static Key, String)> {
         let mut flags = vec![

@@ -15,6 +15,7 @@ pub(crate) mod keys;
 mod mcp;
 mod pool;
 mod repositories;
+mod suggest;
 mod values;
 
 #[cfg(test)]
@@ -35,6 +36,8 @@ use server::settings::{
 
 use self::blobs::BlobConfig;
 use self::keys::{Key, Kind};
+pub(crate) use self::suggest::similar_variable;
+use self::suggest::{similar, unquoted};
 use self::values::{
     boolean, database, directory, disk_reserve, domain, file, integer, limit, listen, log_format, log_level, networks,
 };
@@ -395,16 +398,18 @@ impl File {
     fn parse(path: String, text: &str) -> Result<Self, ConfigError> {
         let table: toml::Table = toml::from_str(text).map_err(|error| {
             // Only the message and the line: the parser would quote the line, and it may hold a password.
-            let line = error.span().map(|span| {
-                let before = text.as_bytes().iter().take(span.start);
-                before.filter(|byte| **byte == b'\n').count() + 1
-            });
+            let why = match error.span() {
+                None => error.message().to_owned(),
+                Some(span) => {
+                    let before = text.as_bytes().iter().take(span.start);
+                    let line = before.filter(|byte| **byte == b'\n').count() + 1;
+                    let why = unquoted(text, line).unwrap_or_else(|| error.message().to_owned());
+                    format!("line {line}: {why}")
+                }
+            };
             ConfigError::File {
                 file: path.clone(),
-                why: match line {
-                    Some(line) => format!("line {line}: {}", error.message()),
-                    None => error.message().to_owned(),
-                },
+                why,
             }
         })?;
         let mut file = Self {
@@ -481,18 +486,6 @@ fn scalar(kind: Kind, value: &toml::Value) -> Option<String> {
         (Kind::Hosts, table @ toml::Value::Table(_)) => egress::hosts_text(table),
         _ => None,
     }
-}
-
-/// A known key with the same last word, or one that begins with or contains the word.
-fn similar(name: &str) -> Option<&'static str> {
-    let last = name.rsplit('.').next().unwrap_or(name).replace('-', "_");
-    let word = |key: &Key| key.name.rsplit('.').next().unwrap_or(key.name);
-    let key = keys::ALL.iter().copied();
-    key.clone()
-        .find(|key| word(key) == last)
-        .or_else(|| key.clone().find(|key| last.len() > 2 && word(key).contains(&last)))
-        .or_else(|| key.clone().find(|key| last.contains(word(key))))
-        .map(|key| key.name)
 }
 
 /// All sources together.

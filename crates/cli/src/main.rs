@@ -83,7 +83,10 @@ fn operator() -> ExitCode {
     runtime::environment::forget(master_key::MASTER_ENV);
     runtime::environment::forget(config::blobs::KEY_ENV);
     let settings = match sources.resolve() {
-        Ok(settings) => settings,
+        Ok(settings) => Config {
+            log_format: cli.log_format(settings.log_format),
+            ..settings
+        },
         Err(error) => {
             output::error(&error.into());
             return ExitCode::from(USAGE);
@@ -92,7 +95,8 @@ fn operator() -> ExitCode {
     match run(cli.command, &settings, &sources) {
         Ok(code) => code,
         Err(error) => {
-            // With JSON logs, the reader of stderr parses it: the last line must be an object too.
+            // With JSON logs, the reader of stderr parses it: the last line must be an object too. Other commands than
+            // `up` have them only if their flag says so.
             if settings.log_format == LogFormat::Json && tracing::dispatcher::has_been_set() {
                 tracing::error!("{error:#}");
             } else {
@@ -125,7 +129,11 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
     };
     logging::start(settings, default_level)?;
     for name in &settings.unknown_env {
-        tracing::warn!("unknown environment variable {name}: ignored");
+        let meant = config::similar_variable(name);
+        let meant = meant
+            .map(|meant| format!("; did you mean {meant}?"))
+            .unwrap_or_default();
+        tracing::warn!("unknown environment variable {name}: ignored{meant}");
     }
     match command {
         Command::Up(_) => up::run(settings),

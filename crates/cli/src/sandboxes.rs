@@ -82,7 +82,14 @@ fn sort(sandboxes: &mut [OperatorSandbox], order: SandboxOrder) {
         SandboxOrder::Memory => {
             sandboxes.sort_by(by(|usage| (usage.memory_used_bytes + usage.memory_cache_bytes) as f64))
         }
-        SandboxOrder::Disk => sandboxes.sort_by(by(|usage| usage.disk_used_bytes as f64)),
+        SandboxOrder::Disk => {
+            let of = |sandbox: &OperatorSandbox| {
+                let used = sandbox.usage.as_ref().map(|usage| usage.disk_used_bytes);
+                // Those without either come last.
+                sandbox.kept_bytes.or(used).map_or(-1.0, |bytes| bytes as f64)
+            };
+            sandboxes.sort_by(|a, b| of(b).total_cmp(&of(a)));
+        }
     }
 }
 
@@ -96,7 +103,11 @@ fn row(sandbox: &OperatorSandbox) -> Vec<String> {
         used(|usage| format!("{:.0}%", usage.cpu_percent)),
         used(|usage| mib(usage.memory_used_bytes)),
         used(|usage| mib(usage.memory_cache_bytes)),
-        used(|usage| mib(usage.disk_used_bytes)),
+        match sandbox.kept_bytes {
+            // What it takes of the host's disk is all that it uses.
+            Some(bytes) => mib(bytes),
+            None => used(|usage| mib(usage.disk_used_bytes)),
+        },
         sandbox.started_at.clone(),
         sandbox.end_at.clone(),
     ]

@@ -78,7 +78,7 @@ pub struct OperatorSandbox {
     /// Why it could not be resumed the last time, while it is paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_error: Option<String>,
-    /// The latest sample of its usage, if there is one.
+    /// The latest sample of its usage, if there is one and it is not paused.
     pub usage: Option<OperatorUsage>,
 }
 
@@ -300,7 +300,8 @@ async fn show(
             .filter(|_| is_paused)
             .and_then(|bytes| u64::try_from(bytes).ok()),
         resume_error: row.resume_error.filter(|_| is_paused),
-        usage: latest.as_ref().map(usage),
+        // Of when it ran, otherwise.
+        usage: latest.as_ref().filter(|_| !is_paused).map(usage),
     })
 }
 

@@ -306,6 +306,28 @@ fn errors_name_the_key_and_where_the_value_came_from() {
         ("memory_mb = 5", ["memory_mb", "did you mean sandbox.memory_mb?"]),
         ("sandbox = 5", ["unknown key", "sandbox"]),
         ("a = 1\na = 2", ["configuration file", "line 2"]),
+        ("listn = \"a:1\"", ["unknown key listn", "did you mean listen?"]),
+        (
+            "[pause]\ncrui = \"/c\"",
+            ["unknown key pause.crui", "did you mean pause.criu?"],
+        ),
+        (
+            "[limits]\nsandbox = 5",
+            ["unknown key limits.sandbox", "did you mean limits.sandboxes?"],
+        ),
+        (
+            "\nlisten = 127.0.0.1:3000",
+            ["line 2", "the value of listen must be in quotes: listen = \"…\""],
+        ),
+        (
+            "domain = example.com",
+            ["line 1", "the value of domain must be in quotes"],
+        ),
+        (
+            "[sandbox]\nmemory_mb = two",
+            ["line 2", "sandbox.memory_mb must be an integer"],
+        ),
+        ("base_template = yes", ["line 1", "base_template must be true or false"]),
         (
             "[limits]\nrequests_per_second = 1000001",
             ["limits.requests_per_second", "between 0 and 1000000"],

@@ -109,3 +109,16 @@ fn a_variable_that_means_nothing_is_warned_of() {
         "{event}"
     );
 }
+
+#[test]
+fn people_read_the_errors_of_commands_where_the_service_logs_json() {
+    let place = TestDir::new();
+    let file = place.file("ringfence.toml", "log_format = \"json\"\n");
+    let of_flag = ["--log-format", "json"];
+    for (flags, begins) in [(&[][..], "ringfence: "), (&of_flag[..], "{")] {
+        let mut arguments = vec!["key", "revoke", "unknown", "--config", file.to_str().unwrap()];
+        arguments.extend(flags);
+        let ran = place.run(&arguments).expect(1);
+        assert!(ran.stderr.starts_with(begins), "{ran:?}");
+    }
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,10 +165,13 @@ def test_each_has_an_identity_of_its_own(forking: Platform, box: Sandbox) -> Non
         for detail in details:
             assert detail["metadata"] == {"of": "the parent"} and detail["templateID"] == details[0]["templateID"]
             assert detail["state"] == "running"
-        inside = "echo $E2B_SANDBOX_ID $OWN $(cat /run/e2b/.E2B_SANDBOX_ID)"
+        inside = "echo $E2B_SANDBOX_ID $OWN $(cat /run/e2b/.E2B_SANDBOX_ID); cat /run/ringfence/sandbox.json"
         for one in everyone:
-            want = f"{one.sandbox_id} value {one.sandbox_id}\n"
-            assert one.commands.run(inside).stdout == want
+            variables, given = one.commands.run(inside).stdout.splitlines()
+            assert variables == f"{one.sandbox_id} value {one.sandbox_id}"
+            # What programs read that go on with their environment.
+            want = {"sandboxID": one.sandbox_id, "templateID": details[0]["templateID"], "envVars": {"OWN": "value"}}
+            assert json.loads(given) == {**want, "metadata": {"of": "the parent"}}
         # The random numbers of the kernel are not copied.
         random = "head -c 16 /dev/urandom | base64; cat /proc/sys/kernel/random/uuid"
         assert len({one.commands.run(random).stdout for one in everyone}) == 3

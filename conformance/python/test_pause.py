@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import threading
 import time
@@ -298,6 +299,8 @@ def test_files_alone_are_kept(platform: Platform) -> None:
             )
             run("sha256sum -c /var/tmp/sum")
             assert box.commands.run("echo $STAGE[$EMPTY]; pgrep -c sh || true").stdout.startswith("test[]\n")
+            given = json.loads(box.files.read("/run/ringfence/sandbox.json"))
+            assert (given["envVars"], given["metadata"]) == ({"STAGE": "test", "EMPTY": ""}, {"for": "disk"})
             assert (box.commands.run("hostname").stdout, box.get_info().name) == (agent, name)
             assert box.get_info().metadata == {"for": "disk"}
             # None of its processes is left, and new ones start as in any other.

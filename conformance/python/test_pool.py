@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -141,6 +142,79 @@ def test_a_server_of_a_template_answers_when_create_returns(pooling: Platform) -
     headers = {"X-API-Key": pooling.credentials()["E2B_API_KEY"]}
     assert httpx.delete(f"{pooling.url}/templates/{name}", headers=headers).status_code == 204
     until(lambda: ready() == [], "none of a deleted template is kept", 90)
+
+
+# A server that is asked for what the create request gave, after it was started: a file, and for clients of the code
+# interpreter the token with which it asks the agent.
+ASKED = """
+import http.server, json, os, urllib.request
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        with open("/run/ringfence/sandbox.json") as file:
+            given = json.load(file)
+        token = self.headers.get("X-Access-Token")
+        asked = urllib.request.Request("http://localhost:49983/envs", headers={"X-Access-Token": token or ""})
+        try:
+            given["agent"] = json.load(urllib.request.urlopen(asked)).get("KEY")
+        except urllib.error.HTTPError as error:
+            given["agent"] = error.code
+        body = json.dumps(given).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer(("", int(os.sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def test_a_server_learns_what_the_request_gave(pooling: Platform, tmp_path: Path) -> None:
+    """Whether it was started for the request or before it; who may know it; and nothing of one sandbox is in another."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    (tmp_path / "asked.py").write_text(ASKED)
+    template = (
+        Template(file_context_path=tmp_path)
+        .from_template("base")
+        .copy("asked.py", "/home/user/asked.py")
+        .set_start_cmd(
+            "python3 asked.py 49999 & python3 asked.py 8000",
+            "(echo > /dev/tcp/localhost/49999) && (echo > /dev/tcp/localhost/8000)",
+        )
+    )
+    Template.build(template, name)
+    domain = pooling.credentials()["E2B_DOMAIN"]
+
+    def asked(box: Sandbox, port: int, token: str | None) -> dict[str, Any]:
+        headers = {"Host": f"{port}-{box.sandbox_id}.{domain}", **({"X-Access-Token": token} if token else {})}
+        answer = httpx.get(pooling.url, headers=headers, timeout=30)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    boxes = []
+    for number, stage in enumerate(("start-command;", "claim;", "claim;")):
+        if number:
+            until(lambda: any(item["template"] == boxes[0].get_info().template_id for item in pooled(pooling)), "one is ready")
+        given = {"envVars": {"KEY": f"secret {number}"}, "metadata": {"n": str(number)}}
+        made, stages = create(pooling, name, secure=True, **given, timeout=120)
+        assert stage in stages, stages
+        boxes.append(Sandbox.connect(made["sandboxID"]))
+        want = {"sandboxID": made["sandboxID"], "templateID": made["templateID"], **given}
+        own = boxes[-1]._envd_access_token
+        # Its own token reaches the code interpreter, and no other server.
+        assert asked(boxes[-1], 49999, own) == {**want, "agent": f"secret {number}"}
+        for port, token in ((49999, None), (8000, own), (49999, boxes[0]._envd_access_token if number else "0" * 64)):
+            assert asked(boxes[-1], port, token) == {**want, "agent": 401}
+        # The user whose environment it is, and root; nobody else.
+        read = "cat /run/ringfence/sandbox.json"
+        assert json.loads(boxes[-1].commands.run(read).stdout) == want
+        assert json.loads(boxes[-1].commands.run(read, user="root").stdout) == want
+        assert "Permission denied" in boxes[-1].commands.run(f"{read} 2>&1 || true", user="nobody", cwd="/").stdout
+    # What was in one is not in what is made of its files.
+    snapshot = boxes[1].create_snapshot()
+    child = Sandbox.create(snapshot.snapshot_id, timeout=60)
+    assert child.commands.run("cat /run/ringfence/sandbox.json").stdout.count("secret") == 0
+    for box in (child, *boxes):
+        assert box.kill()
+    Sandbox.delete_snapshot(snapshot.snapshot_id)
 
 
 def test_a_restart_keeps_claimed_sandboxes_alone(pooling: Platform) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,9 @@ def test_two_go_on_by_themselves(keeping: Platform, box: Sandbox, made: list[str
         assert details[1].template_id == details[2].template_id == snapshot.split(":")[0]
         told = [one.commands.run("echo $OWN $E2B_SANDBOX_ID $(cat /run/e2b/.E2B_SANDBOX_ID)").stdout.strip() for one in everyone]
         assert told == [f"{own} {one.sandbox_id} {one.sandbox_id}" for own, one in zip(("of the parent", "a", "b"), everyone, strict=True)]
+        given = [json.loads(one.commands.run("cat /run/ringfence/sandbox.json").stdout) for one in everyone]
+        assert [one["envVars"]["OWN"] for one in given] == ["of the parent", "a", "b"]
+        assert [one["metadata"]["of"] for one in given] == ["the parent", "a", "b"]
         assert len({one.commands.run("head -c 16 /dev/urandom | base64").stdout for one in everyone}) == 3
         boots = [boot_id(one) for one in everyone]
         assert len(set(boots)) == 3

@@ -12,6 +12,7 @@ mod attributes;
 mod caller;
 mod clock;
 mod directories;
+mod given;
 mod gzip;
 mod paths;
 mod quiet;

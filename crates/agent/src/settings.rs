@@ -18,6 +18,8 @@ pub(crate) struct AgentSettings {
     user_env: BTreeMap<String, String>,
     sandbox_id: Option<String>,
     template_id: Option<String>,
+    /// None while the sandbox has no owner.
+    metadata: Option<BTreeMap<String, String>>,
     pub(crate) default_user: String,
     pub(crate) default_workdir: Option<String>,
     /// Processors that the sandbox may use, if that is limited.
@@ -39,6 +41,7 @@ impl Default for AgentSettings {
             user_env: BTreeMap::new(),
             sandbox_id: None,
             template_id: None,
+            metadata: None,
             default_user: "root".to_owned(),
             default_workdir: None,
             cpu_count: None,
@@ -81,6 +84,9 @@ impl AgentSettings {
         self.memory_mb = init.memory_mb.filter(|memory| *memory > 0).or(self.memory_mb);
         if let Some(env) = init.env_vars {
             self.user_env = env;
+        }
+        if init.metadata.is_some() {
+            self.metadata = init.metadata;
         }
         for (field, value) in [
             (&mut self.sandbox_id, init.sandbox_id),
@@ -149,6 +155,18 @@ impl AgentSettings {
             }
         }
         env
+    }
+
+    /// What the request for the sandbox gave, as JSON with the names of the API; none while it has no owner.
+    pub(crate) fn given(&self) -> Option<Vec<u8>> {
+        let metadata = self.metadata.as_ref()?;
+        let given = serde_json::json!({
+            "envVars": self.user_env,
+            "metadata": metadata,
+            "sandboxID": self.sandbox_id,
+            "templateID": self.template_id,
+        });
+        Some(format!("{given}\n").into_bytes())
     }
 
     /// Names and contents of the files in `/run/e2b` by which programs recognise the sandbox.

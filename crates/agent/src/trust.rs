@@ -15,7 +15,7 @@
 //!
 //! Only the certificate ever comes here. Its private key stays with the gateway.
 
-mod files;
+pub(crate) mod files;
 mod java;
 mod pem;
 

@@ -61,6 +61,11 @@ pub mod quiet {
     /// It was done.
     pub const DONE: &[u8] = b"done";
 }
+/// Where programs in a sandbox read what the request gave that they cannot have in their environment, because they may have
+/// been started before it: relative to the root of the file system. It is there before the request is answered.
+pub const SANDBOX_FILE: &str = "run/ringfence/sandbox.json";
+/// The name of a file until it is complete, in the same directory.
+pub const UNFINISHED_FILE: &str = ".ringfence-ca.tmp";
 /// File descriptor of the control connection that the agent inherits.
 pub const BOOT_FD: i32 = 3;
 /// File descriptor of the agent's (and, in the spawner, of the spawner's) end of the spawner socket pair.
@@ -98,6 +103,9 @@ pub struct Init {
     /// Directory that an empty path refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_workdir: Option<String>,
+    /// Metadata of the sandbox. Absent for one that has no owner yet, or never gets one: it has no [`SANDBOX_FILE`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<BTreeMap<String, String>>,
     /// Id of the sandbox; becomes `E2B_SANDBOX_ID`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_id: Option<String>,

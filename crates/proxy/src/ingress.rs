@@ -69,7 +69,7 @@ const GUEST_BUFFER_BYTES: usize = 128 * 1024;
 pub struct Access {
     /// The token required for every port except that of the agent; none when the sandbox is public.
     pub traffic_token: Option<SecretString>,
-    /// The token of its agent, which must not be forwarded to other programs inside.
+    /// The token of its agent, which must not be forwarded to other programs inside, except for the code interpreter.
     pub access_token: Option<SecretString>,
     /// The host that requests have inside, except for the agent's port; none for the host of the client.
     pub mask_host: Option<HostMask>,

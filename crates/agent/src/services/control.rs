@@ -17,6 +17,7 @@ use protocol::agent::{Init, VERSION, VERSION_HEADER};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
+use crate::given;
 use crate::settings::AgentSettings;
 use crate::transport::http::{self as answers, Body};
 use crate::transport::messages::MessageMemory;
@@ -99,6 +100,12 @@ impl Control {
         if let Some(trust) = trust {
             settings.trust(trust);
         }
+        // Before the certificate is installed in the background, which uses the same name for what is not complete.
+        // A sandbox whose disk is full, or whose root has put something else there, works all the same.
+        let _ = match settings.given() {
+            Some(given) => given::publish(Path::new("/"), &given, &settings.default_user),
+            None => given::withdraw(Path::new("/")),
+        };
         if let Some(bundle) = later {
             let (done, installed) = watch::channel(());
             settings.defer_trust(installed);

@@ -9,7 +9,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use protocol::agent::UNFINISHED_FILE;
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 /// The most that is read of a file. The bundles of distributions have about 250 KiB.
@@ -17,11 +18,11 @@ const LIMIT: u64 = 4 * 1024 * 1024;
 /// How often a path is looked up that others keep changing.
 const ATTEMPTS: usize = 64;
 /// Name of a file until it is complete. One is enough, because there is one writer.
-const UNFINISHED: &str = ".ringfence-ca.tmp";
+const UNFINISHED: &str = UNFINISHED_FILE;
 
 /// Opens the directory of a path below `root`, and returns the last name in it. With `make`, missing directories are
 /// made.
-pub(super) fn parent<'a>(root: &OwnedFd, path: &'a str, make: bool) -> io::Result<(OwnedFd, &'a str)> {
+pub(crate) fn parent<'a>(root: &OwnedFd, path: &'a str, make: bool) -> io::Result<(OwnedFd, &'a str)> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut names = path.split('/');
     let last = names.next_back().unwrap_or_default();
@@ -48,7 +49,7 @@ const READ: OFlags = OFlags::RDONLY
     .union(OFlags::NOCTTY);
 
 /// A file's content and its permission bits.
-pub(super) fn read(root: &OwnedFd, path: &str) -> io::Result<(Vec<u8>, Mode)> {
+pub(crate) fn read(root: &OwnedFd, path: &str) -> io::Result<(Vec<u8>, Mode)> {
     let (directory, name) = parent(root, path, false)?;
     read_open(rustix::fs::openat(
         directory,
@@ -87,6 +88,16 @@ fn read_open(file: OwnedFd) -> io::Result<(Vec<u8>, Mode)> {
 /// Makes this the content of the file of that name: at once, or not at all. Whatever had the name before is replaced,
 /// and not written to.
 pub(super) fn replace(directory: &OwnedFd, name: &str, content: &[u8], mode: Mode) -> io::Result<()> {
+    replace_for(directory, name, content, (mode, None))
+}
+
+/// As [`replace`], with a file of that user and group if it is to be theirs, from its first byte on.
+pub(crate) fn replace_for(
+    directory: &OwnedFd,
+    name: &str,
+    content: &[u8],
+    (mode, owner): (Mode, Option<(Uid, Gid)>),
+) -> io::Result<()> {
     // What is there was left by one that was interrupted, or put there to be followed.
     match rustix::fs::unlinkat(directory, UNFINISHED, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
@@ -99,8 +110,13 @@ pub(super) fn replace(directory: &OwnedFd, name: &str, content: &[u8], mode: Mod
         flags,
         Mode::RUSR | Mode::WUSR,
     )?);
-    let written = file
-        .write_all(content)
+    let owned = match owner {
+        Some((user, group)) => rustix::fs::fchown(&file, Some(user), Some(group)),
+        None => Ok(()),
+    };
+    let written = owned
+        .map_err(io::Error::from)
+        .and_then(|()| file.write_all(content))
         .and_then(|()| Ok(rustix::fs::fchmod(&file, mode)?))
         .and_then(|()| Ok(rustix::fs::renameat(directory, UNFINISHED, directory, name)?));
     if written.is_err() {

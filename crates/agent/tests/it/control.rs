@@ -1,5 +1,9 @@
 //! The host's side: `/init`, and who may use it.
 
+use protocol::connect::Codec;
+use protocol::process::{ProcessConfig, StartRequest};
+
+use crate::client::{Client, Rest};
 use crate::sandbox::Sandbox;
 use crate::sys;
 
@@ -47,6 +51,62 @@ async fn init_sets_everything_up() {
     assert_eq!(boot.post("/init", r#"{"accessToken":"t"}"#).await.status, 204);
     assert_eq!(boot.get("/envs").await.status, 200);
     assert_eq!(client.get("/envs").await.status, 401);
+}
+
+#[tokio::test]
+async fn what_a_request_gave_is_in_a_file_of_the_user() {
+    let Some(mut sandbox) = Sandbox::start() else { return };
+    let mut boot = sandbox.boot().await;
+    // Kept ready: it has an id, and no owner.
+    set(
+        &mut boot,
+        &serde_json::json!({"sandboxId": "sbx", "templateId": "tpl", "defaultUser": "user"}),
+    )
+    .await;
+    let mut client = sandbox.client().await.user("user");
+    let path = "/files?path=/run/ringfence/sandbox.json&username=";
+    assert_eq!(client.get(&format!("{path}user")).await.status, 404);
+    for secret in ["one", "two"] {
+        set(
+            &mut boot,
+            &serde_json::json!({"envVars": {"KEY": secret}, "metadata": {"m": "2"}}),
+        )
+        .await;
+        let rest = run(
+            &mut client,
+            "stat -c '%a %U' /run/ringfence/sandbox.json; cat /run/ringfence/*.json",
+        )
+        .await;
+        let want = format!(
+            "400 user\n{{\"envVars\":{{\"KEY\":\"{secret}\"}},\"metadata\":{{\"m\":\"2\"}},\"sandboxID\":\"sbx\",\"templateID\":\"tpl\"}}\n"
+        );
+        assert_eq!(rest.out(), want, "{}", rest.err());
+    }
+    // The user that it was for before does not keep it.
+    set(&mut boot, &serde_json::json!({"defaultUser": "root"})).await;
+    let rest = run(&mut client, "cat /run/ringfence/sandbox.json").await;
+    assert!(rest.err().contains("Permission denied"), "{}{}", rest.out(), rest.err());
+}
+
+/// Sets the agent up as its host.
+async fn set(boot: &mut Client, init: &serde_json::Value) {
+    assert_eq!(boot.post("/init", &init.to_string()).await.status, 204);
+}
+
+/// Runs a script of the shell.
+async fn run(client: &mut Client, script: &str) -> Rest {
+    let request = StartRequest {
+        process: Some(ProcessConfig {
+            cmd: "/bin/sh".to_owned(),
+            args: vec!["-c".to_owned(), script.to_owned()],
+            ..ProcessConfig::default()
+        }),
+        stdin: Some(false),
+        ..StartRequest::default()
+    };
+    let mut events = client.stream(Codec::Proto, "Start", &request).await;
+    events.started().await;
+    events.rest().await
 }
 
 #[tokio::test]

@@ -124,7 +124,13 @@ pub(crate) async fn sandboxes_become_layers(data_dir: &Path) {
     let node: &Node = &host.node;
     let one = start(node, "ione", Image::Base).await;
     passes(node, &one, WRITE).await;
+    // What a request gave to this sandbox alone, as the agent writes it, and a file of the same name elsewhere.
+    let given = "echo secret | tee /run/ringfence/sandbox.json /run/ringfence/.ringfence-ca.tmp > /run/sandbox.json";
+    passes(node, &one, given).await;
     let layer = commit(node, &one, false).await;
+    let run = data_dir.join("layers").join(layer.as_str()).join("root/run");
+    assert!(run.join("sandbox.json").exists());
+    assert_eq!(fs::read_dir(run.join("ringfence")).map_or(0, Iterator::count), 0);
     assert!(
         matches!(node.kill(&one).await, Err(NodeError::NotFound(_))),
         "it has ended"

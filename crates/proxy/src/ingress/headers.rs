@@ -117,11 +117,15 @@ pub(super) fn to_guest(parts: &mut request::Parts, has_body: bool, upgrades_allo
     }
 }
 
+/// Port of the code interpreter that published clients have built in.
+const CODE_INTERPRETER_PORT: u16 = 49_999;
+
 /// Removes the tokens of the sandbox from a request, and no other value: programs inside that read their requests must
-/// not be able to use these tokens.
+/// not be able to use these tokens. One exception: clients of the code interpreter send it the token of its own sandbox on
+/// purpose, because it asks the agent with it for the environment.
 pub(super) fn remove_tokens(headers: &mut HeaderMap, access: &Access, port: u16) {
     remove_value(headers, &TRAFFIC_TOKEN, access.traffic_token.as_ref());
-    if port != agent::PORT {
+    if ![agent::PORT, CODE_INTERPRETER_PORT].contains(&port) {
         remove_value(headers, &ACCESS_TOKEN, access.access_token.as_ref());
     }
 }

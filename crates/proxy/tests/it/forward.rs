@@ -149,6 +149,30 @@ async fn the_host_is_masked_except_on_the_agents_port() {
 }
 
 #[tokio::test]
+async fn the_token_of_a_sandbox_reaches_its_agent_and_its_code_interpreter_alone() {
+    let mirror = http_origin(mirror).await;
+    let access = Access {
+        access_token: Some("own".to_owned().into()),
+        ..Access::default()
+    };
+    let ports = [(3000, false), (49_998, false), (49_999, true), (agent::PORT, true)];
+    let front = front_with(ports.map(|(port, _)| (port, mirror)), access).await;
+    for (port, arrives) in ports {
+        let text = exchange(
+            front.addr,
+            &format!(
+                "GET / HTTP/1.1\r\nHost: {port}-{ID}.x\r\nConnection: close\r\n\
+                 X-Access-Token: own\r\nX-Access-Token: another\r\n\r\n"
+            ),
+        )
+        .await;
+        assert_eq!(text.contains("x-access-token: own\n"), arrives, "{port}: {text}");
+        // A name that programs use for tokens of their own.
+        assert!(text.contains("x-access-token: another\n"), "{port}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_cannot_have_framing_or_host_removed() {
     let front = front([(3000, http_origin(mirror).await)]).await;
     let text = exchange(

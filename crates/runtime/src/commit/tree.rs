@@ -15,6 +15,8 @@
 //! step has the same layer. Blocks of zeros are neither hashed nor copied, so sparse files stay sparse, and where a file
 //! has holes does not matter. A stored layer that is read again has the same hash.
 //!
+//! What the agent has written for programs of this sandbox alone ([`SANDBOX_FILE`]) is left out.
+//!
 //! The process that reads changes its current directory, because attributes of files that cannot be opened are read by
 //! path, and its root may have no `/proc`.
 
@@ -27,6 +29,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use model::id::LayerId;
+use protocol::agent::{SANDBOX_FILE, UNFINISHED_FILE};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
@@ -345,6 +348,9 @@ impl<'a, S: Sink> Walk<'a, S> {
         if self.has_remaps && !is_kept && is_remap(name) {
             return Ok(());
         }
+        if !self.is_stored && is_of_sandbox(path, name) {
+            return Ok(());
+        }
         match kind {
             FileType::CharacterDevice if is_whiteout(&stat) => return self.whiteout(name, directory.has_below),
             // It does not outlive its server.
@@ -512,6 +518,20 @@ fn stat_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<Option<Stat>, Failu
 fn is_remap(name: &CStr) -> bool {
     let number = name.to_bytes().strip_prefix(b"link_remap.");
     number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+}
+
+/// Whether a name is that of the file with what a request gave to this sandbox alone, complete or not.
+fn is_of_sandbox(path: &[Directory], name: &CStr) -> bool {
+    let Some((directory, file)) = SANDBOX_FILE.rsplit_once('/') else {
+        return false;
+    };
+    // The first is the root; that of another part has a name.
+    let names = path.iter().map(|directory| directory.name.to_bytes());
+    let is_there = names.eq([""].into_iter().chain(directory.split('/')).map(str::as_bytes));
+    is_there
+        && [file, UNFINISHED_FILE]
+            .iter()
+            .any(|own| own.as_bytes() == name.to_bytes())
 }
 
 fn is_whiteout(stat: &Stat) -> bool {

@@ -447,6 +447,7 @@ impl Sandboxes {
             default_workdir: build.workdir.clone(),
             sandbox_id: Some(row.id.as_str().to_owned()),
             template_id: Some(row.template_id.as_str().to_owned()),
+            metadata: Some(row.metadata.clone()),
             ca_bundle: None,
             ca_bundle_deferred: true,
             open_to_anonymous: !row.secure,

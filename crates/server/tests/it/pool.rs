@@ -178,12 +178,16 @@ async fn a_pooled_sandbox_belongs_to_nobody_and_is_claimed() {
         let env = claim.init.env_vars.as_ref().expect("an environment");
         assert_eq!(env.get("A").map(String::as_str), Some("1"));
         assert_eq!(claim.init.sandbox_id.as_deref(), Some(id.as_str()));
+        let metadata = claim.init.metadata.as_ref().expect("metadata");
+        assert_eq!(metadata.get("m").map(String::as_str), Some("2"));
         assert!(claim.init.access_token.is_some() && claim.init.timestamp.is_some() && claim.init.open_to_anonymous);
         assert_eq!(claim.egress.deny.len(), 1);
         assert_ne!(claim.egress.deny, [Cidr::ALL]);
         // The same authority as at the start, which its trust store has.
         let started = platform.node.started.lock();
         let start = started.iter().find(|start| start.id == id).expect("started");
+        // Without an owner, it has nothing of one.
+        assert!(start.init.env_vars.is_none() && start.init.metadata.is_none());
         let seed = |policy: &model::network::EgressPolicy| policy.interception.as_ref().map(|it| it.ca_seed.clone());
         assert_eq!(seed(&start.egress), seed(&claim.egress));
     }

@@ -204,6 +204,8 @@ pub(crate) struct Config {
     pub(crate) egress: EgressSettings,
     /// Issuers of certificates that are trusted on intercepted connections.
     pub(crate) egress_ca_file: Option<PathBuf>,
+    /// Files with the certificates of issuers that sandboxes trust.
+    pub(crate) egress_ca_files: Vec<PathBuf>,
     /// The documentation endpoint.
     pub(crate) mcp: McpSettings,
     /// Repositories that sandboxes get, except where their copies are kept.
@@ -359,6 +361,7 @@ impl Sources {
             always_secure: given.parse(keys::SANDBOX_ALWAYS_SECURE, boolean)?.unwrap_or(false),
             egress: given.egress()?,
             egress_ca_file: given.parse(keys::EGRESS_CA_FILE, values::file)?,
+            egress_ca_files: given.parse(keys::EGRESS_CA_FILES, egress::files)?.unwrap_or_default(),
             unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
                 .env

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::config::blobs::BlobConfig;
 use crate::config::builds::registry_authorities;
-use crate::config::egress::upstream_roots;
+use crate::config::egress::{authorities, upstream_roots};
 use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
@@ -172,6 +172,7 @@ async fn start(
     if let Some(path) = &settings.egress_ca_file {
         egress.upstream_roots = upstream_roots(path).context("egress.ca_file")?;
     }
+    egress.authorities = authorities(&settings.egress_ca_files).context("egress.ca_files")?;
     let registry_authorities = registry_authorities(&settings.registry_ca_files)?;
     let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir, &settings.master_key)?;

@@ -57,7 +57,7 @@ pub(crate) async fn claim(
         let mut control = connect_control(handle).await?;
         let version = match handle.trusts(&egress) {
             true => control.init(&init).await?,
-            false => control.init(&*init_of(&init, &egress)?).await?,
+            false => control.init(&*init_of(shared, &init, &egress)?).await?,
         };
         io::Result::Ok(version)
     };

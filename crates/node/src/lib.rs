@@ -137,6 +137,8 @@ pub(crate) struct Shared {
     pub(crate) throttles: process_watch::ThrottleCounters,
     /// None where sandboxes have no network.
     pub(crate) egress: Option<EgressGateway>,
+    /// Certificates of the operator's authorities, which all sandboxes trust, in PEM.
+    pub(crate) authorities: String,
 }
 
 impl Node {
@@ -202,6 +204,10 @@ impl Node {
             stop: stop.clone(),
             disk: guard::GuardCounters::default(),
             throttles: process_watch::ThrottleCounters::default(),
+            authorities: egress
+                .as_ref()
+                .map(|egress| egress.settings().authorities_pem())
+                .unwrap_or_default(),
             egress: egress.filter(|_| capabilities.egress),
         });
         let guard = match capabilities.disk_limits {

@@ -389,7 +389,7 @@ pub(crate) async fn start(
     let before_init = Instant::now();
     let init = async {
         let mut control = Control::open(started.boot).await?;
-        let identity = init_of(begin.init, begin.egress)?;
+        let identity = init_of(shared, begin.init, begin.egress)?;
         let version = control.init(&identity).await?;
         started.sandbox.settle()?;
         io::Result::Ok((control, version))
@@ -448,17 +448,19 @@ pub(crate) async fn start(
     }
 }
 
-/// What the agent is told, with the certificate of the sandbox's authority, which programs trust from the start: rules
-/// may come at any time.
-pub(crate) fn init_of<'a>(init: &'a Init, egress: &EgressPolicy) -> io::Result<Cow<'a, Init>> {
-    let Some(seed) = authority_of(egress) else {
-        return Ok(Cow::Borrowed(init));
-    };
-    let certificate = authority_certificate(seed).map_err(io::Error::other)?;
-    Ok(Cow::Owned(Init {
-        ca_bundle: Some(certificate),
-        ..init.clone()
-    }))
+/// What the agent is told, with the certificate of the sandbox's authority, which programs trust from the start, because
+/// rules may come at any time, and with those of the operator. Sandboxes of builds have only the latter.
+pub(crate) fn init_of<'a>(shared: &Shared, init: &'a Init, egress: &EgressPolicy) -> io::Result<Cow<'a, Init>> {
+    let own = authority_of(egress).map(authority_certificate);
+    let own = own.transpose().map_err(io::Error::other)?.unwrap_or_default();
+    let bundle = own + &shared.authorities;
+    Ok(match bundle.is_empty() {
+        true => Cow::Borrowed(init),
+        false => Cow::Owned(Init {
+            ca_bundle: Some(bundle),
+            ..init.clone()
+        }),
+    })
 }
 
 /// The seed of the authority of a sandbox with this policy.

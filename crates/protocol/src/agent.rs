@@ -66,6 +66,10 @@ pub mod quiet {
 pub const SANDBOX_FILE: &str = "run/ringfence/sandbox.json";
 /// The name of a file until it is complete, in the same directory.
 pub const UNFINISHED_FILE: &str = ".ringfence-ca.tmp";
+/// The longest [`Init::ca_bundle`], in bytes.
+pub const CA_BUNDLE_MAX: usize = 64 * 1024;
+/// The line in a bundle of certificates after which those that the agent has added to those of the image begin.
+pub const TRUST_BEGIN: &str = "# Begin of the certificate of this sandbox's egress gateway\n";
 /// File descriptor of the control connection that the agent inherits.
 pub const BOOT_FD: i32 = 3;
 /// File descriptor of the agent's (and, in the spawner, of the spawner's) end of the spawner socket pair.
@@ -116,8 +120,8 @@ pub struct Init {
     /// tokens of other sandboxes. Set together with the token: absent means no.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open_to_anonymous: bool,
-    /// CA certificates in PEM that the sandbox trusts, replacing those of an earlier call: the egress gateway's. They
-    /// must be valid for as long as the sandbox may live. Their private keys never leave the host.
+    /// CA certificates in PEM that the sandbox trusts, replacing those of an earlier call: the egress gateway's, which
+    /// must be valid for as long as the sandbox may live, and those of the operator. Private keys never leave the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<String>,
     /// Whether the call is answered before these certificates are installed. Processes that are started meanwhile wait for

@@ -160,6 +160,12 @@ impl EgressGateway {
         }
     }
 
+    /// What the operator says.
+    #[must_use]
+    pub fn settings(&self) -> &EgressSettings {
+        &self.shared.settings
+    }
+
     /// Connects a sandbox, until the attachment is dropped.
     ///
     /// # Errors

@@ -5,9 +5,10 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use protocol::agent::CA_BUNDLE_MAX;
 
-/// The longest bundle that is taken, in bytes: some 30 certificates, where a gateway needs one.
-pub(crate) const LIMIT: usize = 64 * 1024;
+/// The longest bundle that is taken, in bytes: some 30 certificates, that of the gateway and those of an operator.
+pub(crate) const LIMIT: usize = CA_BUNDLE_MAX;
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 /// Characters of a line of base64, as is usual.
@@ -87,19 +88,29 @@ impl Bundle {
         self.0.iter().map(String::as_str)
     }
 
+    /// Whether one is among them.
+    pub(super) fn has(&self, certificate: &str) -> bool {
+        self.0.iter().any(|own| own == certificate)
+    }
+
     /// The certificates in DER.
     pub(crate) fn ders(&self) -> Vec<Vec<u8>> {
-        let encoded = self.certificates().map(|certificate| {
-            let lines = certificate.lines().filter(|line| !line.starts_with('-'));
-            STANDARD.decode(lines.collect::<String>())
-        });
-        encoded.map(|der| der.expect("it was checked")).collect()
+        ders(&self.0)
     }
 
     /// All of it as one PEM text.
     pub(crate) fn text(&self) -> String {
         self.0.concat()
     }
+}
+
+/// Certificates in DER of texts in the one form.
+pub(super) fn ders(certificates: &[String]) -> Vec<Vec<u8>> {
+    let encoded = certificates.iter().map(|certificate| {
+        let lines = certificate.lines().filter(|line| !line.starts_with('-'));
+        STANDARD.decode(lines.collect::<String>())
+    });
+    encoded.map(|der| der.expect("it was checked")).collect()
 }
 
 /// A certificate's PEM text in the one form.

@@ -52,7 +52,7 @@ fn where_distributions_have_their_roots() {
         let file = root.path().join(bundle_path);
         fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
         let trust = install(root.path(), &bundle(7)).unwrap();
-        assert_eq!((trust.own, trust.bundle), (OWN, Some(bundle_path)));
+        assert_eq!((trust.adding, trust.bundle), (bundle_path, Some(bundle_path)));
         assert_eq!(read(&root, bundle_path), extended(&roots, 7));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o444);
         assert_eq!(read(&root, OWN), certificate(7));
@@ -127,7 +127,7 @@ fn an_image_without_roots() {
     let root = image(&[]);
     for number in [7, 7, 8] {
         let trust = install(root.path(), &bundle(number)).unwrap();
-        assert_eq!(trust.bundle, None);
+        assert_eq!((trust.adding, trust.bundle), (USUAL, None));
         assert_eq!(read(&root, USUAL), extended("", number));
         assert_eq!(read(&root, OWN), certificate(number));
     }
@@ -136,7 +136,7 @@ fn an_image_without_roots() {
     let env = trust.env();
     let names: Vec<&str> = env.keys().map(String::as_str).collect();
     assert_eq!(names, ["DENO_CERT", "NODE_EXTRA_CA_CERTS"]);
-    assert_eq!(env["DENO_CERT"], "/run/ringfence/ca.pem");
+    assert_eq!(env["DENO_CERT"], format!("/{USUAL}"));
     // Roots that come later count.
     fs::write(root.path().join(USUAL), certificate(1)).unwrap();
     let trust = install(root.path(), &bundle(8)).unwrap();
@@ -144,6 +144,7 @@ fn an_image_without_roots() {
     assert_eq!(read(&root, USUAL), extended(&certificate(1), 8));
     let env = trust.env();
     assert_eq!(env["SSL_CERT_FILE"], format!("/{USUAL}"));
+    assert_eq!(env["NODE_EXTRA_CA_CERTS"], format!("/{USUAL}"));
     assert_eq!(env.len(), ADDING.len() + REPLACING.len());
 }
 
@@ -204,11 +205,88 @@ fn what_is_no_bundle_is_left_alone() {
     // Marks that do not belong together, text that is not UTF-8, and no line break at the end.
     let marks = [END_MARK.as_bytes(), BEGIN_MARK.as_bytes()].concat();
     let content = [&marks, roots.trim_end().as_bytes(), b"\xff"].concat();
-    let (has_roots, composed) = compose(&content, &bundle(7), &[]);
+    let (has_roots, composed) = compose(&content, &of_host(&bundle(7), &[]));
     assert!(has_roots);
     let expect = |number| [&content, b"\n".as_slice(), extended("", number).as_bytes()].concat();
     assert_eq!(composed, expect(7));
-    assert_eq!(compose(&composed, &bundle(8), &[]).1, expect(8));
+    assert_eq!(compose(&composed, &of_host(&bundle(8), &[])).1, expect(8));
+}
+
+fn of_host<'a>(host: &'a Bundle, own: &'a [&'a str]) -> Certificates<'a> {
+    Certificates { host, own, local: &[] }
+}
+
+#[test]
+fn what_the_image_trusts_by_itself_is_collected() {
+    let directory = "usr/local/share/ca-certificates";
+    let roots = certificate(1);
+    let (of_company, of_team, of_host) = (certificate(2), certificate(3), certificate(7));
+    let root = image(&[
+        (USUAL, &roots),
+        (&format!("{directory}/company.crt"), &format!("text\n{of_company}")),
+        (&format!("{directory}/team/team.crt"), "-> /opt/team.pem"),
+        ("opt/team.pem", &of_team),
+        (COLLECTOR, "#!/bin/sh"),
+        // Not by that tool: another end, none at all, what leads out of the image, and what never ends.
+        (&format!("{directory}/other.pem"), &certificate(4)),
+        (&format!("{directory}/secret.crt"), "root:secret\n"),
+        (
+            &format!("{directory}/out.crt"),
+            "-> ../../../../../../../../etc/ssl/certs/ca-certificates.crt",
+        ),
+        (&format!("{directory}/loop"), "-> ."),
+    ]);
+    let fifo = root.path().join(directory).join("fifo.crt");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let block = |certificates: &[&str]| format!("{BEGIN_MARK}{}{END_MARK}", certificates.concat());
+    for _ in 0..2 {
+        install(root.path(), &bundle(7)).unwrap();
+        // Each once, also those that the image has already.
+        assert_eq!(
+            read(&root, USUAL),
+            format!("{roots}{}", block(&[&of_host, &of_company, &of_team]))
+        );
+        assert_eq!(read(&root, &format!("{directory}/ringfence-ca.crt")), of_host);
+    }
+    // The tool was run, which takes everything, and then one is removed.
+    fs::write(
+        root.path().join(USUAL),
+        format!("{roots}{of_company}{of_team}{of_host}"),
+    )
+    .unwrap();
+    fs::remove_file(root.path().join(directory).join("team/team.crt")).unwrap();
+    install(root.path(), &bundle(7)).unwrap();
+    assert_eq!(
+        read(&root, USUAL),
+        format!("{roots}{of_company}{of_team}{}", block(&[&of_host]))
+    );
+}
+
+#[test]
+fn each_certificate_of_the_host_has_a_file_for_the_tool() {
+    let directory = "usr/local/share/ca-certificates";
+    let root = image(&[(USUAL, &certificate(1)), (&format!("{directory}/"), "")]);
+    let three = Bundle::parse(&[certificate(7), certificate(8), certificate(9)].concat()).unwrap();
+    let one = bundle(9);
+    let cases: [(&Bundle, &[&str]); 2] = [
+        (
+            &three,
+            &["ringfence-ca.crt", "ringfence-ca-1.crt", "ringfence-ca-2.crt"],
+        ),
+        (&one, &["ringfence-ca.crt"]),
+    ];
+    for (bundle, names) in cases {
+        install(root.path(), bundle).unwrap();
+        for (name, certificate) in names.iter().zip(bundle.certificates()) {
+            assert_eq!(read(&root, &format!("{directory}/{name}")), certificate);
+        }
+        assert_eq!(fs::read_dir(root.path().join(directory)).unwrap().count(), names.len());
+        assert_eq!(
+            read(&root, USUAL),
+            format!("{}{BEGIN_MARK}{}{END_MARK}", certificate(1), bundle.text())
+        );
+        assert_eq!(read(&root, OWN), bundle.text());
+    }
 }
 
 #[test]
@@ -216,7 +294,7 @@ fn many_of_ours_are_removed_in_one_pass() {
     let ours = certificate(7);
     let content = format!("{}{}", extended("", 7).repeat(10_000), ours.repeat(10_000));
     assert_eq!(
-        compose(content.as_bytes(), &bundle(8), &[&ours]),
+        compose(content.as_bytes(), &of_host(&bundle(8), &[&ours])),
         (false, extended("", 8).into_bytes())
     );
 }

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use model::network::{Cidr, DomainPattern};
+use protocol::agent::CA_BUNDLE_MAX;
 use proxy::egress::{EgressLimits, EgressSettings};
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::{ConfigError, Given, boolean, integer, keys};
+use super::{ConfigError, Given, boolean, integer, keys, values};
 
 /// Port of a DNS server that is given without one.
 const DNS_PORT: u16 = 53;
 /// Maximum of a limit per sandbox: above it, the host would run out of ports or memory first.
 const LIMIT_MAX: u32 = 1_000_000;
+/// How long the certificates for sandboxes may be in PEM, in bytes: so that there is room for that of the gateway.
+const AUTHORITIES_MAX: usize = CA_BUNDLE_MAX - 8 * 1024;
 
 impl Given<'_> {
     pub(super) fn egress(&self) -> Result<EgressSettings, ConfigError> {
@@ -49,6 +52,8 @@ impl Given<'_> {
                 .map_or(default.mask_bytes, |kb| u64::from(kb) << 10),
             // Read at the start: see `upstream_roots`.
             upstream_roots: default.upstream_roots,
+            // As well: see `authorities`.
+            authorities: default.authorities,
         })
     }
 }
@@ -71,6 +76,45 @@ pub(crate) fn upstream_roots(path: &Path) -> anyhow::Result<Vec<CertificateDer<'
             .with_context(|| format!("use a certificate of {shown}"))?;
     }
     Ok(certificates)
+}
+
+/// The certificates of the operator's files for sandboxes, each once.
+///
+/// # Errors
+/// When one cannot be read, contains none or something that is none, or a private key, which would be a mistake: what is
+/// for sandboxes is for everybody. Also when they are more than an agent takes.
+pub(crate) fn authorities(paths: &[PathBuf]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let mut all: Vec<CertificateDer<'static>> = Vec::new();
+    for path in paths {
+        let certificates = upstream_roots(path)?;
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("read {shown}"))?;
+        anyhow::ensure!(
+            !text.contains("PRIVATE KEY-----"),
+            "{shown} contains a private key: give a file with certificates alone"
+        );
+        for certificate in certificates {
+            if !all.contains(&certificate) {
+                all.push(certificate);
+            }
+        }
+    }
+    let settings = EgressSettings {
+        authorities: all,
+        ..EgressSettings::default()
+    };
+    let length = settings.authorities_pem().len();
+    anyhow::ensure!(
+        length <= AUTHORITIES_MAX,
+        "the certificates of all files have {length} bytes in PEM: the maximum is {AUTHORITIES_MAX}, some 30 certificates. Give \
+         those of your own issuers alone, without those that systems trust anyway"
+    );
+    Ok(settings.authorities)
+}
+
+/// The files of a list.
+pub(super) fn files(text: &str) -> Result<Vec<PathBuf>, String> {
+    text.split(',').map(|part| values::file(part.trim())).collect()
 }
 
 pub(super) fn is_allow(text: &str) -> Result<bool, String> {
@@ -209,6 +253,52 @@ mod tests {
             std::fs::write(&path, &text).expect("written");
             assert_eq!(upstream_roots(&path).ok().map(|roots| roots.len()), want, "{text}");
         }
+    }
+
+    #[test]
+    fn what_sandboxes_trust_is_certificates_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pem = |name: &str| {
+            let key = rcgen::KeyPair::generate().expect("a key");
+            let mut params = rcgen::CertificateParams::default();
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            (
+                params.self_signed(&key).expect("a certificate").pem(),
+                key.serialize_pem(),
+            )
+        };
+        let ((one, key), (two, _)) = (pem("one"), pem("two"));
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            path
+        };
+        let good = [file("one", &one), file("both", &format!("company\r\n{one}{two}"))];
+        assert_eq!(authorities(&good).expect("certificates").len(), 2);
+        assert_eq!(authorities(&[]).expect("none").len(), 0);
+        let (own, _) = pem(&"x".repeat(2000));
+        let many = (0..30).map(|number| pem(&format!("{number}{}", "x".repeat(2000))).0);
+        for (name, text, why) in [
+            ("empty", String::new(), "contains no certificate in PEM"),
+            ("key", key.clone(), "contains no certificate in PEM"),
+            ("with-key", format!("{own}{key}"), "contains a private key"),
+            ("broken", own.replace("MII", "M!!"), "read certificates from"),
+            ("many", many.collect(), "the maximum is 57344"),
+        ] {
+            let path = file(name, &text);
+            let error = format!("{:#}", authorities(std::slice::from_ref(&path)).expect_err(name));
+            assert!(error.contains(why), "{name}: {error}");
+            assert!(name == "many" || error.contains(&path.display().to_string()), "{error}");
+            assert!(!error.contains("MII"), "{error}");
+        }
+        let missing = dir.path().join("missing");
+        let error = format!(
+            "{:#}",
+            authorities(std::slice::from_ref(&missing)).expect_err("missing")
+        );
+        assert!(error.contains("missing") && error.contains("No such file"), "{error}");
+        assert!(files("/a, /b").is_ok_and(|files| files.len() == 2));
+        assert!(files("/a,").is_err());
     }
 
     #[test]

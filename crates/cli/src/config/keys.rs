@@ -539,6 +539,11 @@ keys! {
         "egress.ca_file", None, Text, "none",
         "File with certificates of further issuers, in PEM, that servers of intercepted connections may have.",
     },
+    EGRESS_CA_FILES = {
+        "egress.ca_files", None, Text, "none",
+        "Comma-separated files with certificates of issuers, in PEM, that every sandbox trusts, with all that runs in it, \
+         builds included, and that the gateway trusts for them.",
+    },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",
         "Start even if cgroups are not usable. Sandboxes then run without limits on CPU, memory and processes.",

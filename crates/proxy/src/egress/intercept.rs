@@ -163,7 +163,7 @@ pub(super) async fn serve(
         .collect();
     let tls = &sandbox.shared.upstream_tls;
     let gone = CancellationToken::new();
-    let (sender, alpn, failure) = match tls.connect(&settings.upstream_roots, &host, &offered, outside).await {
+    let (sender, alpn, failure) = match tls.connect(settings, &host, &offered, outside).await {
         Ok(upstream) => {
             let chosen = upstream.get_ref().1.alpn_protocol();
             let alpn = offered.iter().copied().find(|alpn| alpn.name() == chosen);

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use model::network::Cidr;
 use rustls::pki_types::CertificateDer;
 
@@ -24,11 +26,33 @@ pub struct EgressSettings {
     pub hosts: BTreeMap<String, Vec<IpAddr>>,
     /// Issuers of certificates of servers that are trusted beside those of the host, on connections that are intercepted.
     pub upstream_roots: Vec<CertificateDer<'static>>,
+    /// Issuers that the operator trusts for sandboxes: in them, and wherever the gateway connects for one of them.
+    pub authorities: Vec<CertificateDer<'static>>,
     /// How many bytes of a response are searched for secrets that were sent with its request; 0 for none. Its headers
     /// always are.
     pub mask_bytes: u64,
     /// Limits of each sandbox.
     pub limits: EgressLimits,
+}
+
+impl EgressSettings {
+    /// [`Self::authorities`] in PEM, each on its own as usual: base64 in lines of 64 characters.
+    #[must_use]
+    pub fn authorities_pem(&self) -> String {
+        let mut pem = String::new();
+        for certificate in &self.authorities {
+            pem.push_str("-----BEGIN CERTIFICATE-----\n");
+            let mut rest = &*STANDARD.encode(certificate);
+            while !rest.is_empty() {
+                let (line, after) = rest.split_at(rest.len().min(64));
+                pem.push_str(line);
+                pem.push('\n');
+                rest = after;
+            }
+            pem.push_str("-----END CERTIFICATE-----\n");
+        }
+        pem
+    }
 }
 
 impl Default for EgressSettings {
@@ -41,6 +65,7 @@ impl Default for EgressSettings {
             resolvers: Vec::new(),
             hosts: BTreeMap::new(),
             upstream_roots: Vec::new(),
+            authorities: Vec::new(),
             mask_bytes: 4 << 20,
             limits: EgressLimits::default(),
         }

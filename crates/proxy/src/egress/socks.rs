@@ -28,6 +28,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::Sandbox;
+use super::settings::EgressSettings;
 use super::sizes::Sizes;
 use super::tcp;
 use super::verdict::closed_to_all;
@@ -140,7 +141,9 @@ async fn try_connect(
     tcp::reset_on_close(&stream);
     let mut outside = match &proxy.tls {
         None => Outside::Plain(stream),
-        Some(tls) => Outside::Tls(Box::new(Box::pin(begin_tls(tls, stream)).await?)),
+        Some(tls) => Outside::Tls(Box::new(
+            Box::pin(begin_tls(tls, &sandbox.shared.settings, stream)).await?,
+        )),
     };
     let credentials = proxy.credentials.as_ref();
     match &mut outside {
@@ -225,10 +228,15 @@ fn host_roots() -> &'static Arc<RootCertStore> {
     })
 }
 
-async fn begin_tls(tls: &ProxyTls, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+async fn begin_tls(tls: &ProxyTls, settings: &EgressSettings, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     let roots = match &tls.ca_cert {
         Some(pem) => Arc::new(roots_of(pem).map_err(failed)?),
-        None => Arc::clone(host_roots()),
+        None if settings.authorities.is_empty() => Arc::clone(host_roots()),
+        None => {
+            let mut roots = RootCertStore::clone(host_roots());
+            roots.add_parsable_certificates(settings.authorities.iter().cloned());
+            Arc::new(roots)
+        }
     };
     let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()

@@ -14,7 +14,7 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::client::Resumption;
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
@@ -22,6 +22,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::super::settings::EgressSettings;
 use super::super::socks::{Outside, host_certificates};
 use super::body::RequestBody;
 use super::{Alpn, HEAD_BYTES, HEADERS, windows};
@@ -44,12 +45,12 @@ impl UpstreamTls {
     /// When it cannot, or something else fails.
     pub(super) async fn connect(
         &self,
-        extra: &[CertificateDer<'static>],
+        settings: &EgressSettings,
         host: &str,
         offered: &[Alpn],
         stream: Outside,
     ) -> io::Result<TlsStream<Outside>> {
-        let mut config = ClientConfig::clone(self.0.get_or_init(|| Arc::new(config(extra))));
+        let mut config = ClientConfig::clone(self.0.get_or_init(|| Arc::new(config(settings))));
         let names = offered.iter().filter_map(|alpn| alpn.name());
         config.alpn_protocols = names.map(<[u8]>::to_vec).collect();
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
@@ -59,10 +60,11 @@ impl UpstreamTls {
 }
 
 /// A client that trusts the issuers of the host, and those of the operator.
-fn config(extra: &[CertificateDer<'static>]) -> ClientConfig {
+fn config(settings: &EgressSettings) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(host_certificates());
-    roots.add_parsable_certificates(extra.iter().cloned());
+    roots.add_parsable_certificates(settings.authorities.iter().cloned());
+    roots.add_parsable_certificates(settings.upstream_roots.iter().cloned());
     if roots.is_empty() {
         tracing::warn!("the host trusts no issuers of certificates: requests of sandboxes with rules will fail");
     }

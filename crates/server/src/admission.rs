@@ -126,6 +126,13 @@ impl AdmissionControl {
         self.capacity.admit(&*self.node, &self.clock).await
     }
 
+    /// Whether the quota of a team leaves room for a sandbox of this size at the moment, so that a request that is refused
+    /// in any case waits for nothing.
+    pub(crate) fn check(&self, quota: &Arc<TeamQuota>, share: ResourceUse) -> Result<(), AdmissionError> {
+        drop(quota.reserve(share)?);
+        Ok(())
+    }
+
     /// Reserves what a sandbox of this size needs of its team's quota. Its share of the host is that of a sandbox that was
     /// started in advance.
     pub(crate) fn admit_started(

@@ -9,7 +9,9 @@
 //! what requests do: taking one, and ending one where capacity is short. A pooled sandbox must never be the reason for
 //! the refusal of a request.
 
+mod demand;
 mod refill;
+mod wait;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use parking_lot::Mutex;
 use protocol::node::{NodeError, SandboxLog};
 use store::builds::BuildRow;
 use store::nodes::NodeRows;
+use store::sandboxes::SandboxRow;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +40,7 @@ use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::outcome::{PoolEnd, PoolUse};
 use crate::settings::PoolSettings;
+use demand::Demand;
 
 /// How long nothing is started after a request has needed the capacity of a pooled sandbox, in microseconds.
 const YIELD_US: i64 = 30 * SECOND_US;
@@ -44,9 +48,6 @@ const YIELD_US: i64 = 30 * SECOND_US;
 const EVICT_BOUND: Duration = Duration::from_secs(10);
 /// Pause between two attempts to end a sandbox.
 const END_RETRY: Duration = Duration::from_secs(1);
-/// First and longest time without another start after one of the same kind has failed, in microseconds.
-const BACKOFF_US: i64 = 5 * SECOND_US;
-const BACKOFF_MAX_US: i64 = 600 * SECOND_US;
 /// How old a pooled sandbox may be, in microseconds.
 pub(crate) const AGE_MAX_US: i64 = 3600 * SECOND_US;
 /// Maximum number of log entries of a pooled sandbox that are kept for its owner.
@@ -62,6 +63,16 @@ pub(crate) struct PoolKey {
 }
 
 impl PoolKey {
+    /// That of a sandbox.
+    pub(crate) fn of_sandbox(row: &SandboxRow) -> Self {
+        Self {
+            build: row.build_id.clone(),
+            cpu_count: row.cpu_count,
+            memory_mb: row.memory_mb,
+            disk_mb: row.disk_mb,
+        }
+    }
+
     /// That of sandboxes of a build.
     pub(crate) fn of(build: &BuildRow) -> Self {
         Self {
@@ -98,6 +109,8 @@ pub(crate) struct Pool {
     changed: Notify,
     /// A sandbox has left the pool.
     left: Notify,
+    /// One that was being started is ready, or will not be.
+    settled: Notify,
     /// Create requests in progress, and how many there were.
     creating: AtomicUsize,
     created: AtomicU64,
@@ -109,36 +122,6 @@ struct State {
     members: HashMap<SandboxId, Member>,
     /// Nothing is started before this time.
     paused_until_us: i64,
-}
-
-/// Sandboxes that are asked for.
-#[derive(Debug, Clone)]
-struct Demand {
-    template: TemplateId,
-    /// The team that the template belongs to; none if it is the platform's.
-    owner: Option<TeamId>,
-    spec: Arc<BuildSpec>,
-    /// How many of them the pool should have.
-    size: u32,
-    /// Whether they are wanted without being used.
-    is_permanent: bool,
-    /// When one was last asked for.
-    used_us: i64,
-    /// How many failed since one was used.
-    failures: u32,
-    /// Nothing is started for it before this time.
-    retry_us: i64,
-    /// The memory that the last one took.
-    memory_bytes: u64,
-}
-
-impl Demand {
-    /// Notes that one failed, so that the next is not started immediately.
-    fn fail(&mut self, now_us: i64) {
-        let wait_us = BACKOFF_US << self.failures.min(10);
-        self.retry_us = now_us + wait_us.min(BACKOFF_MAX_US);
-        self.failures = self.failures.saturating_add(1);
-    }
 }
 
 /// What becomes of a pooled sandbox.
@@ -166,6 +149,8 @@ struct Member {
     cancel: CancellationToken,
     /// Whether it ended by itself.
     is_dead: bool,
+    /// Whether a request waits for it to become ready: it is for no other one.
+    is_promised: bool,
     log: Vec<SandboxLog>,
 }
 
@@ -179,6 +164,14 @@ pub(crate) struct PooledSandbox {
     pub(crate) cpu_count: u32,
     pub(crate) memory_mb: u32,
     pub(crate) disk_mb: u32,
+}
+
+/// What the pool has for a request.
+enum Offer {
+    Taken(Taken),
+    Missing,
+    /// Sandboxes of this kind are not kept ready.
+    Nothing,
 }
 
 /// A create request in progress.
@@ -255,6 +248,7 @@ impl Pool {
             state: Mutex::default(),
             changed: Notify::new(),
             left: Notify::new(),
+            settled: Notify::new(),
             creating: AtomicUsize::new(0),
             created: AtomicU64::new(0),
         }
@@ -275,41 +269,30 @@ impl Pool {
         }
     }
 
-    /// Takes a sandbox for a request, if there is one that is ready, and notes what was asked for. No other request gets
-    /// it meanwhile.
-    pub(crate) fn take(
+    /// Takes a sandbox for a request, if there is one that is ready, and notes what was asked for.
+    fn take_ready(
         self: &Arc<Self>,
         (template, owner): (&TemplateId, Option<&TeamId>),
         key: &PoolKey,
         spec: &BuildSpec,
-    ) -> Option<Taken> {
+    ) -> Offer {
         let now_us = self.services.clock.now_us();
         let size = self.size_of(spec);
         let mut state = self.state.lock();
         if let Some(demand) = state.demands.get_mut(key) {
-            demand.used_us = now_us;
+            demand.used(now_us);
         } else if size > 0 {
-            state.demands.insert(
-                key.clone(),
-                Demand {
-                    template: template.clone(),
-                    owner: owner.cloned(),
-                    spec: Arc::new(spec.clone()),
-                    size,
-                    is_permanent: false,
-                    used_us: now_us,
-                    failures: 0,
-                    retry_us: 0,
-                    memory_bytes: 0,
-                },
-            );
+            let mut demand = Demand::new(template.clone(), Arc::new(spec.clone()), size);
+            demand.owner = owner.cloned();
+            demand.used(now_us);
+            state.demands.insert(key.clone(), demand);
         } else {
-            return None;
+            return Offer::Nothing;
         }
         let oldest = state
             .members
             .iter_mut()
-            .filter(|(_, member)| member.phase == Phase::Ready && member.key == *key)
+            .filter(|(_, member)| member.phase == Phase::Ready && member.key == *key && !member.is_promised)
             .min_by_key(|(_, member)| member.since_us);
         let taken = oldest.map(|(id, member)| {
             member.phase = Phase::Taken;
@@ -317,17 +300,22 @@ impl Pool {
         });
         drop(state);
         let Some((id, permit)) = taken else {
-            self.services.metrics.pool_use(PoolUse::Miss);
-            self.changed.notify_one();
-            return None;
+            return Offer::Missing;
         };
-        Some(Taken {
+        Offer::Taken(Taken {
             pool: Arc::clone(self),
             id,
             key: key.clone(),
             permit,
             is_used: false,
         })
+    }
+
+    /// Notes how long a sandbox of a kind took to become ready that a request has started.
+    pub(crate) fn became_ready(&self, key: &PoolKey, took: Duration) {
+        if let Some(demand) = self.state.lock().demands.get_mut(key) {
+            demand.ready_us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
+        }
     }
 
     fn put_back(self: &Arc<Self>, id: &SandboxId) {
@@ -416,6 +404,7 @@ impl Pool {
             return;
         };
         member.is_dead = true;
+        self.settled.notify_waiters();
         if member.phase == Phase::Ready {
             let key = member.key.clone();
             self.begin_end(&mut state, id, PoolEnd::Died);
@@ -498,7 +487,8 @@ impl Pool {
             Phase::Ending => return,
             Phase::Starting if !member.cancel.is_cancelled() => {
                 self.services.metrics.pool_end(why);
-                return member.cancel.cancel();
+                member.cancel.cancel();
+                return self.settled.notify_waiters();
             }
             Phase::Starting => return,
             Phase::Ready | Phase::Taken => {}
@@ -523,6 +513,7 @@ impl Pool {
         }
         self.state.lock().members.remove(id);
         self.left.notify_waiters();
+        self.settled.notify_waiters();
         self.changed.notify_one();
     }
 }

@@ -1,16 +1,18 @@
 //! Runs the start command of a template in a sandbox that no client knows yet, and waits until it is ready.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use crate::agent::{Agent, AgentError, EndsWith, Output};
 use crate::builds::recipe::StartCommand;
 
-/// Delay between two attempts of the ready command: the first, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Delay between two attempts of the ready command: the shortest, and the longest. In between, it is a part of what was
+/// waited for so far, which bounds both the attempts and how much later than necessary a sandbox is ready.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_PART: u32 = 4;
 /// How long a start command without a ready command may run before its sandbox counts as ready: as long as the build
 /// has watched it.
 const WATCHED: Duration = Duration::from_secs(20);
@@ -39,6 +41,11 @@ fn only_waits(ready: &str) -> bool {
     words.next() == Some("sleep") && words.next().is_some() && words.next().is_none()
 }
 
+/// Whether becoming ready takes as long with a client that waits as with nobody.
+pub(crate) fn waits_as_long_for_a_client(start: &StartCommand) -> bool {
+    start.ready.as_deref().is_some_and(|ready| !only_waits(ready))
+}
+
 /// Begins the start command, and returns once the sandbox is ready. The caller bounds the time.
 ///
 /// # Errors
@@ -56,14 +63,14 @@ pub(crate) async fn become_ready(agent: &Agent<'_>, start: &StartCommand, waitin
         (Some(ready), Waiting::Client) if only_waits(ready) => return Ok(()),
         (Some(ready), _) => ready,
     };
-    let mut pause = FIRST_PAUSE;
     let attempt = async || {
         let ready = start.process(ready);
         agent.run(&start.user, ready, EndsWith::Exit, &mut Ignored).await
     };
+    let begun = Instant::now();
     while attempt().await?.code != 0 {
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        let pause = begun.elapsed() / PAUSE_PART;
+        tokio::time::sleep(pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)).await;
     }
     Ok(())
 }

@@ -371,8 +371,9 @@ keys! {
     },
     POOL_PER_TEMPLATE = {
         "pool.per_template", None, Integer, "1",
-        "How many sandboxes of each template with a start command are started in advance and kept ready, as long as the \
-         template was used in the last 10 minutes.",
+        "How many sandboxes of each template with a start command are at least started in advance and kept ready, as long \
+         as the template was used in the last 10 minutes. More are kept, up to 8, where several were asked for in the time \
+         that one takes to become ready; 0 keeps none.",
     },
     POOL_TOTAL = {
         "pool.total", None, Integer, "16",

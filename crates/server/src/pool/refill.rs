@@ -17,7 +17,8 @@ use store::error::StoreError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{AGE_MAX_US, Demand, Member, Phase, Pool, PoolKey};
+use super::demand::Demand;
+use super::{AGE_MAX_US, Member, Phase, Pool, PoolKey, State};
 use crate::agent::{Agent, AgentError};
 use crate::builds::recipe::BuildSpec;
 use crate::chain::Chain;
@@ -109,20 +110,31 @@ impl Pool {
             return None;
         }
         let owner = |member: &Member| state.demands.get(&member.key)?.owner.as_ref();
-        // Start commands run in nobody's quota: a team has half of the pool, and one of them that is not frozen yet.
+        // Start commands run in nobody's quota: a team has half of the pool, and one of them that is neither frozen yet nor
+        // waited for by a request, in whose quota it is soon.
         let may_have = |team: &TeamId| {
             let own = || held().filter(|member| owner(member) == Some(team));
-            own().count() < (total / 2).max(1) && own().all(|member| member.phase == Phase::Ready)
+            let is_settled = |member: &Member| member.phase == Phase::Ready || member.is_promised;
+            own().count() < (total / 2).max(1) && own().all(is_settled)
+        };
+        // One for which a request waits is as good as taken.
+        let have = |key: &PoolKey| {
+            held()
+                .filter(|member| member.key == *key && !member.is_promised)
+                .count()
         };
         let is_missing = |key: &PoolKey, demand: &Demand| {
-            let have = held().filter(|member| member.key == *key).count();
-            have < usize::try_from(demand.size).unwrap_or(usize::MAX)
+            have(key) < demand.wanted(now_us)
                 && now_us >= demand.retry_us
                 && demand.owner.as_ref().is_none_or(may_have)
                 && demand.memory_bytes.max(OVERHEAD_BYTES) <= free
         };
         let missing = state.demands.iter().filter(|(key, demand)| is_missing(key, demand));
-        let next = missing.max_by_key(|(_, demand)| demand.used_us);
+        // What was asked for last, but one of each kind before a second of any.
+        let next = missing.max_by_key(|(key, demand)| {
+            let is_extra = have(key) >= usize::try_from(demand.size).unwrap_or(usize::MAX);
+            (!is_extra, demand.used_us)
+        });
         next.map(|(key, demand)| (key.clone(), demand.clone()))
     }
 
@@ -164,6 +176,7 @@ impl Pool {
             permit: Arc::new(permit),
             cancel: cancel.clone(),
             is_dead: false,
+            is_promised: false,
             log: Vec::new(),
         };
         self.state.lock().members.insert(id.clone(), member);
@@ -222,8 +235,10 @@ impl Pool {
     /// Takes over a sandbox that is ready, unless it takes too much memory.
     fn settle(self: &Arc<Self>, id: &SandboxId, key: &PoolKey, memory_bytes: u64) {
         let mut state = self.state.lock();
+        let since_us = state.members.get(id).map(|member| member.since_us);
         if let Some(demand) = state.demands.get_mut(key) {
             demand.memory_bytes = memory_bytes;
+            demand.ready_us = since_us.map_or(demand.ready_us, |since_us| self.services.clock.now_us() - since_us);
         }
         let held = state.members.values();
         let held = held.filter(|member| matches!(member.phase, Phase::Starting | Phase::Ready));
@@ -236,6 +251,7 @@ impl Pool {
         member.phase = Phase::Ready;
         // Its team may have another one started.
         self.changed.notify_one();
+        self.settled.notify_waiters();
         self.services.metrics.pool_start(true);
         if member.is_dead {
             self.begin_end(&mut state, id, PoolEnd::Died);
@@ -326,6 +342,9 @@ impl Pool {
         }
         let now_us = self.services.clock.now_us();
         let mut state = self.state.lock();
+        if let Some(id) = state.surplus(now_us) {
+            self.begin_end(&mut state, &id, PoolEnd::Unused);
+        }
         let unused: Vec<PoolKey> = state
             .demands
             .iter()
@@ -399,22 +418,17 @@ impl Pool {
             return Ok(None);
         };
         let spec = BuildSpec::of(&build).filter(|spec| spec.image == Image::Base && spec.start.is_none());
-        let demand = spec.map(|spec| Demand {
-            template: template.id,
-            owner: None,
-            spec: Arc::new(spec),
-            size: self.settings.base,
-            is_permanent: true,
-            used_us: self.services.clock.now_us(),
-            failures: 0,
-            retry_us: 0,
-            memory_bytes: 0,
+        let demand = spec.map(|spec| {
+            let mut demand = Demand::new(template.id, Arc::new(spec), self.settings.base);
+            demand.is_permanent = true;
+            demand.used(self.services.clock.now_us());
+            demand
         });
         Ok(demand.map(|demand| (PoolKey::of(&build), demand)))
     }
 
     /// Forgets that sandboxes of a kind were asked for, and ends those that no request has.
-    fn forget(self: &Arc<Self>, state: &mut super::State, key: &PoolKey, why: PoolEnd) {
+    fn forget(self: &Arc<Self>, state: &mut State, key: &PoolKey, why: PoolEnd) {
         let members = state.members.iter().filter(|(_, member)| member.key == *key);
         let ids: Vec<SandboxId> = members
             .filter(|(_, member)| member.phase != Phase::Taken)
@@ -424,6 +438,23 @@ impl Pool {
             self.begin_end(state, id, why);
         }
         state.demands.remove(key);
+    }
+}
+
+impl State {
+    /// A sandbox that is ready and of which there are more than wanted: a burst of requests is over.
+    fn surplus(&self, now_us: i64) -> Option<SandboxId> {
+        self.demands.iter().find_map(|(key, demand)| {
+            let ready = self.members.iter();
+            let ready = ready.filter(|(_, member)| member.key == *key && member.phase == Phase::Ready);
+            let ready = ready.filter(|(_, member)| !member.is_promised);
+            match ready.clone().count() > demand.wanted(now_us) {
+                true => ready
+                    .min_by_key(|(_, member)| member.since_us)
+                    .map(|(id, _)| id.clone()),
+                false => None,
+            }
+        })
     }
 }
 

@@ -28,10 +28,11 @@ use crate::builds::recipe::BuildSpec;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
-use crate::pool::{Creating, Taken};
+use crate::pool::{Creating, PoolKey, Taken};
 use crate::records::LifecycleEvent;
 use crate::repositories::{Repository, RepositoryError, Target};
 use crate::seal::SealError;
+use crate::start_command::waits_as_long_for_a_client;
 
 /// User that runs commands and owns files unless a request names another one.
 const DEFAULT_USER: &str = "user";
@@ -290,7 +291,13 @@ impl Sandboxes {
             None => None,
             // Its processes are there.
             Some(_) if started.is_restored => None,
-            Some(start) => Some(self.run_start_command(&row, start).await?),
+            Some(start) => {
+                let stage = self.run_start_command(&row, start).await?;
+                if waits_as_long_for_a_client(start) {
+                    self.pool.became_ready(&PoolKey::of_sandbox(&row), stage.took);
+                }
+                Some(stage)
+            }
         };
 
         // The start does not count as lifetime, so the times are taken now.

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use model::id::SandboxId;
@@ -101,8 +103,28 @@ async fn build(platform: &TestPlatform, template: &str, spec: Option<&str>) {
 
 /// An agent in which every command ends immediately with this exit code.
 async fn agent(code: i32) -> SocketAddr {
+    agent_with(Arc::new(AtomicI32::new(code))).await
+}
+
+/// An agent in which every command ends immediately with the exit code that is set then.
+async fn agent_with(code: Arc<AtomicI32>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("address");
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            let response = answer_of(code.load(Ordering::SeqCst));
+            tokio::spawn(async move {
+                let mut request = vec![0; 64 << 10];
+                let _ = connection.read(&mut request).await;
+                let _ = connection.write_all(&response).await;
+            });
+        }
+    });
+    addr
+}
+
+/// The answer of an agent about a command that has ended.
+fn answer_of(code: i32) -> Vec<u8> {
     let mut event = StreamResponse::default();
     event
         .event
@@ -117,18 +139,7 @@ async fn agent(code: i32) -> SocketAddr {
         "HTTP/1.1 200 OK\r\ncontent-type: application/connect+proto\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    let response = [head.into_bytes(), body].concat();
-    tokio::spawn(async move {
-        while let Ok((mut connection, _)) = listener.accept().await {
-            let response = response.clone();
-            tokio::spawn(async move {
-                let mut request = vec![0; 64 << 10];
-                let _ = connection.read(&mut request).await;
-                let _ = connection.write_all(&response).await;
-            });
-        }
-    });
-    addr
+    [head.into_bytes(), body].concat()
 }
 
 #[tokio::test]
@@ -484,6 +495,56 @@ async fn a_template_with_a_start_command_is_pooled_while_it_is_used() {
     assert!(reply.status.is_success(), "{reply:?}");
     until_counted(&platform, "ringfence_pool_ends_total{reason=\"stale\"}", 1).await;
     until_frozen(&platform, 0).await;
+}
+
+#[tokio::test]
+async fn a_request_gets_the_one_that_is_being_started() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.pool = quick()).await;
+    let code = Arc::new(AtomicI32::new(0));
+    let ready = |is_ready: bool| code.store(i32::from(!is_ready), Ordering::SeqCst);
+    *platform.node.origin.lock() = Some(agent_with(Arc::clone(&code)).await);
+    start_command(&platform, "own00000000000000000").await;
+    id_of(&create(&platform, "own").await);
+    until_frozen(&platform, 1).await;
+    let claim = async || {
+        let reply = create(&platform, "own").await;
+        assert!(reply.header("server-timing").contains("claim;"), "{reply:?}");
+        id_of(&reply)
+    };
+    let starts = || platform.node.started.lock().len();
+    let until_started = async |count: usize| {
+        within(async {
+            while starts() < count {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    };
+    // The next one takes 20 seconds to become ready. One is asked for now and then, so that is enough.
+    platform.clock.advance(100);
+    ready(false);
+    claim().await;
+    until_started(3).await;
+    platform.clock.advance(20);
+    ready(true);
+    until_frozen(&platform, 1).await;
+    platform.clock.advance(100);
+    ready(false);
+    claim().await;
+    until_started(4).await;
+    // There is none, but one that has begun earlier than another could.
+    let waiting = create(&platform, "own");
+    let begins = async {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        platform.clock.advance(20);
+        ready(true);
+    };
+    let (reply, ()) = tokio::join!(waiting, begins);
+    assert!(reply.header("server-timing").contains("claim;"), "{reply:?}");
+    assert_eq!(id_of(&reply), platform.node.started.lock()[3].id);
+    // It took as long, so more are kept, until those show that it takes no time.
+    until_frozen(&platform, 1).await;
+    until_counted(&platform, "ringfence_pool_requests_total{outcome=\"miss\"}", 1).await;
 }
 
 #[tokio::test]

@@ -417,7 +417,8 @@ async fn prepare(
     }
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
-    let pooled = pool.take((&spec.template, owner.as_ref()), &key, &built);
+    state.admission.check(&caller.quota, share)?;
+    let pooled = Box::pin(pool.take((&spec.template, owner.as_ref()), &key, &built)).await;
     let admission = match &pooled {
         Some(pooled) => state.admission.admit_started(&caller.quota, share, pooled.permit())?,
         None => pool.admit(&caller.quota, share).await?,

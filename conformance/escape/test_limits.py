@@ -344,7 +344,7 @@ def test_the_platform_survives_a_flood_of_output(sandbox: Sandbox, neighbour: Sa
 
 
 def test_limits_follow_the_configuration(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> None:
-    config = "[sandbox]\ncpu_count = 1\nmemory_mb = 128\npids = 64\ndisk_mb = 96\n"
+    config = "[sandbox]\ncpu_count = 1\nmemory_mb = 128\npids = 64\ndisk_mb = 96\nopen_files = 300\n"
     own = Platform(tmp_path_factory.mktemp("small") / "data", config=config)
     try:
         own.start()
@@ -367,6 +367,11 @@ def test_limits_follow_the_configuration(platform: Platform, tmp_path_factory: p
         box.files.write("/tmp/forks.py", forks)
         assert 16 < int(root(box, "python3 /tmp/forks.py < /dev/null")) < 64
         assert status(box, "head -c 150M /dev/zero > /home/user/f") != 0
+        # Also from the next spawner, which root inside may ask for by ending the one that there is.
+        for end_it in ("true", "pkill -KILL -f '^ringfence spawner'"):
+            root(box, end_it)
+            assert box.commands.run("ulimit -Sn").stdout == "300\n"
+        assert int(box.commands.run("ulimit -n $(ulimit -Hn); ulimit -n").stdout) > 300
         assert own.terminate() == 0
     finally:
         own.close()

@@ -27,7 +27,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use model::injection::provider::Providers;
-use model::resources::Resources;
+use model::resources::{OPEN_FILES, OPEN_FILES_MAX, Resources};
 use proxy::egress::EgressSettings;
 use server::settings::{
     BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PauseSettings, PoolSettings,
@@ -116,6 +116,8 @@ impl fmt::Display for Source {
 
 /// How many processes a sandbox may create per second by default.
 const PROCESS_RATE: u32 = 2000;
+/// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
+const OPEN_FILES_MIN: u32 = 64;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,6 +192,8 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     /// Whether the whole disk of a sandbox is allocated at its start.
     pub(crate) reserve_disks: bool,
+    /// How many files a process of a sandbox may have open, unless it asks for more.
+    pub(crate) open_files: u32,
     /// How many processes a sandbox may create per second; none without a limit.
     pub(crate) process_rate: Option<u32>,
     /// The capacity reserved on this host.
@@ -328,6 +332,7 @@ impl Sources {
             base_template: given.parse(keys::BASE_TEMPLATE, boolean)?.unwrap_or(true),
             resources,
             reserve_disks,
+            open_files: number(keys::SANDBOX_OPEN_FILES, OPEN_FILES_MIN, OPEN_FILES_MAX, OPEN_FILES)?,
             process_rate: given
                 .parse(keys::SANDBOX_PROCESSES_PER_SECOND, |text| limit(text, 1_000_000))?
                 .unwrap_or(Some(PROCESS_RATE)),

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use model::resources::OPEN_FILES;
 use node::Node;
 use proxy::egress::EgressSettings;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -69,6 +70,7 @@ pub(crate) fn without_sandboxes(data_dir: &Path) -> node::NodeSettings {
         unlimited: true,
         disks_mb: Vec::new(),
         reserve_disks: false,
+        open_files: OPEN_FILES,
         base: false,
         criu: None,
         page_out: false,

@@ -207,6 +207,7 @@ async fn start(
         unlimited: settings.unlimited,
         disks_mb: vec![settings.resources.disk_mb],
         reserve_disks: settings.reserve_disks,
+        open_files: settings.open_files,
         base: settings.base_template,
         criu: settings.criu.clone(),
         page_out: settings.page_out,

@@ -2,6 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+/// How many files a process of a sandbox may have open where nobody asks for more, and to which number each may raise that for
+/// itself. As service managers set them: programs that close all descriptors that there could be are slow with a high one.
+pub const OPEN_FILES: u32 = 1024;
+pub const OPEN_FILES_MAX: u32 = 524_288;
+
 /// The resource limits of one sandbox, enforced by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {

@@ -77,6 +77,8 @@ pub struct NodeSettings {
     pub disks_mb: Vec<u32>,
     /// Allocate the whole disk of a sandbox on the host when it starts, instead of block by block.
     pub reserve_disks: bool,
+    /// How many files a process of a sandbox may have open, unless it asks for more.
+    pub open_files: u32,
     /// Prepare the template `base`. Without it sandboxes can only be ended, not started.
     pub base: bool,
     /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
@@ -157,6 +159,7 @@ impl Node {
             unlimited: settings.unlimited,
             disks_mb: settings.disks_mb,
             reserve_disks: settings.reserve_disks,
+            open_files: settings.open_files,
             base: settings.base,
             criu: settings.criu,
             page_out: settings.page_out,

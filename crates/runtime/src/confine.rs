@@ -2,6 +2,8 @@
 
 use std::io;
 
+use model::resources::OPEN_FILES_MAX;
+
 use crate::{schedule, seccomp, sys};
 
 /// Capabilities of root in a sandbox: those of a default OCI container, and only over the sandbox's own user namespace.
@@ -12,15 +14,12 @@ pub(crate) const CAPABILITIES: u64 = 0xa804_25fb;
 /// Highest capability number to drop; the kernel rejects unknown numbers, which ends the loop.
 const LAST_CAPABILITY: u32 = 63;
 
-/// Soft and hard limit on open files, as service managers set them.
-const OPEN_FILES: (u64, u64) = (1024, 524_288);
-
 /// Confines the calling process for good. It must be root of the sandbox's user namespace with all capabilities, in
-/// all of the sandbox's namespaces.
-pub(crate) fn confine() -> io::Result<()> {
+/// all of the sandbox's namespaces. `open_files` is how many its processes may have unless they ask for more.
+pub(crate) fn confine(open_files: u32) -> io::Result<()> {
     sys::join_new_session_keyring()?;
     schedule::of_sandbox()?;
-    sys::limit(libc::RLIMIT_NOFILE, OPEN_FILES.0, OPEN_FILES.1)?;
+    sys::limit(libc::RLIMIT_NOFILE, open_files.into(), OPEN_FILES_MAX.into())?;
     // Not 0: that prevents core files, but the kernel would still start the host's pipe handler, as the host's root,
     // for a crash in a sandbox. The kernel takes 1 as "no handler either".
     sys::limit(libc::RLIMIT_CORE, 1, 1)?;

@@ -76,6 +76,8 @@ pub struct DriverSettings {
     pub disks_mb: Vec<u32>,
     /// Allocate the whole disk of a sandbox on the host when it starts, instead of block by block.
     pub reserve_disks: bool,
+    /// How many files a process of a sandbox may have open, unless it asks for more.
+    pub open_files: u32,
     /// Create `base` and keep it up to date with the host. Without it sandboxes can only be ended, not started.
     pub base: bool,
     /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
@@ -184,6 +186,7 @@ impl ContainerDriver {
             tree: tree.clone(),
             work: Work::Sandboxes,
             reserve_disks: settings.reserve_disks,
+            open_files: settings.open_files,
         };
         // Those of further blocks come with the starts that need them.
         let entries = blocks.get(&0).map(|held| held.locks.clone()).unwrap_or_default();

@@ -123,7 +123,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     reset_oom_score().during("reset oom_score_adj")?;
     match hello.work {
         Work::Sandboxes | Work::Restores => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
-        Work::Spawners => spawner::serve(socket, &tree),
+        Work::Spawners => spawner::serve(socket, &tree, hello.open_files),
         Work::Commit => commit::serve(socket, &hello.data_dir),
         Work::Rebase => rebase::serve(socket, &hello.data_dir),
         Work::Dump => checkpoint::dump::serve(socket, &hello.tree),
@@ -156,6 +156,8 @@ struct Launcher {
     spare_fixtures: Option<OwnedFd>,
     /// Whether disks are allocated in full.
     reserve_disks: bool,
+    /// How many files a process of a sandbox may have open, unless it asks for more.
+    open_files: u32,
     /// Kind of the interface `eth0` on this host.
     interface: &'static str,
     /// Whether overlayfs takes layers as descriptors (kernel 6.13). Older kernels get paths.
@@ -206,6 +208,7 @@ impl Launcher {
             spare_fixtures: Some(fixtures.make().during("create fixtures")?),
             fixtures,
             reserve_disks: hello.reserve_disks,
+            open_files: hello.open_files,
             interface,
             layer_fds: takes_layer_fds().during("open overlayfs")?,
             limited: hello.tree.is_limited(),
@@ -319,6 +322,7 @@ impl Launcher {
             shared_memory_mb: resources.memory_mb / 2,
             processors: &processors,
             groups: &self.groups,
+            open_files: self.open_files,
             began: Clocks::now(),
         };
         let cloned = sys::clone3(sys::NAMESPACES, agent_groups.birth.as_ref().map(AsFd::as_fd));
@@ -388,7 +392,7 @@ impl Launcher {
             Some((message, _)) if message == setup::BEGUN => {}
             other => return Err(reported(other)).during("set up"),
         }
-        let spawned = spawner::begin(child.first(), &work, Some(spawner))?;
+        let spawned = spawner::begin(child.first(), &work, Some(spawner), self.open_files)?;
         let joined = spawned
             .namespace(wait)
             .during("create the cgroup namespace")

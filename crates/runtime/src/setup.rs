@@ -125,6 +125,8 @@ pub(crate) struct Parameters<'a> {
     pub(crate) processors: &'a View,
     /// The cgroups that it sees.
     pub(crate) groups: &'a [Shown],
+    /// How many files its processes may have open, unless they ask for more.
+    pub(crate) open_files: u32,
     /// Its start time.
     pub(crate) began: Clocks,
 }
@@ -197,12 +199,12 @@ pub(crate) fn become_agent(
     wire::send(socket, READY, &[]).step("report")?;
     let mut placed = vec![(boot, BOOT_FD), (spawner, SPAWNER_FD)];
     placed.extend(kernel.map(|kernel| (kernel, FIGURES_FD)));
-    become_program(&placed, &[c"ringfence", c"agent"])
+    become_program(&placed, &[c"ringfence", c"agent"], parameters.open_files)
 }
 
 /// Runs in a process that is root of a sandbox, in its namespaces and in its workload's cgroup. Returns only if it
 /// fails.
-pub(crate) fn become_spawner(spawner: OwnedFd) -> Result<Infallible, Failure> {
+pub(crate) fn become_spawner(spawner: OwnedFd, open_files: u32) -> Result<Infallible, Failure> {
     processors::pin_to_window().step("set the CPU affinity")?;
     if !is_root_of_namespace().step("read its cgroups")? {
         // In a sandbox of an earlier version, the agent has another cgroup namespace than the workload.
@@ -211,7 +213,7 @@ pub(crate) fn become_spawner(spawner: OwnedFd) -> Result<Infallible, Failure> {
     // Whoever has two user ids at exec is not dumpable after it, also where the program can be read. It is in a sandbox
     // that was restored, and root inside could otherwise trace the spawner until it has seen to that itself.
     sys::set_ids_of_user(NOBODY, 0, 0).step("set a second user id")?;
-    become_program(&[(spawner, SPAWNER_FD)], &[c"ringfence", c"spawner"])
+    become_program(&[(spawner, SPAWNER_FD)], &[c"ringfence", c"spawner"], open_files)
 }
 
 /// A user id that is not root's.
@@ -225,7 +227,7 @@ fn is_root_of_namespace() -> io::Result<bool> {
 }
 
 /// Puts descriptors where the program expects them, confines the process and executes it.
-fn become_program(placed: &[(OwnedFd, i32)], arguments: &[&CStr]) -> Result<Infallible, Failure> {
+fn become_program(placed: &[(OwnedFd, i32)], arguments: &[&CStr], open_files: u32) -> Result<Infallible, Failure> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).step("open /dev/null")?;
     // First move the descriptors above all target numbers, then to their targets. The socket that reports a failed exec
     // is already above.
@@ -241,7 +243,7 @@ fn become_program(placed: &[(OwnedFd, i32)], arguments: &[&CStr]) -> Result<Infa
     }
     // A new session: input on the platform's terminal must not reach a sandbox.
     rustix::process::setsid().step("leave the session")?;
-    confine::confine().step("confine")?;
+    confine::confine(open_files).step("confine")?;
     Err(sys::exec(c"/run/ringfence/agent", arguments)).step("execute the agent")
 }
 

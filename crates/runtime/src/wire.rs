@@ -23,6 +23,8 @@ pub(crate) struct Hello {
     pub(crate) tree: Tree,
     /// Whether disks are allocated in full.
     pub(crate) reserve_disks: bool,
+    /// How many files a process of a sandbox may have open, unless it asks for more.
+    pub(crate) open_files: u32,
     pub(crate) work: Work,
 }
 

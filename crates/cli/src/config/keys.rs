@@ -336,6 +336,10 @@ keys! {
         "sandbox.pids", None, Integer, "512",
         "Maximum number of processes and threads of a sandbox, at least 32.",
     },
+    SANDBOX_OPEN_FILES = {
+        "sandbox.open_files", None, Integer, "1024",
+        "How many files a process of a sandbox may have open unless it asks for more, 64 to 524288. Each may ask for 524288.",
+    },
     SANDBOX_PROCESSES_PER_SECOND = {
         "sandbox.processes_per_second", None, Integer, "2000",
         "How many processes and threads a sandbox may create per second in the long run, before its processor time is \

@@ -293,6 +293,8 @@ fn errors_name_the_key_and_where_the_value_came_from() {
             ["egress.udp_flows", "between 0 and 1000000"],
         ),
         ("[sandbox]\npids = 0", ["sandbox.pids", "at least 32"]),
+        ("[sandbox]\nopen_files = 63", ["sandbox.open_files", "64"]),
+        ("[sandbox]\nopen_files = 524289", ["sandbox.open_files", "524288"]),
         ("[sandbox]\npids = \"64\"", ["sandbox.pids", "an integer"]),
         ("listen = 3000", ["listen", "string in quotes"]),
         ("launchers = 65", ["launchers", "between 1 and 64"]),

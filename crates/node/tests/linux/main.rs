@@ -166,6 +166,7 @@ async fn open(data_dir: &Path) -> Host {
         unlimited: false,
         disks_mb: vec![RESOURCES.disk_mb],
         reserve_disks: false,
+        open_files: 1024,
         base: true,
         criu: Some(images::criu()),
         page_out: true,

@@ -63,9 +63,16 @@ pub(super) struct StartingSpawner {
 
 /// Begins to start a spawner in the namespaces of the sandbox whose agent this is, in its workload's cgroup.
 ///
+/// Its processes may have so many files open, unless they ask for more.
+///
 /// # Errors
 /// When no process can be cloned, or the cgroup is full.
-pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd>) -> io::Result<StartingSpawner> {
+pub(super) fn begin(
+    agent: BorrowedFd<'_>,
+    work: &Entry,
+    spawner: Option<OwnedFd>,
+    open_files: u32,
+) -> io::Result<StartingSpawner> {
     let (report, theirs) = pair(SocketType::SEQPACKET)?;
     match sys::clone3(0, work.birth.as_ref().map(AsFd::as_fd)).during("clone the helper")? {
         Cloned::Parent { pidfd, .. } => Ok(StartingSpawner {
@@ -73,7 +80,7 @@ pub(super) fn begin(agent: BorrowedFd<'_>, work: &Entry, spawner: Option<OwnedFd
             processes: Unfinished::new(pidfd),
             last: None,
         }),
-        Cloned::Child => run_child(&theirs, |socket| help(socket, agent, work, spawner)),
+        Cloned::Child => run_child(&theirs, |socket| help(socket, agent, (work, open_files), spawner)),
     }
 }
 
@@ -146,7 +153,7 @@ impl StartingSpawner {
 fn help(
     socket: BorrowedFd<'_>,
     agent: BorrowedFd<'_>,
-    work: &Entry,
+    (work, open_files): (&Entry, u32),
     spawner: Option<OwnedFd>,
 ) -> Result<Infallible, Failure> {
     let fail = |what: &'static str| move |error: io::Error| setup::failure(what, error);
@@ -217,7 +224,7 @@ fn help(
                     if !in_time {
                         return Err(fail("wait for the agent to take over")(io::ErrorKind::TimedOut.into()));
                     }
-                    setup::become_spawner(spawner)
+                    setup::become_spawner(spawner, open_files)
                 }
             }
         }
@@ -258,7 +265,7 @@ fn left_by(parent: Pid) -> io::Result<bool> {
 
 /// Gives new spawners to sandboxes that have lost theirs, until the platform closes the socket. Each attempt is a
 /// process of its own, so that a sandbox that delays one does not affect others.
-pub(super) fn serve(socket: &OwnedFd, tree: &OpenTree) -> io::Result<()> {
+pub(super) fn serve(socket: &OwnedFd, tree: &OpenTree, open_files: u32) -> io::Result<()> {
     wire::send_message(socket, &Reply::Ready, &[])?;
     while let Some((request, fds)) = wire::receive_message::<Request>(socket)? {
         let Request::Respawn { name } = request else {
@@ -270,7 +277,7 @@ pub(super) fn serve(socket: &OwnedFd, tree: &OpenTree) -> io::Result<()> {
             .and_then(|name| tree.open_work(&name).during("open the cgroup"))
             .and_then(|work| match sys::clone3(0, None).during("clone")? {
                 Cloned::Parent { .. } => Ok(()),
-                Cloned::Child => conduct(&agent, &work, &answer),
+                Cloned::Child => conduct(&agent, &work, &answer, open_files),
             });
         if let Err(error) = conducted {
             let _ = wire::send_message(&answer, &Reply::Failed(error.to_string()), &[]);
@@ -280,11 +287,11 @@ pub(super) fn serve(socket: &OwnedFd, tree: &OpenTree) -> io::Result<()> {
 }
 
 /// Runs one attempt. Keeps standard output, which holds the lock of the launchers.
-fn conduct(agent: &OwnedFd, work: &Entry, answer: &OwnedFd) -> ! {
+fn conduct(agent: &OwnedFd, work: &Entry, answer: &OwnedFd, open_files: u32) -> ! {
     let mut kept = vec![0, 1, 2, agent.as_raw_fd(), answer.as_raw_fd()];
     kept.extend(work.descriptors());
     let outcome = sys::close_all_but(&kept)
-        .and_then(|()| begin(agent.as_fd(), work, None))
+        .and_then(|()| begin(agent.as_fd(), work, None, open_files))
         .and_then(|starting| {
             starting.finish(ChildWait {
                 asked_by: answer.as_fd(),

@@ -162,6 +162,7 @@ fn open(data_dir: &Path) -> Arc<ContainerDriver> {
         unlimited: false,
         disks_mb: vec![RESOURCES.disk_mb],
         reserve_disks: false,
+        open_files: 1024,
         base: true,
         criu: None,
         page_out: false,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,23 @@ from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 
 
+def settled() -> HostState:
+    """The state of the host, once the session's platform has started what it starts after it is ready: launchers."""
+    state = HostState.take()
+    for _ in range(40):
+        time.sleep(0.25)
+        earlier, state = state, HostState.take()
+        if state == earlier:
+            break
+    return state
+
+
 @contextmanager
 def beside(session: Platform, directory: Path, config: str | None = None) -> Iterator[Platform]:
     """A platform on a data directory of its own, whose credentials are in the environment meanwhile. Nothing of it may be
     left afterwards, whether or not it still runs then.
     """
-    before = HostState.take()
+    before = settled()
     server = Platform(directory / "data", config=config)
     try:
         server.start()
@@ -25,7 +37,8 @@ def beside(session: Platform, directory: Path, config: str | None = None) -> Ite
             assert server.terminate() == 0, server.log_tail()
         down = server.down()
         assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
+        left = left_over(before)
+        assert left == {}, left
     finally:
         server.close()
         session.use()

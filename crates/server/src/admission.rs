@@ -31,6 +31,14 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
+    /// That of a sandbox whose share of the host is that of one that was started in advance.
+    pub(crate) fn of_started(reservation: Arc<Reservation>, capacity: Arc<CapacityPermit>) -> Self {
+        Self {
+            reservation,
+            capacity: Some(capacity),
+        }
+    }
+
     /// Takes another share of the team's quota instead, if what it has more exceeds no limit. The share of the host stays.
     pub(crate) fn exchange(&self, share: ResourceUse) -> Result<(), OverQuota> {
         self.reservation.exchange(share)
@@ -107,16 +115,15 @@ impl AdmissionControl {
         self.quotas.of(&self.store, team).await
     }
 
-    /// Reserves what a sandbox of this size needs of its team's quota and of the host.
-    pub(crate) async fn admit(&self, quota: &Arc<TeamQuota>, share: ResourceUse) -> Result<Admission, AdmissionError> {
-        let reservation = quota.reserve(share)?;
+    /// Reserves what a sandbox needs of the host; its share of its team's quota is reserved already.
+    pub(crate) async fn admit(&self, reservation: &Arc<Reservation>) -> Result<Admission, AdmissionError> {
         let permit = self.capacity.admit(&*self.node, &self.clock).await;
         let permit = permit.map_err(|why| AdmissionError::NoCapacity {
             why: why.to_string(),
             retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
         })?;
         Ok(Admission {
-            reservation: Arc::new(reservation),
+            reservation: Arc::clone(reservation),
             capacity: Some(Arc::new(permit)),
         })
     }
@@ -124,27 +131,6 @@ impl AdmissionControl {
     /// Reserves what a sandbox needs of the host, for one that counts against no team.
     pub(crate) async fn admit_to_host(&self) -> Result<CapacityPermit, NoCapacity> {
         self.capacity.admit(&*self.node, &self.clock).await
-    }
-
-    /// Whether the quota of a team leaves room for a sandbox of this size at the moment, so that a request that is refused
-    /// in any case waits for nothing.
-    pub(crate) fn check(&self, quota: &Arc<TeamQuota>, share: ResourceUse) -> Result<(), AdmissionError> {
-        drop(quota.reserve(share)?);
-        Ok(())
-    }
-
-    /// Reserves what a sandbox of this size needs of its team's quota. Its share of the host is that of a sandbox that was
-    /// started in advance.
-    pub(crate) fn admit_started(
-        &self,
-        quota: &Arc<TeamQuota>,
-        share: ResourceUse,
-        capacity: Arc<CapacityPermit>,
-    ) -> Result<Admission, AdmissionError> {
-        Ok(Admission {
-            reservation: Arc::new(quota.reserve(share)?),
-            capacity: Some(capacity),
-        })
     }
 
     /// A share of the host for a sandbox that takes this much memory and that nobody waits for; none unless much is left.

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admission::capacity::{CapacityPermit, NoCapacity};
-use crate::admission::quota::{ResourceUse, TeamQuota};
+use crate::admission::quota::Reservation;
 use crate::admission::{Admission, AdmissionControl, AdmissionError};
 use crate::builds::recipe::{BuildSpec, layers_of};
 use crate::chain::Chain;
@@ -311,9 +311,12 @@ impl Pool {
         })
     }
 
-    /// Notes how long a sandbox of a kind took to become ready that a request has started.
+    /// Notes how long a sandbox of a kind took to become ready that a request has started, unless that is known. The
+    /// environment of a request may make it take longer than others.
     pub(crate) fn became_ready(&self, key: &PoolKey, took: Duration) {
-        if let Some(demand) = self.state.lock().demands.get_mut(key) {
+        if let Some(demand) = self.state.lock().demands.get_mut(key)
+            && demand.ready_us == 0
+        {
             demand.ready_us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
         }
     }
@@ -353,15 +356,11 @@ impl Pool {
     }
 
     /// Reserves what a sandbox of this size needs. Where the host has no capacity, pooled sandboxes are ended for it first.
-    pub(crate) async fn admit(
-        self: &Arc<Self>,
-        quota: &Arc<TeamQuota>,
-        share: ResourceUse,
-    ) -> Result<Admission, AdmissionError> {
+    pub(crate) async fn admit(self: &Arc<Self>, reservation: &Arc<Reservation>) -> Result<Admission, AdmissionError> {
         let admission = &self.services.admission;
         let mut is_last = false;
         loop {
-            match admission.admit(quota, share).await {
+            match admission.admit(reservation).await {
                 Err(AdmissionError::NoCapacity { .. }) if !is_last => {
                     if self.evict().await {
                         admission.forget_reading();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use model::id::{SandboxId, TeamId, TemplateId};
 
-use super::{Offer, Phase, Pool, PoolKey, State, Taken};
+use super::{Member, Offer, Phase, Pool, PoolKey, State, Taken};
 use crate::builds::recipe::BuildSpec;
 use crate::clock::SECOND_US;
 use crate::outcome::{PoolEnd, PoolUse};
@@ -130,21 +130,22 @@ impl State {
         if demand.ready_us == 0 || demand.failures > 0 || !waits_as_long_for_a_client(start) {
             return None;
         }
-        let late_us = demand
-            .ready_us
-            .saturating_add(demand.ready_us / 2)
-            .saturating_add(LATE_US);
-        let (id, member) = self
+        let ready_us = demand.ready_us;
+        let late_us = ready_us.saturating_add(ready_us / 2).saturating_add(LATE_US);
+        // How long to wait for one; none if it is late, or not ready before the request would have to give up.
+        let left_us = |member: &Member| {
+            let age_us = now_us - member.since_us;
+            let left_us = late_us.saturating_sub(age_us).min(WAIT_MAX_US);
+            (left_us > 0 && ready_us - age_us <= WAIT_MAX_US).then_some(left_us)
+        };
+        let (left_us, id, member) = self
             .members
             .iter_mut()
             .filter(|(_, member)| matches!(member.phase, Phase::Starting | Phase::Ready) && member.key == *key)
             .filter(|(_, member)| !member.is_promised && !member.is_dead && !member.cancel.is_cancelled())
-            .min_by_key(|(_, member)| member.since_us)?;
-        let left_us = member.since_us.saturating_add(late_us) - now_us;
-        let left_us = u64::try_from(left_us.min(WAIT_MAX_US))
-            .ok()
-            .filter(|left_us| *left_us > 0)?;
+            .filter_map(|(id, member)| Some((left_us(member)?, id, member)))
+            .min_by_key(|(_, _, member)| member.since_us)?;
         member.is_promised = true;
-        Some((id.clone(), Duration::from_micros(left_us)))
+        Some((id.clone(), Duration::from_micros(left_us.unsigned_abs())))
     }
 }

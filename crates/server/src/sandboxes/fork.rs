@@ -267,7 +267,8 @@ impl Sandboxes {
     /// Reserves what a child needs, and stores its row.
     async fn prepare_child(&self, parent: &Parent, id: &SandboxId, request: &ForkRequest) -> Result<Child, ChildError> {
         let share = ResourceUse::one_sandbox(parent.row.cpu_count, parent.row.memory_mb);
-        let admission = self.pool.admit(&request.quota, share).await?;
+        let reservation = Arc::new(request.quota.reserve(share).map_err(AdmissionError::from)?);
+        let admission = self.pool.admit(&reservation).await?;
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
         let row = self.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
         let entry = self.register(&row, admission);

@@ -520,12 +520,12 @@ async fn a_request_gets_the_one_that_is_being_started() {
         })
         .await;
     };
-    // The next one takes 20 seconds to become ready. One is asked for now and then, so that is enough.
+    // The next one takes 10 seconds to become ready. One is asked for now and then, so that is enough.
     platform.clock.advance(100);
     ready(false);
     claim().await;
     until_started(3).await;
-    platform.clock.advance(20);
+    platform.clock.advance(10);
     ready(true);
     until_frozen(&platform, 1).await;
     platform.clock.advance(100);
@@ -536,7 +536,7 @@ async fn a_request_gets_the_one_that_is_being_started() {
     let waiting = create(&platform, "own");
     let begins = async {
         tokio::time::sleep(Duration::from_millis(30)).await;
-        platform.clock.advance(20);
+        platform.clock.advance(10);
         ready(true);
     };
     let (reply, ()) = tokio::join!(waiting, begins);

@@ -4,6 +4,7 @@
 //! the timeout, then the rest. Every key of a request is either supported or refused by name, never ignored silently.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
@@ -21,6 +22,7 @@ use super::idempotency::IdempotencyHeader;
 use super::network::{EgressRules, ports};
 use super::{ConnectionInfo, injections};
 use crate::admission::quota::ResourceUse;
+use crate::admission::{Admission, AdmissionError};
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Body, Lenient, Nullable, body};
@@ -417,11 +419,13 @@ async fn prepare(
     }
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
-    state.admission.check(&caller.quota, share)?;
+    // Before anything is waited for: a request that is refused in any case waits for nothing, and what starts for one that
+    // waits is in its quota.
+    let reservation = Arc::new(caller.quota.reserve(share).map_err(AdmissionError::from)?);
     let pooled = Box::pin(pool.take((&spec.template, owner.as_ref()), &key, &built)).await;
     let admission = match &pooled {
-        Some(pooled) => state.admission.admit_started(&caller.quota, share, pooled.permit())?,
-        None => pool.admit(&caller.quota, share).await?,
+        Some(pooled) => Admission::of_started(reservation, pooled.permit()),
+        None => pool.admit(&reservation).await?,
     };
     Ok(Box::new(CreateRequest {
         id,

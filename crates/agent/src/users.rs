@@ -143,13 +143,18 @@ fn find_user(passwd: &[u8], name: &str) -> Option<User> {
     lines(passwd).find_map(|fields| match fields.as_slice() {
         [found, _, uid, gid, _, home, ..] if *found == name => Some(User {
             name: name.to_owned(),
-            uid: uid.parse().ok()?,
-            gid: gid.parse().ok()?,
+            uid: listed(uid)?,
+            gid: listed(gid)?,
             home: PathBuf::from(home),
             has_one_group: false,
         }),
         _ => None,
     })
+}
+
+/// A number of a line, which need not be one of the sandbox. The largest one means "unchanged".
+fn listed(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|id| *id != u32::MAX)
 }
 
 /// A text as an id of the sandbox. The kernel takes the largest number of the type as "unchanged", which must not get

@@ -48,11 +48,18 @@ fn open(path: &Path) -> io::Result<(File, std::fs::Metadata)> {
 /// # Errors
 /// When one of the two cannot be read or written, or the new one exists.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<Copied> {
+    // First, so that nothing is left where there is nothing to copy.
+    let source = open(from)?;
     let target = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
     let mut write = |block: &[u8], at| target.write_all_at(block, at);
-    let copied = read(from, &mut write)?;
-    target.set_len(copied.size)?;
-    Ok(copied)
+    let copied = read(source, &mut write).and_then(|copied| {
+        target.set_len(copied.size)?;
+        Ok(copied)
+    });
+    if copied.is_err() {
+        let _ = std::fs::remove_file(to);
+    }
+    copied
 }
 
 /// Sets who owns a copy, and who may use it.
@@ -69,11 +76,13 @@ pub(crate) fn set_access(path: &Path, mode: u32, owner: (u32, u32)) -> io::Resul
 /// # Errors
 /// When it cannot be read.
 pub(crate) fn check(path: &Path) -> io::Result<Copied> {
-    read(path, &mut |_, _| Ok(()))
+    read(open(path)?, &mut |_, _| Ok(()))
 }
 
-fn read(path: &Path, write: &mut dyn FnMut(&[u8], u64) -> io::Result<()>) -> io::Result<Copied> {
-    let (file, metadata) = open(path)?;
+fn read(
+    (file, metadata): (File, std::fs::Metadata),
+    write: &mut dyn FnMut(&[u8], u64) -> io::Result<()>,
+) -> io::Result<Copied> {
     let (size, mut data) = (metadata.len(), 0);
     let mut sum = Sha256::new();
     let mut buffer = vec![0; AT_ONCE];

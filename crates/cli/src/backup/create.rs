@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::Method;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
-use model::id::{BuildId, LayerId};
+use model::id::{BuildId, LayerId, NodeId};
 use model::lifecycle::{Kept, State};
 use runtime::backup::{files_of_kept, files_of_memory, walk};
 use serde_json::Value;
@@ -34,6 +34,9 @@ use crate::{credentials, node_identity, open_store};
 /// Directories of the data directory that are copied as they are: certificates, files that were uploaded for builds, and the
 /// programs with which processes are restored. Their files are replaced and never changed.
 const DIRECTORIES: [&str; 3] = ["tls", "builds", "agents"];
+/// How long ago a template may have been deleted that a copy of a database server names, in microseconds. Layers stay for ten
+/// minutes, and are not all read in the first moment.
+const DELETED_US: i64 = 9 * 60 * 1_000_000;
 /// Beginning of the names of files that are not complete.
 const UNFINISHED: &str = ".";
 /// A program that is not complete.
@@ -55,7 +58,7 @@ pub(super) fn run(config: &Config, file: Option<PathBuf>, to: &Path, skip_missin
         .enable_all()
         .build()
         .context("start the async runtime")?;
-    let (manifest, data) = runtime.block_on(async {
+    let made = runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let mut backup = Backup {
             config,
@@ -80,7 +83,10 @@ pub(super) fn run(config: &Config, file: Option<PathBuf>, to: &Path, skip_missin
         } = backup;
         target.finish(&manifest)?;
         anyhow::Ok((manifest, data))
-    })?;
+    });
+    // A file that is still being copied after an interruption is not waited for.
+    runtime.shutdown_background();
+    let (manifest, data) = made?;
     report(config, to, &manifest, data)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -109,7 +115,10 @@ fn report(config: &Config, to: &Path, manifest: &Manifest, data: u64) -> Result<
         output::line("not in it: the database, which is on PostgreSQL; back it up with pg_dump")?;
     }
     match &config.master_key {
-        KeySource::DataDir => Ok(()),
+        KeySource::DataDir if manifest.has_master_key => Ok(()),
+        KeySource::DataDir => output::line(
+            "not in it: the master key, which is not in the data directory; it is where the configuration of the platform says",
+        ),
         KeySource::File(path) => output::line(&format!("not in it: the master key, {}", path.display())),
         KeySource::Environment(_) => output::line("not in it: the master key, which comes from the environment"),
     }
@@ -204,8 +213,8 @@ struct Backup<'a> {
 
 impl Backup<'_> {
     async fn make(&mut self, file: Option<PathBuf>) -> Result<()> {
-        let store = open_store(self.config).await?;
         let node = node_identity::node_of(self.dir)?;
+        let store = self.open_database(&node).await?;
         let path = self.target.partial.join(DATABASE);
         let is_included = store.copy_to(&path).await.context("copy the database")?;
         let snapshot = match is_included {
@@ -218,7 +227,12 @@ impl Backup<'_> {
         self.copy_own_files(file).await?;
         self.copy_sandboxes(&rows, &store).await?;
         self.copy_memories(&rows).await?;
-        self.copy_layers(&rows).await?;
+        // A copy that was made of a server before may name templates that are deleted since.
+        let deleted_us = match is_included {
+            true => i64::MAX,
+            false => now().as_microsecond() - DELETED_US,
+        };
+        self.copy_layers(&rows, deleted_us).await?;
         if is_included {
             self.forget_cached_layers(&rows).await?;
         }
@@ -232,6 +246,26 @@ impl Backup<'_> {
         }
         store.close().await;
         Ok(())
+    }
+
+    /// Opens the database of the platform that runs. The configuration of this command may name another one.
+    async fn open_database(&self, node: &NodeId) -> Result<Store> {
+        let path = self.config.database_url.file();
+        let is_there = path.as_ref().is_none_or(|path| path.exists());
+        let store = match is_there {
+            true => open_store(self.config).await?,
+            false => bail!(foreign(self.dir.path())),
+        };
+        let lease = store.node_by_id(node).await?.and_then(|row| row.lease);
+        if lease.is_none_or(|lease| lease.until_us <= now().as_microsecond()) {
+            bail!(foreign(self.dir.path()));
+        }
+        Ok(store)
+    }
+
+    fn lose_memory(&mut self, build: &BuildId) {
+        let lost = format!("the processes of snapshot {build}, which the host has lost");
+        self.manifest.missing.push(lost);
     }
 
     fn add(&mut self, path: PathBuf, copied: Copied) {
@@ -365,20 +399,18 @@ impl Backup<'_> {
                     }
                 }
                 // Sandboxes of it start from its files then, as they do now.
-                Ok(None) => {
-                    let lost = format!("the processes of snapshot {build}, which the host has lost");
-                    self.manifest.missing.push(lost);
-                }
+                Ok(None) => self.lose_memory(&build),
+                Err(error) if error.kind() == io::ErrorKind::NotFound && self.skip_missing => self.lose_memory(&build),
                 Err(error) => return Err(error).with_context(|| format!("read the memory of snapshot {build}")),
             }
         }
         Ok(())
     }
 
-    /// The layers of templates, as archives.
-    async fn copy_layers(&mut self, rows: &NodeRows) -> Result<()> {
+    /// The layers of templates, as archives. Those count as well that were deleted after that time.
+    async fn copy_layers(&mut self, rows: &NodeRows, deleted_us: i64) -> Result<()> {
         let mut layers = BTreeSet::new();
-        for json in rows.layer_references(i64::MAX).await? {
+        for json in rows.layer_references(deleted_us).await? {
             layers_in(
                 &serde_json::from_str(&json).context("invalid spec of a build")?,
                 &mut layers,
@@ -451,21 +483,58 @@ impl Backup<'_> {
     }
 }
 
+fn foreign(data_dir: &Path) -> String {
+    format!(
+        "the database that database_url names is not that of the platform that runs in {}: name the configuration of the \
+         platform with --config or RINGFENCE_CONFIG",
+        data_dir.display()
+    )
+}
+
 /// The archive of a layer in a backup.
 pub(super) fn archive_of(layer: &LayerId) -> PathBuf {
     Path::new(LAYERS).join(format!("{layer}.tar.zst"))
 }
 
-/// The layers that a JSON value names, wherever it does.
+/// The layers of the images that a JSON value has. Hashes in environments and in recipes look like layers and are none.
 fn layers_in(value: &Value, found: &mut BTreeSet<LayerId>) {
     match value {
-        Value::String(text) => found.extend(text.parse::<LayerId>().ok()),
         Value::Array(items) => items.iter().for_each(|item| layers_in(item, found)),
-        Value::Object(map) => map.values().for_each(|item| layers_in(item, found)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        Value::Object(map) => {
+            for (key, value) in map {
+                match (key.as_str(), value) {
+                    ("layers", Value::Array(layers)) => {
+                        let layers = layers.iter().filter_map(Value::as_str);
+                        found.extend(layers.filter_map(|layer| layer.parse::<LayerId>().ok()));
+                    }
+                    _ => layers_in(value, found),
+                }
+            }
+        }
+        Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_layers_of_images_are_layers() {
+        let [first, second, third, other] = ["a", "b", "c", "d"].map(|digit| digit.repeat(64));
+        let value = serde_json::json!({
+            "image": {"layers": {"base": true, "layers": [first, second]}},
+            "copy": {"to": {"base": false, "layers": [third]}, "from": {"base": true, "layers": []}},
+            "env": {"PYTHON_SHA256": other, "layers": other},
+            "steps": [{"files_hash": other, "args": [other]}],
+        });
+        let mut found = BTreeSet::new();
+        layers_in(&value, &mut found);
+        let found: Vec<&str> = found.iter().map(LayerId::as_str).collect();
+        assert_eq!(found, [first, second, third]);
+    }
 }

@@ -65,10 +65,20 @@ fn database(config: &Config, manifest: &Manifest) -> Result<Option<PathBuf>> {
         ),
         // The whole directory is checked.
         (Database::Included, Some(path)) if path.starts_with(&config.data_dir) => Ok(Some(path)),
-        (Database::Included, Some(path)) => match fs::symlink_metadata(&path) {
-            Ok(_) => bail!("the database {} exists already: move it away", path.display()),
-            Err(_) => Ok(Some(path)),
-        },
+        (Database::Included, Some(path)) => {
+            // SQLite would apply what an earlier database has left in its log.
+            for suffix in ["", "-wal", "-shm", "-journal"] {
+                let mut file = path.clone().into_os_string();
+                file.push(suffix);
+                if fs::symlink_metadata(&file).is_ok() {
+                    bail!(
+                        "the database file {} exists already: move it away",
+                        Path::new(&file).display()
+                    );
+                }
+            }
+            Ok(Some(path))
+        }
     }
 }
 

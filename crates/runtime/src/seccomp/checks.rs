@@ -173,7 +173,7 @@ fn huge_mapping() -> Vec<Step> {
         unless_any_bit(libc::MAP_ANONYMOUS.cast_unsigned(), &[Return(Allow)]),
         vec![Mask(KIND)],
         among(
-            &[libc::MAP_SHARED, libc::MAP_PRIVATE].map(c_int::cast_unsigned),
+            &[libc::MAP_SHARED, libc::MAP_PRIVATE, libc::MAP_SHARED_VALIDATE].map(c_int::cast_unsigned),
             libc::EINVAL,
         ),
         huge_size(3, libc::EINVAL),
@@ -283,30 +283,30 @@ fn unshare() -> Vec<Step> {
 fn socket() -> Vec<Step> {
     let flags = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).cast_unsigned() | SOCKET_TYPE;
     let kind = || vec![Load(data::argument(1)), Mask(SOCKET_TYPE)];
-    let in_kernel = [
-        0,
-        libc::IPPROTO_TCP,
-        libc::IPPROTO_UDP,
-        libc::IPPROTO_ICMP,
-        libc::IPPROTO_ICMPV6,
-    ];
-    let internet = [
-        kind(),
-        // A raw socket may use any protocol, and no module is loaded for it.
-        if_equal(libc::SOCK_RAW, &[Return(Allow)]),
-        vec![Load(data::argument(2))],
-        if_at_least(PROTOCOLS, &[refuse(libc::EINVAL)]),
-        // For other types the kernel looks for modules, also with protocol 0.
-        kind(),
-        among(
-            &[libc::SOCK_STREAM, libc::SOCK_DGRAM].map(c_int::cast_unsigned),
-            libc::ESOCKTNOSUPPORT,
-        ),
-        vec![Load(data::argument(2))],
-        among(&in_kernel.map(c_int::cast_unsigned), libc::EPROTONOSUPPORT),
-        vec![Return(Allow)],
-    ]
-    .concat();
+    let protocols = |of_kernel: &[c_int]| {
+        let of_kernel: Vec<u32> = of_kernel.iter().map(|protocol| protocol.cast_unsigned()).collect();
+        [
+            vec![Load(data::argument(2))],
+            among(&of_kernel, libc::EPROTONOSUPPORT),
+            vec![Return(Allow)],
+        ]
+        .concat()
+    };
+    // For every other pair of a type and a protocol the kernel looks for modules, on behalf of anybody.
+    let internet = |echo: c_int| {
+        [
+            kind(),
+            // A raw socket may use any protocol, and no module is loaded for it.
+            if_equal(libc::SOCK_RAW, &[Return(Allow)]),
+            vec![Load(data::argument(2))],
+            if_at_least(PROTOCOLS, &[refuse(libc::EINVAL)]),
+            kind(),
+            if_equal(libc::SOCK_STREAM, &protocols(&[0, libc::IPPROTO_TCP])),
+            among(&[libc::SOCK_DGRAM.cast_unsigned()], libc::ESOCKTNOSUPPORT),
+            protocols(&[0, libc::IPPROTO_UDP, echo]),
+        ]
+        .concat()
+    };
     let netlink = [
         kind(),
         among(
@@ -339,8 +339,8 @@ fn socket() -> Vec<Step> {
             .concat(),
         ),
         vec![Load(data::argument(0))],
-        if_equal(libc::AF_INET, &internet),
-        if_equal(libc::AF_INET6, &internet),
+        if_equal(libc::AF_INET, &internet(libc::IPPROTO_ICMP)),
+        if_equal(libc::AF_INET6, &internet(libc::IPPROTO_ICMPV6)),
         if_equal(libc::AF_NETLINK, &netlink),
         vec![refuse(libc::EAFNOSUPPORT)],
     ]

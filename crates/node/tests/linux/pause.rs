@@ -102,12 +102,17 @@ pub(super) async fn goes_on(host: &Host, from: u64) -> u64 {
 
 /// A sandbox in which a program counts.
 pub(super) async fn counting(data_dir: &Path) -> Host {
+    counting_in("sh", data_dir).await
+}
+
+/// The program is one of this shell: `sh` starts programs with `vfork`, and `bash` with `fork`.
+pub(super) async fn counting_in(shell: &str, data_dir: &Path) -> Host {
     let host = open(data_dir).await;
     host.node.start(request(&host.id)).await.unwrap();
     let program = "i=0; while :; do i=$((i+1)); echo $i >n.new; mv n.new n; done";
     let answer = host
         .run(&format!(
-            "echo 0 >n; (setsid sh -c '{program}' >/dev/null 2>&1 &) </dev/null"
+            "echo 0 >n; (setsid {shell} -c '{program}' >/dev/null 2>&1 &) </dev/null"
         ))
         .await;
     assert!(answer.contains("exit status 0"), "{answer}");

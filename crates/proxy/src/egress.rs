@@ -292,16 +292,26 @@ impl Sandbox {
     /// Whether the resolver answers what is sent to a destination: at its own address, and in place of the DNS servers of
     /// the policy where the sandbox cannot reach them itself, by this decision.
     fn is_for_resolver(&self, destination: SocketAddr, judge: Judge) -> bool {
-        let settings = &self.shared.settings;
-        if destination.port() != DNS_PORT || !settings.enabled {
-            return false;
-        }
+        self.is_resolver(destination) || self.is_closed_server(destination, judge)
+    }
+
+    /// Whether a destination is the resolver itself.
+    fn is_resolver(&self, destination: SocketAddr) -> bool {
+        self.is_dns(destination) && destination.ip().to_canonical() == self.network.resolver()
+    }
+
+    /// Whether a destination is a DNS server of the policy that the sandbox cannot reach, by this decision. May ask the
+    /// kernel for a route.
+    fn is_closed_server(&self, destination: SocketAddr, judge: Judge) -> bool {
         let address = destination.ip().to_canonical();
-        if address == self.network.resolver() {
-            return true;
-        }
         let policy = self.policy();
-        policy.has_dns_server(address) && judge(settings, &policy, address) != Verdict::Open
+        self.is_dns(destination)
+            && policy.has_dns_server(address)
+            && judge(&self.shared.settings, &policy, address) != Verdict::Open
+    }
+
+    fn is_dns(&self, destination: SocketAddr) -> bool {
+        destination.port() == DNS_PORT && self.shared.settings.enabled
     }
 
     fn policy(&self) -> Arc<EgressPolicy> {

@@ -8,7 +8,7 @@
 //! What the resolver can answer by itself costs no more than a refusal, so it is always answered. Questions for which DNS
 //! servers have to be asked have a rate per sandbox ([`Client`]): beyond it they wait, and those for which there is no
 //! place get no answer, as on a network that is too slow, because programs take a refusal as final and ask again after
-//! silence.
+//! silence. Servers that are slow are not the fault of the one who asks: what waits too long for them fails.
 //!
 //! Queries for HTTPS and SVCB records have no answer, so that connections need no keys for an encrypted ClientHello and
 //! show their server name. DNSSEC is not validated, signatures are neither requested nor passed on. Names are forwarded in
@@ -37,7 +37,7 @@ use model::network::{Cidr, domain_name};
 use parking_lot::Mutex;
 use protocol::node::DnsCounters;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub(super) use self::client::Client;
 pub(super) use self::request::{MAX_QUERY, Transport};
@@ -48,11 +48,12 @@ use self::response::Response;
 use self::servers::{HostServers, Ipv6Route, MAX_SERVERS};
 use super::addresses::{Category, category};
 
-/// Queries of all sandboxes that DNS servers are asked at a time. Each has a socket. Further ones wait in the order of their
-/// arrival, and a sandbox has a small part of them.
+/// Queries of all sandboxes that DNS servers are asked at a time, and as many for servers that only policies name. Each has
+/// a socket. Further ones wait in the order of their arrival, and a sandbox has a small part of them.
 const MAX_FORWARDED: usize = 1024;
 
-/// How long a question may wait for its turn: programs ask again after five seconds, as a rule.
+/// How long a question may wait for its turn, and then for a place among those of all sandboxes: programs ask again after
+/// five seconds, as a rule.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// How long answers from the table of the operator are valid, in seconds: it changes with a restart.
@@ -112,7 +113,10 @@ pub(super) struct Resolver {
     ipv6: Ipv6Route,
     cache: Mutex<Cache>,
     flights: Flights<Arc<Response>>,
+    /// Places for queries to the servers of the operator or of the host.
     forwarded: Semaphore,
+    /// Places for queries to servers that only policies name: those may be silent on purpose, and hold each place for long.
+    forwarded_elsewhere: Semaphore,
     counters: Counters,
 }
 
@@ -154,6 +158,7 @@ impl Resolver {
             cache: Mutex::new(Cache::new()),
             flights: Flights::default(),
             forwarded: Semaphore::new(MAX_FORWARDED),
+            forwarded_elsewhere: Semaphore::new(MAX_FORWARDED),
             counters: Counters::default(),
         }
     }
@@ -308,41 +313,43 @@ impl Resolver {
         let response = match bound {
             Bound::None => {
                 let _permit = client.forwarded.acquire().await;
-                Some(Box::pin(self.flights.join(&key, self.forward(&key))).await)
+                Ok(Box::pin(self.flights.join(&key, self.forward(&key))).await)
             }
             Bound::Datagrams | Bound::Connections => self.in_turn(&key, client, bound).await,
         };
-        response.ok_or_else(|| {
+        response.inspect_err(|NoTurn| {
             count(&self.counters.unanswered);
             client.beyond.count_unanswered();
-            NoTurn
         })
     }
 
-    /// The response to a question of a sandbox, when it is its turn. `None` if there is no place for it, or it would take
-    /// too long. Programs of a sandbox that ask the same count as one.
-    async fn in_turn(&self, key: &Key, client: &Client, bound: Bound) -> Option<Arc<Response>> {
+    /// The response to a question of a sandbox, when it is its turn. An error if there is no place for it, or its turn would
+    /// come too late. Programs of a sandbox that ask the same count as one.
+    async fn in_turn(&self, key: &Key, client: &Client, bound: Bound) -> Result<Arc<Response>, NoTurn> {
         let _place = match bound {
-            Bound::Datagrams => Some(client.pending.try_acquire().ok()?),
+            Bound::Datagrams => Some(client.pending.try_acquire().map_err(|_| NoTurn)?),
             Bound::Connections | Bound::None => None,
         };
         let ask = async {
             let latest = Instant::now() + MAX_WAIT;
-            let wait = client.rate.book(MAX_WAIT)?;
+            let wait = client.rate.book(MAX_WAIT).ok_or(NoTurn)?;
             if !wait.is_zero() {
                 count(&self.counters.limited);
                 client.beyond.count_waited();
                 sleep(wait).await;
             }
             // Before another sandbox may wait for this query: what a sandbox has too many of delays only itself.
-            let permit = timeout_at(latest, client.forwarded.acquire()).await;
-            let _permit = permit.ok()?;
+            let Ok(_permit) = timeout_at(latest, client.forwarded.acquire()).await else {
+                // Its other queries take long, which says nothing about how many there are.
+                return Ok(self.failure());
+            };
             // A policy that was set meanwhile applies at once: a name that it closes must not leave.
             let name = domain_name(&text_of(&key.question.name));
             if !client.may_resolve(name.as_deref()) || self.servers_of(client) != key.servers {
-                return None;
+                count(&self.counters.refused);
+                return Ok(Arc::new(Response::refused(Instant::now())));
             }
-            Some(self.flights.join(key, self.forward(key)).await)
+            Ok(self.flights.join(key, self.forward(key)).await)
         };
         Box::pin(client.flights.join(key, ask)).await
     }
@@ -358,19 +365,33 @@ impl Resolver {
         if let Some(response) = self.cached(key) {
             return response;
         }
-        let _permit = self.forwarded.acquire().await;
+        let Ok(_permit) = timeout(MAX_WAIT, self.places(&key.servers).acquire()).await else {
+            tracing::debug!("too many queries wait for DNS servers");
+            // The cache does not get it: no server was asked, and there may be a place for the next query.
+            return self.failure();
+        };
         count(&self.counters.forwarded);
-        let reply = forward::ask(&key.servers, &key.question).await;
-        let now = Instant::now();
-        let response = Arc::new(match reply {
-            Some(reply) => Response::new(&key.question, reply, now),
-            None => {
-                count(&self.counters.failed);
-                Response::failed(now)
-            }
-        });
-        self.cache.lock().insert(key.clone(), response.clone(), now);
+        let response = match forward::ask(&key.servers, &key.question).await {
+            Some(reply) => Arc::new(Response::new(&key.question, reply, Instant::now())),
+            None => self.failure(),
+        };
+        self.cache.lock().insert(key.clone(), response.clone(), Instant::now());
         response
+    }
+
+    fn failure(&self) -> Arc<Response> {
+        count(&self.counters.failed);
+        Arc::new(Response::failed(Instant::now()))
+    }
+
+    /// The places for queries to these servers. Policies with the servers of the operator have places among those of all,
+    /// because they also share the queries themselves.
+    fn places(&self, servers: &Arc<[SocketAddr]>) -> &Semaphore {
+        if *servers == self.common_servers() {
+            &self.forwarded
+        } else {
+            &self.forwarded_elsewhere
+        }
     }
 
     /// The servers that answer a sandbox. Those of its policy only if it could reach them itself: public ones, or in
@@ -393,6 +414,11 @@ impl Resolver {
                 .map(|address| SocketAddr::new(address, self.port))
                 .collect();
         }
+        self.common_servers()
+    }
+
+    /// The servers that answer sandboxes whose policies name none.
+    fn common_servers(&self) -> Arc<[SocketAddr]> {
         if self.servers.is_empty() {
             self.host_servers.current()
         } else {

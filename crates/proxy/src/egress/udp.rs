@@ -8,7 +8,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -40,11 +40,12 @@ const TURN: u32 = 32;
 /// and are lost when it is full, at the cost of the sandbox: the work of the gateway is not charged to it.
 const DATAGRAMS_PER_S: u32 = 100_000;
 const DATAGRAMS_BURST: u32 = 10_000;
-/// Datagrams that begin a flow or are refused, in the same way. Beyond, they are lost.
+/// Datagrams that begin a flow, are refused, or are for a DNS server in whose place the resolver answers, in the same way:
+/// each is judged, for which the kernel is asked. Beyond, they are lost.
 const FLOWS_PER_S: u32 = 200;
 const FLOWS_BURST: u32 = 1000;
-/// The same for flows to DNS servers: programs have a socket for each query, and repeat those without an answer after five
-/// seconds.
+/// The same for flows to DNS servers, once every query was answered and before: programs have a socket for each query, or
+/// for those about one name, and repeat those without an answer after five seconds.
 const DNS_IDLE: Duration = Duration::from_secs(2);
 const DNS_IDLE_UNANSWERED: Duration = Duration::from_secs(10);
 
@@ -60,25 +61,50 @@ struct Flow {
     counts: Counts,
     /// Milliseconds from `begun` to the last datagram.
     last_ms: AtomicU64,
-    is_answered: AtomicBool,
+    /// Datagrams from the sandbox and to it.
+    sent: AtomicU64,
+    received: AtomicU64,
     is_dns: bool,
     begun: Instant,
     _open: Open,
 }
 
 impl Flow {
-    fn touch(&self) {
+    fn new(sandbox: &Sandbox, socket: UdpSocket, is_dns: bool) -> Self {
+        Self {
+            socket,
+            counts: Counts::new(&sandbox.shared.counters),
+            last_ms: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            is_dns,
+            begun: Instant::now(),
+            _open: Open::new(&sandbox.shared.counters, Protocol::Udp),
+        }
+    }
+
+    /// Counts a datagram that was forwarded.
+    fn count(&self, direction: Direction, bytes: usize) {
+        let datagrams = match direction {
+            Direction::Out => &self.sent,
+            Direction::In => &self.received,
+        };
+        datagrams.fetch_add(1, Ordering::Relaxed);
+        self.counts.add(direction, bytes);
         let since = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(since, Ordering::Relaxed);
     }
 
     /// When it is idle for too long, unless more datagrams come.
     fn expires(&self) -> Instant {
-        let idle = match (self.is_answered.load(Ordering::Relaxed), self.is_dns) {
-            (true, false) => IDLE,
+        let received = self.received.load(Ordering::Relaxed);
+        let is_answered = received > 0;
+        let is_all_answered = is_answered && received >= self.sent.load(Ordering::Relaxed);
+        let idle = match (self.is_dns, is_answered) {
+            (false, true) => IDLE,
             (false, false) => IDLE_UNANSWERED,
-            (true, true) => DNS_IDLE,
-            (false, true) => DNS_IDLE_UNANSWERED,
+            (true, _) if is_all_answered => DNS_IDLE,
+            (true, _) => DNS_IDLE_UNANSWERED,
         };
         self.begun + Duration::from_millis(self.last_ms.load(Ordering::Relaxed)) + idle
     }
@@ -132,12 +158,8 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
             match ready.try_io(|_| sandbox.network.receive(&mut buffer)) {
                 Ok(Ok((length, source, destination))) => {
                     let key = (source, destination);
-                    if sandbox.is_for_resolver(destination, judge_datagram) {
-                        answer(&sandbox, key, &buffer[..length]);
-                        queries += 1;
-                    } else {
-                        forward(&sandbox, &flows, &new, key, &buffer[..length], &stop);
-                    }
+                    let is_query = take(&sandbox, &flows, &new, key, &buffer[..length], &stop);
+                    queries += u32::from(is_query);
                 }
                 Ok(Err(error)) => tracing::debug!("receive a datagram of a sandbox: {error}"),
                 Err(_would_block) => break,
@@ -152,8 +174,45 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
     }
 }
 
+/// Answers a datagram of the sandbox, or forwards it. Returns whether it was a query for the resolver.
+fn take(
+    sandbox: &Arc<Sandbox>,
+    flows: &Flows,
+    new: &Rate,
+    key: Key,
+    datagram: &[u8],
+    stop: &CancellationToken,
+) -> bool {
+    let (source, destination) = key;
+    if sandbox.is_resolver(destination) {
+        answer(sandbox, key, datagram, stop);
+        return true;
+    }
+    let known = flows.lock().get(&key).cloned();
+    if let Some(flow) = known {
+        forward(sandbox, &flow, datagram);
+        return false;
+    }
+    // Before it is judged: a sandbox can send many, and the decision asks the kernel.
+    if !new.admit() {
+        return false;
+    }
+    if sandbox.is_closed_server(destination, judge_datagram) {
+        answer(sandbox, key, datagram, stop);
+        return true;
+    }
+    match open(sandbox, flows, key, stop) {
+        Ok(flow) => forward(sandbox, &flow, datagram),
+        Err(outcome) => {
+            let _ = sandbox.network.refuse(source, destination);
+            sandbox.report(record(sandbox, destination, outcome));
+        }
+    }
+    false
+}
+
 /// Answers a DNS query, now or when there is an answer.
-fn answer(sandbox: &Arc<Sandbox>, (source, destination): Key, datagram: &[u8]) {
+fn answer(sandbox: &Arc<Sandbox>, (source, destination): Key, datagram: &[u8], stop: &CancellationToken) {
     let tasks = &sandbox.shared.tasks;
     // The resolver refuses what is longer by its first bytes.
     let query = datagram[..datagram.len().min(MAX_QUERY + 1)].to_vec();
@@ -168,31 +227,24 @@ fn answer(sandbox: &Arc<Sandbox>, (source, destination): Key, datagram: &[u8]) {
     // An answer from the cache is there at once, without a task.
     let mut now = Context::from_waker(Waker::noop());
     if answered.as_mut().poll(&mut now).is_pending() {
-        tasks.spawn(answered);
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            // A question that waits must not leave for a sandbox that is detached.
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = answered => {}
+            }
+        });
     }
 }
 
-fn forward(sandbox: &Arc<Sandbox>, flows: &Flows, new: &Rate, key: Key, datagram: &[u8], stop: &CancellationToken) {
-    let (source, destination) = key;
-    let known = flows.lock().get(&key).cloned();
-    if known.is_none() && !new.admit() {
-        return;
-    }
-    let flow = match known.map_or_else(|| open(sandbox, flows, key, stop), Ok) {
-        Ok(flow) => flow,
-        Err(outcome) => {
-            let _ = sandbox.network.refuse(source, destination);
-            return sandbox.report(record(sandbox, destination, outcome));
-        }
-    };
+fn forward(sandbox: &Sandbox, flow: &Flow, datagram: &[u8]) {
     if sandbox.bandwidth.admit(Direction::Out, datagram.len()) {
         // What the host cannot send at once is lost, as it may be on any network.
         // Not by `try_send`, which fails until the runtime has polled a new socket.
         match send(&flow.socket, datagram, SendFlags::DONTWAIT) {
-            Ok(sent) => {
-                flow.counts.add(Direction::Out, sent);
-                flow.touch();
-            }
+            Ok(sent) => flow.count(Direction::Out, sent),
             Err(error) => tracing::trace!("forward a datagram: {error}"),
         }
     }
@@ -220,15 +272,8 @@ fn open(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, stop: &CancellationToke
         return Err(Outcome::Denied(Reason::Limit));
     }
     let failed = |error: io::Error| Outcome::Failed(error.to_string());
-    let flow = Arc::new(Flow {
-        socket: connected(destination).map_err(failed)?,
-        counts: Counts::new(&sandbox.shared.counters),
-        last_ms: AtomicU64::new(0),
-        is_answered: AtomicBool::new(false),
-        is_dns: destination.port() == DNS_PORT,
-        begun: Instant::now(),
-        _open: Open::new(&sandbox.shared.counters, Protocol::Udp),
-    });
+    let socket = connected(destination).map_err(failed)?;
+    let flow = Arc::new(Flow::new(sandbox, socket, destination.port() == DNS_PORT));
     flows.lock().insert(key, Arc::clone(&flow));
     sandbox.shared.tasks.spawn(answers(
         Arc::clone(sandbox),
@@ -284,9 +329,7 @@ async fn answers(sandbox: Arc<Sandbox>, flows: Flows, key: Key, flow: Arc<Flow>,
         match received.and_then(|()| flow.socket.try_recv(&mut buffer)) {
             Ok(length) => {
                 if sandbox.bandwidth.admit(Direction::In, length) {
-                    flow.is_answered.store(true, Ordering::Relaxed);
-                    flow.touch();
-                    flow.counts.add(Direction::In, length);
+                    flow.count(Direction::In, length);
                     if let Err(error) = sandbox.network.send(destination, source, &buffer[..length]) {
                         tracing::trace!("forward a datagram: {error}");
                     }
@@ -336,5 +379,199 @@ impl Buffers {
         if buffers.len() < BUFFERS_KEPT {
             buffers.push(buffer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use model::network::{Cidr, EgressPolicy};
+    use tokio::runtime::Handle;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::egress::{Attachment, EgressGateway, EgressLimits, EgressSettings, SandboxNetwork};
+
+    /// A DNS server of the policy, which the sandbox cannot reach.
+    const CLOSED_SERVER: &str = "9.9.9.9:53";
+    const RESOLVER: &str = "10.0.0.1:53";
+
+    /// The network of a sandbox whose datagrams come from the test alone.
+    #[derive(Debug)]
+    struct Network {
+        tcp: TcpListener,
+        udp: std::net::UdpSocket,
+        answers: Mutex<Vec<SocketAddr>>,
+    }
+
+    impl SandboxNetwork for Network {
+        fn tcp(&self) -> io::Result<TcpListener> {
+            self.tcp.try_clone()
+        }
+
+        fn udp(&self) -> BorrowedFd<'_> {
+            self.udp.as_fd()
+        }
+
+        fn receive(&self, _: &mut [u8]) -> io::Result<(usize, SocketAddr, SocketAddr)> {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+
+        fn send(&self, from: SocketAddr, _: SocketAddr, _: &[u8]) -> io::Result<()> {
+            self.answers.lock().push(from);
+            Ok(())
+        }
+
+        fn resolver(&self) -> std::net::IpAddr {
+            address(RESOLVER).ip()
+        }
+
+        fn refuse(&self, _: SocketAddr, _: SocketAddr) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    /// A sandbox whose policy opens names alone and has a DNS server, and what `serve` has for it.
+    struct World {
+        gateway: EgressGateway,
+        attachment: Attachment,
+        network: Arc<Network>,
+        flows: Flows,
+        new: Rate,
+        stop: CancellationToken,
+    }
+
+    impl World {
+        fn new(resolver: SocketAddr) -> Self {
+            let settings = EgressSettings {
+                resolvers: vec![resolver],
+                hosts: [("table.example".to_owned(), vec![[192, 0, 2, 7].into()])].into(),
+                limits: EgressLimits {
+                    dns_queries_per_s: 1,
+                    ..EgressLimits::default()
+                },
+                ..EgressSettings::default()
+            };
+            let policy = EgressPolicy {
+                deny: vec![Cidr::ALL],
+                allow_domains: vec!["*".parse().unwrap()],
+                dns_servers: vec!["9.9.9.9".parse().unwrap()],
+                ..EgressPolicy::default()
+            };
+            let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+            tcp.set_nonblocking(true).unwrap();
+            let network = Arc::new(Network {
+                tcp,
+                udp: std::net::UdpSocket::bind("127.0.0.1:0").unwrap(),
+                answers: Mutex::default(),
+            });
+            let gateway = EgressGateway::new(settings, Handle::current());
+            let attachment = gateway
+                .attach(Arc::clone(&network) as _, policy, Box::new(|_| {}))
+                .unwrap();
+            Self {
+                stop: gateway.stop.child_token(),
+                gateway,
+                attachment,
+                network,
+                flows: Flows::default(),
+                new: Rate::new(FLOWS_PER_S, FLOWS_BURST),
+            }
+        }
+
+        /// Takes a datagram for a destination, from one port of the sandbox.
+        fn take(&self, destination: &str, datagram: &[u8]) -> bool {
+            let sandbox = &self.attachment.sandbox;
+            take(sandbox, &self.flows, &self.new, key(destination), datagram, &self.stop)
+        }
+    }
+
+    fn key(destination: &str) -> Key {
+        (address("10.0.0.2:4000"), address(destination))
+    }
+
+    /// A query for the address of a name.
+    fn query(name: &str) -> Vec<u8> {
+        let mut query = b"\x12\x34\x01\x00\x00\x01\0\0\0\0\0\0".to_vec();
+        for label in name.split('.') {
+            query.push(u8::try_from(label.len()).unwrap());
+            query.extend(label.bytes());
+        }
+        query.extend(b"\0\0\x01\0\x01");
+        query
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn flows_to_dns_servers_wait_for_each_answer() {
+        use Direction::{In, Out};
+
+        let world = World::new(address(CLOSED_SERVER));
+        let idle = |flow: &Flow| (flow.expires() - Instant::now()).as_secs();
+        let flow = |is_dns| {
+            let socket = connected(address("127.0.0.1:9")).unwrap();
+            Flow::new(&world.attachment.sandbox, socket, is_dns)
+        };
+        let after_each = |flow: &Flow| {
+            [Out, Out, In, In, Out].map(|direction| {
+                flow.count(direction, 30);
+                idle(flow)
+            })
+        };
+        let (dns, other) = (flow(true), flow(false));
+        assert_eq!([idle(&dns), idle(&other)], [10, 30]);
+        assert_eq!(after_each(&dns), [10, 10, 10, 2, 10]);
+        assert_eq!(after_each(&other), [30, 30, 120, 120, 120]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn datagrams_are_judged_within_the_rate_of_new_flows_only() {
+        let world = World::new(address(CLOSED_SERVER));
+        let query = query("table.example");
+        let count = |destination: &str| (0..1500).filter(|_| world.take(destination, &query)).count();
+        assert_eq!(count(CLOSED_SERVER), 1000);
+        assert_eq!(*world.network.answers.lock(), [address(CLOSED_SERVER); 1000]);
+        // Those to the resolver need no decision.
+        assert_eq!(count(RESOLVER), 1500);
+        assert_eq!(world.network.answers.lock().len(), 2500);
+    }
+
+    #[tokio::test]
+    async fn datagrams_of_a_known_flow_are_not_judged() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let world = World::new(address(CLOSED_SERVER));
+        // The sandbox could not open it.
+        let socket = connected(server.local_addr().unwrap()).unwrap();
+        let flow = Arc::new(Flow::new(&world.attachment.sandbox, socket, true));
+        world.flows.lock().insert(key(CLOSED_SERVER), flow);
+        while world.new.admit() {}
+        assert!(!world.take(CLOSED_SERVER, &query("table.example")));
+        let mut buffer = [0; 100];
+        let received = timeout(Duration::from_secs(10), server.recv(&mut buffer)).await;
+        assert_eq!(buffer[..received.unwrap().unwrap()], query("table.example"));
+        assert!(world.network.answers.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn queries_of_a_sandbox_that_is_detached_end() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let world = World::new(server.local_addr().unwrap());
+        world.attachment.set_policy(EgressPolicy::default());
+        // Of a rate of one per second and a burst of four, the last would be sent in four seconds.
+        for name in [
+            "a.test", "b.test", "c.test", "d.test", "e.test", "f.test", "g.test", "h.test",
+        ] {
+            assert!(world.take(RESOLVER, &query(name)));
+        }
+        let waited = Duration::from_secs(10);
+        timeout(waited, server.recv(&mut [0; 100])).await.unwrap().unwrap();
+        // No task is left that could send one.
+        let ended = timeout(Duration::from_secs(2), world.gateway.stop()).await;
+        assert!(ended.is_ok());
+        assert!(world.network.answers.lock().is_empty());
     }
 }

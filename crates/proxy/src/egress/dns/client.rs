@@ -9,6 +9,7 @@ use model::network::{Cidr, EgressPolicy};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, Semaphore};
 
+use super::NoTurn;
 use super::cache::Flights;
 use super::lru::Lru;
 use super::response::Response;
@@ -40,8 +41,8 @@ pub(in crate::egress) struct Client {
     pub(super) rate: Rate,
     pub(super) pending: Semaphore,
     pub(super) forwarded: Semaphore,
-    /// Questions of this sandbox that wait for their turn or for a server; none if there was no turn.
-    pub(super) flights: Flights<Option<Arc<Response>>>,
+    /// Questions of this sandbox that wait for their turn or for a server.
+    pub(super) flights: Flights<Result<Arc<Response>, NoTurn>>,
     /// What was beyond the limits.
     pub(in crate::egress) beyond: Beyond,
 }
@@ -124,7 +125,8 @@ impl Client {
 
     /// Whether the sandbox may resolve a name. `None` is a name that no host has. If most addresses are closed, a query
     /// for any name would be a way out: the name itself carries data to the servers of its domain. That way is open already
-    /// if the sandbox may connect to the servers that the resolver asks for it.
+    /// if the sandbox may connect to the servers that the resolver asks for it, but not if a proxy is between them: what it
+    /// sends to them leaves through the proxy alone, and what the resolver sends does not.
     pub(super) fn may_resolve(&self, name: Option<&str>) -> bool {
         let policy = self.policy.read();
         let default_allow = policy.default_allow.unwrap_or(self.default_allow);
@@ -132,7 +134,7 @@ impl Client {
         // Only the pattern for all names matches the empty one.
         !is_restricted
             || policy.allow.contains(&Cidr::ALL)
-            || policy.allows_dns_servers()
+            || (policy.allows_dns_servers() && policy.proxy.is_none())
             || policy.allows_domain(name.unwrap_or_default())
     }
 
@@ -152,6 +154,8 @@ impl fmt::Debug for Client {
 
 #[cfg(test)]
 mod tests {
+    use model::egress_proxy::EgressProxy;
+
     use super::*;
 
     fn client(policy: &EgressPolicy, default_allow: bool) -> Client {
@@ -194,6 +198,15 @@ mod tests {
         policy.dns_servers = servers[..1].to_vec();
         check(&policy, true, [true; 4]);
         check(&policy, false, [true; 4]);
+        // The sandbox reaches them through its proxy only, which the resolver does not use.
+        policy.proxy = Some(Box::new(EgressProxy {
+            host: "8.8.8.8".parse().unwrap(),
+            port: 1080,
+            credentials: None,
+            tls: None,
+        }));
+        check(&policy, true, [false; 4]);
+        policy.proxy = None;
         policy.allow.clear();
         check(&policy, true, [false; 4]);
         check(&EgressPolicy::default(), true, [true; 4]);

@@ -163,6 +163,16 @@ impl Response {
         }
     }
 
+    /// The policy closes the name. It is for the one who asked, and is never kept.
+    pub(super) fn refused(now: Instant) -> Self {
+        let message = Message::error_msg(0, OpCode::Query, ResponseCode::Refused);
+        Self {
+            message: message.to_vec().unwrap_or_default().into(),
+            received: now,
+            ttl: 0,
+        }
+    }
+
     pub(super) fn is_valid(&self, now: Instant) -> bool {
         now.duration_since(self.received) < Duration::from_secs(self.ttl.into())
     }

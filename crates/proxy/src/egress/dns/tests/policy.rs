@@ -239,8 +239,14 @@ async fn a_policy_applies_to_queries_that_wait() {
     })
     .await;
     client.set_policy(client_of(&["other.example"]).policy());
-    assert_eq!(waiting.await, None);
+    assert_eq!(waiting.await, Some(ResponseCode::Refused));
     assert_eq!(server.count(), 0);
+    // It waited, and there was a turn for it.
+    assert_eq!(client.beyond.take(), (1, 0));
+    assert_eq!((resolver.counters().refused, resolver.counters().unanswered), (1, 0));
+    // Another sandbox may resolve the name.
+    let answer = asked(&resolver, &self::client(), "secret.example.").await;
+    assert_eq!(answer, Some(ResponseCode::NoError));
 }
 
 #[tokio::test]
@@ -284,10 +290,16 @@ async fn queries_that_wait_are_limited_in_number() {
         }
     }
     assert_eq!((waiting.len(), unanswered), (1024, 76));
-    // One that has no permit for a server in time has no answer either.
+    assert_eq!((resolver.counters().unanswered, client.beyond.take()), (76, (0, 76)));
+    // One for which the others leave no permit fails in time. It is not one too many.
     pause();
     advance(MAX_WAIT + Duration::from_secs(1)).await;
-    assert_eq!(now(waiting.pop().unwrap()).await, Some(None));
+    assert_eq!(now(waiting.pop().unwrap()).await, Some(Some(ResponseCode::ServFail)));
+    resume();
+    assert_eq!((resolver.counters().unanswered, client.beyond.take()), (76, (0, 0)));
+    let failed = Box::pin(resolver.addresses("failed.example", &client));
+    pause();
+    assert_eq!(failed.await.unwrap_err().kind(), io::ErrorKind::TimedOut);
     resume();
     drop(waiting);
     assert_eq!(client.pending.available_permits(), 1024);
@@ -317,17 +329,82 @@ async fn programs_that_ask_the_same_count_once() {
     assert_eq!(std::iter::from_fn(|| client.rate.book(Duration::ZERO)).count(), 3);
 }
 
+/// A client whose policy has this DNS server.
+fn client_with_server(server: &str) -> Client {
+    let policy = EgressPolicy {
+        dns_servers: vec![server.parse().unwrap()],
+        ..EgressPolicy::default()
+    };
+    Client::new(Arc::new(policy), true, 100)
+}
+
+#[tokio::test]
+async fn servers_of_a_policy_delay_no_queries_to_others() {
+    let operator = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
+    let silent = TestServer::at("127.0.0.4:0", |_, _| Vec::new()).await;
+    let mut resolver = resolver(&operator);
+    resolver.port = silent.address.port();
+    resolver.allow_private = vec!["127.0.0.0/8".parse().unwrap()];
+    let owner = client_with_server("127.0.0.4");
+    let mut waiting = Box::pin(asked(&resolver, &owner, "a.example."));
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("the server is silent"),
+        () = silent.received.notified() => {}
+    }
+    let places = [&resolver.forwarded, &resolver.forwarded_elsewhere];
+    assert_eq!(places.map(Semaphore::available_permits), [1024, 1023]);
+    // Even if such queries have all places.
+    let _held = resolver.forwarded_elsewhere.try_acquire_many(1023).unwrap();
+    let answer = asked(&resolver, &client(), "a.example.").await;
+    assert_eq!(answer, Some(ResponseCode::NoError));
+    // A policy with the server of the operator shares queries with others, and so their places.
+    let mut shared = resolver_of(&[silent.address]);
+    shared.allow_private = resolver.allow_private.clone();
+    shared.port = silent.address.port();
+    let mut waiting = Box::pin(asked(&shared, &owner, "b.example."));
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("the server is silent"),
+        () = silent.received.notified() => {}
+    }
+    let places = [&shared.forwarded, &shared.forwarded_elsewhere];
+    assert_eq!(places.map(Semaphore::available_permits), [1023, 1024]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn queries_without_a_place_fail_in_time() {
+    let mut resolver = resolver_of(&["127.0.0.1:9".parse().unwrap()]);
+    resolver.allow_private = vec!["127.0.0.0/8".parse().unwrap()];
+    for (places, client) in [
+        (&resolver.forwarded, client()),
+        (&resolver.forwarded_elsewhere, client_with_server("127.0.0.4")),
+    ] {
+        let _held = places.try_acquire_many(1024).unwrap();
+        let begun = Instant::now();
+        for _ in 0..2 {
+            let answer = asked(&resolver, &client, "a.example.").await;
+            assert_eq!(answer, Some(ResponseCode::ServFail));
+        }
+        // What was not asked is not kept.
+        assert_eq!(begun.elapsed().as_secs(), 10);
+        assert_eq!(client.beyond.take(), (0, 0));
+    }
+    let counters = DnsCounters {
+        queries: 4,
+        failed: 4,
+        ..DnsCounters::default()
+    };
+    assert_eq!(resolver.counters(), counters);
+}
+
 #[tokio::test]
 async fn servers_of_a_policy_are_asked_alone() {
     let operator = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let own = TestServer::at("127.0.0.3:0", |query, _| with(query, 30, &[a(66)])).await;
     let mut resolver = resolver(&operator);
     resolver.port = own.address.port();
-    let policy = EgressPolicy {
-        dns_servers: vec!["127.0.0.3".parse().unwrap()],
-        ..EgressPolicy::default()
-    };
-    let (own_client, other) = (Client::new(Arc::new(policy), true, 100), client());
+    let (own_client, other) = (client_with_server("127.0.0.3"), client());
     // A policy does not open what the operator closes.
     let reply = resolve(&resolver, &own_client, "a.example.", RecordType::A).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);

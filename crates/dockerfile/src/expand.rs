@@ -1,6 +1,6 @@
 //! Variables and quotes in a word.
 
-use crate::EXPANDED_MAX;
+use crate::limits::EXPANDED_MAX;
 
 /// How deep defaults of variables may be nested.
 const DEPTH_MAX: usize = 16;

@@ -1,6 +1,7 @@
 //! `.dockerignore`: which files are not part of a build.
 
 use crate::pattern::matches;
+use crate::refusal::Refusal;
 
 /// Maximum size of a file, in bytes.
 const TEXT_MAX: usize = 256 << 10;
@@ -26,10 +27,10 @@ impl Ignore {
     ///
     /// # Errors
     /// With the number of the line and the reason.
-    pub fn parse(text: &str) -> Result<Self, crate::Refusal> {
+    pub fn parse(text: &str) -> Result<Self, Refusal> {
         let mut rules = Vec::new();
         if text.len() > TEXT_MAX {
-            return Err(crate::Refusal::new(1, format!("larger than {TEXT_MAX} bytes")));
+            return Err(Refusal::new(1, format!("larger than {TEXT_MAX} bytes")));
         }
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (index, line) in text.lines().enumerate() {
@@ -45,7 +46,7 @@ impl Ignore {
                 continue;
             }
             if pattern.is_empty() {
-                return Err(crate::Refusal::new(index + 1, "a `!` without a pattern"));
+                return Err(Refusal::new(index + 1, "a `!` without a pattern"));
             }
             let mut parts: Vec<String> = Vec::new();
             for part in pattern.split('/') {
@@ -62,7 +63,7 @@ impl Ignore {
             }
             if rules.len() == RULES_MAX || parts.len() > PARTS_MAX {
                 let why = format!("more than {RULES_MAX} patterns, or one of more than {PARTS_MAX} components");
-                return Err(crate::Refusal::new(index + 1, why));
+                return Err(Refusal::new(index + 1, why));
             }
             rules.push(Rule { parts, is_exception });
         }

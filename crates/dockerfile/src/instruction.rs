@@ -2,8 +2,9 @@
 
 use crate::expand::Escape;
 use crate::lines::{Heredoc, Line, split};
+use crate::note::Note;
+use crate::refusal::Refusal;
 use crate::words::{flags, json, quoted, shell_quoted};
-use crate::{Note, Refusal};
 
 /// A parsed file.
 #[derive(Debug, Clone, PartialEq, Eq)]

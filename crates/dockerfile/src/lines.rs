@@ -1,8 +1,9 @@
 //! Lines: directives, comments, continuations and heredocs.
 
 use crate::expand::Escape;
+use crate::limits::{INSTRUCTIONS_MAX, TEXT_MAX};
+use crate::refusal::Refusal;
 use crate::words::{quoted, unquoted};
-use crate::{INSTRUCTIONS_MAX, Refusal, TEXT_MAX};
 
 /// Maximum number of heredocs of an instruction.
 const HEREDOCS_MAX: usize = 64;

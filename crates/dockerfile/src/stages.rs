@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::expand::{Escape, expand};
 use crate::instruction::{Argument, Document, Instruction, Kind};
-use crate::{Note, Refusal, STAGES_MAX};
+use crate::limits::STAGES_MAX;
+use crate::note::Note;
+use crate::refusal::Refusal;
 
 /// A Dockerfile as it is built.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,36 +6,29 @@
 //! language and the output of `rg` are those of ripgrep, by its own libraries.
 
 mod arguments;
+mod error;
 mod files;
+mod output;
 mod rg;
 mod shell;
 
 use std::fmt::Write as _;
 
+pub use self::error::CommandError;
+use self::error::shown;
 use self::files::{Entry, Files};
+pub use self::output::OUTPUT_MAX_BYTES;
+use self::output::cut;
 use crate::catalogue::{Catalogue, catalogue};
 
 /// Maximum length of a command, in bytes.
 pub const COMMAND_MAX_BYTES: usize = 4096;
-/// Maximum length of the output, in bytes; a note follows what was cut.
-pub const OUTPUT_MAX_BYTES: usize = 64 * 1024;
 /// Lines that `head` prints without `-n`.
 const HEAD_LINES: usize = 10;
 
 /// What the commands are, for error messages and descriptions.
 pub const USAGE: &str = "ls [path] | tree [path] [-L depth] | cat <file...> | head [-n N | -N] <file...> | \
                          rg [-C N] <pattern> [path]";
-
-/// Why a command was refused or failed; the text is what the client gets.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct CommandError(String);
-
-impl CommandError {
-    fn new(why: impl Into<String>) -> Self {
-        Self(why.into())
-    }
-}
 
 /// Runs a command over the pages. `is_late` says that the time for it is over; it is asked often.
 ///
@@ -70,36 +63,6 @@ fn run_on(catalogue: &Catalogue, command: &str, is_late: &dyn Fn() -> bool) -> R
         }
     };
     Ok(cut(output))
-}
-
-/// Bounds the output, at the end of a line where there is one.
-fn cut(mut output: String) -> String {
-    if output.len() <= OUTPUT_MAX_BYTES {
-        return output;
-    }
-    let mut end = OUTPUT_MAX_BYTES;
-    while !output.is_char_boundary(end) {
-        end -= 1;
-    }
-    let end = output[..end].rfind('\n').map_or(end, |line| line + 1);
-    output.truncate(end);
-    if !output.ends_with('\n') {
-        output.push('\n');
-    }
-    let _ = writeln!(
-        output,
-        "[output cut after {end} bytes: name fewer files, or search with rg]"
-    );
-    output
-}
-
-/// A word of the client, as it appears in a message: on one line and not too long.
-fn shown(word: &str) -> String {
-    let mut short: String = word.chars().take(80).flat_map(char::escape_debug).collect();
-    if word.chars().nth(80).is_some() {
-        short.push('…');
-    }
-    short
 }
 
 fn list(files: &Files, arguments: &[String]) -> Result<String, CommandError> {

@@ -5,6 +5,7 @@
 //! served from the same address. Texts of pages are escaped, also what looks like HTML in them, so that a page never contains
 //! markup that this module did not write.
 
+mod address;
 mod contents;
 mod markdown;
 
@@ -12,12 +13,10 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
+pub use self::address::{BASE, address};
 use self::contents::{Group, groups};
 use self::markdown::{Heading, Rendered};
 use crate::catalogue::{Catalogue, Page};
-
-/// The path below which the pages are served.
-pub const BASE: &str = "/docs";
 
 const STYLE: &str = include_str!("web/style.css");
 /// The script of every page that has a block to copy, exactly as it is between the tags.
@@ -190,16 +189,6 @@ impl RenderedPages {
             contents: &self.contents,
         };
         Asset::html(rendered(&template))
-    }
-}
-
-/// The path at which a page is served.
-#[must_use]
-pub fn address(page: &Page) -> String {
-    if page.route == "/" {
-        BASE.to_owned()
-    } else {
-        format!("{BASE}{}", page.route)
     }
 }
 

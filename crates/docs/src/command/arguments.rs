@@ -1,7 +1,7 @@
 //! Options of commands: `-n 3`, `-n3`, `--lines 3`, `--lines=3`, flags in one word (`-il`), and `--` before what is no
 //! option.
 
-use super::{CommandError, shown};
+use super::error::{CommandError, shown};
 
 /// One argument.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{CommandError, shown};
+use super::error::{CommandError, shown};
 use crate::catalogue::{Catalogue, Page};
 use crate::nearest::nearest;
 

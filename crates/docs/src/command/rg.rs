@@ -13,8 +13,9 @@ use grep_regex::{RegexMatcher, RegexMatcherBuilder};
 use grep_searcher::{BinaryDetection, SearcherBuilder};
 
 use super::arguments::{Argument, Arguments};
+use super::error::CommandError;
 use super::files::{Entry, Files};
-use super::{CommandError, OUTPUT_MAX_BYTES};
+use super::output::OUTPUT_MAX_BYTES;
 use crate::catalogue::Page;
 
 const USAGE: &str = "usage: rg [-C N] <pattern> [path]; also -A N, -B N, -c, -e PATTERN, -F, -i, -l, -m N, -o, -S, -v, \

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use pulldown_cmark::{CowStr, Event, HeadingLevel, LinkType, Options, Parser, Tag, TagEnd, html};
 
-use super::address;
+use super::address::address;
 use crate::catalogue::{Catalogue, Page};
 use crate::markdown::anchor;
 

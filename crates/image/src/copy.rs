@@ -19,7 +19,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, 
 use rustix::io::Errno;
 
 use crate::layers::WorkDir;
-use crate::tar::{Reader, show};
+use crate::message::show;
+use crate::tar::Reader;
 use crate::tree::{Policy, Tree};
 use crate::users::Users;
 use crate::{decompress, files};

@@ -11,7 +11,10 @@ mod decompress;
 mod files;
 mod job;
 mod layers;
+mod limits;
 mod manifest;
+mod message;
+mod progress;
 mod provision;
 mod pull;
 mod tar;
@@ -27,10 +30,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use protocol::image::Progress;
-use rustix::process::{Resource, Rlimit};
 
-/// Directories are visited recursively, and a path has up to 2048 levels. Only pages that are used take memory.
-const STACK: usize = 64 << 20;
+use self::limits::{STACK, raise_limits};
+pub use self::progress::Log;
+use self::progress::say;
 
 /// The programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,9 +79,6 @@ pub fn run(program: Program, job: Option<&OsStr>, now: Timestamp) -> ExitCode {
     }
 }
 
-/// Where lines of progress go to.
-pub type Log<'a> = &'a mut (dyn FnMut(&Progress) -> Result<()> + Send);
-
 /// Reads a job, deletes its file and does it. Lines of progress go to `log`; the result is the last one.
 ///
 /// # Errors
@@ -101,25 +101,4 @@ pub fn execute(program: Program, path: &Path, now: Timestamp, log: Log<'_>) -> R
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
-}
-
-/// Writes a line to stdout.
-fn say(progress: &Progress) -> Result<()> {
-    let mut line = serde_json::to_vec(progress)?;
-    line.push(b'\n');
-    let mut out = io::stdout().lock();
-    out.write_all(&line)
-        .and_then(|()| out.flush())
-        .context("write to stdout")
-}
-
-/// Deep directories need a descriptor per level while they are removed.
-fn raise_limits() {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    // The lower limit is enough for nearly all images.
-    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
 }

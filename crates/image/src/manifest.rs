@@ -234,7 +234,7 @@ impl Manifest {
 
 /// A text of a registry in a message: short, and without control characters.
 fn shown(text: &str) -> String {
-    crate::tar::show(text.as_bytes())
+    crate::message::show(text.as_bytes())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! a second run changes nothing.
 
 mod accounts;
+mod directory;
 mod image;
 mod python;
 
@@ -11,16 +12,15 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
 use protocol::image::{ProvisionJob, ProvisionReport};
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid};
 
 use self::accounts::Accounts;
+use self::directory::{INSIDE, STRICT, make};
 use self::image::OsRelease;
 use crate::files;
-use crate::tar::show;
+use crate::message::show;
 use crate::users::{self, User, Users};
 
-const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT;
-const STRICT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 /// Directories that programs expect, with their modes.
 const DIRECTORIES: [(&[u8], u32); 6] = [
     (b"etc", 0o755),
@@ -129,25 +129,6 @@ fn check_name(name: &str) -> Result<()> {
         "invalid user name {name:?}: use up to 32 letters, digits, '_', '-' and '.', first a letter or '_'"
     );
     Ok(())
-}
-
-/// Opens a directory, links followed; makes it and those above it if they are missing.
-fn make(root: &OwnedFd, path: &[u8], mode: u32) -> Result<OwnedFd> {
-    let name = || format!("make directory /{}", show(path));
-    match files::open_dir(root, path, INSIDE) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        other => return other.with_context(name),
-    }
-    let (above, last) = files::split(path);
-    let parent = if above.is_empty() {
-        root.try_clone()?
-    } else {
-        make(root, above, 0o755)?
-    };
-    rustix::fs::mkdirat(&parent, last, Mode::RWXU).with_context(name)?;
-    let made = files::open_dir(&parent, last, STRICT).with_context(name)?;
-    rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).with_context(name)?;
-    Ok(made)
 }
 
 /// Makes the home directory with what `/etc/skel` has. With `all`, everything in it becomes the user's.

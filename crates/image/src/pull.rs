@@ -26,9 +26,10 @@ use tokio::task::JoinSet;
 use self::http::Client;
 use self::reference::Reference;
 use self::registry::{Blob, Registry, Retries};
-use crate::Log;
 use crate::layers::{Config, Layers, WorkDir};
+use crate::limits::STACK;
 use crate::manifest::{self, Digest, Image, Manifest};
+use crate::progress::Log;
 
 /// Maximum number of layers that are downloaded at the same time.
 const PARALLEL_MAX: usize = 8;
@@ -39,7 +40,7 @@ const STATE: Duration = Duration::from_secs(1);
 pub(crate) fn run(job: &PullJob, now: Timestamp, log: Log<'_>) -> Result<Progress> {
     let reference = Reference::parse(&job.reference)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .thread_stack_size(crate::STACK)
+        .thread_stack_size(STACK)
         .enable_all()
         .build()
         .context("start the async runtime")?;

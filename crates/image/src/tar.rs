@@ -10,6 +10,7 @@ use std::io::{self, Read};
 use anyhow::{Context, Result, bail, ensure};
 
 use self::pax::Pax;
+use crate::message::show;
 
 /// Size of a header, and the unit to which contents are padded.
 const BLOCK: usize = 512;
@@ -268,16 +269,6 @@ impl<R: Read> Read for Reader<R> {
         self.left -= count as u64;
         Ok(count)
     }
-}
-
-/// A path for messages: at most 200 characters, control characters escaped.
-pub(crate) fn show(path: &[u8]) -> String {
-    let text = String::from_utf8_lossy(path);
-    let mut shown: String = text.chars().take(200).flat_map(char::escape_debug).collect();
-    if text.chars().nth(200).is_some() {
-        shown.push('…');
-    }
-    shown
 }
 
 /// A field up to its first NUL.

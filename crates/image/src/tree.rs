@@ -12,7 +12,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Timespec, T
 use rustix::io::Errno;
 
 use crate::files;
-use crate::tar::{Entry, Kind, Reader, show};
+use crate::message::show;
+use crate::tar::{Entry, Kind, Reader};
 
 /// Prefix of the names by which a layer deletes what is below it.
 const WHITEOUT: &[u8] = b".wh.";

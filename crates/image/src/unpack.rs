@@ -11,7 +11,8 @@ use serde::Deserialize;
 
 use crate::layers::{Config, Layers, WorkDir};
 use crate::manifest::{self, Digest, Manifest};
-use crate::tar::{Kind, Reader, show};
+use crate::message::show;
+use crate::tar::{Kind, Reader};
 use crate::{decompress, files};
 
 /// Maximum size of a file of JSON in an archive.

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, XattrFlags
 use super::find::open;
 use super::{Copy, Destination, INSIDE, STRICT, Source, owner_of};
 use crate::files;
-use crate::tar::show;
+use crate::message::show;
 
 /// Maximum size of an extended attribute and of their names, in bytes: what the kernel allows.
 const XATTR_MAX: usize = 64 << 10;

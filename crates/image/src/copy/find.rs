@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, ResolveFlags};
 
 use super::{Copy, Source};
 use crate::files;
-use crate::tar::show;
+use crate::message::show;
 
 /// Maximum number of files that patterns may match.
 const MATCHES_MAX: usize = 100_000;

@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use anyhow::{Context, Result};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 
-use super::{INSIDE, image};
+use super::directory::{INSIDE, make};
+use super::image;
 use crate::files;
 use crate::users::{self, User, Users};
 
@@ -79,7 +80,7 @@ impl<'a> Accounts<'a> {
             lines.join(group, name);
         })?;
         self.edit("shadow", None, |lines| lines.unlock(name))?;
-        let directory = super::make(self.root, b"etc/sudoers.d", 0o750)?;
+        let directory = make(self.root, b"etc/sudoers.d", 0o750)?;
         // sudo skips files with a dot in their name.
         let file = format!("90-ringfence-{}", name.replace('.', "_"));
         let line = format!("{name} ALL=(ALL:ALL) NOPASSWD: ALL\n");

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use super::{INSIDE, STRICT, make};
+use super::directory::{INSIDE, STRICT, make};
 use crate::files;
 use crate::users::User;
 

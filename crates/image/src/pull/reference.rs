@@ -36,7 +36,7 @@ impl Reference {
 
     /// Parses `[host[:port]/]path[:tag][@digest]`.
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        Self::split(text).with_context(|| format!("invalid image name {}", crate::tar::show(text.as_bytes())))
+        Self::split(text).with_context(|| format!("invalid image name {}", crate::message::show(text.as_bytes())))
     }
 
     fn split(text: &str) -> Result<Self> {

@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::message::show;
+
 /// Prefix of the keys of extended attributes, as Docker and GNU tar write them.
 const XATTR: &[u8] = b"SCHILY.xattr.";
 
@@ -30,7 +32,7 @@ impl Pax {
         while !records.is_empty() {
             let (key, value, rest) = record(records).context("invalid pax header")?;
             pax.set(key, value)
-                .with_context(|| format!("pax header {}", super::show(key)))?;
+                .with_context(|| format!("pax header {}", show(key)))?;
             records = rest;
         }
         Ok(pax)

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{PROXY_ADDRESS_MAX, PROXY_CREDENTIAL_MAX};
-use crate::network::domain_name;
+use crate::network::domain::domain_name;
 use crate::secret::Secret;
 
 /// The host of a proxy.

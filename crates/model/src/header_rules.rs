@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::header::{is_header_value, settable_name};
 use crate::injection::{HeaderChoice, InjectedHeader, InjectionRule, PathPattern};
-use crate::network::DomainPattern;
+use crate::network::domain::DomainPattern;
 use crate::secret::Secret;
 
 /// Maximum number of domains (API contract, like the following ones).

@@ -4,6 +4,7 @@
 //! the node, and are never stored or shown. What clients request is translated to them by the server.
 
 pub mod base_url;
+mod kind;
 pub mod path;
 pub mod provider;
 pub mod spec;
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::network::DomainPattern;
+use crate::network::domain::DomainPattern;
 use crate::secret::Secret;
 
 /// What the gateway needs to intercept connections of a sandbox.

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::network::domain_name;
+use crate::network::domain::domain_name;
 
 /// Maximum length of the address of a repository, in bytes.
 pub const REPOSITORY_URL_MAX: usize = 512;

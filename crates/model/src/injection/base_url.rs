@@ -5,7 +5,7 @@ use std::str::FromStr;
 use super::PathPattern;
 use super::path::InvalidPath;
 use crate::limits::BASE_URL_MAX;
-use crate::network::{DomainPattern, domain_name};
+use crate::network::domain::{DomainPattern, domain_name};
 
 /// The port of HTTPS.
 pub const HTTPS_PORT: u16 = 443;

@@ -3,8 +3,9 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use super::kind::{HTTP, SAVED};
 use super::{HeaderChoice, InjectedHeader};
-use crate::network::{DomainPattern, domain_name};
+use crate::network::domain::{DomainPattern, domain_name};
 use crate::secret::Secret;
 
 /// A provider, as a type of injection.
@@ -253,7 +254,7 @@ impl Providers {
                 .name
                 .bytes()
                 .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
-        if !is_word || [super::spec::SAVED, super::spec::HTTP].contains(&own.name) {
+        if !is_word || [SAVED, HTTP].contains(&own.name) {
             return Err(InvalidProvider::Name);
         }
         let name = crate::header::settable_name(own.header).ok();

@@ -7,16 +7,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::base_url::{BaseUrl, HTTPS_PORT, InvalidBaseUrl};
+pub use super::kind::{HTTP, SAVED};
 use super::provider::{Provider, Providers};
 use super::{HeaderChoice, InjectedHeader, InjectionRule, PathPattern};
 use crate::header::{InvalidHeaderName, header_name, is_header_value, settable_name};
 use crate::limits::{HEADER_NAME_MAX, HEADER_VALUE_MAX, INJECTION_ENTRIES_MAX};
 use crate::secret::Secret;
-
-/// The type of a reference to a saved rule.
-pub const SAVED: &str = "id";
-/// The type of an injection with headers of its own.
-pub const HTTP: &str = "http";
 
 /// Shortest value of a header that is hidden in answers: others appear in answers by chance.
 const HIDDEN_MIN: usize = 8;

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::egress_proxy::{InvalidProxy, ProxySpec};
 use crate::header_rules::{HeaderRules, InvalidRules, RulesSpec};
 use crate::limits::HOST_MASK_MAX;
-use crate::network::{Cidr, DomainPattern, EgressPolicy};
+use crate::network::domain::DomainPattern;
+use crate::network::{Cidr, EgressPolicy};
 use crate::secret::Secret;
 
 /// The text for all addresses, in requests and answers.

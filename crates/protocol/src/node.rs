@@ -10,17 +10,17 @@
 mod counters;
 mod error;
 mod events;
+mod guards;
+mod log;
 mod stream;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
 use model::id::{BuildId, DiskId, LayerId, SandboxId, TemplateId};
 use model::lifecycle::Kept;
-use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,8 @@ use tokio_util::sync::CancellationToken;
 pub use self::counters::{DnsCounters, EgressConnections, EgressCounters};
 pub use self::error::{DialError, Failure, NodeError};
 pub use self::events::{LiveSandbox, NodeEvent, NodeEvents, Snapshot};
+pub use self::guards::{DiskStops, Throttles};
+pub use self::log::{Logger, SandboxLog};
 pub use self::stream::{ByteSource, ByteStream, LayerStream, SandboxStream};
 use crate::agent::Init;
 use crate::template_file::BaseVersion;
@@ -292,47 +294,6 @@ impl Stage {
     }
 }
 
-/// The part of the platform that writes an entry into a sandbox's log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Logger {
-    /// The host.
-    Sandbox,
-    /// The agent inside the sandbox, about its processes. Its reports are untrusted.
-    Process,
-    /// The egress gateway, about connections to the outside.
-    Egress,
-}
-
-impl Logger {
-    /// Name in the log.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Sandbox => "sandbox",
-            Self::Process => "process",
-            Self::Egress => "egress",
-        }
-    }
-}
-
-/// A log entry of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SandboxLog {
-    /// Id of the sandbox.
-    pub id: SandboxId,
-    /// Time, in microseconds since 1970, by the host's clock.
-    pub at_us: i64,
-    /// Severity.
-    pub level: Level,
-    /// Which part of the platform writes it.
-    pub logger: Logger,
-    /// One sentence for people. The node bounds its length.
-    pub message: String,
-    /// The same as structured fields for programs. The node bounds keys and values.
-    pub fields: BTreeMap<String, String>,
-}
-
 /// Resource usage of a sandbox at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSample {
@@ -407,26 +368,6 @@ pub struct HostCapacity {
     pub memory_available_bytes: u64,
     /// Free space on the file system that holds the sandboxes' disks, in bytes.
     pub disk_available_bytes: u64,
-}
-
-/// State and counters of the disk guard, which keeps sandboxes from filling the host's disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct DiskStops {
-    /// Sandboxes that are currently stopped from writing new data.
-    pub stopped: u32,
-    /// How often a sandbox was stopped from writing since the node started.
-    pub stops: u64,
-    /// How many sandboxes were ended because they kept taking space, since the node started.
-    pub ends: u64,
-}
-
-/// State and counters of the watch over sandboxes that create many processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Throttles {
-    /// Sandboxes whose processor time is currently limited for it.
-    pub throttled: u32,
-    /// How often that of a sandbox was limited since the node started.
-    pub throttles: u64,
 }
 
 /// One host that runs sandboxes.

@@ -19,7 +19,8 @@ use model::id::SandboxId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::{DiskStops, SandboxLog, Throttles};
+use super::guards::{DiskStops, Throttles};
+use super::log::SandboxLog;
 
 /// What a node reports to the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

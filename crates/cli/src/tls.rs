@@ -4,28 +4,26 @@
 //! of the data directory's own authority. Keys are wiped from memory once they are loaded, and nothing here prints any.
 
 pub(crate) mod acme;
+mod blocking;
+mod checks;
 mod files;
 mod local;
+mod pair;
 #[cfg(test)]
 mod tests;
 
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use jiff::{SignedDuration, Timestamp};
-use rustls::client::verify_server_name;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::server::ParsedCertificate;
-use secrecy::zeroize::Zeroizing;
-use server::tls::{Tls, TlsError, Validity};
+use server::tls::Tls;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use self::acme::Acme;
+use self::blocking::blocking;
+pub(crate) use self::checks::host_of;
 pub(crate) use self::files::Files;
 use self::files::Stamp;
 use crate::data_dir::DataDir;
@@ -44,37 +42,6 @@ pub(crate) enum Https {
     Files(Files),
     /// With the certificate of an ACME server.
     Acme(Box<Acme>),
-}
-
-/// A chain of certificates and its private key, in PEM.
-struct Pair {
-    certificates: Vec<u8>,
-    key: Zeroizing<Vec<u8>>,
-}
-
-impl std::fmt::Debug for Pair {
-    /// Omits the key.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pair").finish_non_exhaustive()
-    }
-}
-
-impl Pair {
-    fn load(&self) -> Result<Tls, TlsError> {
-        Tls::from_pem(&self.certificates, &self.key)
-    }
-
-    fn replace(&self, tls: &Tls) -> Result<(), TlsError> {
-        tls.replace(&self.certificates, &self.key)
-    }
-
-    fn leaf(&self) -> Option<CertificateDer<'static>> {
-        CertificateDer::from_pem_slice(&self.certificates).ok()
-    }
-
-    fn validity(&self) -> Option<Validity> {
-        Validity::of(&self.leaf()?)
-    }
 }
 
 /// A loaded certificate, and how it is kept current.
@@ -181,61 +148,6 @@ async fn keep_local(dir: DataDir, domain: String, tls: Tls, mut hangup: Signal) 
             tracing::error!("cannot renew the certificate of the local CA: {error:#}");
         }
     }
-}
-
-/// Runs what waits for a disk, which may be that of a server that does not answer.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.context("read the files")?
-}
-
-/// Which of `names` a certificate is not valid for; empty if it cannot be parsed.
-fn uncovered<'a>(certificate: &CertificateDer<'_>, names: &'a [String]) -> Vec<&'a str> {
-    let Ok(parsed) = ParsedCertificate::try_from(certificate) else {
-        return Vec::new();
-    };
-    let covered = |name: &str| {
-        // A wildcard matches exactly one label.
-        ServerName::try_from(name.replace('*', "api")).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok())
-    };
-    names.iter().map(String::as_str).filter(|name| !covered(name)).collect()
-}
-
-/// The host names of the platform: its domain, and that of every sandbox.
-fn names_of(host: &str) -> [String; 2] {
-    [host.to_owned(), format!("*.{host}")]
-}
-
-/// What is wrong with a validity: it has ended, not begun, or ends before `soon` has passed.
-fn expiry_problem(validity: Validity, now: Timestamp, soon: SignedDuration) -> Option<String> {
-    let Validity { not_before, not_after } = validity;
-    if now > not_after {
-        Some(format!("expired at {not_after}"))
-    } else if now < not_before {
-        Some(format!(
-            "is not valid before {not_before}: check the clock of this host"
-        ))
-    } else if not_after.duration_since(now) < soon {
-        Some(format!("expires at {not_after}"))
-    } else {
-        None
-    }
-}
-
-/// A domain without its port.
-pub(crate) fn host_of(domain: &str) -> &str {
-    domain.split_once(':').map_or(domain, |(host, _)| host)
-}
-
-/// What is wrong with a file that holds a private key: others may read it, or more than its owner may write it. A
-/// group that may read is how distributions hand keys to services.
-fn exposure(path: &Path) -> Option<String> {
-    let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
-    (mode & 0o027 != 0).then(|| {
-        format!(
-            "{} contains a private key and has mode {mode:04o}; set it to 0600",
-            path.display()
-        )
-    })
 }
 
 /// The path of the CA certificate of the local CA, if it exists.

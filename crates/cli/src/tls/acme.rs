@@ -8,24 +8,28 @@
 mod account;
 mod http;
 mod order;
+mod settings;
+mod stored;
 #[cfg(test)]
 mod tests;
 
 mod hook;
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use jiff::{SignedDuration, Timestamp};
 use secrecy::zeroize::Zeroizing;
 use server::tls::{Tls, Validity};
-use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::Signal;
 
 pub(crate) use self::hook::Hook;
-use super::{Pair, blocking, expiry_problem, local, uncovered};
+pub(crate) use self::settings::Acme;
+use self::stored::{CERTIFICATE, Stored, life};
+use super::blocking::blocking;
+use super::checks::uncovered;
+use super::local;
 use crate::data_dir::DataDir;
 
 /// Longest sleep: a clock that was set, or a host that was suspended, is noticed after it.
@@ -36,88 +40,6 @@ const RETRY_MIN: Duration = Duration::from_secs(60);
 const RETRY_MAX: Duration = Duration::from_secs(6 * 60 * 60);
 /// Least time until the next try after the server said that there were too many: the limits count per hour or week.
 const RETRY_LIMITED: Duration = Duration::from_secs(60 * 60);
-
-/// What to ask which server for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Acme {
-    /// The address of the server's directory.
-    pub(crate) directory: String,
-    /// Mail addresses of the operator.
-    pub(crate) contact: Vec<String>,
-    /// The names of the certificate.
-    pub(crate) domains: Vec<String>,
-    /// What changes DNS records.
-    pub(crate) hook: Hook,
-    /// How long records take to appear.
-    pub(crate) dns_wait: Duration,
-    /// The CA certificates of the server, if it is not a public one.
-    pub(crate) ca: Option<PathBuf>,
-}
-
-impl Acme {
-    /// The directory of the files, relative to the data directory: a name for people, and a hash that tells directories
-    /// of one server apart.
-    fn place(&self) -> String {
-        let url = self.directory.strip_prefix("https://").unwrap_or(&self.directory);
-        let host: String = url
-            .chars()
-            .take_while(|c| c.is_ascii_alphanumeric() || ['.', '-'].contains(c))
-            .collect();
-        let hash = Sha256::digest(self.directory.as_bytes());
-        let hash = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
-        format!("{}/acme/{host}-{hash:08x}", local::DIRECTORY)
-    }
-
-    /// What `doctor` finds wrong: what makes every request for a certificate fail.
-    pub(crate) fn problem(&self) -> Option<String> {
-        if let Err(error) = http::trusted(self.ca.as_deref()) {
-            return Some(format!("{error:#}"));
-        }
-        self.hook.problem()
-    }
-
-    /// Whether others could change what the platform runs as root.
-    pub(crate) fn exposure(&self) -> Option<String> {
-        self.hook.exposure()
-    }
-
-    /// The validity of the stored certificate, if there is one for all names, and what is wrong with it.
-    pub(crate) fn state(&self, data_dir: &Path, now: Timestamp) -> Option<(Validity, Option<String>)> {
-        let content = std::fs::read(data_dir.join(self.place()).join(CERTIFICATE)).ok()?;
-        let stored = Stored::parse(&content)?;
-        if !uncovered(&stored.pair.leaf()?, &self.domains).is_empty() {
-            return None;
-        }
-        // A half of what is left after the renewal is due: it has failed for as long.
-        let soon = life(stored.validity) / 6;
-        Some((stored.validity, expiry_problem(stored.validity, now, soon)))
-    }
-}
-
-/// File of the certificate chain and its key.
-const CERTIFICATE: &str = "certificate.pem";
-
-/// A certificate that was issued.
-struct Stored {
-    pair: Pair,
-    validity: Validity,
-}
-
-impl Stored {
-    fn parse(content: &[u8]) -> Option<Self> {
-        let pair = Pair {
-            certificates: content.to_vec(),
-            key: Zeroizing::new(content.to_vec()),
-        };
-        pair.load().ok()?;
-        let validity = pair.validity()?;
-        Some(Self { pair, validity })
-    }
-}
-
-fn life(validity: Validity) -> SignedDuration {
-    validity.not_after.duration_since(validity.not_before)
-}
 
 /// When to renew: after two thirds of its life, and up to a fiftieth of it earlier, so that platforms that were started
 /// together do not ask together.

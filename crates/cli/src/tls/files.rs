@@ -17,7 +17,9 @@ use secrecy::zeroize::Zeroizing;
 use server::tls::{Tls, Validity};
 use tokio::signal::unix::Signal;
 
-use super::{Pair, blocking, expiry_problem, exposure, names_of, uncovered};
+use super::blocking::blocking;
+use super::checks::{expiry_problem, exposure, names_of, uncovered};
+use super::pair::Pair;
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(1);

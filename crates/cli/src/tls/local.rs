@@ -28,7 +28,8 @@ use secrecy::zeroize::Zeroizing;
 use server::tls::provider;
 use sha2::{Digest as _, Sha256};
 
-use super::{Pair, exposure, host_of};
+use super::checks::{exposure, host_of};
+use super::pair::Pair;
 use crate::data_dir::DataDir;
 
 /// The directory of the files below, relative to the data directory.

@@ -10,6 +10,11 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::client::verify_server_name;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::ParsedCertificate;
+
 use super::*;
 
 const DOMAIN: &str = "sandbox.localhost:3000";

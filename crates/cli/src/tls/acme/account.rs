@@ -7,9 +7,9 @@ use instant_acme::{Account, AccountBuilder, AccountCredentials, NewAccount};
 use secrecy::zeroize::Zeroizing;
 use serde::{Deserialize, Serialize};
 
-use super::super::blocking;
-use super::Acme;
+use super::settings::Acme;
 use crate::data_dir::DataDir;
+use crate::tls::blocking::blocking;
 
 /// What the file holds.
 #[derive(Serialize, Deserialize)]

@@ -14,7 +14,9 @@ use secrecy::zeroize::Zeroizing;
 
 use super::account::Accounts;
 use super::hook::Action;
-use super::{Acme, Pair, http};
+use super::http;
+use super::settings::Acme;
+use crate::tls::pair::Pair;
 
 /// How long the server may take to validate the records, and then to issue.
 const DECISION: Duration = Duration::from_secs(180);

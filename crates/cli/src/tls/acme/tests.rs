@@ -1,6 +1,7 @@
 //! Tests of times, files and the hook. The protocol is tested against an ACME server, in `conformance/acme`.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use super::hook::Action;

@@ -3,6 +3,8 @@
 
 pub(crate) mod login;
 mod oci;
+mod pieces;
+mod query;
 mod reference;
 mod registry;
 
@@ -15,7 +17,6 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use http::Method;
-use http_body::Frame;
 use http_body_util::{BodyExt as _, Empty, StreamBody};
 use hyper::body::Incoming;
 use protocol::template_file::{BLOCK, MANIFEST, Manifest, header, layer_name, padding};
@@ -24,6 +25,8 @@ use server::operator::{OperatorCollection, OperatorTemplate};
 use tokio::io::AsyncReadExt as _;
 
 use self::login::Login;
+use self::pieces::{Piece, Pieces};
+use self::query::encoded;
 use self::reference::{Reference, SCHEME};
 use self::registry::{Registry, Trust};
 use crate::args::{RegistryArgs, TransferCommand};
@@ -146,16 +149,6 @@ pub(crate) fn collect(config: &Config, dry_run: bool, cache: bool, format: Forma
     Ok(ExitCode::SUCCESS)
 }
 
-/// A text in a query.
-fn encoded(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let encode = |byte| match plain(byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
-}
-
 /// A file that is removed unless it is complete.
 struct Unfinished {
     file: File,
@@ -242,29 +235,13 @@ async fn push(dir: &DataDir, team: &str, name: &str, path: &Path) -> Result<()> 
     ))
 }
 
-/// The body of a request, piece by piece.
-struct Pieces(tokio::sync::mpsc::Sender<oci::Piece>);
-
-impl Pieces {
-    /// Whether the piece was taken. The platform may answer before the end.
-    async fn give(&self, piece: Bytes) -> bool {
-        piece.is_empty() || self.0.send(Ok(Frame::data(piece))).await.is_ok()
-    }
-
-    /// Ends the body so that the platform keeps nothing.
-    async fn fail(&self, error: &anyhow::Error) {
-        let error = std::io::Error::other(format!("{error:#}"));
-        let _ = self.0.send(Err(error)).await;
-    }
-}
-
 /// Makes a template of what `send` sends.
 async fn import(
     dir: &DataDir,
     (team, name, any_base): (&str, &str, bool),
     send: impl AsyncFnOnce(&Pieces) -> Result<()>,
 ) -> Result<()> {
-    let (sender, mut receiver) = tokio::sync::mpsc::channel::<oci::Piece>(2);
+    let (sender, mut receiver) = tokio::sync::mpsc::channel::<Piece>(2);
     let stream = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
     let send = async move {
         let pieces = Pieces(sender);
@@ -315,15 +292,4 @@ async fn pull_artifact(dir: &DataDir, to: (&str, &str, bool), from: &Reference, 
         sent.with_context(|| from.to_string())
     };
     import(dir, to, send).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_in_a_query_are_encoded() {
-        assert_eq!(encoded("my-template_1:v1.0"), "my-template_1%3Av1.0");
-        assert_eq!(encoded("a&team=b é"), "a%26team%3Db%20%C3%A9");
-    }
 }

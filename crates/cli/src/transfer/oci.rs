@@ -11,16 +11,16 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
 use http::Method;
-use http_body::Frame;
 use http_body_util::{BodyExt as _, Empty};
 use protocol::template_file::{BLOCK, FORMAT, MANIFEST, MANIFEST_MAX, Manifest, header, layer_name, padding};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
+use super::pieces::Pieces;
+use super::query::encoded;
 use super::reference::{Reference, is_digest};
 use super::registry::{Content, Refused, Registry};
-use super::{Pieces, encoded};
 use crate::data_dir::DataDir;
 use crate::operator::{ask, exchange};
 use crate::output;
@@ -295,9 +295,6 @@ async fn copy(registry: &Registry, blob: &Blob, mut give: impl AsyncFnMut(Bytes)
         None => Ok(true),
     }
 }
-
-/// What a body consists of.
-pub(super) type Piece = std::io::Result<Frame<Bytes>>;
 
 #[cfg(test)]
 mod tests {

@@ -29,6 +29,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::io::ReaderStream;
 
 use super::login::{Login, secret};
+use super::query::encoded;
 use super::reference::Reference;
 use crate::output::printable;
 
@@ -447,7 +448,7 @@ impl Registry {
             .context("the registry says that its tokens are at")?;
         let actions = if self.writes { "pull%2Cpush" } else { "pull" };
         let scope = format!("repository%3A{}%3A{actions}", self.repository.replace('/', "%2F"));
-        let service = parameter(bearer, "service").map(|service| format!("service={}&", super::encoded(&service)));
+        let service = parameter(bearer, "service").map(|service| format!("service={}&", encoded(&service)));
         let mark = if place.path.contains('?') { '&' } else { '?' };
         place
             .path

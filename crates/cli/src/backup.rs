@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use self::manifest::{FileEntry, Manifest};
+use self::manifest::{Manifest, damaged};
 use crate::args::BackupCommand;
 use crate::config::{Config, Sources};
 use crate::output;
@@ -50,8 +50,4 @@ fn check(backup: &Path) -> Result<ExitCode> {
         manifest.files.len()
     ))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn damaged(file: &FileEntry) -> String {
-    format!("{} of the backup is damaged: its checksum differs", file.path.display())
 }

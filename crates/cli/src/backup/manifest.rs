@@ -111,6 +111,11 @@ impl FileEntry {
     }
 }
 
+/// What is said about a file whose content is not what the manifest says.
+pub(crate) fn damaged(file: &FileEntry) -> String {
+    format!("{} of the backup is damaged: its checksum differs", file.path.display())
+}
+
 impl Manifest {
     /// One without content.
     pub(crate) fn new(created_at: String) -> Self {

@@ -16,8 +16,7 @@ use protocol::node::{LayerStream, NodeApi as _};
 
 use super::copy;
 use super::create::archive_of;
-use super::damaged;
-use super::manifest::{CONFIGURATION, DATA, DATABASE, Database, FileEntry, Manifest};
+use super::manifest::{CONFIGURATION, DATA, DATABASE, Database, FileEntry, Manifest, damaged};
 use crate::config::Config;
 use crate::data_dir::{DataDir, LOCK_FILE, RESTORING};
 use crate::{doctor, down, output};

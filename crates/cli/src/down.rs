@@ -20,7 +20,8 @@ use server::lease::{NodeIdentity, NodeLease};
 
 use crate::config::Config;
 use crate::data_dir::{DataDir, InUse, Lock};
-use crate::{doctor, node_identity, open_store, output};
+use crate::database::open_store;
+use crate::{doctor, node_identity, output};
 
 /// How long a platform may take to drain. It bounds its own drain by less.
 const DRAIN_BOUND: Duration = Duration::from_secs(60);

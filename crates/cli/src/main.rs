@@ -16,6 +16,7 @@ mod config;
 mod connection_threads;
 mod credentials;
 mod data_dir;
+mod database;
 mod doctor;
 mod down;
 mod harden;
@@ -36,15 +37,15 @@ mod version;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
-use store::Store;
 
 use crate::args::{
     AccessKeyCommand, Cli, Command, KeyCommand, MasterKeyCommand, TeamCommand, TokenCommand, UserCommand,
 };
 use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::data_dir::DataDir;
+use crate::database::with_store;
 use crate::master_key::MasterKey;
 
 /// Wrong usage or configuration: the operator's to correct, and of no use to try again.
@@ -182,29 +183,4 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         Command::Backup(command) => backup::run(settings, sources, &command),
         Command::Bench(args) => bench::run(&args, settings, sources),
     }
-}
-
-/// Runs a command on the database. It may be the first one on a data directory: keys can be made before the first
-/// start of the platform.
-fn with_store(settings: &Config, command: impl AsyncFnOnce(&Store) -> Result<()>) -> Result<ExitCode> {
-    DataDir::prepare(&settings.data_dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
-    runtime.block_on(async {
-        let store = open_store(settings).await?;
-        accounts::default_account(&store).await?;
-        let outcome = command(&store).await;
-        store.close().await;
-        outcome
-    })?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Opens the database. The address stays out of the error: it may hold a password.
-async fn open_store(settings: &Config) -> Result<Store> {
-    Store::open(settings.database_url.expose())
-        .await
-        .context("open the database (database_url)")
 }

@@ -30,12 +30,13 @@ use crate::config::egress::{authorities, upstream_roots};
 use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
+use crate::database::open_store;
 use crate::doctor;
 use crate::master_key::{self, MasterKey};
 use crate::secret::{hex, random};
 use crate::signals::Signals;
 use crate::tls;
-use crate::{accounts, harden, node_identity, open_store, output, templates};
+use crate::{accounts, harden, node_identity, output, templates};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);

@@ -24,12 +24,13 @@ use super::copy::{self, Copied};
 use super::manifest::{CONFIGURATION, DATA, DATABASE, Database, FileEntry, LAYERS, LeftOut, MANIFEST, Manifest};
 use crate::config::Config;
 use crate::data_dir::DataDir;
+use crate::database::open_store;
 use crate::master_key::{self, KeySource};
 use crate::operator::exchange;
 use crate::output;
 use crate::sandboxes::mib;
 use crate::signals::Signals;
-use crate::{credentials, node_identity, open_store};
+use crate::{credentials, node_identity};
 
 /// Directories of the data directory that are copied as they are: certificates, files that were uploaded for builds, and the
 /// programs with which processes are restored. Their files are replaced and never changed.

@@ -8,13 +8,17 @@
 
 pub(crate) mod blobs;
 pub(crate) mod builds;
+mod database_url;
 pub(crate) mod egress;
+mod error;
+mod file;
 mod https;
 mod injection;
 pub(crate) mod keys;
 mod mcp;
 mod pool;
 mod repositories;
+mod sources;
 mod suggest;
 mod values;
 
@@ -22,9 +26,8 @@ mod values;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use model::injection::provider::Providers;
 use model::resources::{OPEN_FILES, OPEN_FILES_MAX, Resources};
@@ -35,127 +38,23 @@ use server::settings::{
 };
 
 use self::blobs::BlobConfig;
-use self::keys::{Key, Kind};
+use self::database_url::{DatabaseUrl, database};
+pub(crate) use self::error::ConfigError;
+use self::error::Source;
+use self::file::File;
+use self::keys::Key;
+use self::sources::Given;
+pub(crate) use self::sources::{Sources, environment};
 pub(crate) use self::suggest::similar_variable;
-use self::suggest::{similar, unquoted};
-use self::values::{
-    boolean, database, directory, disk_reserve, domain, file, integer, limit, listen, log_format, log_level, networks,
-};
+pub(crate) use self::values::LogFormat;
+use self::values::{boolean, directory, disk_reserve, domain, integer, limit, listen, log_format, log_level, networks};
 use crate::master_key::{KeySource, MASTER_ENV};
 use crate::tls::Https;
-
-/// An error in the configuration. The operator has to correct it, so the exit code is that of a usage error.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfigError {
-    /// An invalid value.
-    #[error("{key}: {why} ({source_of})")]
-    Value {
-        /// The key, with the team's name where it is a team's.
-        key: String,
-        /// What is wrong with the value.
-        why: String,
-        /// Where the value came from.
-        source_of: Source,
-    },
-    /// A key that requires another one.
-    #[error("{key}: requires {other}")]
-    Requires {
-        /// The key.
-        key: &'static str,
-        /// The key that is not set.
-        other: &'static str,
-    },
-    /// A key that excludes another one.
-    #[error("{key}: cannot be set together with {other}")]
-    Excludes {
-        /// The key.
-        key: &'static str,
-        /// The other key that is set.
-        other: &'static str,
-    },
-    /// A key that does not exist.
-    #[error("unknown key {name} in {file}{}", .meant.map(|key| format!("; did you mean {key}?")).unwrap_or_default())]
-    Unknown {
-        /// The key as written.
-        name: String,
-        /// The file.
-        file: String,
-        /// A key with a similar name.
-        meant: Option<&'static str>,
-    },
-    /// A configuration file that cannot be read.
-    #[error("configuration file {file}: {why}")]
-    File {
-        /// The file.
-        file: String,
-        /// What the system or the parser said.
-        why: String,
-    },
-}
-
-/// Where a value came from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// A flag.
-    Flag(&'static str),
-    /// An environment variable.
-    Env(String),
-    /// The configuration file.
-    File(String),
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flag(flag) => write!(f, "from the flag {flag}"),
-            Self::Env(name) => write!(f, "from the environment variable {name}"),
-            Self::File(path) => write!(f, "from {path}"),
-        }
-    }
-}
 
 /// How many processes a sandbox may create per second by default.
 const PROCESS_RATE: u32 = 2000;
 /// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
 const OPEN_FILES_MIN: u32 = 64;
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-/// The address of the database. Its `Debug` shows the kind only: the address may hold a password.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct DatabaseUrl(String);
-
-impl DatabaseUrl {
-    /// The database in a data directory.
-    fn within(data_dir: &Path) -> Self {
-        Self(format!("sqlite:{}/ringfence.db", data_dir.display()))
-    }
-
-    /// The file, if it is one.
-    pub(crate) fn file(&self) -> Option<PathBuf> {
-        let path = self.0.strip_prefix("sqlite:")?;
-        Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
-    }
-
-    /// The address, to be passed to the store only.
-    pub(crate) fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for DatabaseUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = self.0.split(':').next().unwrap_or_default();
-        write!(f, "DatabaseUrl({kind}:…)")
-    }
-}
 
 /// The configuration, validated.
 #[derive(Debug, Clone)]
@@ -259,35 +158,7 @@ const OTHER_ENV: [&str; 6] = [
     "RINGFENCE_BIN",
 ];
 
-/// The environment, as far as it may configure anything: `RINGFENCE_*` and the two variables that `bench` reads.
-#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-pub(crate) fn environment() -> BTreeMap<String, String> {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, value)| {
-            (name.starts_with("RINGFENCE_") || name == "E2B_API_KEY" || name == "E2B_API_URL") && !value.is_empty()
-        })
-        .collect()
-}
-
-/// The unresolved values, by source.
-#[derive(Debug, Default)]
-pub(crate) struct Sources {
-    /// Flags that were given: the key's name and the value.
-    pub(crate) flags: Vec<(&'static Key, String)>,
-    /// The file named by `--config`.
-    pub(crate) config: Option<PathBuf>,
-    /// The environment, see [`environment`].
-    pub(crate) env: BTreeMap<String, String>,
-}
-
 impl Sources {
-    /// The configuration file, if there is one.
-    pub(crate) fn file_path(&self) -> Option<PathBuf> {
-        let of_env = || self.env.get("RINGFENCE_CONFIG").map(PathBuf::from);
-        self.config.clone().or_else(of_env)
-    }
-
     /// Resolves every key.
     ///
     /// # Errors
@@ -379,129 +250,6 @@ impl Sources {
     }
 }
 
-/// The values of one table of the file and the tables in it, flattened: `[sandbox] pids` is `sandbox.pids`.
-type Values = BTreeMap<&'static str, String>;
-
-/// The configuration file.
-#[derive(Default)]
-struct File {
-    path: String,
-    values: Values,
-    /// The tables of providers of injections, by their names.
-    providers: BTreeMap<String, toml::Table>,
-    /// The tables of single teams, by their names.
-    teams: BTreeMap<String, Values>,
-}
-
-impl File {
-    fn read(path: &Path) -> Result<Self, ConfigError> {
-        let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::File {
-            file: file.clone(),
-            why: error.to_string(),
-        })?;
-        Self::parse(file, &text)
-    }
-
-    fn parse(path: String, text: &str) -> Result<Self, ConfigError> {
-        let table: toml::Table = toml::from_str(text).map_err(|error| {
-            // Only the message and the line: the parser would quote the line, and it may hold a password.
-            let why = match error.span() {
-                None => error.message().to_owned(),
-                Some(span) => {
-                    let before = text.as_bytes().iter().take(span.start);
-                    let line = before.filter(|byte| **byte == b'\n').count() + 1;
-                    let why = unquoted(text, line).unwrap_or_else(|| error.message().to_owned());
-                    format!("line {line}: {why}")
-                }
-            };
-            ConfigError::File {
-                file: path.clone(),
-                why,
-            }
-        })?;
-        let mut file = Self {
-            path,
-            ..Self::default()
-        };
-        let mut table = table;
-        file.providers = injection::take_providers(&file, &mut table)?;
-        let teams = match table.remove(keys::TEAM) {
-            None => toml::Table::new(),
-            Some(toml::Value::Table(teams)) => teams,
-            Some(_) => return Err(file.unknown(keys::TEAM.to_owned())),
-        };
-        for (team, value) in teams {
-            let at = format!("{}.{team}", keys::TEAM);
-            let toml::Value::Table(own) = value else {
-                return Err(file.unknown(at));
-            };
-            let mut values = Values::new();
-            file.flatten(keys::PER_TEAM, &format!("{at}."), "", &own, &mut values)?;
-            file.teams.insert(team, values);
-        }
-        let mut values = Values::new();
-        file.flatten(keys::ALL, "", "", &table, &mut values)?;
-        file.values = values;
-        Ok(file)
-    }
-
-    /// Takes the values of `known` keys out of a table. `at` is where the table with them begins, `prefix` where in
-    /// that one `table` is.
-    fn flatten(
-        &self,
-        known: &[&'static Key],
-        at: &str,
-        prefix: &str,
-        table: &toml::Table,
-        values: &mut Values,
-    ) -> Result<(), ConfigError> {
-        for (word, value) in table {
-            let name = format!("{prefix}{word}");
-            let is_table = known.iter().any(|key| key.name.starts_with(&format!("{name}.")));
-            match (known.iter().find(|key| key.name == name), value) {
-                (None, toml::Value::Table(inner)) if is_table => {
-                    self.flatten(known, at, &format!("{name}."), inner, values)?;
-                }
-                (None, _) => return Err(self.unknown(format!("{at}{name}"))),
-                (Some(key), value) => {
-                    let text = scalar(key.kind, value).ok_or_else(|| ConfigError::Value {
-                        key: format!("{at}{name}"),
-                        why: format!("must be {}", key.kind.describe()),
-                        source_of: Source::File(self.path.clone()),
-                    })?;
-                    values.insert(key.name, text);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn unknown(&self, name: String) -> ConfigError {
-        ConfigError::Unknown {
-            meant: similar(&name),
-            name,
-            file: self.path.clone(),
-        }
-    }
-}
-
-fn scalar(kind: Kind, value: &toml::Value) -> Option<String> {
-    match (kind, value) {
-        (Kind::Text, toml::Value::String(text)) => Some(text.clone()),
-        (Kind::Integer, toml::Value::Integer(number)) => Some(number.to_string()),
-        (Kind::Boolean, toml::Value::Boolean(flag)) => Some(flag.to_string()),
-        (Kind::Hosts, table @ toml::Value::Table(_)) => egress::hosts_text(table),
-        _ => None,
-    }
-}
-
-/// All sources together.
-struct Given<'a> {
-    sources: &'a Sources,
-    file: File,
-}
-
 impl Given<'_> {
     /// The limits of teams: those for all teams, and those of the tables of single teams.
     fn limits(&self) -> Result<Limits, ConfigError> {
@@ -546,31 +294,6 @@ impl Given<'_> {
             per_sandbox: count(keys::SERVER_CONNECTIONS_PER_SANDBOX, default.per_sandbox)?,
             shared_peers: self.parse(keys::SERVER_SHARED_PEERS, networks)?.unwrap_or_default(),
             ..default
-        })
-    }
-
-    /// The value of a key and its source, of those that have it the one with the highest precedence.
-    fn source(&self, key: &'static Key) -> Option<(&str, Source)> {
-        let flag = self.sources.flags.iter().find(|(given, _)| given.name == key.name);
-        if let Some((key, text)) = flag {
-            Some((text, Source::Flag(key.flag.unwrap_or(key.name))))
-        } else if let Some(text) = self.sources.env.get(&key.env()) {
-            Some((text, Source::Env(key.env())))
-        } else {
-            let text = self.file.values.get(key.name)?;
-            Some((text, Source::File(self.file.path.clone())))
-        }
-    }
-
-    /// The parsed value of a key from the source with the highest precedence; none if it is not set.
-    fn parse<T>(&self, key: &'static Key, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, ConfigError> {
-        let Some((text, source_of)) = self.source(key) else {
-            return Ok(None);
-        };
-        parse(text).map(Some).map_err(|why| ConfigError::Value {
-            key: key.name.to_owned(),
-            why,
-            source_of,
         })
     }
 }

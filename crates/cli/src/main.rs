@@ -172,9 +172,10 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             let dir = DataDir::prepare(&settings.data_dir)?;
             // A server that runs has the key before, and would seal with it.
             let _lock = dir.lock()?;
+            let source = &settings.master_key;
             with_store(settings, async |store| match command {
-                MasterKeyCommand::Rotate { to } => master_key::rotate(store, &dir, settings, to.as_deref()).await,
-                MasterKeyCommand::Forget => master_key::forget(store, &dir, settings).await,
+                MasterKeyCommand::Rotate { to } => master_key::rotate(store, &dir, source, to.as_deref()).await,
+                MasterKeyCommand::Forget => master_key::forget(store, &dir, source).await,
             })
         }
         Command::Sandbox(command) => sandboxes::run(settings, &command),

@@ -28,7 +28,6 @@ use store::Store;
 use store::sealed::{Resealed, SealedColumn};
 
 use crate::clock::now_us;
-use crate::config::Config;
 use crate::data_dir::{DataDir, write_and_rename};
 use crate::output;
 use crate::secret::{hex, random, unhex};
@@ -236,10 +235,10 @@ struct Unreadable {
 ///
 /// # Errors
 /// When a platform runs, a secret cannot be decrypted, or the system refuses. The key before is still the one then.
-pub(crate) async fn rotate(store: &Store, dir: &DataDir, settings: &Config, to: Option<&Path>) -> Result<()> {
-    let master = MasterKey::load_or_make(dir, &settings.master_key)?;
+pub(crate) async fn rotate(store: &Store, dir: &DataDir, source: &KeySource, to: Option<&Path>) -> Result<()> {
+    let master = MasterKey::load_or_make(dir, source)?;
     master.token_seed(store).await?;
-    let path = settings.master_key.path(dir);
+    let path = source.path(dir);
     let new = match (to, &path, master.next) {
         (Some(to), _, _) => read(to)?.with_context(|| format!("{} does not exist", to.display()))?,
         (None, None, _) => {
@@ -289,8 +288,8 @@ pub(crate) async fn rotate(store: &Store, dir: &DataDir, settings: &Config, to: 
 ///
 /// # Errors
 /// When a platform runs, or the system refuses.
-pub(crate) async fn forget(store: &Store, dir: &DataDir, settings: &Config) -> Result<()> {
-    let sealer = MasterKey::load_or_make(dir, &settings.master_key)?.sealer();
+pub(crate) async fn forget(store: &Store, dir: &DataDir, source: &KeySource) -> Result<()> {
+    let sealer = MasterKey::load_or_make(dir, source)?.sealer();
     let count = store
         .reseal(now_us(), |column, key, text| {
             Ok::<_, Infallible>(match reseal(&sealer, column, key, text) {

@@ -7,9 +7,11 @@ use anyhow::{Context as _, Result, bail};
 use blobs::S3Settings;
 use model::secret::Secret;
 
-use super::values::file;
-use super::{ConfigError, Given, Source, boolean, integer, keys};
-use crate::config::egress::upstream_roots;
+use super::egress::upstream_roots;
+use super::error::{ConfigError, Source};
+use super::keys;
+use super::sources::Given;
+use super::values::{boolean, file, integer};
 
 /// The environment variable of the secret key.
 pub(crate) const KEY_ENV: &str = "RINGFENCE_BLOBS_SECRET_ACCESS_KEY";

@@ -7,7 +7,10 @@ use anyhow::Context as _;
 use server::settings::BuildSettings;
 
 use super::egress::upstream_roots;
-use super::{ConfigError, Given, integer, keys};
+use super::error::ConfigError;
+use super::keys;
+use super::sources::Given;
+use super::values::{file, integer};
 
 impl Given<'_> {
     /// All but the directory of uploaded files, which is in the data directory, and the authorities of registries, which
@@ -91,7 +94,7 @@ fn hosts(text: &str) -> Result<Vec<String>, String> {
 fn ca_files(text: &str) -> Result<BTreeMap<String, PathBuf>, String> {
     entries(text)
         .map(|entry| match entry.split_once('=') {
-            Some((host, path)) if is_host(host.trim()) => Ok((host.trim().to_owned(), super::file(path.trim())?)),
+            Some((host, path)) if is_host(host.trim()) => Ok((host.trim().to_owned(), file(path.trim())?)),
             Some(_) | None => Err(format!("{entry:?} is not host=file")),
         })
         .collect()

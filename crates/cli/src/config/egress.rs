@@ -12,7 +12,10 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::{ConfigError, Given, boolean, integer, keys, values};
+use super::error::ConfigError;
+use super::keys;
+use super::sources::Given;
+use super::values::{self, boolean, integer};
 
 /// Port of a DNS server that is given without one.
 const DNS_PORT: u16 = 53;
@@ -171,34 +174,6 @@ fn hosts(text: &str) -> Result<BTreeMap<String, Vec<IpAddr>>, String> {
     Ok(hosts)
 }
 
-/// A table of names with an address or a list of addresses each, as an environment variable has it; none if it is
-/// something else. A dot in a name without quotes makes a table in a table.
-pub(super) fn hosts_text(value: &toml::Value) -> Option<String> {
-    let mut entries = Vec::new();
-    collect(value, "", &mut entries)?;
-    Some(entries.join(","))
-}
-
-fn collect(value: &toml::Value, name: &str, entries: &mut Vec<String>) -> Option<()> {
-    match value {
-        toml::Value::Table(table) => table.iter().try_for_each(|(word, value)| {
-            let separator = if name.is_empty() { "" } else { "." };
-            collect(value, &format!("{name}{separator}{word}"), entries)
-        }),
-        toml::Value::String(address) if !name.is_empty() => {
-            entries.push(format!("{name}={address}"));
-            Some(())
-        }
-        toml::Value::Array(addresses) if !name.is_empty() && !addresses.is_empty() => {
-            for address in addresses {
-                entries.push(format!("{name}={}", address.as_str()?));
-            }
-            Some(())
-        }
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,26 +299,5 @@ mod tests {
         ] {
             assert!(super::hosts(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn tables_of_hosts_become_text() {
-        let text = |file: &str| hosts_text(&toml::Value::Table(toml::from_str(file).expect("TOML")));
-        for (file, want) in [
-            (
-                "a = '10.0.0.1'\nb = ['10.0.0.2', '10.0.0.3']",
-                Some("a=10.0.0.1,b=10.0.0.2,b=10.0.0.3"),
-            ),
-            ("'db.internal' = '10.0.0.1'", Some("db.internal=10.0.0.1")),
-            ("db.internal = '10.0.0.1'", Some("db.internal=10.0.0.1")),
-            ("", Some("")),
-            ("a = 1", None),
-            ("a = []", None),
-            ("a = ['10.0.0.1', 1]", None),
-            ("a = [['10.0.0.1']]", None),
-        ] {
-            assert_eq!(text(file).as_deref(), want, "{file}");
-        }
-        assert_eq!(hosts_text(&toml::Value::String("a=10.0.0.1".to_owned())), None);
     }
 }

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use http::Uri;
 
-use super::keys::Key;
-use super::{ConfigError, Given, boolean, domain, file, integer, keys};
+use super::error::ConfigError;
+use super::keys::{self, Key};
+use super::sources::Given;
+use super::values::{boolean, domain, file, integer};
 use crate::tls::acme::{Acme, Hook};
 use crate::tls::{Files, Https, host_of};
 

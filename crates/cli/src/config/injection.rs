@@ -1,12 +1,13 @@
 //! The master key, and settings of injection rules.
 
-use std::collections::BTreeMap;
-
 use model::injection::provider::{OwnProvider, Providers};
 use model::secret::Secret;
 use server::settings::SigningSettings;
 
-use super::{ConfigError, File, Given, Source, boolean, file, keys};
+use super::error::{ConfigError, Source};
+use super::keys;
+use super::sources::Given;
+use super::values::{boolean, file};
 use crate::master_key::{self, KeySource, MASTER_ENV};
 
 impl Given<'_> {
@@ -66,32 +67,6 @@ impl Given<'_> {
             required_for_rules: self.parse(keys::SIGNING_REQUIRED_FOR_RULES, boolean)?.unwrap_or(false),
         })
     }
-}
-
-/// Takes the tables of providers out of the file.
-pub(super) fn take_providers(
-    file: &File,
-    table: &mut toml::Table,
-) -> Result<BTreeMap<String, toml::Table>, ConfigError> {
-    let providers = match table.remove(keys::PROVIDER) {
-        None => return Ok(BTreeMap::new()),
-        Some(toml::Value::Table(providers)) => providers,
-        Some(_) => return Err(file.unknown(keys::PROVIDER.to_owned())),
-    };
-    let tables = providers.into_iter().map(|(name, value)| {
-        let at = format!("{}.{name}", keys::PROVIDER);
-        let toml::Value::Table(own) = value else {
-            return Err(file.unknown(at));
-        };
-        match own
-            .keys()
-            .find(|key| !["host", "header", "value"].contains(&key.as_str()))
-        {
-            Some(key) => Err(file.unknown(format!("{at}.{key}"))),
-            None => Ok((name, own)),
-        }
-    });
-    tables.collect()
 }
 
 fn schemes(text: &str) -> Result<Vec<String>, String> {

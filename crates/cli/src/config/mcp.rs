@@ -2,8 +2,9 @@
 
 use server::settings::McpSettings;
 
+use super::error::ConfigError;
 use super::keys;
-use super::{ConfigError, Given};
+use super::sources::Given;
 
 /// Longest path, in bytes.
 const PATH_MAX: usize = 256;

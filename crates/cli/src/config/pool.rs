@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use server::settings::{CapacitySettings, PauseSettings, PoolSettings};
 
-use super::{ConfigError, Given, boolean, integer, keys, limit, values};
+use super::error::ConfigError;
+use super::keys;
+use super::sources::Given;
+use super::values::{self, boolean, integer, limit};
 
 /// How long processes are written to disk when the platform is stopped. It has 75 s in all, of which files alone need the rest.
 const IMAGES_AT_SHUTDOWN_WITHIN: Duration = Duration::from_secs(45);

@@ -2,7 +2,10 @@
 
 use server::settings::RepositorySettings;
 
-use super::{ConfigError, Given, integer, keys};
+use super::error::ConfigError;
+use super::keys;
+use super::sources::Given;
+use super::values::integer;
 
 impl Given<'_> {
     /// All but the directory of the copies, which is in the data directory.

@@ -1,9 +1,11 @@
 //! Precedence, types, and what errors say and do not say.
 
 use std::io::Write as _;
+use std::path::Path;
 
 use server::settings::PauseAnswer;
 
+use super::keys::Kind;
 use super::*;
 use crate::tls::Files;
 

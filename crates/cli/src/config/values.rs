@@ -5,7 +5,14 @@ use std::path::PathBuf;
 
 use server::settings::{Network, PauseAnswer};
 
-use super::{DatabaseUrl, LogFormat};
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
 
 pub(super) fn directory(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
@@ -97,15 +104,6 @@ pub(super) fn log_level(text: &str) -> Result<String, String> {
     tracing_subscriber::EnvFilter::try_new(text)
         .map(|_| text.to_owned())
         .map_err(|error| error.to_string())
-}
-
-/// Never quotes the value: it may hold a password.
-pub(super) fn database(text: &str) -> Result<DatabaseUrl, &'static str> {
-    let known = ["sqlite:", "postgres://", "postgresql://"];
-    if !known.iter().any(|scheme| text.starts_with(scheme)) {
-        return Err("must begin with sqlite: or postgres://");
-    }
-    Ok(DatabaseUrl(text.to_owned()))
 }
 
 pub(super) fn integer(text: &str, min: u32, max: u32) -> Result<u32, String> {

@@ -4,6 +4,7 @@
 //! remembering to run them. A breach that has to stay for a while is in [`exceptions`], and an exception that nothing
 //! needs any more is a breach itself, so that the list only shrinks.
 
+mod breach;
 mod circles;
 mod crates;
 mod exceptions;
@@ -14,31 +15,14 @@ mod tokens;
 mod tree;
 mod words;
 
-use std::fmt;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 
+use self::breach::Breach;
 use self::exceptions::Exceptions;
 use self::tree::Tree;
 use crate::reference;
-
-/// One place where a rule is broken.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Breach {
-    /// The rule's name, by which exceptions refer to it.
-    rule: &'static str,
-    /// The file, relative to the repository, or the crate or package.
-    subject: String,
-    /// What is wrong and what to do.
-    message: String,
-}
-
-impl fmt::Display for Breach {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {}", self.rule, self.subject, self.message)
-    }
-}
 
 /// Checks the repository.
 pub(crate) fn run(root: &Path) -> Result<()> {

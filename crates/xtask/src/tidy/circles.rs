@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use anyhow::Result;
 
-use super::Breach;
+use super::breach::Breach;
 use super::modules::{self, Uses};
 use super::tree::Tree;
 

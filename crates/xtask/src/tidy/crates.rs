@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::Breach;
+use super::breach::Breach;
 use super::tree::Tree;
 
 const RULE: &str = "edges";

@@ -3,7 +3,7 @@
 //! An exception that covers nothing is a breach, so a change that mends a place takes its line out, and nothing is added
 //! without being seen in review.
 
-use super::Breach;
+use super::breach::Breach;
 
 /// A rule, who may break it, and until when. A subject that ends with `/` is everything below that directory.
 type Exception = (&'static str, &'static str, &'static str);

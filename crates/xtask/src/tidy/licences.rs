@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use super::Breach;
+use super::breach::Breach;
 use super::crates::cargo;
 
 /// Licences that ask for no more than to be named.

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::Breach;
+use super::breach::Breach;
 use super::tokens::{self, Kind};
 use super::tree::Tree;
 

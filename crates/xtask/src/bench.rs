@@ -1,21 +1,20 @@
 //! `bench`: performance figures, with the conditions of the run.
 
 mod agent;
+mod client;
 mod conditions;
 mod docs;
 mod expiry;
+mod host;
 mod ingress;
 mod platform;
 mod rest;
+mod times;
 
 use std::io::Write as _;
-use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Subcommand;
-use measure::stats::Distribution;
-use tokio::runtime::Runtime;
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
@@ -55,42 +54,4 @@ pub(crate) fn run(bench: Bench) -> Result<()> {
     std::io::stdout()
         .write_all(report.as_bytes())
         .context("print the report")
-}
-
-/// The runtime of the client: one thread, because client and platform share the cores.
-fn client_runtime() -> Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the client's event loop")
-}
-
-/// The URL and the key of the platform with this data directory.
-fn credentials(data_dir: &Path) -> Result<(String, String)> {
-    let path = data_dir.join("credentials.env");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let value = |name: &str| {
-        let mut lines = text.lines();
-        lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
-    };
-    match (value("E2B_API_URL"), value("E2B_API_KEY")) {
-        (Some(url), Some(key)) => Ok((url, key)),
-        _ => bail!("{} names no address or no key", path.display()),
-    }
-}
-
-/// The columns of [`row`].
-const HEADER: [&str; 7] = ["milliseconds", "p50", "p90", "p99", "max", "mean", "n"];
-
-/// A row of times.
-fn row(what: &str, times: Vec<Duration>) -> Vec<String> {
-    let mut row = vec![what.to_owned()];
-    match Distribution::of(times) {
-        Some(t) => {
-            row.extend([t.p50_ms, t.p90_ms, t.p99_ms, t.max_ms, t.mean_ms].map(|ms| format!("{ms:.2}")));
-            row.push(t.n.to_string());
-        }
-        None => row.extend(["-", "-", "-", "-", "-", "0"].map(str::to_owned)),
-    }
-    row
 }

@@ -30,13 +30,15 @@
 
 mod bench;
 mod reference;
+mod root;
 mod tidy;
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
+
+use self::root::root;
 
 /// Development tasks.
 #[derive(Debug, Parser)]
@@ -84,11 +86,6 @@ fn write_api() -> Result<()> {
 /// Writes a file of the repository.
 fn write(path: &str, text: &str) -> Result<()> {
     std::fs::write(root().join(path), text).with_context(|| format!("write {path}"))
-}
-
-/// The repository.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 #[expect(clippy::print_stderr, reason = "this is where a developer's tool speaks")]

@@ -4,20 +4,22 @@
 //! processes and their listeners <= 20 MB; memory that stays flat however slowly a stream is read.
 
 mod files;
-pub(super) mod host;
 mod memory;
 mod pour;
 pub(super) mod reference;
 mod streams;
+mod subject;
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
-use measure::client::{Client, Sandbox, Target};
+use measure::client::{Client, Target};
 use uuid::Uuid;
 
-use self::host::Process;
+use self::subject::Subject;
+use super::client::{client_runtime, credentials};
+use super::{conditions, host};
 
 /// Flags of `bench agent`.
 #[derive(Debug, clap::Args)]
@@ -60,25 +62,17 @@ enum What {
     Files,
 }
 
-/// A sandbox under measurement.
-struct Subject {
-    platform: Target,
-    sandbox: Sandbox,
-    /// The platform's process.
-    server: Process,
-}
-
 /// Measures.
 ///
 /// # Errors
 /// When the platform is not running, or a request fails.
 pub(super) fn run(args: &Args) -> Result<String> {
-    let mut report = super::conditions::line();
-    let (url, key) = super::credentials(&args.data_dir)?;
+    let mut report = conditions::line();
+    let (url, key) = credentials(&args.data_dir)?;
     report.push_str(&format!(
         "platform at {url}, template base, one sandbox per section; 1 MB is 1,000,000 bytes\n"
     ));
-    let sections = super::client_runtime()?.block_on(measure(args, &url, &key))?;
+    let sections = client_runtime()?.block_on(measure(args, &url, &key))?;
     report.push_str(&sections);
     Ok(report)
 }
@@ -102,7 +96,7 @@ async fn measure(args: &Args, url: &str, key: &str) -> Result<String> {
             What::Memory => memory::measure(&subject, &before).await,
             What::Streams => streams::measure(&subject, args.streams).await,
             What::Pour => pour::measure(&subject, args.pour_mb, args.slow_mb_s).await,
-            What::Files => files::measure(&subject, args).await,
+            What::Files => files::measure(&subject, &args.file_mb, args.repeat, &args.dir).await,
         };
         // Also after errors; otherwise it would run until its timeout.
         let deleted = client.delete(&subject.sandbox.id).await;

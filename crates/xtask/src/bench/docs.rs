@@ -12,7 +12,10 @@ use measure::client::{Client, Target};
 use measure::table;
 use serde_json::json;
 
+use super::client::client_runtime;
 use super::platform::{self, BenchPlatform, KEY, Rows};
+use super::{conditions, times};
+use crate::root::root;
 
 /// Flags of `bench docs`.
 #[derive(Debug, clap::Args)]
@@ -36,10 +39,10 @@ pub(crate) struct Args {
 /// # Errors
 /// When the server cannot be started, or a response is not the expected one.
 pub(super) fn run(args: &Args) -> Result<String> {
-    let mut report = super::conditions::line();
+    let mut report = conditions::line();
     let server = platform::runtime()?;
     let platform = server.block_on(async { BenchPlatform::start(Rows::new(&args.dir).await?).await })?;
-    let client = super::client_runtime()?;
+    let client = client_runtime()?;
     let url = format!("http://{}", platform.address);
     let measured = client.block_on(measure(args, &url));
     server.block_on(platform.stop());
@@ -78,15 +81,15 @@ async fn measure(args: &Args, url: &str) -> Result<String> {
         for body in bodies.iter().cycle().take(args.requests) {
             times.push(post(&mut client, body).await?);
         }
-        rows.push(super::row(what, times));
+        rows.push(times::row(what, times));
     }
     let begun = Instant::now();
     let end = begun + Duration::from_secs(args.seconds);
     let clients = (0..args.connections).map(|first| search(target.clone(), &searches, first, end));
     let times: Vec<Duration> = try_join_all(clients).await?.into_iter().flatten().collect();
     let rate = times.len() as f64 / begun.elapsed().as_secs_f64();
-    rows.push(super::row(&format!("search, {} connections", args.connections), times));
-    let mut text = table::columns(&super::HEADER, rows);
+    rows.push(times::row(&format!("search, {} connections", args.connections), times));
+    let mut text = table::columns(&times::HEADER, rows);
     text.push_str(&format!(
         "\nsearches per second over {} kept connections: {rate:.0}\n",
         args.connections
@@ -96,7 +99,7 @@ async fn measure(args: &Args, url: &str) -> Result<String> {
 
 /// The questions that the search is tested with.
 fn questions() -> Result<Vec<String>> {
-    let path = crate::root().join("conformance/mcp/questions.toml");
+    let path = root().join("conformance/mcp/questions.toml");
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let questions: Vec<String> = text
         .lines()

@@ -10,6 +10,7 @@ use measure::table;
 use model::lifecycle::State;
 
 use super::platform::{self, BenchPlatform, Rows, SECOND_US};
+use super::{conditions, times};
 
 /// Flags of `bench expiry`.
 #[derive(Debug, clap::Args)]
@@ -33,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// When the server cannot be started, or a kill is missing.
 pub(super) fn run(args: &Args) -> Result<String> {
-    let mut report = super::conditions::line();
+    let mut report = conditions::line();
     report.push_str(&format!(
         "SQLite in {}, {} sandboxes, a node that kills at once\n\n",
         args.dir.display(),
@@ -45,9 +46,9 @@ pub(super) fn run(args: &Args) -> Result<String> {
         (format!("deadlines spread over {} s", args.spread), args.spread),
         ("all deadlines at one moment".to_owned(), 0),
     ] {
-        rows.push(super::row(&what, server.block_on(lateness(args, spread))?));
+        rows.push(times::row(&what, server.block_on(lateness(args, spread))?));
     }
-    report.push_str(&table::columns(&super::HEADER, rows));
+    report.push_str(&table::columns(&times::HEADER, rows));
     Ok(report)
 }
 

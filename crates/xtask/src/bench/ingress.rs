@@ -7,6 +7,7 @@
 
 mod load;
 mod nginx;
+mod open_files;
 pub(super) mod serve;
 mod websocket;
 
@@ -26,13 +27,15 @@ use measure::client::{Client, Sandbox, Target};
 use measure::process::{Command, ProcessEvent};
 use measure::stats::Distribution;
 use measure::table;
-use rustix::process::Resource;
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use self::load::Load;
 use self::nginx::Nginx;
-use super::agent::host::{self, Process};
+use self::open_files::raise_open_files;
+use super::client::{client_runtime, credentials};
+use super::host::{self, Process};
+use super::{conditions, times};
 
 /// Port of the server in the sandbox.
 const PORT: u16 = 8000;
@@ -101,9 +104,9 @@ struct Way {
 /// # Errors
 /// When the platform is not running, nginx is missing, or a request fails.
 pub(super) fn run(args: &Args) -> Result<String> {
-    let mut report = super::conditions::line();
-    let (url, key) = super::credentials(&args.data_dir)?;
-    let runtime = super::client_runtime()?;
+    let mut report = conditions::line();
+    let (url, key) = credentials(&args.data_dir)?;
+    let runtime = client_runtime()?;
     report.push_str(&runtime.block_on(measure(args, &url, &key))?);
     Ok(report)
 }
@@ -221,11 +224,11 @@ async fn websockets(args: &Args, ways: &[Way]) -> Result<String> {
     for round in 1..=args.rounds {
         for way in ways {
             let times = websocket::echoes(way.address, &way.host, args.messages).await?;
-            rows.push(super::row(&format!("{}, round {round}", way.name), times));
+            rows.push(times::row(&format!("{}, round {round}", way.name), times));
         }
     }
     let what = "echo of a short message on one WebSocket, one at a time\n".to_owned();
-    Ok(what + &table::columns(&super::HEADER, rows))
+    Ok(what + &table::columns(&times::HEADER, rows))
 }
 
 async fn idle(args: &Args, way: &Way, platform: Process) -> Result<String> {
@@ -247,13 +250,6 @@ async fn idle(args: &Args, way: &Way, platform: Process) -> Result<String> {
         &["WebSockets through the platform", "resident MB"],
         rows,
     ))
-}
-
-/// Raises the limit of open files as far as this process may.
-fn raise_open_files() -> Result<()> {
-    let mut files = rustix::process::getrlimit(Resource::Nofile);
-    files.current = files.maximum;
-    rustix::process::setrlimit(Resource::Nofile, files).context("raise the limit of open files")
 }
 
 /// The first rate as a share of the second.

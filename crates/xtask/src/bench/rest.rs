@@ -15,7 +15,9 @@ use measure::table;
 use model::id::SandboxId;
 use model::lifecycle::State;
 
+use super::client::client_runtime;
 use super::platform::{self, BenchPlatform, KEY, Rows, SECOND_US};
+use super::{conditions, times};
 
 /// Flags of `bench rest`.
 #[derive(Debug, clap::Args)]
@@ -56,7 +58,7 @@ enum Layout {
 /// # Errors
 /// When the server cannot be started, or a response is not the expected one.
 pub(super) fn run(args: &Args) -> Result<String> {
-    let mut report = super::conditions::line();
+    let mut report = conditions::line();
     report.push_str(&format!(
         "SQLite in {}, {} rows that run, {} that have ended ({:?})\n\n",
         args.dir.display(),
@@ -70,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<String> {
         let ids = fill(&rows, args).await?;
         anyhow::Ok((BenchPlatform::start(rows).await?, ids))
     })?;
-    let client = super::client_runtime()?;
+    let client = client_runtime()?;
     let url = format!("http://{}", platform.address);
     let measured = client.block_on(measure(args, &url, &ids));
     server.block_on(platform.stop());
@@ -112,9 +114,9 @@ async fn measure(args: &Args, url: &str, ids: &[SandboxId]) -> Result<String> {
         for _ in 0..args.requests {
             times.push(client.get(path).await?.took);
         }
-        rows.push(super::row(what, times));
+        rows.push(times::row(what, times));
     }
-    rows.push(super::row(
+    rows.push(times::row(
         "list, later pages of 100",
         later_pages(&mut client, args, page).await?,
     ));
@@ -122,7 +124,7 @@ async fn measure(args: &Args, url: &str, ids: &[SandboxId]) -> Result<String> {
     for id in ids.iter().cycle().take(args.requests) {
         times.push(client.get(&format!("/sandboxes/{id}")).await?.took);
     }
-    rows.push(super::row("detail", times));
+    rows.push(times::row("detail", times));
 
     let begun = Instant::now();
     let end = begun + Duration::from_secs(args.seconds);
@@ -132,8 +134,8 @@ async fn measure(args: &Args, url: &str, ids: &[SandboxId]) -> Result<String> {
     if Distribution::of(times.clone()).is_none() {
         bail!("no detail was answered in {} s", args.seconds);
     }
-    rows.push(super::row(&format!("detail, {} connections", args.connections), times));
-    let mut text = table::columns(&super::HEADER, rows);
+    rows.push(times::row(&format!("detail, {} connections", args.connections), times));
+    let mut text = table::columns(&times::HEADER, rows);
     text.push_str(&format!(
         "\ndetails per second over {} kept connections: {rate:.0}\n",
         args.connections

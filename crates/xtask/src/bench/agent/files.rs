@@ -5,6 +5,7 @@
 //! not unpacked.
 
 use std::convert::Infallible;
+use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
@@ -22,17 +23,17 @@ use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::reference::Plain;
-use super::{Args, Subject};
+use super::subject::Subject;
 
 /// Bytes of what a file repeats. Much longer than the window of gzip, so that random bytes stay random to it.
 const PATTERN: usize = 1 << 20;
 
-/// Measures.
-pub(super) async fn measure(subject: &Subject, args: &Args) -> Result<String> {
-    let largest = args.file_mb.iter().max().copied().unwrap_or_default();
-    let plain = Plain::start(&args.dir, largest).context("start the plain file server")?;
+/// Measures `repeat` transfers of each kind and size. The disk of the plain server is in `dir`.
+pub(super) async fn measure(subject: &Subject, file_mb: &[u64], repeat: usize, dir: &Path) -> Result<String> {
+    let largest = file_mb.iter().max().copied().unwrap_or_default();
+    let plain = Plain::start(dir, largest).context("start the plain file server")?;
     let mut rows = Vec::new();
-    for mb in &args.file_mb {
+    for mb in file_mb {
         for (content, pattern) in [("random", random()?), ("text", text())] {
             let file = File {
                 bytes: mb * 1_000_000,
@@ -42,7 +43,7 @@ pub(super) async fn measure(subject: &Subject, args: &Args) -> Result<String> {
             let (agent, server) = (Way::Agent(subject), Way::Plain(&plain));
             // Alternating, so that other load on the machine affects all alike.
             let mut times: [Vec<Duration>; 5] = std::array::from_fn(|_| Vec::new());
-            for _ in 0..args.repeat {
+            for _ in 0..repeat {
                 times[0].push(agent.upload(&file).await?);
                 times[1].push(server.upload(&file).await?);
                 times[2].push(agent.download(&file, None).await?.0);

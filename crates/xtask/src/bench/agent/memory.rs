@@ -10,8 +10,8 @@ use measure::client::Client;
 use measure::process::{Command, ProcessEvent};
 use measure::table;
 
-use super::Subject;
-use super::host::{self, Memory, Process};
+use super::subject::{Subject, agent_of};
+use crate::bench::host::{self, Memory, Process};
 
 /// Number of processes, each with a client that follows it.
 const PROCESSES: usize = 100;
@@ -65,7 +65,7 @@ async fn fresh(subject: &Subject, before: &[Process]) -> Result<(Process, Memory
         .filter(|agent| !before.contains(agent))
         .filter_map(|agent| Some((agent, agent.memory().ok()?)))
         .collect();
-    let agent = host::agent_of(subject).await?;
+    let agent = agent_of(subject).await?;
     let memory = fresh.into_iter().find(|(fresh, _)| *fresh == agent);
     memory.context("the agent was there before its sandbox")
 }

@@ -9,12 +9,12 @@ use measure::process::{Command, ProcessEvent};
 use measure::table;
 use protocol::connect::Codec;
 
-use super::Subject;
-use super::host::{self, Watch};
+use super::subject::{Subject, agent_of};
+use crate::bench::host::{self, Watch};
 
 /// Measures.
 pub(super) async fn measure(subject: &Subject, mb: u64, slow_mb_s: u64) -> Result<String> {
-    let agent = host::agent_of(subject).await?;
+    let agent = agent_of(subject).await?;
     let mut lines = String::new();
     let mut rows = vec![
         agent.memory()?.row("agent before"),

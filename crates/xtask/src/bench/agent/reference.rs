@@ -26,6 +26,8 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
+use crate::bench::client::client_runtime;
+
 /// Buffer size in bytes, the same as in the agent.
 const CHUNK: usize = 256 * 1024;
 
@@ -103,7 +105,7 @@ pub(crate) fn serve(args: &Args) -> Result<()> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::abort();
     });
-    crate::bench::client_runtime()?.block_on(async {
+    client_runtime()?.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
         let directory: Arc<Path> = args.dir.as_path().into();

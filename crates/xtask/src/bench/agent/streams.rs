@@ -9,8 +9,9 @@ use measure::client::Client;
 use measure::process::{Command, ProcessEvent};
 use measure::table;
 
-use super::Subject;
-use super::host::{self, Watch};
+use super::subject::{Subject, agent_of};
+use crate::bench::host::{self, Watch};
+use crate::bench::times;
 
 /// Lines that each command prints …
 const LINES: usize = 50;
@@ -21,7 +22,7 @@ const IDLE_COMMANDS: usize = 200;
 
 /// Measures.
 pub(super) async fn measure(subject: &Subject, streams: usize) -> Result<String> {
-    let agent = host::agent_of(subject).await?;
+    let agent = agent_of(subject).await?;
     let mut client = Client::new(subject.platform.clone());
     let mut idle = Vec::new();
     for _ in 0..IDLE_COMMANDS {
@@ -52,12 +53,12 @@ pub(super) async fn measure(subject: &Subject, streams: usize) -> Result<String>
     let ((firsts, took), (starting, steady)) = try_join(all, meanwhile).await?;
     let most = watch.stop()?;
     let rows = [
-        crate::bench::row(&format!("first output of {streams} commands started at once"), firsts),
-        crate::bench::row("`true` on a kept connection, nothing else", idle),
-        crate::bench::row("`true` while the commands start", starting),
-        crate::bench::row("`true` while all of them print", steady),
+        times::row(&format!("first output of {streams} commands started at once"), firsts),
+        times::row("`true` on a kept connection, nothing else", idle),
+        times::row("`true` while the commands start", starting),
+        times::row("`true` while all of them print", steady),
     ];
-    let mut text = format!("\n{}", table::columns(&crate::bench::HEADER, rows));
+    let mut text = format!("\n{}", table::columns(&times::HEADER, rows));
     text.push_str(&format!(
         "all {streams} streams complete, {LINES} lines each, after {:.1} s\n\n",
         took.as_secs_f64()

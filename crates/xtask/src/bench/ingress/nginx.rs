@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
-use super::super::agent::host::Process;
+use crate::bench::host::Process;
 
 /// nginx, as a child of this process.
 pub(super) struct Nginx {

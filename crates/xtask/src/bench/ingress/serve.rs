@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
+use super::open_files::raise_open_files;
 use super::websocket;
 
 /// The small response.
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut output = std::io::stdout();
     writeln!(output, "{}", listener.local_addr()?)?;
     output.flush()?;
-    super::raise_open_files()?;
+    raise_open_files()?;
     // Thousands of WebSockets share a thread; a sandbox could not have one for each.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

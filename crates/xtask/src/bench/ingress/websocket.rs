@@ -10,7 +10,7 @@ use futures_util::stream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::super::agent::host::Process;
+use crate::bench::host::Process;
 
 /// What the request for a WebSocket begins with.
 pub(super) const REQUEST_LINE: &str = "GET /echo HTTP/1.1\r\n";

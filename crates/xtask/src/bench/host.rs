@@ -1,4 +1,4 @@
-//! Processes of the host: finds the agent of a sandbox and measures its memory.
+//! Processes of the host: finds those that are agents and measures their memory.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,24 +8,19 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use measure::client::Client;
-use measure::process::{Command, ProcessEvent};
-use uuid::Uuid;
-
-use super::Subject;
 
 /// The unit of processor times in `/proc`.
 const TICK: Duration = Duration::from_millis(10);
 
 /// A process of this machine, by its pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::bench) struct Process(pub(in crate::bench) u32);
+pub(super) struct Process(pub(super) u32);
 
 /// Memory of a process, in KiB.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::bench) struct Memory {
+pub(super) struct Memory {
     /// Resident memory, including shared pages.
-    pub(in crate::bench) resident: u64,
+    pub(super) resident: u64,
     /// Private memory, including clean pages of the program.
     pub(super) private: u64,
     /// Private dirty memory: the cost of the process beside others with the same program.
@@ -60,7 +55,7 @@ impl Process {
     ///
     /// # Errors
     /// When the process is gone.
-    pub(in crate::bench) fn processor_time(self) -> Result<Duration> {
+    pub(super) fn processor_time(self) -> Result<Duration> {
         let own = ticks(self.0).with_context(|| format!("read the processor time of process {}", self.0))?;
         let children = processes()
             .filter_map(|process| ticks(process.0))
@@ -73,7 +68,7 @@ impl Process {
     ///
     /// # Errors
     /// When the process is gone, or access is denied.
-    pub(in crate::bench) fn memory(self) -> Result<Memory> {
+    pub(super) fn memory(self) -> Result<Memory> {
         let path = format!("/proc/{}/smaps_rollup", self.0);
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
         let field = |name: &str| -> u64 {
@@ -90,11 +85,11 @@ impl Process {
     }
 
     /// Its pid namespace.
-    fn namespace(self) -> Option<std::path::PathBuf> {
+    pub(super) fn namespace(self) -> Option<std::path::PathBuf> {
         fs::read_link(format!("/proc/{}/ns/pid", self.0)).ok()
     }
 
-    fn command_line(self) -> Vec<u8> {
+    pub(super) fn command_line(self) -> Vec<u8> {
         fs::read(format!("/proc/{}/cmdline", self.0)).unwrap_or_default()
     }
 
@@ -119,7 +114,7 @@ fn ticks(pid: u32) -> Option<(u64, u32)> {
     Some((number(11)? + number(12)?, fields.get(1)?.parse().ok()?))
 }
 
-fn processes() -> impl Iterator<Item = Process> {
+pub(super) fn processes() -> impl Iterator<Item = Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process))
 }
@@ -132,7 +127,7 @@ pub(super) fn agents() -> Vec<Process> {
 }
 
 /// The process that listens at a TCP port.
-pub(in crate::bench) fn listener(port: u16) -> Option<Process> {
+pub(super) fn listener(port: u16) -> Option<Process> {
     let wanted = format!(":{port:04X}");
     let mut inodes = Vec::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
@@ -153,37 +148,6 @@ pub(in crate::bench) fn listener(port: u16) -> Option<Process> {
             inodes.iter().any(|inode| target.as_os_str() == inode.as_str())
         })
     })
-}
-
-/// The agent of a sandbox, found with the help of a process started in it, which runs until its client disconnects.
-///
-/// # Errors
-/// When it cannot be found.
-pub(super) async fn agent_of(subject: &Subject) -> Result<Process> {
-    let mark = format!("{:x}", Uuid::new_v4().as_u128());
-    let script = format!(": {mark}; read _; :");
-    let args = ["-c", script.as_str()];
-    let command = Command {
-        stdin: true,
-        ..Command::new("/bin/sh", &args)
-    };
-    let mut client = Client::new(subject.platform.clone());
-    let mut events = client.start(&subject.sandbox, &command).await?;
-    while !matches!(
-        events.next().await?.context("the process ended")?,
-        ProcessEvent::Started
-    ) {}
-    let marked = processes().find(|process| {
-        let line = process.command_line();
-        line.windows(mark.len()).any(|window| window == mark.as_bytes())
-    });
-    let namespace = marked
-        .and_then(Process::namespace)
-        .context("the sandbox's processes are not to be seen")?;
-    agents()
-        .into_iter()
-        .find(|agent| agent.namespace().as_ref() == Some(&namespace))
-        .context("the sandbox has no first process")
 }
 
 /// Samples the memory of processes on a separate thread and keeps the maximum of each.

@@ -8,16 +8,11 @@
 //! What two readers could understand differently has no name. An answer never changes if more bytes follow.
 
 mod http;
+mod name;
 mod tls;
 
-use model::network::domain_name;
-
-/// Longest ClientHello, without its header: more than twice the largest that is known, whose key shares are post-quantum.
-const MAX_HELLO: usize = 16 << 10;
-
-/// Most TLS records of one ClientHello. Clients use one or two; fragments of fewer than 256 bytes on average only serve to
-/// hide the name.
-const MAX_RECORDS: usize = 64;
+use name::End;
+use tls::{MAX_HELLO, MAX_RECORDS};
 
 /// Bytes after which there is an answer in any case: a ClientHello and the headers of its records. An HTTP request is
 /// limited to the same size; usual servers accept 8 KiB.
@@ -52,19 +47,6 @@ pub(super) fn sniff(bytes: &[u8]) -> Sniffed {
 /// Whether a connection begins with a TLS handshake.
 pub(super) fn is_tls(bytes: &[u8]) -> bool {
     bytes.first() == Some(&tls::HANDSHAKE)
-}
-
-/// Why bytes have no name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Incomplete,
-    NoName,
-}
-
-/// A name as clients write it. Not an address, also none in the forms that only some programs take for one.
-fn name(bytes: &[u8]) -> Result<String, End> {
-    let text = std::str::from_utf8(bytes).map_err(|_| End::NoName)?;
-    domain_name(text).ok_or(End::NoName)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use model::network::domain_name;
 use proptest::prelude::*;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 

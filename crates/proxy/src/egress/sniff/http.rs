@@ -3,7 +3,7 @@
 //! Stricter than servers must be: a line ends with CRLF, no empty line comes first, no header is folded, and `Host` occurs
 //! once. HTTP/2 without TLS begins with a request line of another version and has no name here.
 
-use super::{End, name};
+use super::name::{End, name};
 
 /// Longest method: those that are registered have at most 17 characters. Ends the wait for a request line of other
 /// protocols early.

@@ -1,6 +1,6 @@
 //! The server name in a TLS ClientHello (RFC 8446 section 4.1.2, RFC 6066 section 3).
 
-use super::{End, MAX_HELLO, MAX_RECORDS, name};
+use super::name::{End, name};
 
 /// Type of the records that carry a handshake; the first byte of every connection with TLS.
 pub(super) const HANDSHAKE: u8 = 22;
@@ -10,6 +10,13 @@ pub(super) const RECORD_HEADER: usize = 5;
 
 /// Type, length.
 pub(super) const HANDSHAKE_HEADER: usize = 4;
+
+/// Longest ClientHello, without its header: more than twice the largest that is known, whose key shares are post-quantum.
+pub(super) const MAX_HELLO: usize = 16 << 10;
+
+/// Most TLS records of one ClientHello. Clients use one or two; fragments of fewer than 256 bytes on average only serve to
+/// hide the name.
+pub(super) const MAX_RECORDS: usize = 64;
 
 /// Longest content of a record that is not encrypted.
 const MAX_RECORD: usize = 1 << 14;

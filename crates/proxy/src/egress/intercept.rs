@@ -43,8 +43,8 @@ use tokio_util::task::TaskTracker;
 
 use super::Sandbox;
 use super::counters::Counters;
+use super::outside::Outside;
 use super::relay::Counts;
-use super::socks::Outside;
 use framing::CheckedStream;
 use io::ProgramStream;
 use request::Session;

@@ -10,34 +10,30 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::sync::Arc;
 use std::time::Duration;
 
 use model::egress_proxy::{EgressProxy, ProxyCredentials, ProxyHost, ProxyTls};
 use rustls::client::Resumption;
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::Sandbox;
+use super::outside::Outside;
+use super::roots::{host_roots, roots_of};
 use super::settings::EgressSettings;
 use super::sizes::Sizes;
-use super::tcp;
+use super::socket::{self, ADDRESSES_MAX, reset_on_close};
 use super::verdict::closed_to_all;
 
 /// How long a proxy may take, from resolving its name to the connection that it makes.
 const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Certificates of issuers that a client may set. A chain of a company has two or three.
-const MAX_ROOTS: usize = 16;
 
 const VERSION: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
@@ -54,65 +50,6 @@ pub(super) enum Destination {
     Address(SocketAddr),
     /// A domain of at most 253 characters, and a port.
     Name(String, u16),
-}
-
-/// A connection to the outside.
-#[derive(Debug)]
-pub(super) enum Outside {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
-impl Outside {
-    pub(super) fn socket(&self) -> &TcpStream {
-        match self {
-            Self::Plain(stream) => stream,
-            Self::Tls(stream) => stream.get_ref().0,
-        }
-    }
-
-    /// Writes everything.
-    pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Plain(stream) => stream.write_all(bytes).await,
-            Self::Tls(stream) => {
-                stream.write_all(bytes).await?;
-                stream.flush().await
-            }
-        }
-    }
-}
-
-impl AsyncRead for Outside {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Outside {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
 }
 
 /// Connects through a proxy.
@@ -137,8 +74,8 @@ async fn try_connect(
     sizes: Sizes,
 ) -> io::Result<Outside> {
     let addresses = addresses_of(sandbox, proxy).await?;
-    let stream = tcp::connect(&addresses, sizes).await?;
-    tcp::reset_on_close(&stream);
+    let stream = socket::connect(&addresses, sizes).await?;
+    reset_on_close(&stream);
     let mut outside = match &proxy.tls {
         None => Outside::Plain(stream),
         Some(tls) => Outside::Tls(Box::new(
@@ -182,50 +119,13 @@ async fn addresses_of(sandbox: &Sandbox, proxy: &EgressProxy) -> io::Result<Vec<
     if addresses.is_empty() {
         return Err(failed(why));
     }
-    addresses.truncate(tcp::ADDRESSES_MAX);
+    addresses.truncate(ADDRESSES_MAX);
     let addresses = addresses.into_iter();
     Ok(addresses.map(|address| SocketAddr::new(address, proxy.port)).collect())
 }
 
 fn failed(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
-}
-
-/// The certificates of a text in PEM, as issuers.
-///
-/// # Errors
-/// With what is wrong.
-pub(super) fn roots_of(pem: &str) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()).take(MAX_ROOTS + 1) {
-        let certificate = certificate.map_err(|_| "is not PEM with certificates".to_owned())?;
-        roots
-            .add(certificate)
-            .map_err(|_| format!("certificate {} is not valid", roots.len() + 1))?;
-    }
-    match roots.len() {
-        0 => Err("contains no certificate in PEM".to_owned()),
-        count if count > MAX_ROOTS => Err(format!("contains more than {MAX_ROOTS} certificates")),
-        _ => Ok(roots),
-    }
-}
-
-/// The certificates of issuers that the host trusts.
-pub(super) fn host_certificates() -> Vec<CertificateDer<'static>> {
-    rustls_native_certs::load_native_certs().certs
-}
-
-/// The issuers that the host trusts, as of the first use.
-fn host_roots() -> &'static Arc<RootCertStore> {
-    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
-    ROOTS.get_or_init(|| {
-        let mut roots = RootCertStore::empty();
-        let (added, _) = roots.add_parsable_certificates(host_certificates());
-        if added == 0 {
-            tracing::warn!("the host trusts no issuers of certificates: egress proxies with TLS need caCert");
-        }
-        Arc::new(roots)
-    })
 }
 
 async fn begin_tls(tls: &ProxyTls, settings: &EgressSettings, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use model::egress_proxy::EgressProxy;
 use model::network::EgressPolicy;
-use rustix::net::sockopt;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -19,28 +18,21 @@ use super::Sandbox;
 use super::counters::Open;
 use super::dns::{MAX_QUERY, Transport};
 use super::intercept::{self, Intercepted};
+use super::outside::Outside;
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::{self, Counts, read_some, write_all};
 use super::settings::EgressLimits;
 use super::sizes::Sizes;
 use super::sniff::{self, Sniffed};
-use super::socks::{self, Destination, Outside};
+use super::socket::{self, ADDRESSES_MAX, close_cleanly, reset_on_close};
+use super::socks::{self, Destination};
 use super::verdict::{Reason, Verdict, closed_to_all, judge};
 
-/// How long a destination may take to accept a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one of several addresses of a domain may take.
-const CONNECT_NEXT: Duration = Duration::from_secs(5);
-/// Addresses of a domain that are tried.
-pub(super) const ADDRESSES_MAX: usize = 4;
 /// How long a client may take to send the bytes that name a domain.
 const SNIFF_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long accepting pauses when the host has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Idle time after which a silent destination is checked, interval and number of checks: a destination that vanished
-/// resets the connection after two minutes and a half.
-const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 6);
 /// Queries on one connection, and how long it may be idle (RFC 7766 section 6.2.3).
 const DNS_QUERIES: usize = 1000;
 const DNS_IDLE: Duration = Duration::from_secs(10);
@@ -99,21 +91,6 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, listener: TcpListener, stop: Ca
         });
         // Beyond the rate, connections wait in the backlog, and then in the sandbox: they cost the host nothing.
         rate.pay(1).await;
-    }
-}
-
-/// Lets the close of a connection be a reset, also if this process is killed: a clean end would mean that all data was
-/// delivered.
-pub(super) fn reset_on_close(stream: &TcpStream) {
-    if let Err(error) = stream.set_zero_linger() {
-        tracing::debug!("reset a connection: {error}");
-    }
-}
-
-/// Lets the close of a connection deliver what was sent.
-pub(super) fn close_cleanly(stream: &TcpStream) {
-    if let Err(error) = sockopt::set_socket_linger(stream, None) {
-        tracing::debug!("close a connection: {error}");
     }
 }
 
@@ -398,7 +375,7 @@ impl Target {
     /// Makes the connection: through the proxy, if there is one, and never without it.
     async fn connect(&self, sandbox: &Sandbox, destination: SocketAddr, sizes: Sizes) -> io::Result<Outside> {
         let Some(proxy) = &self.proxy else {
-            let outside = connect(&self.addresses, sizes).await?;
+            let outside = socket::connect(&self.addresses, sizes).await?;
             reset_on_close(&outside);
             return Ok(Outside::Plain(outside));
         };
@@ -512,33 +489,6 @@ async fn read_exact(stream: &TcpStream, mut part: &mut [u8]) -> io::Result<()> {
         part = &mut part[length..];
     }
     Ok(())
-}
-
-/// Connects to the first address that accepts.
-pub(super) async fn connect(addresses: &[SocketAddr], sizes: Sizes) -> io::Result<TcpStream> {
-    let patience = if addresses.len() > 1 {
-        CONNECT_NEXT
-    } else {
-        CONNECT_TIMEOUT
-    };
-    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses {
-        match timeout(patience, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => {
-                stream.set_nodelay(true)?;
-                let (idle, interval, count) = KEEPALIVE;
-                sockopt::set_socket_keepalive(&stream, true)?;
-                sockopt::set_tcp_keepidle(&stream, idle)?;
-                sockopt::set_tcp_keepintvl(&stream, interval)?;
-                sockopt::set_tcp_keepcnt(&stream, count)?;
-                sizes.bound_outside(&stream)?;
-                return Ok(stream);
-            }
-            Ok(Err(error)) => last = error,
-            Err(_) => last = io::ErrorKind::TimedOut.into(),
-        }
-    }
-    Err(last)
 }
 
 /// Answers DNS queries on a connection, one after the other (RFC 7766).

@@ -8,8 +8,8 @@ use model::network::{Cidr, EgressPolicy, PolicyDecision};
 
 use super::addresses::{Category, carried, category};
 use super::host_routes;
+use super::roots::roots_of;
 use super::settings::EgressSettings;
-use super::socks;
 
 /// What applies to a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub fn check_proxy(settings: &EgressSettings, proxy: &EgressProxy) -> Result<(),
         return Err(format!("egressProxy.address: {address} cannot be used: {reason}"));
     }
     match proxy.tls.as_ref().and_then(|tls| tls.ca_cert.as_deref()) {
-        Some(pem) => socks::roots_of(pem)
+        Some(pem) => roots_of(pem)
             .map(drop)
             .map_err(|why| format!("egressProxy.tls.caCert: {why}")),
         None => Ok(()),

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 use super::super::Sandbox;
 use super::super::rate::Direction;
 use super::super::relay::{Counts, poll_taken};
-use super::super::tcp::close_cleanly;
+use super::super::socket::close_cleanly;
 
 /// The connection of a program, from its first byte on. Its bytes are counted, and wait for the bandwidth of the sandbox.
 pub(super) struct ProgramStream {

@@ -22,8 +22,9 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::super::outside::Outside;
+use super::super::roots::host_certificates;
 use super::super::settings::EgressSettings;
-use super::super::socks::{Outside, host_certificates};
 use super::body::RequestBody;
 use super::{Alpn, HEAD_BYTES, HEADERS, windows};
 

@@ -10,19 +10,21 @@
 //! HTTP is read and written again by a library on both sides, so that both have the same idea of where a message ends.
 //! Heads about which others could have another idea are refused ([`framing`]).
 
+mod alpn;
 mod authority;
 mod body;
 mod budget;
 mod decode;
+mod error;
 mod framing;
 mod io;
+mod limits;
 mod mask;
 mod request;
 mod rules;
 mod state;
 mod upstream;
 
-use std::error::Error;
 use std::io as std_io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -45,8 +47,10 @@ use super::Sandbox;
 use super::counters::Counters;
 use super::outside::Outside;
 use super::relay::Counts;
+use alpn::Alpn;
 use framing::CheckedStream;
 use io::ProgramStream;
+use limits::{HEAD_BYTES, HEADERS, windows};
 use request::Session;
 use state::Activity;
 use upstream::{Sender, Tasks};
@@ -56,10 +60,6 @@ pub(super) use rules::is_intercepted;
 pub(super) use state::Interceptor;
 pub(super) use upstream::UpstreamTls;
 
-/// Maximum size of the head of a request or a response.
-const HEAD_BYTES: u32 = 64 << 10;
-/// Maximum number of headers of a request or a response.
-const HEADERS: usize = 200;
 /// How long a program may take for its part of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a program may take for the head of a request, and may leave a connection unused.
@@ -74,33 +74,8 @@ const RESETS: usize = 20;
 const LOCAL_RESETS: usize = 100;
 /// What a program may send ahead on a connection with HTTP/2: as much per stream, and four times that in all.
 const WINDOW_BYTES: u32 = 128 << 10;
-/// The same on one of many, where one stream may take all of it: the least with which HTTP/2 begins.
-const WINDOW_BYTES_OF_MANY: u32 = (64 << 10) - 1;
 /// Bytes that HTTP/2 buffers per stream before they are sent.
 const SEND_BYTES: usize = 64 << 10;
-/// Bodies of responses to one sandbox that are decoded at a time, each with some 100 KiB.
-const DECODERS: usize = 64;
-
-type BoxError = Box<dyn Error + Send + Sync>;
-
-/// A protocol that is negotiated with TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Alpn {
-    Http1,
-    Http2,
-    /// None: HTTP/1.1 then.
-    None,
-}
-
-impl Alpn {
-    fn name(self) -> Option<&'static [u8]> {
-        match self {
-            Self::Http1 => Some(b"http/1.1"),
-            Self::Http2 => Some(b"h2"),
-            Self::None => None,
-        }
-    }
-}
 
 /// A connection that is to be intercepted.
 pub(super) struct Intercepted {
@@ -200,14 +175,6 @@ pub(super) async fn serve(
     match failure {
         Some(why) => Err(std_io::Error::other(why)),
         None => Ok(()),
-    }
-}
-
-/// The windows of a stream and of a connection with HTTP/2.
-const fn windows(stream: u32, is_of_many: bool) -> (u32, u32) {
-    match is_of_many {
-        true => (WINDOW_BYTES_OF_MANY, WINDOW_BYTES_OF_MANY),
-        false => (stream, stream * 4),
     }
 }
 

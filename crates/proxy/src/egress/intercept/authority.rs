@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use model::secret::Secret;
 
-use super::Alpn;
+use super::alpn::Alpn;
 
 /// What the bytes of the private key are derived for.
 const KEY_LABEL: &[u8] = b"ringfence egress authority key 1";

@@ -12,10 +12,10 @@ use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Sleep;
 
-use super::BoxError;
 use super::budget::{Budget, Share};
 use super::decode::Decoded;
-use super::mask::{Masker, Search};
+use super::error::BoxError;
+use super::mask::{Masker, Search, mask_headers};
 use super::rules::Applied;
 use super::state::InFlight;
 
@@ -258,7 +258,7 @@ impl ResponseBody {
                 }
                 Err(mut trailers) => {
                     if let Some(trailers) = trailers.trailers_mut() {
-                        super::request::mask_headers(trailers, &masked.masker);
+                        mask_headers(trailers, &masked.masker);
                     }
                     match held(masked) {
                         Some(held) => {

@@ -15,7 +15,7 @@ use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::BoxError;
+use super::error::BoxError;
 
 /// Decoded bytes of which a part has at least that many, unless the server has sent no more, and at most some 64 KiB more.
 const PART: usize = 16 << 10;

@@ -12,7 +12,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::{Bytes, BytesMut};
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Shortest text that is hidden. What is shorter occurs by chance.
 const SHORTEST: usize = 8;
@@ -90,18 +90,31 @@ impl Masker {
     }
 
     /// Whether the name of a header has a secret in it.
-    pub(super) fn is_in_name(&self, name: &HeaderName) -> bool {
+    fn is_in_name(&self, name: &HeaderName) -> bool {
         !scan_clean(&self.in_names, 0, name.as_str().as_bytes()).1
     }
 
     /// The value of a header with its secrets hidden; none if it has none.
-    pub(super) fn header(&self, value: &HeaderValue) -> Option<HeaderValue> {
+    fn header(&self, value: &HeaderValue) -> Option<HeaderValue> {
         if scan_clean(&self.any, 0, value.as_bytes()).1 {
             return None;
         }
         let mut masked = BytesMut::from(value.as_bytes());
         Search::default().scan_from(&self.any, &mut masked, 0);
         Some(HeaderValue::from_bytes(&masked).expect("bytes of a header, and asterisks"))
+    }
+}
+
+/// Hides secrets in headers or trailers. One with a secret in its name is removed.
+pub(super) fn mask_headers(headers: &mut HeaderMap, masker: &Masker) {
+    let shown: Vec<HeaderName> = headers.keys().filter(|name| masker.is_in_name(name)).cloned().collect();
+    for name in shown {
+        headers.remove(name);
+    }
+    for value in headers.values_mut() {
+        if let Some(masked) = masker.header(value) {
+            *value = masked;
+        }
     }
 }
 

@@ -16,11 +16,11 @@ use tokio_util::task::TaskTracker;
 
 use super::super::Sandbox;
 use super::super::record::InjectedRequest;
-use super::BoxError;
 use super::body::{RequestBody, ResponseBody};
 use super::decode::{Coding, describe_decoded};
+use super::error::BoxError;
 use super::framing;
-use super::mask::Masker;
+use super::mask::{Masker, mask_headers};
 use super::rules::{Applied, Facts};
 use super::state::{Activity, InFlight};
 use super::upstream::{Sender, Tasks};
@@ -452,19 +452,6 @@ fn mask_head(response: &mut Response<Incoming>, masker: &Masker) {
     // The words after the status, which nothing depends on: programs get those of the standard.
     response.extensions_mut().remove::<hyper::ext::ReasonPhrase>();
     mask_headers(response.headers_mut(), masker);
-}
-
-/// Hides secrets in headers or trailers. One with a secret in its name is removed.
-pub(super) fn mask_headers(headers: &mut HeaderMap, masker: &Masker) {
-    let shown: Vec<HeaderName> = headers.keys().filter(|name| masker.is_in_name(name)).cloned().collect();
-    for name in shown {
-        headers.remove(name);
-    }
-    for value in headers.values_mut() {
-        if let Some(masked) = masker.header(value) {
-            *value = masked;
-        }
-    }
 }
 
 /// An answer of the gateway, after which the connection is closed.

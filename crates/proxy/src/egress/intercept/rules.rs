@@ -41,7 +41,7 @@ pub(super) struct Applied {
 }
 
 /// Whether a connection to this name and port is intercepted.
-pub(in super::super) fn is_intercepted(interception: &Interception, host: &str, port: u16) -> bool {
+pub(crate) fn is_intercepted(interception: &Interception, host: &str, port: u16) -> bool {
     let mut rules = interception.rules.iter();
     rules.any(|rule| rule.port == port && rule.host.matches(host))
 }

@@ -13,13 +13,15 @@ use tokio::time::Instant;
 
 use super::super::rate::Rate;
 use super::super::settings::EgressLimits;
-use super::DECODERS;
 use super::authority::{Authority, AuthorityError};
 use super::budget::Budget;
 use super::rules::Rules;
 
+/// Bodies of responses to one sandbox that are decoded at a time, each with some 100 KiB.
+const DECODERS: usize = 64;
+
 /// What is kept about a sandbox while it is attached. Almost nothing before its first intercepted connection.
-pub(in super::super) struct Interceptor {
+pub(crate) struct Interceptor {
     connections: Arc<Semaphore>,
     decoders: Arc<Semaphore>,
     /// For bodies of requests, and for those of responses: either goes on when the other cannot.
@@ -42,7 +44,7 @@ impl fmt::Debug for Interceptor {
 
 impl Interceptor {
     /// With the limits of connections at a time, and of requests.
-    pub(in super::super) fn new(limits: &EgressLimits) -> Self {
+    pub(crate) fn new(limits: &EgressLimits) -> Self {
         let most = usize::try_from(limits.intercepted).unwrap_or(usize::MAX);
         let burst = limits.requests_per_s.saturating_mul(EgressLimits::BURST_FACTOR);
         Self {
@@ -55,7 +57,7 @@ impl Interceptor {
     }
 
     /// The permission to intercept one more connection.
-    pub(in super::super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
+    pub(crate) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.connections).try_acquire_owned().ok()
     }
 

@@ -25,8 +25,9 @@ use tokio_util::task::TaskTracker;
 use super::super::outside::Outside;
 use super::super::roots::host_certificates;
 use super::super::settings::EgressSettings;
+use super::alpn::Alpn;
 use super::body::RequestBody;
-use super::{Alpn, HEAD_BYTES, HEADERS, windows};
+use super::limits::{HEAD_BYTES, HEADERS, windows};
 
 /// How long a server may take for its part of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,7 +38,7 @@ const SEND_BYTES: usize = 64 << 10;
 
 /// TLS to servers.
 #[derive(Debug, Default)]
-pub(in super::super) struct UpstreamTls(OnceLock<Arc<ClientConfig>>);
+pub(crate) struct UpstreamTls(OnceLock<Arc<ClientConfig>>);
 
 impl UpstreamTls {
     /// Begins TLS with a server, which must prove that it is the host.

@@ -8,8 +8,8 @@
 //! because clients take a clean end for "the command finished". Every failure before the head of the response is a 502, by
 //! which a client can tell whether the sandbox has ended, the port is closed, or its server gave no answer ([`unanswered`]).
 
+mod access;
 pub mod answer;
-mod body;
 pub mod client;
 mod connection_limit;
 mod dial;
@@ -20,6 +20,8 @@ mod guest;
 mod headers;
 mod pool;
 mod relay;
+mod request_body;
+mod response_body;
 pub mod route;
 mod tls;
 mod unanswered;
@@ -35,63 +37,31 @@ use hyper::body::Incoming;
 use hyper::ext::Protocol;
 use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
-use model::sandbox::HostMask;
 use protocol::agent;
 use protocol::node::{DialError, NodeApi};
-use secrecy::SecretString;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use access::is_token;
+pub use access::{Access, TRAFFIC_TOKEN_HEADER};
 use answer::Answer;
-pub use body::{BodyError, ClientBody, DelayedEnd, PendingUpload, ResponseBody};
-use body::{Discards, GuestBody, RequestBody};
 use client::ClientConnection;
 use connection_limit::{ConnectionLimiter, ConnectionPermit, LimitReached};
 use flow::{Flow, Link};
 use guest::{GuestStream, Head};
 use headers::Framing;
 use pool::{Lease, Pool, Upstream};
+pub use request_body::{ClientBody, DelayedEnd, PendingUpload};
+use request_body::{Discards, RequestBody};
+use response_body::GuestBody;
+pub use response_body::{BodyError, ResponseBody};
 use route::Target;
 use tls::GuestTls;
 pub use unanswered::Unanswered;
 
-/// Header that carries the token of an agent.
-const ACCESS_TOKEN_HEADER: &str = "x-access-token";
-/// Header that carries the traffic token of a sandbox that is not public.
-pub const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
-
 /// Buffer limit of a connection into a sandbox, and with it of the head of a response, in bytes.
 const GUEST_BUFFER_BYTES: usize = 128 * 1024;
-
-/// Access rules for the traffic of a running sandbox.
-#[derive(Debug, Clone, Default)]
-pub struct Access {
-    /// The token required for every port except that of the agent; none when the sandbox is public.
-    pub traffic_token: Option<SecretString>,
-    /// The token of its agent, which must not be forwarded to other programs inside, except for the code interpreter.
-    pub access_token: Option<SecretString>,
-    /// The host that requests have inside, except for the agent's port; none for the host of the client.
-    pub mask_host: Option<HostMask>,
-    /// Ports whose servers speak TLS.
-    pub https_ports: Arc<[u16]>,
-    /// Cancelled the moment the sandbox begins to end, before its processes are killed where that can be known: its
-    /// streams are cut then.
-    pub ending: CancellationToken,
-}
-
-impl Access {
-    /// Whether a request with these headers may resume the sandbox: it has the token that its port requires. `is_secure`
-    /// is whether the agent requires one. A signature of a file link is not enough, because only the agent can check it.
-    #[must_use]
-    pub fn may_resume(&self, headers: &HeaderMap, port: u16, is_secure: bool) -> bool {
-        let (name, token) = match port {
-            agent::PORT => (ACCESS_TOKEN_HEADER, self.access_token.as_ref().filter(|_| is_secure)),
-            _ => (TRAFFIC_TOKEN_HEADER, self.traffic_token.as_ref()),
-        };
-        token.is_none_or(|token| headers.get(name).is_some_and(|sent| headers::is(token, sent)))
-    }
-}
 
 /// Forwards requests to sandboxes.
 #[derive(Clone)]
@@ -509,7 +479,7 @@ where
     if let Some(token) = access.traffic_token.as_ref().filter(|_| target.port != agent::PORT) {
         let sent = request.headers().get(TRAFFIC_TOKEN_HEADER);
         let sent = sent.ok_or_else(|| Answer::TokenMissing(target.id.clone()))?;
-        if !headers::is(token, sent) {
+        if !is_token(token, sent) {
             return Err(Answer::TokenWrong(target.id.clone()));
         }
     }

@@ -12,7 +12,8 @@ use http_body_util::Full;
 use model::id::SandboxId;
 use serde_json::{Map, Value, json};
 
-use super::Unanswered;
+use super::access::TRAFFIC_TOKEN_HEADER;
+use super::unanswered::Unanswered;
 
 /// The error, with the values that its body contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,11 +137,11 @@ impl Answer {
             Self::NoTls(..) => "The sandbox is running but the server on this port does not speak TLS".to_owned(),
             Self::TokenMissing(_) => format!(
                 "Sandbox is secured with traffic access token. Token header '{}' is missing",
-                super::TRAFFIC_TOKEN_HEADER
+                TRAFFIC_TOKEN_HEADER
             ),
             Self::TokenWrong(_) => format!(
                 "Sandbox is secured with traffic access token. Provided token in header '{}' is invalid",
-                super::TRAFFIC_TOKEN_HEADER
+                TRAFFIC_TOKEN_HEADER
             ),
             Self::Reserved(_) => {
                 "This endpoint is reserved for the E2B control plane and is not reachable through the \

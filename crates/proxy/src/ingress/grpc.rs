@@ -20,9 +20,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::answer::Answer;
-use super::body::RequestBody;
 use super::guest::{GuestStream, Head};
 use super::pool::Lease;
+use super::request_body::RequestBody;
 use super::route::Target;
 use super::{GUEST_BUFFER_BYTES, Ingress, Unanswered, closed, dial, instead, unanswered};
 

@@ -12,10 +12,9 @@ use http::header::{
 };
 use http::{HeaderMap, Method, Response, StatusCode, Uri, Version, request};
 use protocol::agent;
-use secrecy::{ExposeSecret as _, SecretString};
-use subtle::ConstantTimeEq as _;
+use secrecy::SecretString;
 
-use super::Access;
+use super::access::{Access, TRAFFIC_TOKEN_HEADER, is_token};
 
 /// Connection-specific fields, besides those listed in `Connection`.
 const HOP_BY_HOP: [HeaderName; 7] = [
@@ -29,7 +28,7 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 ];
 
 /// Carries the traffic token of a sandbox that is not public.
-const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static(super::TRAFFIC_TOKEN_HEADER);
+const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static(TRAFFIC_TOKEN_HEADER);
 /// Carries the token of a sandbox's agent.
 const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
 /// Carries the host of a client whose request has another one inside.
@@ -149,7 +148,7 @@ fn remove_value(headers: &mut HeaderMap, name: &HeaderName, token: Option<&Secre
         .get_all(name)
         .iter()
         .cloned()
-        .partition(|value| is(token, value));
+        .partition(|value| is_token(token, value));
     if same.is_empty() {
         return;
     }
@@ -157,11 +156,6 @@ fn remove_value(headers: &mut HeaderMap, name: &HeaderName, token: Option<&Secre
     for value in others {
         headers.append(name, value);
     }
-}
-
-/// Whether a value is a token, compared in constant time.
-pub(super) fn is(token: &SecretString, value: &HeaderValue) -> bool {
-    token.expose_secret().as_bytes().ct_eq(value.as_bytes()).into()
 }
 
 /// Whether the body of this response ends with the connection.

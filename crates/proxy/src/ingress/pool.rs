@@ -24,10 +24,10 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::body::RequestBody;
 use super::connection_limit::{ConnectionLimiter, ConnectionPermit, LimitReached};
 use super::flow::{Flow, Link};
 use super::guest::Head;
+use super::request_body::RequestBody;
 use super::route::Target;
 
 /// How long a connection is kept without a request: shorter than servers keep theirs (uvicorn and Node 5 s, gunicorn

@@ -12,7 +12,9 @@ mod access;
 pub mod answer;
 pub mod client;
 mod connection_limit;
+mod connector;
 mod dial;
+mod failure;
 mod fair;
 mod flow;
 mod grpc;
@@ -35,7 +37,6 @@ use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::ext::Protocol;
-use hyper_util::rt::TokioIo;
 use model::id::SandboxId;
 use protocol::agent;
 use protocol::node::{DialError, NodeApi};
@@ -47,31 +48,22 @@ use access::is_token;
 pub use access::{Access, TRAFFIC_TOKEN_HEADER};
 use answer::Answer;
 use client::ClientConnection;
-use connection_limit::{ConnectionLimiter, ConnectionPermit, LimitReached};
-use flow::{Flow, Link};
-use guest::{GuestStream, Head};
+use connector::{Connector, Inside};
+use failure::{Failure, closed, unanswered};
+use flow::Flow;
 use headers::Framing;
-use pool::{Lease, Pool, Upstream};
+use pool::{Lease, Pool};
 pub use request_body::{ClientBody, DelayedEnd, PendingUpload};
 use request_body::{Discards, RequestBody};
 use response_body::GuestBody;
 pub use response_body::{BodyError, ResponseBody};
 use route::Target;
-use tls::GuestTls;
 pub use unanswered::Unanswered;
-
-/// Buffer limit of a connection into a sandbox, and with it of the head of a response, in bytes.
-const GUEST_BUFFER_BYTES: usize = 128 * 1024;
 
 /// Forwards requests to sandboxes.
 #[derive(Clone)]
 pub struct Ingress {
-    node: Arc<dyn NodeApi>,
-    tasks: TaskTracker,
-    stop: CancellationToken,
-    connections: ConnectionLimiter,
-    pool: Pool,
-    tls: GuestTls,
+    connector: Connector,
 }
 
 impl std::fmt::Debug for Ingress {
@@ -85,21 +77,15 @@ impl Ingress {
     /// cancelled.
     #[must_use]
     pub fn new(node: Arc<dyn NodeApi>, tasks: TaskTracker, stop: CancellationToken) -> Self {
-        let pool = Pool::new(tasks.clone(), stop.clone());
         Self {
-            node,
-            tasks,
-            stop,
-            connections: ConnectionLimiter::new(usize::MAX, usize::MAX),
-            pool,
-            tls: GuestTls::new(),
+            connector: Connector::new(node, tasks, stop),
         }
     }
 
     /// Sets limits on connections into sandboxes, in total and per sandbox.
     #[must_use]
     pub fn limited(mut self, total: usize, per_sandbox: usize) -> Self {
-        self.connections = ConnectionLimiter::new(total, per_sandbox);
+        self.connector.limit(total, per_sandbox);
         self
     }
 
@@ -137,8 +123,8 @@ impl Ingress {
         let waits = version < Version::HTTP_2 && headers.contains_key(header::EXPECT);
         let discards = Discards {
             runtime: Handle::current(),
-            tasks: self.tasks.clone(),
-            stop: self.stop.clone(),
+            tasks: self.connector.tasks.clone(),
+            stop: self.connector.stop.clone(),
         };
         // A gRPC server that fails a call sends the status as the head of a response without a body, and its clients
         // expect the end of the stream in the same frame.
@@ -178,7 +164,7 @@ impl Ingress {
         let flow = Flow::new(cuttable, gate);
         let request = Request::from_parts(parts, body);
         let (mut response, lease) = if is_call {
-            self.call(request, target, &inside.ending).await?
+            self.connector.call(request, target, &inside.ending).await?
         } else {
             self.exchange(request, target, &flow, framing, &inside).await?
         };
@@ -187,7 +173,7 @@ impl Ingress {
         if upgraded && !framing.upgrade {
             return Err(unanswered(Unanswered::Invalid, target));
         }
-        let alive = || dial::alive_check(Arc::clone(&self.node), target.id.clone(), ending.clone());
+        let alive = || dial::alive_check(Arc::clone(&self.connector.node), target.id.clone(), ending.clone());
         let until_close = !is_call && headers::ends_with_connection(response.headers());
         // A server that responds before it has the whole request may not read the rest of it.
         let keeps = framing.keeps && upload.is_complete() && headers::keeps_connection(&response);
@@ -197,13 +183,13 @@ impl Ingress {
         if upgraded {
             let guest_upgrade = hyper::upgrade::on(&mut response);
             lease.finish(&flow, false);
-            self.tasks.spawn(relay::relay(
+            self.connector.tasks.spawn(relay::relay(
                 client_upgrade,
                 guest_upgrade,
                 client,
                 ending.clone(),
                 alive(),
-                self.stop.clone(),
+                self.connector.stop.clone(),
             ));
             return Ok(response.map(|_| ResponseBody::local(Full::new(Bytes::new()))));
         }
@@ -228,7 +214,7 @@ impl Ingress {
         // Whether a connection to this server was kept, which speaks HTTP then.
         let mut has_spoken = false;
         if let Some(lease) = reuses
-            .then(|| self.pool.take(target, inside.is_https, is_repeatable))
+            .then(|| self.connector.pool.take(target, inside.is_https, is_repeatable))
             .flatten()
         {
             has_spoken = true;
@@ -243,74 +229,17 @@ impl Ingress {
                 }
             }
         }
-        let lease = self.connect(target, inside).await?;
+        let lease = self.connector.connect(target, inside).await?;
         let mut failure = match self.send(lease, request, flow, ending).await {
             Ok(both) => return Ok(both),
             Err(failure) => failure,
         };
         let is_silent = failure.error == DialError::PortClosed && failure.unanswered == Unanswered::Closed;
         let may_be_tls = is_silent && !has_spoken && !inside.is_https && target.port != agent::PORT;
-        if may_be_tls && self.speaks_tls(target, ending).await {
+        if may_be_tls && self.connector.speaks_tls(target, ending).await {
             failure.unanswered = Unanswered::Tls;
         }
         Err(failure.answer(target))
-    }
-
-    /// Takes a place for a new connection to the target.
-    fn permit(&self, target: &Target) -> Result<ConnectionPermit, Answer> {
-        self.pool
-            .permit(&self.connections, &target.id)
-            .map_err(|reached| match reached {
-                LimitReached::Total => Answer::Unavailable,
-                LimitReached::Sandbox(limit) => {
-                    let id = target.id.clone();
-                    Answer::TooManyConnections { id, limit }
-                }
-            })
-    }
-
-    /// Opens a connection to the target.
-    async fn connect(&self, target: &Target, inside: &Inside) -> Result<Lease, Answer> {
-        let ending = &inside.ending;
-        let permit = self.permit(target)?;
-        let stream = dial::dial(self.node.as_ref(), target, ending)
-            .await
-            .map_err(|error| instead(error, target))?;
-        let stream = if inside.is_https {
-            let stream = self.tls.connect(stream, ending).await;
-            stream.map_err(|error| match error {
-                DialError::PortClosed => Answer::NoTls(target.id.clone(), target.port),
-                other => instead(other, target),
-            })?
-        } else {
-            stream.into()
-        };
-        let head = Head::default();
-        let stream = GuestStream::new(stream, head.clone(), permit.clone());
-        let (sender, connection) = hyper::client::conn::http1::Builder::new()
-            .max_buf_size(GUEST_BUFFER_BYTES)
-            .preserve_header_case(true)
-            // Those that the client has not written, or that have no case over HTTP/2.
-            .title_case_headers(true)
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| instead(closed(&error, ending), target))?;
-        let link = Arc::new(Link::default());
-        self.tasks.spawn(flow::drive(
-            connection.with_upgrades(),
-            Arc::clone(&link),
-            ending.clone(),
-            self.stop.clone(),
-        ));
-        let upstream = Upstream {
-            sender,
-            link,
-            head,
-            permit,
-            is_https: inside.is_https,
-            thread: std::thread::current().id(),
-        };
-        Ok(self.pool.add(target, upstream))
     }
 
     /// Sends the request on a connection and waits for the head of the response. If this future is dropped because the
@@ -373,43 +302,6 @@ impl Ingress {
     }
 }
 
-/// What is known about the target of a request.
-struct Inside {
-    /// Cancelled when the sandbox begins to end.
-    ending: CancellationToken,
-    /// Whether the server speaks TLS.
-    is_https: bool,
-}
-
-/// Why there is no response.
-struct Failure {
-    error: DialError,
-    /// What the server did, if it is still there.
-    unanswered: Unanswered,
-    /// The request, if nothing of it was sent.
-    unsent: Option<Request<RequestBody>>,
-    /// Whether the server has sent nothing.
-    is_untouched: bool,
-}
-
-impl Failure {
-    fn unsent(request: Request<RequestBody>) -> Self {
-        Self {
-            error: DialError::PortClosed,
-            unanswered: Unanswered::Closed,
-            unsent: Some(request),
-            is_untouched: true,
-        }
-    }
-
-    fn answer(&self, target: &Target) -> Answer {
-        match self.error {
-            DialError::PortClosed => unanswered(self.unanswered, target),
-            error => instead(error, target),
-        }
-    }
-}
-
 /// A copy of a request that has no body.
 fn without_body(request: &Request<RequestBody>) -> Request<RequestBody> {
     let mut copy = Request::new(RequestBody::default());
@@ -420,16 +312,6 @@ fn without_body(request: &Request<RequestBody>) -> Request<RequestBody> {
     copy
 }
 
-/// The meaning of a failed connection.
-fn closed(error: &hyper::Error, ending: &CancellationToken) -> DialError {
-    tracing::debug!(%error, "no response from the sandbox");
-    if ending.is_cancelled() {
-        DialError::Gone
-    } else {
-        DialError::PortClosed
-    }
-}
-
 /// Closes kept connections to the port once a new one has waited too long for its response.
 async fn press(waiting: Option<(Pool, Target)>) -> Infallible {
     if let Some((pool, target)) = waiting {
@@ -437,24 +319,6 @@ async fn press(waiting: Option<(Pool, Target)>) -> Infallible {
         pool.close_idle(&target);
     }
     std::future::pending().await
-}
-
-/// The answer for a sandbox that could not be reached.
-fn instead(error: DialError, target: &Target) -> Answer {
-    match error {
-        DialError::Gone => Answer::NotFound(target.id.clone()),
-        DialError::PortClosed => Answer::PortClosed(target.id.clone(), target.port),
-        DialError::Unreachable => Answer::Unavailable,
-    }
-}
-
-/// The answer for a server that gave none. Clients know the agent's port as closed or open.
-fn unanswered(why: Unanswered, target: &Target) -> Answer {
-    let id = target.id.clone();
-    match target.port {
-        agent::PORT => Answer::PortClosed(id, target.port),
-        port => Answer::Unanswered(id, port, why),
-    }
 }
 
 /// The answer to a request that is never forwarded, whatever its sandbox.

@@ -20,11 +20,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::answer::Answer;
+use super::connector::{Connector, GUEST_BUFFER_BYTES};
+use super::dial;
+use super::failure::{closed, instead, unanswered};
 use super::guest::{GuestStream, Head};
 use super::pool::Lease;
 use super::request_body::RequestBody;
 use super::route::Target;
-use super::{GUEST_BUFFER_BYTES, Ingress, Unanswered, closed, dial, instead, unanswered};
+use super::unanswered::Unanswered;
 
 /// Maximum size of the headers, and of the trailers, of a response.
 const HEADERS_MAX_BYTES: u32 = 64 * 1024;
@@ -37,7 +40,7 @@ pub(super) fn is_call(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_2 && rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
 }
 
-impl Ingress {
+impl Connector {
     /// Forwards a call on a new connection and waits for the head of the response. The connection is closed with the
     /// lease, and if this future is dropped.
     pub(super) async fn call(

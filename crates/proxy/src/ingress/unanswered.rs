@@ -1,19 +1,8 @@
 //! What a server inside did in place of an answer, so that its owner is told more than that there was none.
 //!
-//! The first bytes that it sent show it, or that it sent none. Most servers with TLS close a connection on which something
-//! else arrives without a word, so they are asked in their own protocol, once the request has failed.
+//! The first bytes that it sent show it, or that it sent none.
 
-use std::time::Duration;
-
-use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
-
-use super::Ingress;
 use super::guest::Head;
-use super::route::Target;
-
-/// How long a server may take to accept a connection and to complete a handshake, to find out whether it speaks TLS.
-const TLS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a server did in place of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,17 +66,5 @@ impl Unanswered {
             }
             Self::NoHttp2 => "Calls of gRPC reach servers inside over HTTP/2 without TLS.",
         }
-    }
-}
-
-impl Ingress {
-    /// Whether a server that closed a connection without an answer speaks TLS.
-    pub(super) async fn speaks_tls(&self, target: &Target, ending: &CancellationToken) -> bool {
-        let Ok(_permit) = self.permit(target) else { return false };
-        let shake = async {
-            let stream = self.node.dial(&target.id, target.port).await.ok()?;
-            self.tls.connect(stream, ending).await.ok()
-        };
-        matches!(timeout(TLS_TIMEOUT, Box::pin(shake)).await, Ok(Some(_)))
     }
 }

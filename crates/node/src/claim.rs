@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use protocol::node::{ClaimSandbox, Failure, FrozenSandbox, NodeError, Stage, StartedSandbox};
 
+use crate::Shared;
+use crate::control::AGENT_TIMEOUT;
 use crate::supervisor::{SandboxHandle, connect_control, init_of};
-use crate::{AGENT_TIMEOUT, Shared, blocking, failed};
+use crate::work::{blocking, failed};
 
 /// Freezes a sandbox, once the events of its agent are followed: a frozen agent could not be asked for them.
 pub(crate) async fn freeze(shared: &Shared, handle: Arc<SandboxHandle>) -> Result<FrozenSandbox, NodeError> {

@@ -8,7 +8,8 @@ use runtime::driver::{CommitError, CommitRequest, CopyRequest};
 
 use crate::memory::NotCopied;
 use crate::supervisor::{SandboxHandle, random_disk};
-use crate::{Shared, blocking, failed, memory};
+use crate::work::{blocking, failed};
+use crate::{Shared, memory};
 
 /// Layers that are stored at the same time. Each is a process that reads and writes at the speed of the disk.
 pub(crate) const COMMITS: usize = 2;

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
@@ -16,8 +17,9 @@ use protocol::agent::{EVENTS_PATH, INIT_PATH, Init, VERSION_HEADER, is_version};
 use tokio::net::UnixStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::AGENT_TIMEOUT;
-
+/// How long an agent may take to respond before its sandbox counts as broken. It takes milliseconds; the bound is for a
+/// host that is short of memory or processor time.
+pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum size of an agent's response, in bytes.
 const RESPONSE_MAX: usize = 4096;
 

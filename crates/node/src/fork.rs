@@ -25,7 +25,8 @@ use tokio_util::task::TaskTracker;
 use crate::images::Space;
 use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
-use crate::{Shared, blocking, failed, kept};
+use crate::work::{blocking, failed};
+use crate::{Shared, kept};
 
 /// Sandboxes that are forked at the same time. Each is written by a process and takes a place on the host's disk.
 pub(crate) const FORKS: usize = 2;

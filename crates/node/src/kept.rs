@@ -24,9 +24,10 @@ use runtime::driver::{Driver, StartDisk};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::Shared;
 use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle};
-use crate::{Shared, blocking};
+use crate::work::blocking;
 
 /// How long what an ended sandbox held on the host may take to be removed before the pause is over nevertheless.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -29,23 +29,23 @@ mod reconcile;
 mod restores;
 mod socket_memory;
 mod supervisor;
+mod work;
 
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox,
-    FrozenSandbox, HostCapacity, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi, NodeError, NodeEvents,
-    NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot,
-    StartSandbox, StartedSandbox, Wanted,
+    Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ForkSandbox, FrozenSandbox,
+    HostCapacity, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi, NodeError, NodeEvents, NodeFuture,
+    PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox,
+    StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -63,6 +63,7 @@ use crate::log_writer::now_us;
 use crate::memory::MemoryLocks;
 use crate::restores::Restores;
 use crate::supervisor::{Begin, SandboxHandle};
+use crate::work::{blocking, failed};
 
 /// Settings of a node.
 #[derive(Debug, Clone)]
@@ -578,16 +579,3 @@ impl NodeApi for Node {
         Box::pin(std::future::ready(Ok(counters.unwrap_or_default())))
     }
 }
-
-/// Runs work that blocks for milliseconds on a thread outside the event loop.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)
-}
-
-pub(crate) fn failed(error: impl std::error::Error) -> NodeError {
-    NodeError::Failed(Failure::of(&error))
-}
-
-/// How long an agent may take to respond before its sandbox counts as broken. It takes milliseconds; the bound is for a
-/// host that is short of memory or processor time.
-pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(15);

@@ -33,7 +33,8 @@ use crate::images::Space;
 use crate::log_writer::LogWriter;
 use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
-use crate::{Shared, blocking, failed, fork, kept};
+use crate::work::{blocking, failed};
+use crate::{Shared, fork, kept};
 
 /// How long a disk may take to be copied for a start, which a client waits for.
 const COPY_TIMEOUT: Duration = Duration::from_secs(20);

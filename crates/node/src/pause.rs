@@ -15,8 +15,9 @@ use runtime::driver::Sandbox;
 use tokio::sync::OwnedMutexGuard;
 use tokio_util::task::TaskTracker;
 
+use crate::Shared;
 use crate::supervisor::SandboxHandle;
-use crate::{Shared, blocking, failed};
+use crate::work::{blocking, failed};
 
 /// The policy of a paused sandbox: all connections are cut, and none is made.
 pub(crate) fn closed() -> EgressPolicy {

@@ -12,7 +12,8 @@ use runtime::driver::{Found, KeptDisk};
 
 use crate::log_writer::LogWriter;
 use crate::supervisor::{self, SandboxHandle};
-use crate::{Node, blocking, egress, failed, kept, pause};
+use crate::work::{blocking, failed};
+use crate::{Node, egress, kept, pause};
 
 /// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
 /// background.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use protocol::node::NodeError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::failed;
+use crate::work::failed;
 
 /// How long a restore waits for its turn. Most take a tenth of a second; one that hangs is ended after three.
 pub(crate) const TURN_TIMEOUT: Duration = Duration::from_secs(10);

@@ -23,10 +23,11 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::control::Control;
+use crate::control::{AGENT_TIMEOUT, Control};
 use crate::log_writer::LogWriter;
 use crate::restores::Turn;
-use crate::{AGENT_TIMEOUT, Shared, blocking, egress, events, failed, images, kept};
+use crate::work::{blocking, failed};
+use crate::{Shared, egress, events, images, kept};
 
 /// Minimum time between two attempts to connect to an agent or to replace a spawner: a sandbox whose root keeps killing
 /// its spawner costs the host no more than this.

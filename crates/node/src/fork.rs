@@ -22,11 +22,12 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::Shared;
 use crate::images::Space;
+use crate::kept_disks::remove_disk;
 use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
 use crate::work::{blocking, failed};
-use crate::{Shared, kept};
 
 /// Sandboxes that are forked at the same time. Each is written by a process and takes a place on the host's disk.
 pub(crate) const FORKS: usize = 2;
@@ -145,7 +146,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
                     _ => break copied,
                 }
                 attempt += 1;
-                kept::remove_disk(&*shared.driver, &to.id, &to.disk)?;
+                remove_disk(&*shared.driver, &to.id, &to.disk)?;
             }
         }
     });
@@ -260,7 +261,7 @@ impl Starting {
 pub(crate) async fn remove(shared: &Arc<Shared>, copy: Fork) {
     let driver = Arc::clone(&shared.driver);
     let id = copy.id.clone();
-    let removed = blocking(move || kept::remove_disk(&*driver, &copy.id, &copy.disk)).await;
+    let removed = blocking(move || remove_disk(&*driver, &copy.id, &copy.disk)).await;
     if let Err(error) = removed.and_then(|removed| removed) {
         tracing::warn!(sandbox.id = %id, "remove the copy of a sandbox: {error}");
     }

@@ -16,14 +16,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::id::SandboxId;
 use model::log::Level;
 use parking_lot::{Condvar, Mutex};
-use protocol::node::DiskStops;
 use runtime::growth::Disk;
 
 use crate::Shared;
@@ -52,30 +51,6 @@ pub(crate) const FLOOR_MIN: u64 = 64 << 20;
 /// How much the image of a stopped sandbox may still grow, in bytes, before the sandbox is ended.
 const UNCOUNTED: u64 = 32 << 20;
 const MIB: u64 = 1 << 20;
-
-/// Counters of the guard.
-#[derive(Debug, Default)]
-pub(crate) struct GuardCounters {
-    stopped: AtomicU32,
-    stops: AtomicU64,
-    ends: AtomicU64,
-    /// What file systems have promised and not yet written, in bytes.
-    owed: AtomicU64,
-}
-
-impl GuardCounters {
-    pub(crate) fn stops(&self) -> DiskStops {
-        DiskStops {
-            stopped: self.stopped.load(Ordering::Relaxed),
-            stops: self.stops.load(Ordering::Relaxed),
-            ends: self.ends.load(Ordering::Relaxed),
-        }
-    }
-
-    pub(crate) fn owed(&self) -> u64 {
-        self.owed.load(Ordering::Relaxed)
-    }
-}
 
 /// The guard's thread. It has a thread of its own so that queued work in this process cannot delay it.
 #[derive(Debug)]

@@ -10,69 +10,24 @@
 //! The driver has the record of such disks, so they survive the platform and the host. A crash before the processes are
 //! ended leaves a running sandbox, and after that one whose disk is complete.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::{DiskId, SandboxId};
 use model::lifecycle::Kept;
-use parking_lot::Mutex;
 use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, StartedSandbox};
-use runtime::driver::{Driver, StartDisk};
+use runtime::driver::StartDisk;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::Shared;
+use crate::kept_disks::remove_disk;
 use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle};
 use crate::work::blocking;
 
 /// How long what an ended sandbox held on the host may take to be removed before the pause is over nevertheless.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The kept disks of sandboxes without processes.
-#[derive(Debug, Default)]
-pub(crate) struct KeptSandboxes(Mutex<HashMap<SandboxId, Arc<KeptSandbox>>>);
-
-#[derive(Debug)]
-struct KeptSandbox {
-    disk: DiskId,
-    /// Held while it is started or removed.
-    changing: tokio::sync::Mutex<()>,
-}
-
-impl KeptSandboxes {
-    pub(crate) fn insert(&self, id: SandboxId, disk: DiskId) {
-        let changing = tokio::sync::Mutex::default();
-        self.0.lock().insert(id, Arc::new(KeptSandbox { disk, changing }));
-    }
-
-    pub(crate) fn ids(&self) -> Vec<SandboxId> {
-        self.0.lock().keys().cloned().collect()
-    }
-
-    fn get(&self, id: &SandboxId) -> Option<Arc<KeptSandbox>> {
-        self.0.lock().get(id).cloned()
-    }
-
-    /// Takes out that of a sandbox which goes on.
-    pub(crate) fn forget(&self, id: &SandboxId) {
-        self.0.lock().remove(id);
-    }
-
-    /// Takes out this one; `false` if another has.
-    fn take(&self, id: &SandboxId, kept: &Arc<KeptSandbox>) -> bool {
-        match self.0.lock().entry(id.clone()) {
-            Entry::Occupied(entry) if Arc::ptr_eq(entry.get(), kept) => {
-                entry.remove();
-                true
-            }
-            _ => false,
-        }
-    }
-}
 
 /// Ends the processes of a sandbox, running or stopped, and keeps its disk.
 pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Result<PausedSandbox, NodeError> {
@@ -242,10 +197,4 @@ pub(crate) async fn remove(shared: &Arc<Shared>, tasks: &TaskTracker, id: &Sandb
         }
     });
     Ok(())
-}
-
-/// Removes a disk, and the note that it is kept.
-pub(crate) fn remove_disk(driver: &dyn Driver, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-    driver.forget(id, disk)?;
-    driver.remove_disk(disk)
 }

@@ -14,6 +14,7 @@ mod archive;
 mod claim;
 mod commit;
 mod control;
+mod counters;
 mod egress;
 mod events;
 mod fork;
@@ -21,8 +22,10 @@ mod guard;
 mod images;
 mod journal;
 mod kept;
+mod kept_disks;
 mod log_writer;
 mod memory;
+mod memory_locks;
 mod pause;
 mod process_watch;
 mod reconcile;
@@ -56,11 +59,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::counters::{GuardCounters, ThrottleCounters};
 use crate::guard::Guard;
 use crate::journal::Journal;
-use crate::kept::KeptSandboxes;
+use crate::kept_disks::KeptSandboxes;
 use crate::log_writer::now_us;
-use crate::memory::MemoryLocks;
+use crate::memory_locks::MemoryLocks;
 use crate::restores::Restores;
 use crate::supervisor::{Begin, SandboxHandle};
 use crate::work::{blocking, failed};
@@ -136,8 +140,8 @@ pub(crate) struct Shared {
     /// Space for images of processes that are being written, in bytes.
     pub(crate) image_bytes: AtomicU64,
     pub(crate) stop: CancellationToken,
-    pub(crate) disk: guard::GuardCounters,
-    pub(crate) throttles: process_watch::ThrottleCounters,
+    pub(crate) disk: GuardCounters,
+    pub(crate) throttles: ThrottleCounters,
     /// None where sandboxes have no network.
     pub(crate) egress: Option<EgressGateway>,
     /// Certificates of the operator's authorities, which all sandboxes trust, in PEM.
@@ -206,8 +210,8 @@ impl Node {
             image_bytes: AtomicU64::new(0),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
             stop: stop.clone(),
-            disk: guard::GuardCounters::default(),
-            throttles: process_watch::ThrottleCounters::default(),
+            disk: GuardCounters::default(),
+            throttles: ThrottleCounters::default(),
             authorities: egress
                 .as_ref()
                 .map(|egress| egress.settings().authorities_pem())

@@ -7,106 +7,31 @@
 //!              └──── a failure removes what there is, and the sandbox is started from its files ───┘
 //! ```
 //!
-//! One that could not be restored is not tried again for a while: each attempt reads and copies it, and one that hangs takes
-//! a turn of its owner.
-//!
 //! What is kept belongs to no sandbox and is never written again. It is removed when the server says so, and only while no
 //! start reads it.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::backoff;
 use model::id::{BuildId, DiskId, SandboxId};
 use model::log::Level;
-use parking_lot::Mutex;
 use protocol::agent::Init;
 use protocol::node::{MemoryInfo, NodeError, StartSandbox, StartedSandbox};
 use runtime::driver::{Fork, StartDisk, StartError};
-use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::images::Space;
+use crate::kept_disks::remove_disk;
 use crate::log_writer::LogWriter;
 use crate::restores::TURN_TIMEOUT;
 use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
 use crate::work::{blocking, failed};
-use crate::{Shared, fork, kept};
+use crate::{Shared, fork};
 
 /// How long a disk may take to be copied for a start, which a client waits for.
 const COPY_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How long a failed restore is remembered after it may be tried again.
-const REMEMBERED: Duration = Duration::from_secs(10 * 60);
-/// Failed restores that are remembered at most. With more snapshots that fail, those of which the pause ends first are
-/// forgotten.
-const FAILURES_MAX: usize = 4096;
-
-/// The memory of snapshots that is being read or removed.
-#[derive(Debug, Default)]
-pub(crate) struct MemoryLocks {
-    locks: Mutex<HashMap<BuildId, Arc<RwLock<()>>>>,
-    failures: Mutex<HashMap<BuildId, FailedRestores>>,
-}
-
-/// Restores of a snapshot that have failed in a row.
-#[derive(Debug, Clone)]
-struct FailedRestores {
-    count: u32,
-    /// When it may be tried again.
-    until: Instant,
-    /// Why the last one failed, for clients.
-    why: String,
-}
-
-impl MemoryLocks {
-    /// Held by each start for as long as it copies, and by a removal alone.
-    fn of(&self, build: &BuildId) -> Arc<RwLock<()>> {
-        let mut locks = self.locks.lock();
-        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
-        Arc::clone(locks.entry(build.clone()).or_default())
-    }
-
-    /// Why a snapshot is not tried now, if it has failed lately.
-    fn pause_of(&self, build: &BuildId, now: Instant) -> Option<String> {
-        let failures = self.failures.lock();
-        let failed = failures.get(build)?;
-        let left = failed.until.checked_duration_since(now)?;
-        (!left.is_zero()).then(|| {
-            let seconds = left.as_secs() + 1;
-            format!(
-                "it has failed lately and is not tried again for {seconds} s: {}",
-                failed.why
-            )
-        })
-    }
-
-    fn note_failure(&self, build: &BuildId, now: Instant, why: &str) {
-        let mut failures = self.failures.lock();
-        failures.retain(|_, failed| now.saturating_duration_since(failed.until) < REMEMBERED);
-        let count = failures.get(build).map_or(0, |failed| failed.count).saturating_add(1);
-        if count == 1
-            && failures.len() >= FAILURES_MAX
-            && let Some(first) = failures.iter().min_by_key(|(_, failed)| failed.until)
-        {
-            let first = first.0.clone();
-            failures.remove(&first);
-        }
-        let failed = FailedRestores {
-            count,
-            until: now + backoff::pause(count),
-            why: why.to_owned(),
-        };
-        failures.insert(build.clone(), failed);
-    }
-
-    fn forget_failures(&self, build: &BuildId) {
-        self.failures.lock().remove(build);
-    }
-}
 
 /// Why the processes of a sandbox were not copied.
 pub(crate) enum NotCopied {
@@ -346,52 +271,10 @@ pub(crate) async fn remove(shared: Arc<Shared>, build: BuildId) -> Result<(), No
 pub(crate) async fn forget(shared: &Arc<Shared>, disk: DiskId, copy: Option<Fork>) {
     let driver = Arc::clone(&shared.driver);
     let removed = blocking(move || match copy {
-        Some(copy) => kept::remove_disk(&*driver, &copy.id, &copy.disk),
+        Some(copy) => remove_disk(&*driver, &copy.id, &copy.disk),
         None => driver.remove_disk(&disk),
     });
     if let Err(error) = removed.await.and_then(|removed| removed) {
         tracing::warn!("remove the copy of a disk: {error}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn build(number: usize) -> BuildId {
-        format!("11111111-2222-4333-8444-{number:012}").parse().unwrap()
-    }
-
-    #[test]
-    fn a_snapshot_that_fails_is_left_alone_for_longer_and_longer() {
-        let (memories, begun) = (MemoryLocks::default(), Instant::now());
-        let after = |seconds: f64| begun + Duration::from_secs_f64(seconds);
-        assert_eq!(memories.pause_of(&build(1), begun), None);
-        memories.note_failure(&build(1), begun, "it hangs");
-        let why = memories.pause_of(&build(1), after(0.9)).unwrap();
-        assert!(why.contains("for 1 s: it hangs"), "{why}");
-        assert_eq!(memories.pause_of(&build(1), after(1.0)), None);
-        assert_eq!(memories.pause_of(&build(2), begun), None);
-        memories.note_failure(&build(1), after(1.0), "it hangs again");
-        let why = memories.pause_of(&build(1), after(2.9)).unwrap();
-        assert!(why.contains("it hangs again"), "{why}");
-        assert_eq!(memories.pause_of(&build(1), after(3.0)), None);
-        memories.forget_failures(&build(1));
-        memories.note_failure(&build(1), after(3.0), "it hangs");
-        assert_eq!(memories.pause_of(&build(1), after(4.0)), None);
-    }
-
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let (memories, begun) = (MemoryLocks::default(), Instant::now());
-        for number in 0..FAILURES_MAX + 10 {
-            memories.note_failure(&build(number), begun, "it hangs");
-            memories.note_failure(&build(number), begun, "it hangs");
-        }
-        assert_eq!(memories.failures.lock().len(), FAILURES_MAX);
-        let later = begun + REMEMBERED + Duration::from_secs(3);
-        memories.note_failure(&build(0), later, "it hangs");
-        assert_eq!(memories.failures.lock().len(), 1);
-        assert_eq!(memories.failures.lock()[&build(0)].count, 1);
     }
 }

@@ -19,12 +19,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use model::id::SandboxId;
 use model::log::Level;
-use protocol::node::Throttles;
 
 use crate::Shared;
 use crate::supervisor::SandboxHandle;
@@ -109,22 +108,6 @@ impl Rates {
     fn of(&self, reading: &Reading, share: f64) -> f64 {
         let own = self.sandbox * (CROWD / reading.crowd().max(1.0)).clamp(MANY, 1.0);
         own.min(share)
-    }
-}
-
-/// Counters of the watch.
-#[derive(Debug, Default)]
-pub(crate) struct ThrottleCounters {
-    throttled: AtomicU32,
-    throttles: AtomicU64,
-}
-
-impl ThrottleCounters {
-    pub(crate) fn read(&self) -> Throttles {
-        Throttles {
-            throttled: self.throttled.load(Ordering::Relaxed),
-            throttles: self.throttles.load(Ordering::Relaxed),
-        }
     }
 }
 

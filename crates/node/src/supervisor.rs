@@ -24,10 +24,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::control::{AGENT_TIMEOUT, Control};
+use crate::kept_disks::remove_disk;
 use crate::log_writer::LogWriter;
 use crate::restores::Turn;
 use crate::work::{blocking, failed};
-use crate::{Shared, egress, events, images, kept};
+use crate::{Shared, egress, events, images};
 
 /// Minimum time between two attempts to connect to an agent or to replace a spawner: a sandbox whose root keeps killing
 /// its spawner costs the host no more than this.
@@ -575,7 +576,7 @@ pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, mut disk: Option
     loop {
         let (driver, id_to_clean, disk) = (Arc::clone(&shared.driver), id.clone(), disk.take());
         let clean = move || {
-            if let Some(Err(error)) = disk.map(|disk| kept::remove_disk(&*driver, &id_to_clean, &disk)) {
+            if let Some(Err(error)) = disk.map(|disk| remove_disk(&*driver, &id_to_clean, &disk)) {
                 tracing::warn!(sandbox.id = %id_to_clean, "remove the disk of an ended sandbox: {error}");
             }
             driver.clean(&id_to_clean)

@@ -8,7 +8,9 @@ use protocol::node::{ClaimSandbox, Failure, FrozenSandbox, NodeError, Stage, Sta
 
 use crate::Shared;
 use crate::control::AGENT_TIMEOUT;
-use crate::supervisor::{SandboxHandle, connect_control, init_of};
+use crate::handle::SandboxHandle;
+use crate::start::init_of;
+use crate::supervisor::connect_control;
 use crate::work::{blocking, failed};
 
 /// Freezes a sandbox, once the events of its agent are followed: a frozen agent could not be asked for them.

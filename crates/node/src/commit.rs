@@ -6,8 +6,9 @@ use model::id::{BuildId, DiskId};
 use protocol::node::{Committed, CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
 use runtime::driver::{CommitError, CommitRequest, CopyRequest};
 
+use crate::handle::SandboxHandle;
 use crate::memory::NotCopied;
-use crate::supervisor::{SandboxHandle, random_disk};
+use crate::start::random_disk;
 use crate::work::{blocking, failed};
 use crate::{Shared, memory};
 

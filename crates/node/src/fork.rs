@@ -23,10 +23,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::Shared;
+use crate::handle::SandboxHandle;
 use crate::images::Space;
 use crate::kept_disks::remove_disk;
 use crate::restores::TURN_TIMEOUT;
-use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
+use crate::start::{self, Begin, random_disk};
+use crate::supervisor;
 use crate::work::{blocking, failed};
 
 /// Sandboxes that are forked at the same time. Each is written by a process and takes a place on the host's disk.
@@ -237,7 +239,7 @@ impl Starting {
             init: &boot.init,
             egress: &egress,
         };
-        let started = supervisor::start(&self.shared, &self.tasks, begin).await;
+        let started = start::start(&self.shared, &self.tasks, begin).await;
         match &started {
             Ok(_) => self.outcomes.lock().has_started = true,
             Err(error) => drop(self.outcomes.lock().failed.get_or_insert_with(|| error.clone())),

@@ -26,7 +26,7 @@ use parking_lot::{Condvar, Mutex};
 use runtime::growth::Disk;
 
 use crate::Shared;
-use crate::supervisor::SandboxHandle;
+use crate::handle::SandboxHandle;
 
 /// Longest pause between two checks.
 const PAUSE_MAX: Duration = Duration::from_secs(1);

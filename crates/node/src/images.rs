@@ -17,17 +17,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use model::id::{DiskId, SandboxId};
 use model::lifecycle::Kept;
 use model::log::Level;
 use protocol::node::{NodeError, PausedSandbox};
 use runtime::cancel::{Cancel, Raced};
-use runtime::driver::{Driver, Sandbox, WriteError};
-
+use runtime::driver::{Sandbox, WriteError};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::supervisor::SandboxHandle;
+use crate::handle::SandboxHandle;
 use crate::work::{blocking, failed};
 use crate::{Shared, kept, pause};
 
@@ -184,22 +182,6 @@ fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>) -> 
         return Err(cancelled().into());
     }
     sandbox.write_processes(&mut stopped, &mut complete, cancel)
-}
-
-/// Lets the workload of a sandbox continue whose processes were restored.
-pub(crate) fn let_continue(
-    driver: &dyn Driver,
-    id: &SandboxId,
-    disk: &DiskId,
-    sandbox: &dyn Sandbox,
-) -> io::Result<()> {
-    driver.forget_image(id, disk)?;
-    sandbox.thaw()?;
-    if let Err(error) = sandbox.respawn() {
-        // It is tried again when the events of the agent are followed.
-        tracing::warn!(sandbox.id = %id, "start the spawner of a restored sandbox: {error}");
-    }
-    Ok(())
 }
 
 /// Space for an image that is being written, so that several at once do not count on the same.

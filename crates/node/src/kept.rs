@@ -21,9 +21,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::Shared;
+use crate::handle::SandboxHandle;
 use crate::kept_disks::remove_disk;
 use crate::restores::TURN_TIMEOUT;
-use crate::supervisor::{self, Begin, SandboxHandle};
+use crate::start::{self, Begin};
+use crate::supervisor;
 use crate::work::blocking;
 
 /// How long what an ended sandbox held on the host may take to be removed before the pause is over nevertheless.
@@ -168,7 +170,7 @@ pub(crate) async fn resume(
         init: &boot.init,
         egress: &egress,
     };
-    let (handle, control, started) = supervisor::start(&shared, &tasks, begin).await?;
+    let (handle, control, started) = start::start(&shared, &tasks, begin).await?;
     shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
     shared.kept.take(&id, &kept);
     tasks.spawn(supervisor::supervise(Arc::clone(&shared), handle, Some(control), stop));

@@ -19,6 +19,7 @@ mod egress;
 mod events;
 mod fork;
 mod guard;
+mod handle;
 mod images;
 mod journal;
 mod kept;
@@ -31,6 +32,7 @@ mod process_watch;
 mod reconcile;
 mod restores;
 mod socket_memory;
+mod start;
 mod supervisor;
 mod work;
 
@@ -61,12 +63,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::counters::{GuardCounters, ThrottleCounters};
 use crate::guard::Guard;
+use crate::handle::SandboxHandle;
 use crate::journal::Journal;
 use crate::kept_disks::KeptSandboxes;
 use crate::log_writer::now_us;
 use crate::memory_locks::MemoryLocks;
 use crate::restores::Restores;
-use crate::supervisor::{Begin, SandboxHandle};
+use crate::start::Begin;
 use crate::work::{blocking, failed};
 
 /// Settings of a node.
@@ -296,7 +299,7 @@ impl Node {
             let begin = Begin {
                 id: &request.id,
                 template: &request.template,
-                disk: supervisor::new_disk(&request.image)?,
+                disk: start::new_disk(&request.image)?,
                 restore: None,
                 forked_from: None,
                 snapshot: None,
@@ -304,7 +307,7 @@ impl Node {
                 init: &request.init,
                 egress: &request.egress,
             };
-            let (handle, control, started) = supervisor::start(&shared, &tasks, begin).await?;
+            let (handle, control, started) = start::start(&shared, &tasks, begin).await?;
             shared.sandboxes.lock().insert(request.id, Arc::clone(&handle));
             tasks.spawn(supervisor::supervise(Arc::clone(&shared), handle, Some(control), stop));
             Ok(started)

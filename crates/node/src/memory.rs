@@ -22,13 +22,14 @@ use runtime::driver::{Fork, StartDisk, StartError};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::handle::SandboxHandle;
 use crate::images::Space;
 use crate::kept_disks::remove_disk;
 use crate::log_writer::LogWriter;
 use crate::restores::TURN_TIMEOUT;
-use crate::supervisor::{self, Begin, SandboxHandle, random_disk};
+use crate::start::{self, Begin, random_disk};
 use crate::work::{blocking, failed};
-use crate::{Shared, fork};
+use crate::{Shared, fork, supervisor};
 
 /// How long a disk may take to be copied for a start, which a client waits for.
 const COPY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -226,7 +227,7 @@ async fn restore(
         init: &init,
         egress: &request.egress,
     };
-    match supervisor::start(shared, tasks, begin).await {
+    match start::start(shared, tasks, begin).await {
         Ok((handle, control, started)) => {
             shared.sandboxes.lock().insert(request.id.clone(), Arc::clone(&handle));
             let stop = stop.clone();

@@ -16,7 +16,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio_util::task::TaskTracker;
 
 use crate::Shared;
-use crate::supervisor::SandboxHandle;
+use crate::handle::SandboxHandle;
 use crate::work::{blocking, failed};
 
 /// The policy of a paused sandbox: all connections are cut, and none is made.

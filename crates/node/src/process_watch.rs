@@ -26,7 +26,7 @@ use model::id::SandboxId;
 use model::log::Level;
 
 use crate::Shared;
-use crate::supervisor::SandboxHandle;
+use crate::handle::SandboxHandle;
 
 /// Interval between two looks at the sum of all sandboxes.
 const TICK: Duration = Duration::from_millis(50);

@@ -10,8 +10,9 @@ use model::log::Level;
 use protocol::node::{Adopted, AdoptedState, NodeError, Wanted, WantedState};
 use runtime::driver::{Found, KeptDisk};
 
+use crate::handle::SandboxHandle;
 use crate::log_writer::LogWriter;
-use crate::supervisor::{self, SandboxHandle};
+use crate::supervisor;
 use crate::work::{blocking, failed};
 use crate::{Node, egress, kept, pause};
 

@@ -14,7 +14,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
-use crate::Shared;
+use crate::shared::Shared;
 use crate::work::{blocking, failed};
 
 /// Archives that are written or read at the same time. Each is a process that compresses or hashes.

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use protocol::node::{ClaimSandbox, Failure, FrozenSandbox, NodeError, Stage, StartedSandbox};
 
-use crate::Shared;
 use crate::control::AGENT_TIMEOUT;
 use crate::handle::SandboxHandle;
+use crate::shared::Shared;
 use crate::start::init_of;
 use crate::supervisor::connect_control;
 use crate::work::{blocking, failed};

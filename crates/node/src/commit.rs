@@ -7,10 +7,10 @@ use protocol::node::{Committed, CommittedCopy, CopiedDisk, CopiedMemory, Image, 
 use runtime::driver::{CommitError, CommitRequest, CopyRequest};
 
 use crate::handle::SandboxHandle;
-use crate::memory::NotCopied;
+use crate::memory::{self, NotCopied};
+use crate::shared::Shared;
 use crate::start::random_disk;
 use crate::work::{blocking, failed};
-use crate::{Shared, memory};
 
 /// Layers that are stored at the same time. Each is a process that reads and writes at the speed of the disk.
 pub(crate) const COMMITS: usize = 2;

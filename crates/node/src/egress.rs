@@ -14,8 +14,8 @@ use proxy::egress::{Attachment, EgressRecord, EgressReport, InjectedRequest, Out
 use runtime::driver::Sandbox;
 use runtime::egress::{EgressSockets, GATEWAY};
 
-use crate::Shared;
 use crate::log_writer::LogWriter;
+use crate::shared::Shared;
 
 /// Gives a sandbox its network; none where the driver or the kernel cannot.
 ///

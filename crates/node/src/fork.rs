@@ -22,11 +22,11 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::Shared;
 use crate::handle::SandboxHandle;
 use crate::images::Space;
 use crate::kept_disks::remove_disk;
 use crate::restores::TURN_TIMEOUT;
+use crate::shared::Shared;
 use crate::start::{self, Begin, random_disk};
 use crate::supervisor;
 use crate::work::{blocking, failed};

@@ -25,8 +25,8 @@ use model::log::Level;
 use parking_lot::{Condvar, Mutex};
 use runtime::growth::Disk;
 
-use crate::Shared;
 use crate::handle::SandboxHandle;
+use crate::shared::Shared;
 
 /// Longest pause between two checks.
 const PAUSE_MAX: Duration = Duration::from_secs(1);

@@ -26,8 +26,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::handle::SandboxHandle;
+use crate::shared::Shared;
 use crate::work::{blocking, failed};
-use crate::{Shared, kept, pause};
+use crate::{kept, pause};
 
 /// How long what an ended sandbox held on the host may take to be removed before the pause is over nevertheless.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -20,10 +20,10 @@ use runtime::driver::StartDisk;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::Shared;
 use crate::handle::SandboxHandle;
 use crate::kept_disks::remove_disk;
 use crate::restores::TURN_TIMEOUT;
+use crate::shared::Shared;
 use crate::start::{self, Begin};
 use crate::supervisor;
 use crate::work::blocking;

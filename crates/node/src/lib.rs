@@ -31,6 +31,7 @@ mod pause;
 mod process_watch;
 mod reconcile;
 mod restores;
+mod shared;
 mod socket_memory;
 mod start;
 mod supervisor;
@@ -55,7 +56,7 @@ use protocol::node::{
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
 use runtime::container::{self, ContainerDriver};
-use runtime::driver::{Driver, Fork};
+use runtime::driver::Driver;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -69,6 +70,7 @@ use crate::kept_disks::KeptSandboxes;
 use crate::log_writer::now_us;
 use crate::memory_locks::MemoryLocks;
 use crate::restores::Restores;
+use crate::shared::Shared;
 use crate::start::Begin;
 use crate::work::{blocking, failed};
 
@@ -110,45 +112,6 @@ pub struct Node {
     guard: Mutex<Option<Guard>>,
     stop: CancellationToken,
     tasks: TaskTracker,
-}
-
-/// What the node and the tasks of its sandboxes share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) driver: Arc<dyn Driver>,
-    pub(crate) sandboxes: Mutex<HashMap<SandboxId, Arc<SandboxHandle>>>,
-    /// Those without processes, of which the disk is kept.
-    pub(crate) kept: KeptSandboxes,
-    pub(crate) journal: Arc<Journal>,
-    /// One permit for each start that the driver can run in parallel.
-    pub(crate) starts: Semaphore,
-    /// One turn for each restore that the driver can run in parallel, beside those.
-    pub(crate) restores: Restores,
-    pub(crate) respawns: Semaphore,
-    pub(crate) commits: Semaphore,
-    /// Held while the memory of a sandbox is moved to swap.
-    pub(crate) paging: Semaphore,
-    /// Held while a disk is copied.
-    pub(crate) copying: Semaphore,
-    /// One permit for each sandbox that can be copied with its processes at the same time.
-    pub(crate) forks: Semaphore,
-    /// The copies of disks that have not become layers yet, and what else was copied.
-    pub(crate) copies: Mutex<HashMap<DiskId, Option<Fork>>>,
-    /// The memory of snapshots that is in use.
-    pub(crate) memories: MemoryLocks,
-    /// Each is held while an archive is written or read.
-    pub(crate) archives: Arc<Semaphore>,
-    /// Space that layers and images of processes leave free, in bytes.
-    pub(crate) disk_floor_bytes: u64,
-    /// Space for images of processes that are being written, in bytes.
-    pub(crate) image_bytes: AtomicU64,
-    pub(crate) stop: CancellationToken,
-    pub(crate) disk: GuardCounters,
-    pub(crate) throttles: ThrottleCounters,
-    /// None where sandboxes have no network.
-    pub(crate) egress: Option<EgressGateway>,
-    /// Certificates of the operator's authorities, which all sandboxes trust, in PEM.
-    pub(crate) authorities: String,
 }
 
 impl Node {

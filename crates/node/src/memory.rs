@@ -27,9 +27,10 @@ use crate::images::Space;
 use crate::kept_disks::remove_disk;
 use crate::log_writer::LogWriter;
 use crate::restores::TURN_TIMEOUT;
+use crate::shared::Shared;
 use crate::start::{self, Begin, random_disk};
 use crate::work::{blocking, failed};
-use crate::{Shared, fork, supervisor};
+use crate::{fork, supervisor};
 
 /// How long a disk may take to be copied for a start, which a client waits for.
 const COPY_TIMEOUT: Duration = Duration::from_secs(20);

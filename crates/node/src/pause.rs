@@ -15,8 +15,8 @@ use runtime::driver::Sandbox;
 use tokio::sync::OwnedMutexGuard;
 use tokio_util::task::TaskTracker;
 
-use crate::Shared;
 use crate::handle::SandboxHandle;
+use crate::shared::Shared;
 use crate::work::{blocking, failed};
 
 /// The policy of a paused sandbox: all connections are cut, and none is made.

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use model::id::SandboxId;
 use model::log::Level;
 
-use crate::Shared;
 use crate::handle::SandboxHandle;
+use crate::shared::Shared;
 
 /// Interval between two looks at the sum of all sandboxes.
 const TICK: Duration = Duration::from_millis(50);

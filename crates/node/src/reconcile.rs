@@ -12,9 +12,8 @@ use runtime::driver::{Found, KeptDisk};
 
 use crate::handle::SandboxHandle;
 use crate::log_writer::LogWriter;
-use crate::supervisor;
 use crate::work::{blocking, failed};
-use crate::{Node, egress, kept, pause};
+use crate::{Node, egress, kept, pause, supervisor};
 
 /// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
 /// background.

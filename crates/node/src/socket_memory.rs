@@ -24,8 +24,8 @@ use runtime::driver::Objects;
 use runtime::sockets::{NETLINK_SOCKETS_MAX, OPEN_FILES_MAX, Uncharged};
 use runtime::usage::HostPulse;
 
-use crate::Shared;
 use crate::handle::SandboxHandle;
+use crate::shared::Shared;
 
 /// Interval between two looks at the pulse of the host, while there are sandboxes. Two cores take 1 GB in a second by making
 /// netlink sockets, and fill sockets at about 400 MB/s.

@@ -20,12 +20,13 @@ use runtime::rootfs::Rootfs;
 use tokio_util::task::TaskTracker;
 
 use crate::control::Control;
+use crate::egress;
 use crate::handle::{SandboxHandle, authority_of};
 use crate::log_writer::LogWriter;
 use crate::restores::Turn;
+use crate::shared::Shared;
 use crate::supervisor::{clean, end};
 use crate::work::{blocking, failed};
-use crate::{Shared, egress};
 
 /// How long a failed create request waits for cleanup before it is answered.
 const FAILED_START_TIMEOUT: Duration = Duration::from_secs(2);

@@ -13,10 +13,11 @@ use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
 use crate::control::{AGENT_TIMEOUT, Control};
+use crate::events;
 use crate::handle::SandboxHandle;
 use crate::kept_disks::remove_disk;
+use crate::shared::Shared;
 use crate::work::blocking;
-use crate::{Shared, events};
 
 /// Minimum time between two attempts to connect to an agent or to replace a spawner: a sandbox whose root keeps killing
 /// its spawner costs the host no more than this.

@@ -508,7 +508,7 @@ impl NodeApi for Node {
     }
 
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>> {
-        Box::pin(self.adopt_all(wanted))
+        Box::pin(reconcile::adopt_all(&self.shared, &self.tasks, wanted))
     }
 
     fn subscribe(&self) -> NodeFuture<'_, Result<NodeEvents, NodeError>> {

@@ -9,11 +9,13 @@ use model::lifecycle::Kept;
 use model::log::Level;
 use protocol::node::{Adopted, AdoptedState, NodeError, Wanted, WantedState};
 use runtime::driver::{Found, KeptDisk};
+use tokio_util::task::TaskTracker;
 
 use crate::handle::SandboxHandle;
 use crate::log_writer::LogWriter;
+use crate::shared::Shared;
 use crate::work::{blocking, failed};
-use crate::{Node, egress, kept, pause, supervisor};
+use crate::{egress, kept, pause, supervisor};
 
 /// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
 /// background.
@@ -64,178 +66,180 @@ fn decide(wanted: Option<WantedState>, is_alive: bool, has_image: bool, is_saved
     }
 }
 
-impl Node {
-    pub(crate) async fn adopt_all(&self, wanted: Vec<Wanted>) -> Result<Vec<Adopted>, NodeError> {
-        let driver = Arc::clone(&self.shared.driver);
-        let read = blocking(move || std::io::Result::Ok((driver.find()?, driver.kept()?)));
-        let (found, noted) = read.await.map_err(failed)?.map_err(failed)?;
-        let mut wanted: HashMap<SandboxId, Wanted> =
-            wanted.into_iter().map(|wanted| (wanted.id.clone(), wanted)).collect();
-        let mut noted: HashMap<SandboxId, KeptDisk> = noted.into_iter().map(|disk| (disk.id.clone(), disk)).collect();
+/// Adopts, keeps or ends each sandbox that there is, and removes disks of no sandbox.
+pub(crate) async fn adopt_all(
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    wanted: Vec<Wanted>,
+) -> Result<Vec<Adopted>, NodeError> {
+    let driver = Arc::clone(&shared.driver);
+    let read = blocking(move || std::io::Result::Ok((driver.find()?, driver.kept()?)));
+    let (found, noted) = read.await.map_err(failed)?.map_err(failed)?;
+    let mut wanted: HashMap<SandboxId, Wanted> = wanted.into_iter().map(|wanted| (wanted.id.clone(), wanted)).collect();
+    let mut noted: HashMap<SandboxId, KeptDisk> = noted.into_iter().map(|disk| (disk.id.clone(), disk)).collect();
 
-        // Names of two files, which are looked for.
-        let kept_of = |id: &SandboxId, disk: &DiskId| match self.shared.driver.has_image(id, disk) {
-            true => Kept::Image,
-            false => Kept::Filesystem,
-        };
-        let (mut adopt, mut end, mut remove) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut disks, mut keep) = (Vec::new(), Vec::new());
-        for found in found {
-            let wanted = wanted.remove(&found.id);
-            let is_saved = noted.remove(&found.id).is_some_and(|noted| noted.is_saved);
-            let state = wanted.as_ref().map(|wanted| wanted.state);
-            let has_image = self.shared.driver.has_image(&found.id, &found.disk);
-            match decide(state, found.alive.is_some(), has_image, is_saved) {
-                Decision::Adopt => {
-                    disks.push(found.disk.clone());
-                    adopt.extend(wanted.map(|wanted| (found, wanted)));
-                }
-                Decision::KeepDisk => {
-                    keep.push((found.id.clone(), found.disk.clone(), kept_of(&found.id, &found.disk)));
-                    end.push(found);
-                }
-                Decision::Remove => remove.push(found),
+    // Names of two files, which are looked for.
+    let kept_of = |id: &SandboxId, disk: &DiskId| match shared.driver.has_image(id, disk) {
+        true => Kept::Image,
+        false => Kept::Filesystem,
+    };
+    let (mut adopt, mut end, mut remove) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut disks, mut keep) = (Vec::new(), Vec::new());
+    for found in found {
+        let wanted = wanted.remove(&found.id);
+        let is_saved = noted.remove(&found.id).is_some_and(|noted| noted.is_saved);
+        let state = wanted.as_ref().map(|wanted| wanted.state);
+        let has_image = shared.driver.has_image(&found.id, &found.disk);
+        match decide(state, found.alive.is_some(), has_image, is_saved) {
+            Decision::Adopt => {
+                disks.push(found.disk.clone());
+                adopt.extend(wanted.map(|wanted| (found, wanted)));
             }
-        }
-        // Those of which nothing but the disk is left.
-        for (id, KeptDisk { disk, is_saved, .. }) in noted {
-            let state = wanted.get(&id).map(|wanted| wanted.state);
-            let kept = kept_of(&id, &disk);
-            if decide(state, false, kept == Kept::Image, is_saved) == Decision::KeepDisk {
-                keep.push((id, disk, kept));
+            Decision::KeepDisk => {
+                keep.push((found.id.clone(), found.disk.clone(), kept_of(&found.id, &found.disk)));
+                end.push(found);
             }
+            Decision::Remove => remove.push(found),
         }
-        disks.extend(keep.iter().map(|(_, disk, _)| disk.clone()));
-        self.note_disks(&keep).await?;
-        self.end_all(end, AfterEnd::KeepDisk).await;
-        self.end_all(remove, AfterEnd::Clean).await;
+    }
+    // Those of which nothing but the disk is left.
+    for (id, KeptDisk { disk, is_saved, .. }) in noted {
+        let state = wanted.get(&id).map(|wanted| wanted.state);
+        let kept = kept_of(&id, &disk);
+        if decide(state, false, kept == Kept::Image, is_saved) == Decision::KeepDisk {
+            keep.push((id, disk, kept));
+        }
+    }
+    disks.extend(keep.iter().map(|(_, disk, _)| disk.clone()));
+    note_disks(shared, &keep).await?;
+    end_all(shared, tasks, end, AfterEnd::KeepDisk).await;
+    end_all(shared, tasks, remove, AfterEnd::Clean).await;
 
-        let mut adopted = Vec::with_capacity(adopt.len() + keep.len());
-        for (found, wanted) in adopt {
-            adopted.extend(self.adopt(found, wanted).await);
-        }
-        for (id, disk, kept) in keep {
-            let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
-            let event = ("event_type", "sandbox_adopted".to_owned());
+    let mut adopted = Vec::with_capacity(adopt.len() + keep.len());
+    for (found, wanted) in adopt {
+        adopted.extend(adopt_one(shared, tasks, found, wanted).await);
+    }
+    for (id, disk, kept) in keep {
+        let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
+        let event = ("event_type", "sandbox_adopted".to_owned());
+        log.host(
+            Level::Info,
+            "the platform was restarted; the sandbox stays paused",
+            [event],
+        );
+        shared.kept.insert(id.clone(), disk);
+        let state = AdoptedState::Paused(kept);
+        adopted.push(Adopted { id, state });
+    }
+    let driver = Arc::clone(&shared.driver);
+    let swept = blocking(move || driver.sweep_disks(&disks)).await;
+    swept.map_err(failed)?.map_err(failed)?;
+    Ok(adopted)
+}
+
+/// Has the driver keep disks of sandboxes that are about to lose their processes, or have lost them: the record of
+/// their disks ends with those.
+async fn note_disks(shared: &Shared, keep: &[(SandboxId, DiskId, Kept)]) -> Result<(), NodeError> {
+    let driver = Arc::clone(&shared.driver);
+    let keep: Vec<_> = keep.iter().map(|(id, disk, _)| (id.clone(), disk.clone())).collect();
+    let noted = blocking(move || {
+        let known: Vec<DiskId> = driver.kept()?.into_iter().map(|kept| kept.disk).collect();
+        let mut new = keep.iter().filter(|(_, disk)| !known.contains(disk));
+        new.try_for_each(|(id, disk)| driver.keep(id, disk))
+    });
+    noted.await.map_err(failed)?.map_err(failed)
+}
+
+async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, wanted: Wanted) -> Option<Adopted> {
+    let Found { id, disk, alive } = found;
+    let sandbox = alive?;
+    // One that was written when the platform ended is not what these processes make of the disk.
+    let driver = Arc::clone(&shared.driver);
+    let image_of = (id.clone(), disk.clone());
+    if let Err(error) = blocking(move || driver.forget_image(&image_of.0, &image_of.1))
+        .await
+        .and_then(|done| done)
+    {
+        tracing::error!(sandbox.id = %id, "remove the image of a sandbox that runs: {error}");
+    }
+    let is_paused = pause::settle(&id, &sandbox, wanted.state).await;
+    let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
+    let event = ("event_type", "sandbox_adopted".to_owned());
+    let message = match is_paused {
+        true => "the platform was restarted; the sandbox stays paused",
+        false => "the platform was restarted; the sandbox kept running",
+    };
+    log.host(Level::Info, message, [event]);
+    let egress = match is_paused {
+        true => pause::closed(),
+        false => wanted.egress,
+    };
+    if let Err(error) = sandbox.settle() {
+        tracing::warn!(sandbox.id = %id, "an adopted sandbox may have more processor time than others: {error}");
+    }
+    if let Err(error) = sandbox.limit_cpu(None)
+        && error.kind() != std::io::ErrorKind::Unsupported
+    {
+        tracing::warn!(sandbox.id = %id, "an adopted sandbox may have less processor time than it should: {error}");
+    }
+    let egress = match egress::attach(shared, &id, &*sandbox, egress) {
+        Ok(egress) => egress,
+        Err(error) => {
+            tracing::error!(sandbox.id = %id, "connect an adopted sandbox to the network: {error}");
+            let event = ("event_type", "network_failed".to_owned());
             log.host(
-                Level::Info,
-                "the platform was restarted; the sandbox stays paused",
+                Level::Error,
+                "the sandbox could not be connected to the network again",
                 [event],
             );
-            self.shared.kept.insert(id.clone(), disk);
-            let state = AdoptedState::Paused(kept);
-            adopted.push(Adopted { id, state });
+            None
         }
-        let driver = Arc::clone(&self.shared.driver);
-        let swept = blocking(move || driver.sweep_disks(&disks)).await;
-        swept.map_err(failed)?.map_err(failed)?;
-        Ok(adopted)
-    }
+    };
+    let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
+    handle.set_frozen(is_paused);
+    shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
+    let (shared, stop) = (Arc::clone(shared), shared.stop.clone());
+    tasks.spawn(supervisor::supervise(shared, handle, None, stop));
+    let state = match is_paused {
+        true => AdoptedState::Paused(Kept::Memory),
+        false => AdoptedState::Running,
+    };
+    Some(Adopted { id, state })
+}
 
-    /// Has the driver keep disks of sandboxes that are about to lose their processes, or have lost them: the record of
-    /// their disks ends with those.
-    async fn note_disks(&self, keep: &[(SandboxId, DiskId, Kept)]) -> Result<(), NodeError> {
-        let driver = Arc::clone(&self.shared.driver);
-        let keep: Vec<_> = keep.iter().map(|(id, disk, _)| (id.clone(), disk.clone())).collect();
-        let noted = blocking(move || {
-            let known: Vec<DiskId> = driver.kept()?.into_iter().map(|kept| kept.disk).collect();
-            let mut new = keep.iter().filter(|(_, disk)| !known.contains(disk));
-            new.try_for_each(|(id, disk)| driver.keep(id, disk))
-        });
-        noted.await.map_err(failed)?.map_err(failed)
-    }
-
-    async fn adopt(&self, found: Found, wanted: Wanted) -> Option<Adopted> {
-        let Found { id, disk, alive } = found;
-        let sandbox = alive?;
-        // One that was written when the platform ended is not what these processes make of the disk.
-        let driver = Arc::clone(&self.shared.driver);
-        let image_of = (id.clone(), disk.clone());
-        if let Err(error) = blocking(move || driver.forget_image(&image_of.0, &image_of.1))
-            .await
-            .and_then(|done| done)
-        {
-            tracing::error!(sandbox.id = %id, "remove the image of a sandbox that runs: {error}");
-        }
-        let is_paused = pause::settle(&id, &sandbox, wanted.state).await;
-        let log = LogWriter::new(id.clone(), Arc::clone(&self.shared.journal));
-        let event = ("event_type", "sandbox_adopted".to_owned());
-        let message = match is_paused {
-            true => "the platform was restarted; the sandbox stays paused",
-            false => "the platform was restarted; the sandbox kept running",
-        };
-        log.host(Level::Info, message, [event]);
-        let egress = match is_paused {
-            true => pause::closed(),
-            false => wanted.egress,
-        };
-        if let Err(error) = sandbox.settle() {
-            tracing::warn!(sandbox.id = %id, "an adopted sandbox may have more processor time than others: {error}");
-        }
-        if let Err(error) = sandbox.limit_cpu(None)
-            && error.kind() != std::io::ErrorKind::Unsupported
-        {
-            tracing::warn!(sandbox.id = %id, "an adopted sandbox may have less processor time than it should: {error}");
-        }
-        let egress = match egress::attach(&self.shared, &id, &*sandbox, egress) {
-            Ok(egress) => egress,
-            Err(error) => {
-                tracing::error!(sandbox.id = %id, "connect an adopted sandbox to the network: {error}");
-                let event = ("event_type", "network_failed".to_owned());
-                log.host(
-                    Level::Error,
-                    "the sandbox could not be connected to the network again",
-                    [event],
-                );
-                None
-            }
-        };
-        let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
-        handle.set_frozen(is_paused);
-        self.shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
-        let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
-        self.tasks.spawn(supervisor::supervise(shared, handle, None, stop));
-        let state = match is_paused {
-            true => AdoptedState::Paused(Kept::Memory),
-            false => AdoptedState::Running,
-        };
-        Some(Adopted { id, state })
-    }
-
-    /// Ends sandboxes in parallel and waits for that, for [`REMOVAL_TIMEOUT`] at most.
-    async fn end_all(&self, sandboxes: Vec<Found>, after: AfterEnd) {
-        let removals: Vec<_> = sandboxes
-            .into_iter()
-            .map(|Found { id, disk, alive }| {
-                match after {
-                    AfterEnd::Clean => tracing::info!(sandbox.id = %id, "removing an unwanted sandbox"),
-                    AfterEnd::KeepDisk => {
-                        tracing::info!(sandbox.id = %id, "ending leftover processes of a paused sandbox")
-                    }
+/// Ends sandboxes in parallel and waits for that, for [`REMOVAL_TIMEOUT`] at most.
+async fn end_all(shared: &Arc<Shared>, tasks: &TaskTracker, sandboxes: Vec<Found>, after: AfterEnd) {
+    let removals: Vec<_> = sandboxes
+        .into_iter()
+        .map(|Found { id, disk, alive }| {
+            match after {
+                AfterEnd::Clean => tracing::info!(sandbox.id = %id, "removing an unwanted sandbox"),
+                AfterEnd::KeepDisk => {
+                    tracing::info!(sandbox.id = %id, "ending leftover processes of a paused sandbox")
                 }
-                let shared = Arc::clone(&self.shared);
-                self.tasks.spawn(async move {
-                    if let Some(sandbox) = alive {
-                        supervisor::end(&id, &sandbox).await;
-                    }
-                    let removed = (after == AfterEnd::Clean).then(|| disk.clone());
-                    supervisor::clean(&shared, &id, removed).await;
-                    if after == AfterEnd::KeepDisk {
-                        kept::save(&shared, id, disk).await;
-                    }
-                })
+            }
+            let shared = Arc::clone(shared);
+            tasks.spawn(async move {
+                if let Some(sandbox) = alive {
+                    supervisor::end(&id, &sandbox).await;
+                }
+                let removed = (after == AfterEnd::Clean).then(|| disk.clone());
+                supervisor::clean(&shared, &id, removed).await;
+                if after == AfterEnd::KeepDisk {
+                    kept::save(&shared, id, disk).await;
+                }
             })
-            .collect();
-        let all = async {
-            for removal in removals {
-                if let Err(error) = removal.await {
-                    tracing::error!("remove a sandbox: {error}");
-                }
+        })
+        .collect();
+    let all = async {
+        for removal in removals {
+            if let Err(error) = removal.await {
+                tracing::error!("remove a sandbox: {error}");
             }
-        };
-        if tokio::time::timeout(REMOVAL_TIMEOUT, all).await.is_err() {
-            tracing::error!("some unwanted sandboxes have not ended; their removal continues in the background");
         }
+    };
+    if tokio::time::timeout(REMOVAL_TIMEOUT, all).await.is_err() {
+        tracing::error!("some unwanted sandboxes have not ended; their removal continues in the background");
     }
 }
 

@@ -100,8 +100,3 @@ impl About {
         std::fs::write(image.join(ABOUT), serde_json::to_vec(self)?)
     }
 }
-
-/// The release of the running kernel.
-pub(crate) fn kernel() -> String {
-    rustix::system::uname().release().to_string_lossy().into_owned()
-}

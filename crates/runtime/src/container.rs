@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use parking_lot::{Mutex, RwLock};
 use protocol::node::{Committed, LayerInfo, MemoryInfo};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 
@@ -675,11 +674,4 @@ fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
         drop(container);
         std::thread::park_timeout(BASE_INTERVAL);
     }
-}
-
-/// Whether a process has ended.
-pub(crate) fn has_ended(process: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut poll = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    Ok(rustix::event::poll(&mut poll, Some(&now))? > 0)
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::container::has_ended;
+use crate::process::has_ended;
 use crate::usage::statfs_of;
 
 /// Cluster size of an image's file system, in bytes.

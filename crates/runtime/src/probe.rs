@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::cgroup::Backend;
 use crate::checkpoint::program;
 use crate::egress::EgressSockets;
+use crate::kernel::release_numbers;
 use crate::{base, container};
 
 /// Severity of a finding.
@@ -142,12 +143,6 @@ fn architecture() -> Check {
             "use an x86-64 host",
         )
     }
-}
-
-/// The first two numbers of a kernel release.
-pub(crate) fn release_numbers(release: &str) -> Option<(u32, u32)> {
-    let mut parts = release.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 fn kernel() -> Check {
@@ -375,19 +370,6 @@ fn criu(configured: Option<&Path>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn releases_are_compared_by_number() {
-        for (release, want) in [
-            ("6.18.44-fc-v657", Some((6, 18))),
-            ("6.1.0-28-cloud-amd64", Some((6, 1))),
-            ("10.0", Some((10, 0))),
-            ("x", None),
-            ("6", None),
-        ] {
-            assert_eq!(release_numbers(release), want, "{release}");
-        }
-    }
 
     #[test]
     fn every_gap_says_what_it_costs_and_how_to_close_it() {

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::container::has_ended;
+use crate::process::has_ended;
 
 /// Kills every child of this agent that is a spawner or about to become one, stopped or not.
 ///

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::cgroup::Tree;
 use crate::cgroup::meters::Sum;
-use crate::container::has_ended;
+use crate::process::has_ended;
 use crate::slot::Name;
 
 /// Resource usage of a sandbox at one time.

@@ -21,7 +21,7 @@ use super::program::PATH;
 use super::rpc::{CriuSettings, Task};
 use super::sys as calls;
 use super::{jail, preload, rpc};
-use crate::probe::release_numbers;
+use crate::kernel;
 use crate::setup::ABOVE_PLACES;
 use crate::sys::{self, Cloned};
 use crate::wire;
@@ -337,7 +337,7 @@ fn capabilities(task: Task) -> u64 {
         Task::Dump { .. } => kept.extend(FOR_DUMPS),
         Task::Restore { removes_names } => {
             kept.extend(FOR_NAMES.iter().filter(|_| removes_names));
-            kept.extend((release_numbers(&super::kernel()) < Some(HANDLES_FREE)).then_some(HANDLES));
+            kept.extend((kernel::release_numbers(&kernel::release()) < Some(HANDLES_FREE)).then_some(HANDLES));
         }
     }
     kept.iter().fold(0, |set, number| set | 1 << number)

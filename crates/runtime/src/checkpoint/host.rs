@@ -30,7 +30,7 @@ impl HostFeatures {
     pub(crate) fn with(criu: &str) -> Self {
         Self {
             criu: criu.to_owned(),
-            kernel: super::kernel(),
+            kernel: crate::kernel::release(),
             processor: instruction_sets(),
         }
     }

@@ -16,9 +16,9 @@ use rustix::net::{
 
 use super::threads;
 use crate::cgroup::Tree;
-use crate::container::has_ended;
 use crate::driver::WriteError;
 use crate::netns::SocketMaker;
+use crate::process::has_ended;
 use crate::slot::Name;
 use crate::spawners;
 

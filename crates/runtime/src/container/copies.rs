@@ -10,10 +10,11 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
+use super::ContainerDriver;
 use super::running::Running;
-use super::{ContainerDriver, has_ended};
 use crate::cgroup::Freezer;
 use crate::driver::{CommitError, CopyRequest, Sandbox as _};
+use crate::process::has_ended;
 use crate::{disk, usage};
 
 /// How long processes may take to be stopped. One that waits for the disk is stopped when that has answered.

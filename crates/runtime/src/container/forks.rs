@@ -22,14 +22,15 @@ use std::time::{Duration, Instant};
 
 use model::id::DiskId;
 
+use super::ContainerDriver;
 use super::processes::{DUMP_TIMEOUT, failure};
 use super::running::Running;
-use super::{ContainerDriver, has_ended};
 use crate::base::packages_of;
 use crate::cancel::Cancel;
 use crate::checkpoint::sums;
 use crate::driver::{Fork, WriteError};
 use crate::launchers::Once;
+use crate::process::has_ended;
 use crate::wire::{Reply, Request, Work};
 use crate::{disk, usage};
 

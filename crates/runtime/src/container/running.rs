@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
-use super::{ContainerDriver, has_ended};
+use super::ContainerDriver;
 use crate::cancel::{Cancel, Raced};
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
@@ -20,6 +20,7 @@ use crate::egress::EgressSockets;
 use crate::growth::{self, Disk};
 use crate::netns::SocketMaker;
 use crate::page_out::{self, PagedOut};
+use crate::process::has_ended;
 use crate::process_counter::ProcessesOf;
 use crate::slot::Name;
 use crate::sockets::{NETLINK_SOCKETS_MAX, Uncharged};

@@ -13,6 +13,7 @@
 mod accounts;
 mod copy;
 mod etc;
+mod fixed;
 mod packages;
 mod root;
 mod sources;
@@ -23,29 +24,8 @@ mod versions;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
-use std::path::Path;
-
 pub(crate) use etc::{hosts, resolver};
+pub(crate) use fixed::{AGENT, HOST_NAME};
 pub use system::version_of_host;
+pub(crate) use usr::unsupported_reason;
 pub(crate) use versions::{CURRENT, Versions, packages_of};
-
-/// Uid and gid of `user`, as in the images of the existing platform.
-const USER: u32 = 1000;
-/// Where the agent's binary appears inside a sandbox.
-pub(crate) const AGENT: &str = "run/ringfence/agent";
-/// Host name of every sandbox; `sudo` looks it up in `/etc/hosts`.
-pub(crate) const HOST_NAME: &str = "sandbox";
-
-/// Why this host's `/usr` cannot be used for `base`; `None` if it can.
-pub(crate) fn unsupported_reason(host: &Path) -> Option<String> {
-    for name in ["bin", "sbin", "lib"] {
-        let target = fs::read_link(host.join(name)).unwrap_or_default();
-        if target != Path::new("usr").join(name) && target != Path::new("/usr").join(name) {
-            return Some(format!(
-                "/{name} is not a link to usr/{name}; the base template needs a merged /usr"
-            ));
-        }
-    }
-    (!host.join("usr/bin/bash").exists()).then(|| "/usr/bin/bash is missing".to_owned())
-}

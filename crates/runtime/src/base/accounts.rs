@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use super::USER;
+use super::fixed::USER;
 
 /// Ids from here on are assigned by each machine in the order in which packages were installed.
 const FIRST_DYNAMIC_ID: u32 = 100;

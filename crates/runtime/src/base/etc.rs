@@ -5,9 +5,9 @@ use std::io;
 use std::os::unix::fs::chown;
 use std::path::Path;
 
-use super::HOST_NAME;
 use super::accounts::Accounts;
 use super::copy::{copy_public, create_dir, put, put_link};
+use super::fixed::HOST_NAME;
 
 /// Files and directories of the host's `/etc` that are copied, if they exist: those that its package manager and tools
 /// generated from the packages in `/usr`.

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use super::accounts::Accounts;
 use super::copy::{create_dir, put};
-use super::{AGENT, USER, etc, packages, usr};
+use super::fixed::{AGENT, USER};
+use super::{etc, packages, usr};
 
 const DIRECTORIES: [(&str, u32); 31] = [
     ("", 0o755),

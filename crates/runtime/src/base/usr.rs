@@ -24,6 +24,19 @@ pub(super) const PLACEHOLDER_TEXT: &str = "Packages that pip installs are put he
 /// them.
 const NO_SERVICES: &str = "#!/bin/sh\nexit 101\n";
 
+/// Why this host's `/usr` cannot be used for `base`; `None` if it can.
+pub(crate) fn unsupported_reason(host: &Path) -> Option<String> {
+    for name in ["bin", "sbin", "lib"] {
+        let target = fs::read_link(host.join(name)).unwrap_or_default();
+        if target != Path::new("usr").join(name) && target != Path::new("/usr").join(name) {
+            return Some(format!(
+                "/{name} is not a link to usr/{name}; the base template needs a merged /usr"
+            ));
+        }
+    }
+    (!host.join("usr/bin/bash").exists()).then(|| "/usr/bin/bash is missing".to_owned())
+}
+
 /// Creates the layer.
 pub(super) fn create(host: &Path, usr: &Path) -> io::Result<()> {
     create_dir(usr, 0o755)?;

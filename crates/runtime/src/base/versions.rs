@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::{packages, root, unsupported_reason, usr};
+use super::{packages, root, usr};
 
 /// The link to the version that new sandboxes use.
 pub(crate) const CURRENT: &str = "current";
@@ -141,7 +141,7 @@ impl Versions {
         }
         let version = self.all.join(&name);
         if !version.is_dir() {
-            if let Some(why) = unsupported_reason(&self.host) {
+            if let Some(why) = usr::unsupported_reason(&self.host) {
                 return Err(io::Error::other(why));
             }
             let unfinished = self.all.join(UNFINISHED);

@@ -19,6 +19,7 @@
 //! `<id>.<slot>.work`; their sandboxes are still found.
 
 mod cpu;
+mod files;
 mod freezer;
 mod limits;
 pub(crate) mod meters;
@@ -32,6 +33,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
+use self::files::{named, write};
 pub(crate) use self::freezer::Freezer;
 use self::limits::{Weight, pids_of_all_sandboxes};
 use crate::cgroup_view::{self, Scope, Shown, UnlimitedMounts};
@@ -521,14 +523,6 @@ const ENABLE: &str = "+memory +pids +cpu";
 /// that it had joined only when it is switched out for the last time.
 const REMOVE_ATTEMPTS: u32 = 200;
 const REMOVE_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
-
-fn write(path: &Path, text: &str) -> io::Result<()> {
-    fs::write(path, text).map_err(|e| named(path, &e))
-}
-
-fn named(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-}
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::{named, write};
+use super::files::{named, write};
 
 /// How long processes may take to be stopped. It takes less than a millisecond unless the kernel blocks one.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(1);

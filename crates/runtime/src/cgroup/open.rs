@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use model::resources::Resources;
 
+use super::files::named;
 use super::limits::{Limits, Weight};
-use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, named, side_by_side};
+use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, side_by_side};
 use crate::files::{open_dir, open_dir_at, open_for_writing, read_at, write_at};
 use crate::identity::AgentRecord;
 use crate::slot::Name;

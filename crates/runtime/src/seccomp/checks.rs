@@ -35,9 +35,10 @@
 
 use libc::{c_int, c_long};
 
-use super::Answer::{Allow, Errno};
-use super::Step::{self, Load, Mask, Return};
-use super::{cover, data, decide, options};
+use super::steps::Answer::{Allow, Errno};
+use super::steps::Step::{self, Load, Mask, Return};
+use super::steps::{cover, decide};
+use super::{data, options};
 
 /// The agent's pid inside.
 const AGENT: u32 = 1;

@@ -28,7 +28,8 @@ use std::collections::BTreeMap;
 
 use libc::c_int;
 
-use super::{Answer, Step, cover, data, decide};
+use super::data;
+use super::steps::{Answer, Step, cover, decide};
 
 // Options and levels that the libc crate does not name (include/uapi/linux).
 const SO_NO_CHECK: c_int = 11;

@@ -7,7 +7,9 @@
 //!
 //! The tree is hostile, but no longer changes: the image is mounted read-only, and no sandbox has it.
 
+pub(crate) mod budget;
 pub(crate) mod copy;
+pub(crate) mod failure;
 pub(crate) mod tree;
 
 use std::io;
@@ -15,11 +17,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use model::id::{DiskId, LayerId};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountPropagationFlags;
 
+use self::budget::Budget;
 use self::copy::Copy;
+use self::failure::Failure;
 use self::tree::Walk;
 use crate::disk::{self, Loops};
 use crate::files::{open_dir, open_dir_at};
@@ -28,35 +31,8 @@ use crate::rootfs::Source;
 use crate::sys;
 use crate::wire::{self, Reply, Request};
 
-/// Part of the inodes of the host's file system that stays free, as a divisor.
-const INODES_KEPT: u64 = 50;
-/// Maximum length of a message about a file, in characters.
-const MESSAGE_MAX: usize = 1000;
 /// Open files that the process may have: some for each level of directories and each layer.
 pub(crate) const OPEN_FILES: u64 = 65_536;
-
-/// Why files did not become a layer, or a layer not files.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
-    /// A file cannot be part of a layer.
-    #[error("{0}")]
-    Refused(String),
-    #[error("{0}")]
-    Full(String),
-    #[error(transparent)]
-    Failed(#[from] io::Error),
-}
-
-impl From<rustix::io::Errno> for Failure {
-    fn from(error: rustix::io::Errno) -> Self {
-        match error {
-            rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT => Self::Full(NO_SPACE.to_owned()),
-            error => Self::Failed(error.into()),
-        }
-    }
-}
-
-const NO_SPACE: &str = "the host's disk has no space for the layer";
 
 /// Serves one request.
 pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
@@ -91,53 +67,6 @@ pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
         Err(failure) => failure.reply(),
     };
     wire::send_message(socket, &reply, &[])
-}
-
-impl Failure {
-    /// The reply to a request that failed.
-    pub(crate) fn reply(self) -> Reply {
-        let short = |text: String| match text.char_indices().nth(MESSAGE_MAX) {
-            Some((end, _)) => text[..end].to_owned(),
-            None => text,
-        };
-        match self {
-            Self::Refused(why) => Reply::Refused(short(why)),
-            Self::Full(why) => Reply::Full(why),
-            Self::Failed(error) => Reply::Failed(short(error.to_string())),
-        }
-    }
-}
-
-/// What a copy may use.
-#[derive(Debug)]
-pub(crate) struct Budget<'a> {
-    /// The socket of the request. Its other end closes with the platform.
-    pub(crate) platform: BorrowedFd<'a>,
-    /// The directory of the layers, or another one on its file system.
-    pub(crate) layers: BorrowedFd<'a>,
-    pub(crate) keep_free_bytes: u64,
-}
-
-impl Budget<'_> {
-    /// Whether the copy may continue.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
-        let mut platform = [PollFd::from_borrowed_fd(self.platform, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if !matches!(rustix::event::poll(&mut platform, Some(&now)), Ok(0)) {
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the platform ended").into());
-        }
-        let free = rustix::fs::fstatvfs(self.layers)?;
-        if free.f_bavail.saturating_mul(free.f_frsize) < self.keep_free_bytes {
-            return Err(Failure::Full(NO_SPACE.to_owned()));
-        }
-        // Some file systems have no fixed number of inodes, and say 0.
-        if free.f_files > 0 && free.f_favail < free.f_files / INODES_KEPT {
-            return Err(Failure::Full(
-                "the host's file system has no inodes for the layer".to_owned(),
-            ));
-        }
-        Ok(())
-    }
 }
 
 fn commit(

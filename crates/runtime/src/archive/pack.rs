@@ -10,7 +10,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::tar::{BLOCK, Entry, Kind, padding};
-use crate::commit::Failure;
+use crate::commit::failure::Failure;
 use crate::commit::tree::{Content, Metadata, Sink};
 
 /// Holes that are smaller are written as zeros, in bytes: the map of a file stays small.

@@ -5,7 +5,7 @@
 use std::ffi::CString;
 use std::io::{self, Read, Write};
 
-use crate::commit::Failure;
+use crate::commit::failure::Failure;
 use crate::commit::tree::{Metadata, OPAQUE, is_kept};
 
 /// Size of a header, and the unit to which contents are padded.

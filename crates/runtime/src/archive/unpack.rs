@@ -8,9 +8,10 @@ use std::ffi::CString;
 use std::io::Read;
 
 use super::tar::{BLOCK, Entry, Kind, decimal, invalid, padding};
+use crate::commit::budget::Budget;
 use crate::commit::copy::Copy;
+use crate::commit::failure::Failure;
 use crate::commit::tree::{Content, DEPTH_MAX, Metadata, OPAQUE, Sink};
-use crate::commit::{Budget, Failure};
 use crate::rootfs::Part;
 use crate::slot::IDS_PER_SLOT;
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
-use super::Failure;
+use super::failure::Failure;
 use super::tree::{Content, Metadata, Sink, open_directory};
 
 /// Directory for the files with several names, until all of them are known.

@@ -34,7 +34,8 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use super::{Budget, Failure};
+use super::budget::Budget;
+use super::failure::Failure;
 use crate::rootfs::Part;
 use crate::slot::IDS_PER_SLOT;
 

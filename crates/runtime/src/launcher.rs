@@ -34,7 +34,7 @@
 mod child;
 mod fixtures;
 mod progress;
-pub(crate) mod restore;
+mod restore;
 mod root;
 mod spawner;
 

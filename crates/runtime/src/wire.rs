@@ -14,7 +14,11 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Tree;
+use crate::checkpoint::program::Program;
 use crate::rootfs::{OVERLAYS_MAX, Rootfs, Source};
+
+/// What a disk reads in a second, at least, while other sandboxes use it, in bytes.
+const SLOWEST_DISK: u64 = 16 << 20;
 
 /// First message to a launcher.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -64,7 +68,7 @@ pub(crate) enum Request {
         on_kept_disk: bool,
         /// The image of its processes, if they are restored. Its disk exists then, and instead of the boot connection the
         /// kernel's side of the `/proc` files is attached, if there are any.
-        processes: Option<crate::launcher::restore::Image>,
+        processes: Option<Image>,
     },
     /// Gives a sandbox a new spawner. Attached are the pidfd of its agent and a socket, on which [`Reply::Done`] is
     /// sent; closing its other end aborts the attempt.
@@ -85,12 +89,9 @@ pub(crate) enum Request {
     Rebase { disk: DiskId },
     /// Stops the workload of a sandbox, of which an image is to be written. Attached is the pidfd of its agent. Answered
     /// with [`Reply::Stopped`].
-    Dump(crate::checkpoint::dump::Dump),
+    Dump(Dump),
     /// Has CRIU probe the kernel, and writes the result to a file. Answered with [`Reply::Done`].
-    FindFacts {
-        program: crate::checkpoint::program::Program,
-        file: PathBuf,
-    },
+    FindFacts { program: Program, file: PathBuf },
     /// Writes the image. Answered with [`Reply::Done`], or with [`Reply::Refused`] when the sandbox goes on.
     Write,
     /// Lets the sandbox go on, of which an image was written.
@@ -130,6 +131,49 @@ impl Request {
             _ => Duration::ZERO,
         }
     }
+}
+
+/// The image of processes to restore.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Image {
+    /// CRIU.
+    pub(crate) program: Program,
+    /// The directory of the image.
+    pub(crate) directory: PathBuf,
+    /// Size of the image, in bytes.
+    pub(crate) bytes: u64,
+}
+
+impl Image {
+    /// How long a restore may take beyond what a start may take: the time to read the image from a slow disk.
+    pub(crate) fn time_to_read(&self) -> Duration {
+        Duration::from_secs(self.bytes / SLOWEST_DISK)
+    }
+}
+
+/// The image of processes to write: of which sandbox, and where.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Dump {
+    /// CRIU.
+    pub(crate) program: Program,
+    /// Name of the sandbox's groups.
+    pub(crate) name: String,
+    /// Pid of the agent on the host.
+    pub(crate) pid: i32,
+    /// Hash of the agent's program, which is kept.
+    pub(crate) program_of_agent: String,
+    /// First id of the sandbox's range.
+    pub(crate) base_id: u32,
+    /// The directory that is made for the image. The platform renames it when it is complete.
+    pub(crate) image: PathBuf,
+    /// What CRIU knows about the kernel, if the file exists.
+    pub(crate) facts: PathBuf,
+    /// Whether the sandbox goes on once the image is complete, and keeps its connections.
+    pub(crate) goes_on: bool,
+    /// Whether the sandbox stands still, and stays so if no image is made of it.
+    pub(crate) stays: bool,
+    /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
+    pub(crate) deleted_files: u64,
 }
 
 /// Reply of a launcher.

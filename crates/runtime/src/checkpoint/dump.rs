@@ -35,12 +35,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
-use serde::{Deserialize, Serialize};
 
 use super::criu::{Criu, CriuEvent, CriuRun};
 use super::host::HostFeatures;
 use super::jail::{self, Jail};
-use super::program::Program;
 use super::rpc::{CriuSettings, Task};
 use super::save::{AtRest, Subject};
 use super::{About, Run, facts, ghosts, mounts, sys as calls};
@@ -50,35 +48,10 @@ use crate::figures::Figures;
 use crate::netns::SocketMaker;
 use crate::slot::Name;
 use crate::sys::{self, attr};
-use crate::wire::{self, Reply, Request};
+use crate::wire::{self, Dump, Reply, Request};
 
 /// How long CRIU may take to let go of all processes. It takes milliseconds; the bound is for a disk that blocks it.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// What to write, and where.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Dump {
-    /// CRIU.
-    pub(crate) program: Program,
-    /// Name of the sandbox's groups.
-    pub(crate) name: String,
-    /// Pid of the agent on the host.
-    pub(crate) pid: i32,
-    /// Hash of the agent's program, which is kept.
-    pub(crate) program_of_agent: String,
-    /// First id of the sandbox's range.
-    pub(crate) base_id: u32,
-    /// The directory that is made for the image. The platform renames it when it is complete.
-    pub(crate) image: PathBuf,
-    /// What CRIU knows about the kernel, if the file exists.
-    pub(crate) facts: PathBuf,
-    /// Whether the sandbox goes on once the image is complete, and keeps its connections.
-    pub(crate) goes_on: bool,
-    /// Whether the sandbox stands still, and stays so if no image is made of it.
-    pub(crate) stays: bool,
-    /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
-    pub(crate) deleted_files: u64,
-}
 
 /// Writes one image.
 ///

@@ -11,17 +11,15 @@ use std::time::{Duration, Instant};
 use super::{ContainerDriver, Running};
 use crate::base::packages_of;
 use crate::cancel::{Cancel, Raced};
-use crate::checkpoint::dump::Dump;
 use crate::checkpoint::host::HostFeatures;
 use crate::checkpoint::program::Program;
 use crate::checkpoint::save::AtRest;
 use crate::checkpoint::{About, criu, facts, sums};
 use crate::driver::{StartError, WriteError};
-use crate::launcher::restore::Image;
 use crate::launchers::Once;
 use crate::registry::first_id;
 use crate::slot::Name;
-use crate::wire::{Reply, Request, Work};
+use crate::wire::{Dump, Image, Reply, Request, Work};
 
 /// How long writing an image of processes may take.
 pub(super) const DUMP_TIMEOUT: Duration = Duration::from_secs(10 * 60);

@@ -32,8 +32,7 @@ use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use model::resources::Resources;
 use protocol::figures::FILES;
@@ -51,7 +50,6 @@ use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent, CriuRun};
 use crate::checkpoint::jail::{self, Jail};
 use crate::checkpoint::lost::{self, Lost};
-use crate::checkpoint::program::Program;
 use crate::checkpoint::rpc::{CriuSettings, Task};
 use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
@@ -61,29 +59,8 @@ use crate::rootfs::Rootfs;
 use crate::setup::{self, Failure, place};
 use crate::slot::{IDS_PER_SLOT, Name};
 use crate::sys::{self, Cloned, attr};
-use crate::wire::{self, Reply};
+use crate::wire::{self, Image, Reply};
 use crate::{base, netlink, sockets};
-
-/// Which processes to restore.
-#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Image {
-    /// CRIU.
-    pub(crate) program: Program,
-    /// The directory of the image.
-    pub(crate) directory: PathBuf,
-    /// Size of the image, in bytes.
-    pub(crate) bytes: u64,
-}
-
-impl Image {
-    /// How long a restore may take beyond what a start may take: the time to read the image from a slow disk.
-    pub(crate) fn time_to_read(&self) -> Duration {
-        Duration::from_secs(self.bytes / SLOWEST_DISK)
-    }
-}
-
-/// What a disk reads in a second, at least, while other sandboxes use it, in bytes.
-const SLOWEST_DISK: u64 = 16 << 20;
 
 /// Path of the agents' programs of images in the launcher.
 const PROGRAMS: &str = "/programs";

@@ -37,13 +37,13 @@ mod progress;
 mod restore;
 mod root;
 mod spawner;
+mod steps;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
 
 use model::resources::Resources;
 use rustix::event::{PollFd, PollFlags};
@@ -53,7 +53,8 @@ use rustix::net::SocketType;
 
 use self::child::{ChildWait, Unfinished, has_report, pair, reported, run_child};
 use self::fixtures::Fixtures;
-use self::root::make_private_root;
+use self::root::{BASE, HOST_DEV, SKELETON, STORED, make_private_root};
+use self::steps::{During, STEP, Stages};
 use crate::boot_id::BootId;
 use crate::cgroup::open::OpenTree;
 use crate::cgroup_view::Shown;
@@ -68,22 +69,11 @@ use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Hello, Reply, Request, Work};
 use crate::{archive, base, checkpoint, commit, netlink, rebase, schedule, seccomp, skeleton};
 
-/// Maximum wait for each step of a start that another process performs. It takes milliseconds; the bound is for an
-/// overloaded host, and below the platform's own timeout, so that the error reaches it.
-const STEP: Duration = Duration::from_secs(10);
 /// How long a launcher waits for requests before it creates a disk and fixtures for the next one.
 const IDLE: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
     tv_nsec: 3_000_000,
 };
-/// Path of the host's /dev in the launcher.
-const HOST_DEV: &str = "/host-dev";
-/// Path of the versions of `base` in the launcher.
-const BASE: &str = "/base";
-/// Path of the stored layers in the launcher.
-const STORED: &str = "/stored";
-/// Path of the skeleton of file systems without `base` in the launcher.
-const SKELETON: &str = "/skeleton";
 /// Value of `oom_score_adj` that exempts a process from the OOM killer.
 const NEVER_KILLED: &str = "-1000";
 
@@ -169,20 +159,6 @@ struct Launcher {
     /// The cgroups that sandboxes see.
     groups: Vec<Shown>,
     views: Views,
-}
-
-/// Adds the failed step to an error.
-trait During<T> {
-    fn during(self, what: &str) -> io::Result<T>;
-}
-
-impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
-    fn during(self, what: &str) -> io::Result<T> {
-        self.map_err(|error| {
-            let error: io::Error = error.into();
-            io::Error::new(error.kind(), format!("{what}: {error}"))
-        })
-    }
 }
 
 impl Launcher {
@@ -550,22 +526,6 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.0.as_str(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
-/// Durations of the stages of a start, in microseconds.
-struct Stages(Vec<(String, u64)>, Instant);
-
-impl Stages {
-    fn new() -> Self {
-        Self(Vec::new(), Instant::now())
-    }
-
-    fn end(&mut self, name: &str) {
-        let now = Instant::now();
-        let took = now.duration_since(self.1).as_micros();
-        self.0.push((name.to_owned(), u64::try_from(took).unwrap_or(u64::MAX)));
-        self.1 = now;
     }
 }
 

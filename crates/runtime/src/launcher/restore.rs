@@ -43,7 +43,9 @@ use rustix::process::{Pid, Signal};
 
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
 use super::progress::{LOOK, Progress};
-use super::{Attached, During, HOST_DEV, Launcher, STEP, Stages};
+use super::root::HOST_DEV;
+use super::steps::{During, STEP, Stages};
+use super::{Attached, Launcher};
 use crate::boot_id::BootId;
 use crate::cgroup::open::{Entry, while_restored};
 use crate::cgroup_view::Scope;

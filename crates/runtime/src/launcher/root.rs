@@ -8,12 +8,20 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
-use super::{BASE, HOST_DEV, SKELETON, STORED};
 use crate::cgroup_view::Shown;
 use crate::layers::Layers;
 use crate::rootfs::LAYERS_MAX;
 use crate::setup::place;
 use crate::{base, skeleton, sys};
+
+/// Path of the host's /dev in the launcher.
+pub(super) const HOST_DEV: &str = "/host-dev";
+/// Path of the versions of `base` in the launcher.
+pub(super) const BASE: &str = "/base";
+/// Path of the stored layers in the launcher.
+pub(super) const STORED: &str = "/stored";
+/// Path of the skeleton of file systems without `base` in the launcher.
+pub(super) const SKELETON: &str = "/skeleton";
 
 /// Replaces the host's mounts by a root with only what sandboxes are created from.
 pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {

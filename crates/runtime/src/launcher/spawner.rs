@@ -28,8 +28,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
-use super::During;
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
+use super::steps::During;
 use crate::cgroup::open::{Entry, OpenTree};
 use crate::setup::{self, Failure};
 use crate::slot::Name;

@@ -11,8 +11,8 @@ mod host;
 mod memories;
 mod processes;
 mod running;
+mod state;
 
-use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,6 +28,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use self::host::egress_support;
 use self::running::Running;
+pub use self::state::ContainerDriver;
 use crate::cgroup::{Backend, Tree};
 use crate::checkpoint::agents::Agents;
 use crate::checkpoint::program;
@@ -42,7 +43,7 @@ use crate::layers::Layers;
 use crate::memories::Memories;
 use crate::netns::SocketMaker;
 use crate::process_counter::{ProcessCounter, ProcessesOf};
-use crate::registry::{Held, Registry};
+use crate::registry::Registry;
 use crate::rootfs::Rootfs;
 use crate::slot::{Name, path_hash};
 use crate::slots::Slots;
@@ -83,38 +84,6 @@ pub struct DriverSettings {
     pub criu: Option<PathBuf>,
     /// Move the memory of frozen sandboxes to swap when asked to ([`Sandbox::page_out`]).
     pub page_out: bool,
-}
-
-/// The container driver of one data directory.
-#[derive(Debug)]
-pub struct ContainerDriver {
-    data_dir: PathBuf,
-    tree: Tree,
-    registry: Registry,
-    launchers: LauncherPool,
-    capabilities: Capabilities,
-    base: base::Versions,
-    /// Held while a sandbox is started on a kept disk, and while the version of `base` changes.
-    base_changes: RwLock<()>,
-    /// The version of `base` that each disk of a sandbox which this platform has started lies above.
-    bases: Mutex<HashMap<DiskId, String>>,
-    layers: Layers,
-    kept: KeptDisks,
-    memories: Memories,
-    agents: Arc<Agents>,
-    /// The disks of copied sandboxes that were not restored yet, and the sizes of their images in bytes.
-    forks: Mutex<HashMap<DiskId, u64>>,
-    /// Writes and restores images of processes.
-    criu: Option<program::Program>,
-    page_out: bool,
-    loops: LoopDevices,
-    /// None where the kernel cannot count.
-    processes: Option<Arc<ProcessCounter>>,
-    slots: Mutex<Slots>,
-    /// Disk sizes, in MiB, whose template exists.
-    disk_sizes: Mutex<BTreeSet<u32>>,
-    sockets: Arc<SocketMaker>,
-    itself: std::sync::Weak<Self>,
 }
 
 /// Interval between checks for changes of the host's packages: about thirty names in its directories.
@@ -243,10 +212,6 @@ impl ContainerDriver {
                 .spawn(move || keep_base_current(&itself))?;
         }
         Ok(container)
-    }
-
-    fn image(&self, disk: &DiskId) -> PathBuf {
-        self.data_dir.join(disk::image_path(disk))
     }
 
     fn running(&self, name: &Name, pid: i32, agent: OwnedFd, net: OwnedFd) -> Running {
@@ -595,39 +560,6 @@ impl Driver for ContainerDriver {
 }
 
 impl ContainerDriver {
-    /// Allocates a slot, and claims another block of ids for it if necessary.
-    fn allocate_slot(&self, id: &SandboxId, disk: &DiskId) -> Result<(Name, Arc<Held>), StartError> {
-        let another = |index| self.registry.claim_another(&self.data_dir, index);
-        match self.slots.lock().allocate(id, disk, another) {
-            Err(StartError::Failed(error)) if error.kind() == io::ErrorKind::StorageFull => {
-                tracing::warn!("claim another id range for sandboxes: {error}");
-                Err(StartError::Full)
-            }
-            allocated => allocated,
-        }
-    }
-
-    /// Releases a slot, and the block of ids that is no longer needed then.
-    fn release_slot(&self, id: &SandboxId) {
-        let mut slots = self.slots.lock();
-        if let Some(held) = slots.release(id)
-            && let Err(error) = self.registry.give_back(held.block)
-        {
-            tracing::warn!("release an id range: {error}");
-        }
-    }
-
-    /// The version of `base` below the disk of a sandbox that runs; none if it has none, or that is not known.
-    fn base_below(&self, id: &SandboxId, disk: &DiskId) -> io::Result<Option<String>> {
-        let known = self.bases.lock().get(disk).cloned();
-        if known.is_some() || !self.layers.rootfs_of(disk)?.has_base() {
-            return Ok(known);
-        }
-        // It was started by an earlier platform.
-        let name = self.slots.lock().name(id).map(ToString::to_string);
-        Ok(name.map(|name| self.base.of(&name)).transpose()?.flatten())
-    }
-
     /// Runs a process that reads or writes an archive.
     fn archive(&self, order: &Request, stream: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> io::Result<Reply> {
         let deadline = Instant::now() + ARCHIVE_TIMEOUT;

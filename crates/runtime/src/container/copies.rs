@@ -10,8 +10,8 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use super::ContainerDriver;
 use super::running::Running;
+use super::state::ContainerDriver;
 use crate::cgroup::Freezer;
 use crate::driver::{CommitError, CopyRequest, Sandbox as _};
 use crate::process::has_ended;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::id::{DiskId, SandboxId};
 
-use super::ContainerDriver;
+use super::state::ContainerDriver;
 use crate::checkpoint::sums;
 use crate::slot::Name;
 use crate::wire::{Reply, Request, Work};

@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 
 use model::id::DiskId;
 
-use super::ContainerDriver;
 use super::processes::{DUMP_TIMEOUT, failure};
 use super::running::Running;
+use super::state::ContainerDriver;
 use crate::base::packages_of;
 use crate::cancel::Cancel;
 use crate::checkpoint::sums;

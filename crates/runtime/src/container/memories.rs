@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt as _;
 use model::id::BuildId;
 use protocol::node::MemoryInfo;
 
-use super::ContainerDriver;
 use super::forks::Source;
+use super::state::ContainerDriver;
 use crate::cancel::Cancel;
 use crate::checkpoint::sums;
 use crate::driver::{Driver as _, Fork, StartError};

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{ContainerDriver, Running};
+use super::running::Running;
+use super::state::ContainerDriver;
 use crate::base::packages_of;
 use crate::cancel::{Cancel, Raced};
 use crate::checkpoint::host::HostFeatures;

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
-use super::ContainerDriver;
+use super::state::ContainerDriver;
 use crate::cancel::{Cancel, Raced};
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;

@@ -17,15 +17,18 @@
 //! port.
 
 mod addresses;
+mod buffers;
 mod counters;
 mod dns;
 mod host_routes;
 mod intercept;
+mod network;
 mod outside;
 mod rate;
 mod record;
 mod relay;
 mod roots;
+mod sandbox;
 mod settings;
 mod sizes;
 mod sniff;
@@ -37,69 +40,19 @@ mod verdict;
 
 use std::fmt::Debug;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use model::network::EgressPolicy;
 use protocol::node::EgressCounters;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::TaskTracker;
 
 pub use self::intercept::{AuthorityError, authority_certificate};
-pub use self::record::{EgressRecord, EgressReport, InjectedRequest, Outcome, Protocol};
+pub use self::network::SandboxNetwork;
+pub use self::record::{EgressRecord, EgressReport, InjectedRequest, Outcome, Protocol, Report};
 pub use self::settings::{EgressLimits, EgressSettings};
 pub use self::verdict::{Reason, check_proxy};
-use counters::Counters;
-use dns::{Client, Resolver, ResolverSettings};
-use rate::Bandwidth;
-use verdict::Verdict;
-
-/// The gateway's sockets in the network of a sandbox.
-pub trait SandboxNetwork: Debug + Send + Sync + 'static {
-    /// A non-blocking listener that accepts every TCP connection to other addresses than the sandbox's own. The local
-    /// address of a connection is its destination.
-    ///
-    /// # Errors
-    /// When it cannot be duplicated.
-    fn tcp(&self) -> io::Result<TcpListener>;
-
-    /// The descriptor that becomes readable when datagrams wait for [`Self::receive`].
-    fn udp(&self) -> BorrowedFd<'_>;
-
-    /// Receives a datagram of the sandbox without waiting. Returns its length, its source and its destination.
-    ///
-    /// # Errors
-    /// With [`io::ErrorKind::WouldBlock`] when none waits.
-    fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, SocketAddr)>;
-
-    /// Sends a datagram to the sandbox as if it came from `from`.
-    ///
-    /// # Errors
-    /// When it is too long, or the kernel refuses it.
-    fn send(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<()>;
-
-    /// The address at which the resolver answers.
-    fn resolver(&self) -> IpAddr;
-
-    /// Tells the sender of a datagram that it was refused.
-    ///
-    /// # Errors
-    /// As [`Self::send`].
-    fn refuse(&self, source: SocketAddr, destination: SocketAddr) -> io::Result<()>;
-}
-
-/// The port of DNS.
-const DNS_PORT: u16 = 53;
-
-/// Decides about an address.
-type Judge = fn(&EgressSettings, &EgressPolicy, IpAddr) -> Verdict;
-
-/// Receives what the gateway reports about a sandbox. It must not wait.
-pub type Report = Box<dyn Fn(EgressReport) + Send + Sync>;
+use sandbox::{Sandbox, Shared, report_queries};
 
 /// The gateway of a node.
 #[derive(Debug)]
@@ -109,55 +62,12 @@ pub struct EgressGateway {
     stop: CancellationToken,
 }
 
-/// What all sandboxes share.
-#[derive(Debug)]
-struct Shared {
-    settings: EgressSettings,
-    resolver: Resolver,
-    pipes: relay::Pipes,
-    buffers: udp::Buffers,
-    upstream_tls: intercept::UpstreamTls,
-    counters: Arc<Counters>,
-    tasks: TaskTracker,
-}
-
-/// What the gateway knows about a sandbox.
-struct Sandbox {
-    shared: Arc<Shared>,
-    network: Arc<dyn SandboxNetwork>,
-    client: Client,
-    /// Resolves the name of a proxy: not by the policy, which is about destinations.
-    proxy_client: Client,
-    policy: watch::Sender<Arc<EgressPolicy>>,
-    /// Whether its ends of connections are kept when these end.
-    is_held: watch::Sender<bool>,
-    bandwidth: Bandwidth,
-    report: Report,
-    reports: rate::CountedRate,
-    request_reports: rate::CountedRate,
-    interceptor: intercept::Interceptor,
-}
-
 impl EgressGateway {
     /// A gateway with the operator's rules, whose connections run on `runtime`.
     #[must_use]
     pub fn new(settings: EgressSettings, runtime: Handle) -> Self {
-        let resolver = Resolver::new(ResolverSettings {
-            servers: settings.resolvers.clone(),
-            hosts: settings.hosts.clone(),
-            allow_private: settings.allow_private.clone(),
-            deny: settings.deny.clone(),
-        });
         Self {
-            shared: Arc::new(Shared {
-                settings,
-                resolver,
-                pipes: relay::Pipes::default(),
-                buffers: udp::Buffers::default(),
-                upstream_tls: intercept::UpstreamTls::default(),
-                counters: Arc::default(),
-                tasks: TaskTracker::new(),
-            }),
+            shared: Arc::new(Shared::new(settings)),
             runtime,
             stop: CancellationToken::new(),
         }
@@ -182,22 +92,8 @@ impl EgressGateway {
         // A socket is polled by the runtime on which it was registered.
         let _runtime = self.runtime.enter();
         let listener = tokio::net::TcpListener::from_std(network.tcp()?)?;
-        let policy = Arc::new(policy);
-        let settings = &self.shared.settings;
-        let queries = settings.limits.dns_queries_per_s;
-        let sandbox = Arc::new(Sandbox {
-            shared: Arc::clone(&self.shared),
-            network,
-            client: Client::new(Arc::clone(&policy), settings.default_allow, queries),
-            proxy_client: Client::new(Arc::default(), true, queries),
-            policy: watch::Sender::new(policy),
-            is_held: watch::Sender::new(false),
-            bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
-            report,
-            reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
-            request_reports: rate::CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
-            interceptor: intercept::Interceptor::new(&settings.limits),
-        });
+        let shared = Arc::clone(&self.shared);
+        let sandbox = Arc::new(Sandbox::new(shared, network, policy, report));
         let stop = self.stop.child_token();
         let tcp = tcp::serve(Arc::clone(&sandbox), listener, stop.clone());
         let udp = udp::serve(Arc::clone(&sandbox), stop.clone());
@@ -230,100 +126,6 @@ impl EgressGateway {
         self.stop.cancel();
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
-    }
-}
-
-/// Reports about one sandbox in the long run and at once. What is beyond is counted but not reported: a sandbox could
-/// make thousands of refused connections per second.
-const REPORTS_PER_S: u32 = 10;
-const REPORTS_BURST: u32 = 200;
-
-/// How often it is reported that a sandbox asks too much, and how long after the first time, to have more to say.
-const QUERY_REPORTS: Duration = Duration::from_secs(60);
-const FIRST_QUERY_REPORT: Duration = Duration::from_secs(1);
-
-/// Reports questions beyond the limit of the sandbox, until it is detached.
-async fn report_queries(sandbox: Arc<Sandbox>, stop: CancellationToken) {
-    let beyond = &sandbox.client.beyond;
-    let report = async {
-        loop {
-            beyond.changed().await;
-            tokio::time::sleep(FIRST_QUERY_REPORT).await;
-            let (waited, unanswered) = beyond.take();
-            if waited + unanswered > 0 {
-                (sandbox.report)(EgressReport::Queries {
-                    per_second: sandbox.shared.settings.limits.dns_queries_per_s,
-                    waited,
-                    unanswered,
-                });
-                tokio::time::sleep(QUERY_REPORTS).await;
-            }
-        }
-    };
-    tokio::select! {
-        biased;
-        () = stop.cancelled() => {}
-        () = report => {}
-    }
-}
-
-impl Sandbox {
-    fn report(&self, record: EgressRecord) {
-        tracing::trace!(?record, "egress");
-        self.shared.counters.outcome(record.protocol, &record.outcome);
-        let Some(unreported) = self.reports.admit() else {
-            return self.shared.counters.unlogged();
-        };
-        if unreported > 0 {
-            (self.report)(EgressReport::Unreported(unreported));
-        }
-        (self.report)(EgressReport::Connection(record));
-    }
-
-    /// Requests have a rate of their own, so that refused connections cannot keep them out of the log.
-    fn report_request(&self, request: Box<InjectedRequest>) {
-        self.shared.counters.injected();
-        let Some(unreported) = self.request_reports.admit() else {
-            return;
-        };
-        if unreported > 0 {
-            (self.report)(EgressReport::UnreportedRequests(unreported));
-        }
-        (self.report)(EgressReport::Request(request));
-    }
-
-    /// Whether the resolver answers what is sent to a destination: at its own address, and in place of the DNS servers of
-    /// the policy where the sandbox cannot reach them itself, by this decision.
-    fn is_for_resolver(&self, destination: SocketAddr, judge: Judge) -> bool {
-        self.is_resolver(destination) || self.is_closed_server(destination, judge)
-    }
-
-    /// Whether a destination is the resolver itself.
-    fn is_resolver(&self, destination: SocketAddr) -> bool {
-        self.is_dns(destination) && destination.ip().to_canonical() == self.network.resolver()
-    }
-
-    /// Whether a destination is a DNS server of the policy that the sandbox cannot reach, by this decision. May ask the
-    /// kernel for a route.
-    fn is_closed_server(&self, destination: SocketAddr, judge: Judge) -> bool {
-        let address = destination.ip().to_canonical();
-        let policy = self.policy();
-        self.is_dns(destination)
-            && policy.has_dns_server(address)
-            && judge(&self.shared.settings, &policy, address) != Verdict::Open
-    }
-
-    fn is_dns(&self, destination: SocketAddr) -> bool {
-        destination.port() == DNS_PORT && self.shared.settings.enabled
-    }
-
-    fn policy(&self) -> Arc<EgressPolicy> {
-        Arc::clone(&self.policy.borrow())
-    }
-
-    /// Waits while the sandbox's ends of connections are kept.
-    async fn released(&self) {
-        let _ = self.is_held.subscribe().wait_for(|is_held| !is_held).await;
     }
 }
 

@@ -43,10 +43,10 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Sandbox;
 use super::counters::Counters;
 use super::outside::Outside;
 use super::relay::Counts;
+use super::sandbox::Sandbox;
 use alpn::Alpn;
 use framing::CheckedStream;
 use io::ProgramStream;

@@ -47,6 +47,9 @@ pub enum EgressReport {
     Unreported(u64),
 }
 
+/// Receives what the gateway reports about a sandbox. It must not wait.
+pub type Report = Box<dyn Fn(EgressReport) + Send + Sync>;
+
 /// A request that a rule of the sandbox applied to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedRequest {

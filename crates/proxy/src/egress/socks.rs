@@ -24,9 +24,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::Sandbox;
 use super::outside::Outside;
 use super::roots::{host_roots, roots_of};
+use super::sandbox::Sandbox;
 use super::settings::EgressSettings;
 use super::sizes::Sizes;
 use super::socket::{self, ADDRESSES_MAX, reset_on_close};

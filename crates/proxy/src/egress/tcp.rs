@@ -14,7 +14,6 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::Sandbox;
 use super::counters::Open;
 use super::dns::{MAX_QUERY, Transport};
 use super::intercept::{self, Intercepted};
@@ -22,6 +21,7 @@ use super::outside::Outside;
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::{self, Counts, read_some, write_all};
+use super::sandbox::Sandbox;
 use super::settings::EgressLimits;
 use super::sizes::Sizes;
 use super::sniff::{self, Sniffed};

@@ -20,16 +20,15 @@ use tokio::net::UdpSocket;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::buffers::DATAGRAM_MAX;
 use super::counters::Open;
 use super::dns::{MAX_QUERY, Transport};
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::Counts;
+use super::sandbox::{DNS_PORT, Sandbox};
 use super::verdict::{Reason, Verdict, judge_datagram};
-use super::{DNS_PORT, Sandbox};
 
-/// Largest datagram.
-const DATAGRAM_MAX: usize = 65_535;
 /// How long a flow may be idle, once there was an answer and before (RFC 4787 section 4.3 recommends at least two
 /// minutes for the first; resolvers and QUIC are done in less, and repeat what they sent).
 const IDLE: Duration = Duration::from_secs(120);
@@ -359,27 +358,6 @@ async fn answers(sandbox: Arc<Sandbox>, flows: Flows, key: Key, flow: Arc<Flow>,
             cut,
         },
     ));
-}
-
-/// Buffers for datagrams, so that an idle flow has none.
-#[derive(Debug, Default)]
-pub(super) struct Buffers(Mutex<Vec<Vec<u8>>>);
-
-/// Buffers that are kept.
-const BUFFERS_KEPT: usize = 16;
-
-impl Buffers {
-    fn take(&self) -> Vec<u8> {
-        let buffer = self.0.lock().pop();
-        buffer.unwrap_or_else(|| vec![0; DATAGRAM_MAX])
-    }
-
-    fn put(&self, buffer: Vec<u8>) {
-        let mut buffers = self.0.lock();
-        if buffers.len() < BUFFERS_KEPT {
-            buffers.push(buffer);
-        }
-    }
 }
 
 #[cfg(test)]

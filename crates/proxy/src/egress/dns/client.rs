@@ -32,7 +32,7 @@ const MAX_FORWARDED: usize = 32;
 const MAX_NAMES: usize = 1024;
 
 /// One sandbox.
-pub(in crate::egress) struct Client {
+pub(crate) struct Client {
     policy: RwLock<Arc<EgressPolicy>>,
     default_allow: bool,
     names: Mutex<Lru<IpAddr, Arc<str>>>,
@@ -44,12 +44,12 @@ pub(in crate::egress) struct Client {
     /// Questions of this sandbox that wait for their turn or for a server.
     pub(super) flights: Flights<Result<Arc<Response>, NoTurn>>,
     /// What was beyond the limits.
-    pub(in crate::egress) beyond: Beyond,
+    pub(crate) beyond: Beyond,
 }
 
 /// Questions beyond the limits of a sandbox, since they were last looked at.
 #[derive(Debug, Default)]
-pub(in crate::egress) struct Beyond {
+pub(crate) struct Beyond {
     waited: AtomicU64,
     unanswered: AtomicU64,
     changed: Notify,
@@ -67,12 +67,12 @@ impl Beyond {
     }
 
     /// Returns once there are some.
-    pub(in crate::egress) async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
     /// How many waited, and how many got no answer. Begins to count anew.
-    pub(in crate::egress) fn take(&self) -> (u64, u64) {
+    pub(crate) fn take(&self) -> (u64, u64) {
         let take = |counter: &AtomicU64| counter.swap(0, Ordering::Relaxed);
         (take(&self.waited), take(&self.unanswered))
     }
@@ -81,7 +81,7 @@ impl Beyond {
 impl Client {
     /// `default_allow` is the operator's rule for addresses that the policy does not mention, and `per_second` the number
     /// of questions for which DNS servers are asked.
-    pub(in crate::egress) fn new(policy: Arc<EgressPolicy>, default_allow: bool, per_second: u32) -> Self {
+    pub(crate) fn new(policy: Arc<EgressPolicy>, default_allow: bool, per_second: u32) -> Self {
         Self {
             policy: RwLock::new(policy),
             default_allow,
@@ -96,18 +96,18 @@ impl Client {
     }
 
     /// Changes what the sandbox may resolve from the next query on.
-    pub(in crate::egress) fn set_policy(&self, policy: Arc<EgressPolicy>) {
+    pub(crate) fn set_policy(&self, policy: Arc<EgressPolicy>) {
         *self.policy.write() = policy;
     }
 
     /// The current policy.
-    pub(in crate::egress) fn policy(&self) -> Arc<EgressPolicy> {
+    pub(crate) fn policy(&self) -> Arc<EgressPolicy> {
         self.policy.read().clone()
     }
 
     /// The name for which the sandbox was last given an address, for logs only: a DNS server of the sandbox's choice can
     /// claim any address for its names.
-    pub(in crate::egress) fn name_of(&self, address: IpAddr) -> Option<String> {
+    pub(crate) fn name_of(&self, address: IpAddr) -> Option<String> {
         let mut names = self.names.lock();
         names.get(&address.to_canonical()).map(|name| (**name).to_owned())
     }
@@ -139,7 +139,7 @@ impl Client {
     }
 
     /// Counts queries that were answered, and waits while there were too many.
-    pub(in crate::egress) async fn pay(&self, queries: u32) {
+    pub(crate) async fn pay(&self, queries: u32) {
         self.answers.pay(queries).await;
     }
 }

@@ -8,7 +8,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncodable, B
 pub(super) const HEADER: usize = 12;
 
 /// Longest query: usual ones have fewer than 100 bytes, and options for padding extend them to some hundred.
-pub(in crate::egress) const MAX_QUERY: usize = 4 << 10;
+pub(crate) const MAX_QUERY: usize = 4 << 10;
 
 /// Longest reply in a datagram without EDNS (RFC 1035 section 4.2.1).
 const MIN_DATAGRAM: u16 = 512;
@@ -28,7 +28,7 @@ const MAX_ADDITIONALS: u8 = 2;
 
 /// How a query arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::egress) enum Transport {
+pub(crate) enum Transport {
     Udp,
     Tcp,
 }

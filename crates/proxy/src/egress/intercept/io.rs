@@ -9,9 +9,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-use super::super::Sandbox;
 use super::super::rate::Direction;
 use super::super::relay::{Counts, poll_taken};
+use super::super::sandbox::Sandbox;
 use super::super::socket::close_cleanly;
 
 /// The connection of a program, from its first byte on. Its bytes are counted, and wait for the bandwidth of the sandbox.

@@ -14,8 +14,8 @@ use tokio::io::copy_bidirectional;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
-use super::super::Sandbox;
 use super::super::record::InjectedRequest;
+use super::super::sandbox::Sandbox;
 use super::body::{RequestBody, ResponseBody};
 use super::decode::{Coding, describe_decoded};
 use super::error::BoxError;

@@ -43,6 +43,7 @@ pub(super) use self::client::Client;
 pub(super) use self::request::{MAX_QUERY, Transport};
 
 use self::cache::{Cache, Flights, Key};
+use self::client::NoTurn;
 use self::request::{Parsed, Request};
 use self::response::Response;
 use self::servers::{HostServers, Ipv6Route, MAX_SERVERS};
@@ -96,10 +97,6 @@ enum Bound {
     /// Nothing, because the sandbox did not choose the name.
     None,
 }
-
-/// There was no turn for a question, because its sandbox asks too much.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct NoTurn;
 
 /// The resolver of all sandboxes of a node.
 pub(super) struct Resolver {

@@ -9,12 +9,15 @@ use model::network::{Cidr, EgressPolicy};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, Semaphore};
 
-use super::NoTurn;
 use super::cache::Flights;
 use super::lru::Lru;
 use super::response::Response;
 use crate::egress::rate::Rate;
 use crate::egress::settings::EgressLimits;
+
+/// There was no turn for a question, because its sandbox asks too much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NoTurn;
 
 /// Queries of one sandbox by UDP that wait for an answer. Each has a task of some KiB. Programs with hundreds of threads ask
 /// for two kinds of addresses of a name in each.

@@ -21,8 +21,7 @@ use store::templates::TemplateRow;
 use super::idempotency::IdempotencyHeader;
 use super::network::{EgressRules, ports};
 use super::{ConnectionInfo, injections};
-use crate::admission::quota::ResourceUse;
-use crate::admission::{Admission, AdmissionError};
+use crate::admission::{Admission, AdmissionError, quota::ResourceUse};
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Body, Lenient, Nullable, body};
@@ -419,8 +418,7 @@ async fn prepare(
     }
     caller.count_create(state.clock.now_us())?;
     let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
-    // Before anything is waited for: a request that is refused in any case waits for nothing, and what starts for one that
-    // waits is in its quota.
+    // Held while it waits: a request that is refused waits for nothing, and what starts for one is in its quota.
     let reservation = Arc::new(caller.quota.reserve(share).map_err(AdmissionError::from)?);
     let pooled = Box::pin(pool.take((&spec.template, owner.as_ref()), &key, &built)).await;
     let admission = match &pooled {

@@ -115,7 +115,7 @@ async fn an_upload_that_fails_or_is_dropped_leaves_nothing() {
     let mut put = Box::pin(blobs.put(&name, broken(false)));
     tokio::select! {
         _ = &mut put => panic!("it has no end"),
-        () = until("parts arrive", || gateway.unfinished() == 1) => {}
+        () = until("parts arrive", || gateway.unfinished() == 1 && gateway.noted() == 1) => {}
     }
     assert_eq!(gateway.noted(), 1);
     // Not what this process still does.
@@ -142,7 +142,7 @@ async fn uploads_of_a_process_that_was_killed_are_aborted_by_the_next_one() {
     });
     tokio::select! {
         _ = &mut put => panic!("it has no end"),
-        () = until("parts arrive", || gateway.unfinished() == 1) => {}
+        () = until("parts arrive", || gateway.unfinished() == 1 && gateway.noted() == 1) => {}
     }
     // Nothing of it is run any more, its destructors neither.
     std::mem::forget(put);

@@ -74,6 +74,8 @@ class Process:
         self.log = log
         self.begun = time.monotonic()
         self.ended: float | None = None
+        # Seconds of processors that it and everything it waited for have used, once it has ended.
+        self.processor_s = 0.0
         # Why it was asked to end, if it was.
         self.stopped_for: str | None = None
         self._stopped_at = 0.0
@@ -103,7 +105,7 @@ class Process:
 
     def poll(self) -> int | None:
         """The exit code, once it has ended; what is overdue is asked to end, and what does not end is killed."""
-        code = self.process.poll()
+        code = self._wait()
         if code is not None:
             if self.ended is None:
                 self.ended = time.monotonic()
@@ -115,6 +117,15 @@ class Process:
         elif self.stopped_for is not None and time.monotonic() - self._stopped_at > self.task.grace:
             self._signal(signal.SIGKILL)
         return None
+
+    def _wait(self) -> int | None:
+        """The exit code, once it has ended. `subprocess` does not tell what a process has used."""
+        if self.process.returncode is None:
+            pid, status, used = os.wait4(self.process.pid, os.WNOHANG)
+            if pid:
+                self.process.returncode = os.waitstatus_to_exitcode(status)
+                self.processor_s = used.ru_utime + used.ru_stime
+        return self.process.returncode
 
     def stop(self, why: str) -> None:
         """Asks it to end, like Ctrl-C."""

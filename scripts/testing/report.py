@@ -43,6 +43,8 @@ class Outcome:
     machine: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = field(default=(), compare=False)
+    # Seconds of processors. What a sandbox used counts where its platform waited for it.
+    processor_s: float = 0.0
 
 
 def read_log(path: Path | None) -> str:
@@ -71,17 +73,19 @@ def last_line(path: Path) -> str:
 
 def times(outcomes: Sequence[Outcome], install_s: float, total_s: float) -> list[str]:
     """A line per task, in order of their steps, and the sums."""
-    lines = [f"{'seconds':>8}  what", f"{install_s:8.0f}  installing packages"]
+    lines = [f"{'seconds':>8}  {'processor':>9}  what", f"{install_s:8.0f}  {'':9}  installing packages"]
     kept = [outcome for outcome in outcomes if outcome.task.step == "prepare" and outcome.status == PASSED and outcome.seconds < 5]
     if kept:
-        lines.append(f"{sum(outcome.seconds for outcome in kept):8.0f}  {len(kept)} assets that were kept, together")
+        lines.append(f"{sum(outcome.seconds for outcome in kept):8.0f}  {sum(outcome.processor_s for outcome in kept):9.0f}  {len(kept)} assets that were kept, together")
     for outcome in outcomes:
         if outcome not in kept:
             tests = f", {len(outcome.timings)} tests" if outcome.timings else ""
             alone = ", alone" if outcome.task.alone else ""
-            lines.append(f"{outcome.seconds:8.0f}  {outcome.task.name} ({outcome.task.step}): {outcome.status}{tests}{alone}")
+            used = f"{outcome.seconds:8.0f}  {outcome.processor_s:9.0f}"
+            lines.append(f"{used}  {outcome.task.name} ({outcome.task.step}): {outcome.status}{tests}{alone}")
     worked = sum(outcome.seconds for outcome in outcomes)
-    lines.append(f"{total_s:8.0f}  in all, for {worked:.0f} s of work side by side")
+    used = sum(outcome.processor_s for outcome in outcomes)
+    lines.append(f"{total_s:8.0f}  {used:9.0f}  in all, for {worked:.0f} s of work side by side")
     return lines
 
 

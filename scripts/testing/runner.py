@@ -112,7 +112,7 @@ class Runner:
     def _ended(self, process: Process, code: int) -> None:
         task = process.task
         timings = tuple(read(task.name, task.timings)) if task.timings else ()
-        outcome = Outcome(task, PASSED, process.seconds, process.log, timings=timings)
+        outcome = Outcome(task, PASSED, process.seconds, process.log, timings=timings, processor_s=process.processor_s)
         if code == 0 and process.stopped_for is None:
             self.outcomes[task.name] = outcome
             self._say_passed(outcome)

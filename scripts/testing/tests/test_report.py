@@ -67,10 +67,10 @@ class Failures(unittest.TestCase):
 
     def test_times_name_every_task(self) -> None:
         kept = Outcome(Task("prepare go", "prepare", ("true",)), PASSED, 1)
-        said = "\n".join(times([Outcome(TASK, PASSED, 300, timings=self.outcome(3, 1).timings), kept], 12, 400))
-        self.assertIn("300  python (sdk): passed, 3 tests", said)
-        self.assertIn("12  installing packages", said)
-        self.assertIn("1  1 assets that were kept", said)
+        said = "\n".join(times([Outcome(TASK, PASSED, 300, timings=self.outcome(3, 1).timings, processor_s=97.4), kept], 12, 400))
+        self.assertIn("300         97  python (sdk): passed, 3 tests", said)
+        self.assertIn("12             installing packages", said)
+        self.assertIn("1          0  1 assets that were kept", said)
 
 
 class Times(unittest.TestCase):

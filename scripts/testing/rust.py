@@ -104,28 +104,26 @@ class Runs:
         self.lock = threading.Lock()
         self.ended = False
 
-    def run(self, program: Program) -> tuple[int, float, str]:
-        """Runs one program. Returns its exit code, seconds and output."""
+    def run(self, program: Program) -> tuple[int, float, float, str]:
+        """Runs one program. Returns its exit code, seconds, seconds of processors, and output."""
         log = self.logs / f"{program.name.replace('::', '-')}.log"
         begun = time.monotonic()
         with open(log, "wb") as out:
             with self.lock:
                 if self.ended:
-                    return -1, 0.0, ""
+                    return -1, 0.0, 0.0, ""
                 process = subprocess.Popen(
                     [program.path], cwd=program.directory, env=environment(program), stdin=subprocess.DEVNULL, stdout=out, stderr=out
                 )
                 self.running.add(process)
             try:
-                code = process.wait(BOUND_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
-                out.write(f"\nit did not end within {BOUND_S} s\n".encode())
+                used_s, overdue = wait(process, BOUND_S)
+                if overdue:
+                    out.write(f"\nit did not end within {BOUND_S} s\n".encode())
             finally:
                 with self.lock:
                     self.running.discard(process)
-        return code, time.monotonic() - begun, log.read_text(errors="replace")
+        return process.returncode, time.monotonic() - begun, used_s, log.read_text(errors="replace")
 
     def end(self) -> None:
         """Ends what runs; nothing begins any more."""
@@ -133,6 +131,23 @@ class Runs:
             self.ended = True
             for process in self.running:
                 process.kill()
+
+
+def wait(process: subprocess.Popen[bytes], bound_s: float) -> tuple[float, bool]:
+    """Waits for a program, which is killed when it is overdue. Returns the seconds of processors that it used, which
+    `subprocess` does not tell, and whether it was killed.
+    """
+    deadline = time.monotonic() + bound_s
+    overdue = False
+    while True:
+        pid, status, used = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return used.ru_utime + used.ru_stime, overdue
+        if not overdue and time.monotonic() > deadline:
+            process.kill()
+            overdue = True
+        time.sleep(0.02)
 
 
 def record(program: Program, code: int, seconds: float, output: str) -> str:
@@ -170,7 +185,7 @@ def main(words: list[str]) -> int:
                 program = futures[future]
                 if future.cancelled():
                     continue
-                code, seconds, output = future.result()
+                code, seconds, used_s, output = future.result()
                 table.write(record(program, code, seconds, output) + "\n")
                 table.flush()
                 closing = CLOSING.findall(output)
@@ -182,7 +197,7 @@ def main(words: list[str]) -> int:
                     for other in () if goes_on else futures:
                         other.cancel()
                 else:
-                    print(f"{program.name}: {closing[-1] if closing else 'ended with 0'} ({seconds:.1f} s)", flush=True)
+                    print(f"{program.name}: {closing[-1] if closing else 'ended with 0'} ({seconds:.1f} s, {used_s:.1f} s of processors)", flush=True)
     except KeyboardInterrupt:
         print("ended before its time", flush=True)
         return 130

@@ -31,6 +31,9 @@ use testkit::privileged::{self, Subcommand};
 
 use self::loops::{loops_of, mounts_of};
 
+/// Between two looks at a condition: what looks all the time keeps a processor from what it waits for.
+const PAUSE: Duration = Duration::from_millis(2);
+
 const RESOURCES: Resources = Resources {
     cpu_count: 1,
     memory_mb: 64,
@@ -217,7 +220,7 @@ fn clean(container: &ContainerDriver, id: &SandboxId) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !container.clean(id) {
         assert!(Instant::now() < deadline, "processes are left in {id}");
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -243,7 +246,7 @@ fn until(condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
         assert!(Instant::now() < deadline, "timed out");
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -305,7 +308,7 @@ fn lives_in_its_own_namespaces(container: &ContainerDriver) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while loops_of(&image.to_string_lossy()) > 0 {
         assert!(Instant::now() < deadline, "a loop device is left");
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -546,7 +549,7 @@ fn control_is_the_agents(container: &ContainerDriver) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(error) = started.sandbox.control() {
         assert!(Instant::now() < deadline, "{error}");
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
     // On the host there is no such socket: the name belongs to the sandbox's network namespace.
     let address = SocketAddr::from_abstract_name(protocol::agent::CONTROL_SOCKET).unwrap();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::platform::{BASE, Behaviour, KEY, MAX_LIFETIME_S, Reply, TestPlatform, within};
+use super::platform::{BASE, Behaviour, KEY, MAX_LIFETIME_S, Reply, TestPlatform, pause, within};
 
 /// Sends a create request for `base` with additional keys.
 async fn create(platform: &TestPlatform, path: &str, keys: &str) -> Reply {
@@ -315,7 +315,7 @@ async fn a_failed_start_leaves_nothing_and_leaks_no_secret() {
                 .expect("a database")
                 .is_empty()
             {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         })
         .await;

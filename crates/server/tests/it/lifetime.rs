@@ -5,7 +5,7 @@ use model::lifecycle::{Kept, State};
 use protocol::node::WantedState;
 use serde_json::{Value, json};
 
-use super::platform::{Behaviour, MAX_LIFETIME_S, OTHER_KEY, TestPlatform, within};
+use super::platform::{Behaviour, MAX_LIFETIME_S, OTHER_KEY, TestPlatform, pause, within};
 
 async fn post(platform: &TestPlatform, path: &str, body: &str) -> u16 {
     platform.call("POST", path, body).await.status.as_u16()
@@ -154,7 +154,7 @@ async fn sandboxes_end_at_their_deadline_and_not_before() {
     platform.until_gone(&short).await;
     within(async {
         while platform.rows().sandbox_list_live().await.expect("a database").len() > 1 {
-            tokio::task::yield_now().await;
+            pause().await;
         }
     })
     .await;
@@ -184,7 +184,7 @@ async fn a_thousand_sandboxes_expire_at_their_deadlines() {
                 if left.len() <= rest {
                     return left;
                 }
-                tokio::task::yield_now().await;
+                pause().await;
             }
         })
         .await;
@@ -260,7 +260,7 @@ async fn deadlines_survive_a_restart_and_orphans_are_removed() {
     platform.until_gone(&expired).await;
     within(async {
         while platform.rows().sandbox_list_live().await.expect("a database").len() > 1 {
-            tokio::task::yield_now().await;
+            pause().await;
         }
     })
     .await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use protocol::node::HostCapacity;
 use server::settings::{ServerSettings, TeamLimits};
 
-use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, within};
+use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, pause, within};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -74,7 +74,7 @@ async fn the_sandbox_limit_of_a_team_is_enforced() {
         // The remains of a failed start may be removed after the response.
         within(async {
             while platform.rows().sandbox_list_live().await.expect("a database").len() > 2 {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         })
         .await;

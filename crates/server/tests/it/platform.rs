@@ -411,6 +411,11 @@ impl Reply {
     }
 }
 
+/// Lets some time pass before a condition is looked at again: what asks a database all the time keeps it from what is waited for.
+pub(crate) async fn pause() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}
+
 /// Fails the test if the future takes longer than 20 s.
 pub(crate) async fn within<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(20), future)

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use model::id::SandboxId;
+use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, Recovery, State};
 use protocol::node::{AdoptedState, NodeError, Wanted, WantedState};
 use store::error::StoreError;
@@ -101,7 +102,7 @@ impl Sandboxes {
             .sandbox_resumed(&row.id, row.version, (started_us, row.end_us), None)
             .await?;
         // Nothing else changes rows before the start is over.
-        let state = State::Running;
+        let state = RowChange::Running.state();
         Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
     }
 
@@ -126,7 +127,7 @@ impl Sandboxes {
             resume_error: None,
         };
         let change = self.rows.sandbox_paused(&row.id, row.version, pause).await?;
-        let (state, kept) = (State::Paused, Some(kept));
+        let (state, kept) = (RowChange::Paused.state(), Some(kept));
         Ok(change.applied().unwrap_or(SandboxRow { state, kept, ..row }))
     }
 

@@ -337,7 +337,7 @@ impl Sandboxes {
         changes: u64,
     ) -> Result<(), CreateError> {
         entry.update(row.version, row.end_us);
-        if !entry.apply(Transition::Started) {
+        if entry.apply(Transition::Started).is_none() {
             self.discard(&row.id).await;
             return Err(CreateError::Died);
         }

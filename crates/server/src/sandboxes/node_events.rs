@@ -128,7 +128,7 @@ impl Sandboxes {
                 entry.apply(Transition::Failed);
             }
             State::Running => {
-                if entry.apply(Transition::Died) && entry.state() == State::Gone {
+                if entry.apply(Transition::Died) == Some(State::Gone) {
                     tracing::info!(sandbox.id = %id, "sandbox ended by itself");
                     self.metrics.end(EndReason::Exited);
                     self.records.log_event(id, &LifecycleEvent::Ending(EndReason::Exited));
@@ -155,7 +155,7 @@ impl Sandboxes {
             State::Running => Transition::Died,
             _ => return,
         };
-        if !entry.apply(transition) {
+        if entry.apply(transition).is_none() {
             return;
         }
         drop(guard);

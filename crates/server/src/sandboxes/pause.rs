@@ -204,7 +204,7 @@ impl Sandboxes {
                 entry.follow(&row);
             }
         }
-        if !entry.apply(Transition::Started) {
+        if entry.apply(Transition::Resumed).is_none() {
             return self.keep_running(entry);
         }
         entry.force_count(CountedAs::Running);
@@ -279,7 +279,7 @@ impl Sandboxes {
             false => entry.force_count(counted),
         }
         entry.want_resume(false);
-        if !entry.apply(Transition::Pause) {
+        if entry.apply(Transition::Pause).is_none() {
             entry.force_count(CountedAs::Running);
             return Err(PauseError::Stopping);
         }
@@ -331,15 +331,13 @@ impl Sandboxes {
         } = paused;
         let (reason, kept) = (reason.as_str(), kept.as_str());
         tracing::info!(sandbox.id = %id, reason, kept, memory_bytes, disk_bytes, "sandbox paused");
-        match entry.apply(Transition::Saved) {
-            true => {
-                self.write_later(entry);
-                // If that failed, the sandbox is paused, but might not survive a loss of power.
-                synced
-            }
+        if entry.apply(Transition::Saved).is_none() {
             // It is being ended, which waits for this task.
-            false => Err(PauseError::Stopping),
+            return Err(PauseError::Stopping);
         }
+        self.write_later(entry);
+        // If that failed, the sandbox is paused, but might not survive a loss of power.
+        synced
     }
 
     /// Records what the node has kept of a sandbox, since when it is paused, and why it was not resumed, and counts it.
@@ -379,7 +377,7 @@ impl Sandboxes {
     fn keep_running(&self, entry: &SandboxEntry) {
         entry.force_count(CountedAs::Running);
         entry.reopen();
-        if entry.apply(Transition::Failed) {
+        if entry.apply(Transition::Failed).is_some() {
             let again_us = self.clock.now_us() + PAUSE_RETRY_US;
             self.deadlines.set(&entry.id, entry.end_us().max(again_us));
         }

@@ -84,6 +84,13 @@ struct EntryState {
     stop_failed: bool,
 }
 
+impl EntryState {
+    fn apply(&mut self, transition: Transition) -> Option<State> {
+        self.state = self.state.next(transition).ok()?;
+        Some(self.state)
+    }
+}
+
 /// As what a sandbox counts in the quota of its team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CountedAs {
@@ -370,34 +377,24 @@ impl SandboxEntry {
         self.current.lock().retained_until_us = Some(until_us);
     }
 
-    /// Makes a transition. `false` when the current state does not allow it.
-    pub(crate) fn apply(&self, transition: Transition) -> bool {
-        let mut current = self.current.lock();
-        match current.state.next(transition) {
-            Ok(state) => {
-                current.state = state;
-                true
-            }
-            Err(_) => false,
-        }
+    /// Makes a transition, and returns the state after it; none when the current state does not allow it.
+    pub(crate) fn apply(&self, transition: Transition) -> Option<State> {
+        self.current.lock().apply(transition)
     }
 
     /// Stops traffic to the sandbox, and returns the part of the caller in ending it.
     pub(crate) fn stop(&self) -> StopRole {
         let mut current = self.current.lock();
-        match current.state {
-            State::Running | State::Pausing | State::Paused | State::Resuming => {
-                current.state = State::Stopping;
-                StopRole::Begin
-            }
-            State::Stopping if current.stop_failed => {
+        let is_begun = current.state == State::Stopping;
+        match current.apply(Transition::Stop) {
+            None => StopRole::Gone,
+            Some(_) if !is_begun => StopRole::Begin,
+            Some(_) if current.stop_failed => {
                 current.stop_failed = false;
                 self.stopped.send_replace(None);
                 StopRole::Retry
             }
-            State::Stopping => StopRole::Join,
-            // Only its create request knows the id of a sandbox that is being created.
-            State::Creating | State::Gone => StopRole::Gone,
+            Some(_) => StopRole::Join,
         }
     }
 
@@ -405,7 +402,9 @@ impl SandboxEntry {
     pub(crate) fn set_stopped(&self, stopped: StopOutcome) {
         let mut current = self.current.lock();
         match stopped {
-            StopOutcome::Gone => current.state = State::Gone,
+            StopOutcome::Gone => {
+                current.apply(Transition::Ended);
+            }
             StopOutcome::Failed => current.stop_failed = true,
         }
         self.stopped.send_replace(Some(stopped));
@@ -455,15 +454,8 @@ impl Registry {
 
     /// Number of sandboxes by state.
     pub(crate) fn count_by_state(&self) -> Vec<(&'static str, usize)> {
-        let counted = [
-            State::Creating,
-            State::Running,
-            State::Pausing,
-            State::Paused,
-            State::Resuming,
-            State::Stopping,
-        ];
-        let mut counts: Vec<_> = counted.map(|state| (state, 0)).to_vec();
+        let counted = State::ALL.into_iter().filter(|state| *state != State::Gone);
+        let mut counts: Vec<_> = counted.map(|state| (state, 0)).collect();
         for entry in self.0.read().values() {
             let state = entry.state();
             if let Some((_, count)) = counts.iter_mut().find(|(counted, _)| *counted == state) {
@@ -506,7 +498,7 @@ impl Registry {
 
     /// Every sandbox that the node has, paused ones included, and that is known to clients.
     pub(crate) fn all_present(&self) -> Vec<Arc<SandboxEntry>> {
-        self.all_in(|state| matches!(state, State::Running | State::Pausing | State::Paused | State::Resuming))
+        self.all_in(State::is_present)
     }
 
     fn all_in(&self, is_wanted: impl Fn(State) -> bool) -> Vec<Arc<SandboxEntry>> {

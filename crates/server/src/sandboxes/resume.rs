@@ -147,7 +147,7 @@ impl Sandboxes {
             entry.force_count(counted);
             return Err(error);
         }
-        if !entry.apply(Transition::Resume) {
+        if entry.apply(Transition::Resume).is_none() {
             self.keep_paused(entry, counted);
             return Err(PauseError::Stopping);
         }
@@ -205,7 +205,7 @@ impl Sandboxes {
         entry.resumes.forget();
         entry.set_policy_pending(false);
         entry.reopen();
-        if !entry.apply(Transition::Started) {
+        if entry.apply(Transition::Resumed).is_none() {
             return Err(PauseError::Stopping);
         }
         self.deadlines.set(id, row.end_us);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::State;
+use model::lifecycle::row::RowChange;
 use protocol::node::NodeError;
 use store::Change;
 
@@ -77,7 +77,8 @@ impl Sandboxes {
         let _guard = entry.change_lock.lock().await;
         drop(waiting);
         self.deadlines.remove(id);
-        match self.rows.sandbox_set_state(id, entry.version(), State::Stopping).await {
+        let change = self.rows.sandbox_change_state(id, entry.version(), RowChange::Stopping);
+        match change.await {
             Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),
             // The row was changed concurrently. The sandbox is ended nevertheless, and the row is removed.
             Ok(Change::Stale | Change::Missing) => {}

@@ -16,7 +16,8 @@
 //!
 //! What is kept of a paused sandbox is [`Kept`]: its processes, stopped in the memory of the host, or its disk alone.
 //!
-//! Only [`State::next`] changes a state. Which changes of a row a database makes follows from it, see [`row`].
+//! Only [`State::next`] changes a state. Which changes of a row a database makes follows from it, see [`row`]; what becomes
+//! of a command to a sandbox in each state is decided in [`command`].
 //!
 //! Every state but `running` and `paused` is a window in which a crash of the platform leaves work to do. What the next
 //! start does with a row that it finds is [`State::recovery`]:
@@ -32,6 +33,7 @@
 //! | `paused`, kept on disk | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `gone` | removed | removed |
 
+pub mod command;
 pub mod row;
 
 use serde::{Deserialize, Serialize};

@@ -10,7 +10,7 @@ use store::error::StoreError;
 use store::sandboxes::{Pause, SandboxRow};
 
 use super::Sandboxes;
-use super::registry::CountedAs;
+use super::entry::CountedAs;
 use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
 use crate::injections::SandboxInjections;
@@ -58,16 +58,13 @@ impl Sandboxes {
             if exists {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
                 let counted = CountedAs::of(&row);
-                let admission = admission.occupy(&row.team_id, counted.share(share)).await?;
-                let entry = self.register(&row, admission);
-                if let Some(injections) = injections.get(&row.id) {
-                    entry.set_saved_rules(injections.saved_rules());
+                let mut admission = admission.occupy(&row.team_id, counted.share(share)).await?;
+                if row.state == State::Paused && kept(&row) != Kept::Memory {
+                    admission.leave_host();
                 }
+                let entry = self.register(&row, admission, injections.get(&row.id));
                 if row.state == State::Paused {
                     self.records.stop_sampling(&row.id);
-                    if kept(&row) != Kept::Memory {
-                        entry.leave_host();
-                    }
                     self.retain(&entry, row.paused_us.unwrap_or_else(|| self.clock.now_us()));
                 } else {
                     self.records.start_sampling(&row);

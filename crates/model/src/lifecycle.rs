@@ -1,7 +1,7 @@
 //! The lifecycle of a sandbox: its states, the transitions between them, and recovery at a start of the platform.
 //!
 //! ```text
-//!              ┌────────────────────── started ◀── resuming ◀──resume── paused
+//!              ┌────────────────────── resumed ◀── resuming ◀──resume── paused
 //!              ▼                                   │      └──failed──▶ ▲
 //!   creating ──started──▶ running ──pause──▶ pausing ──────saved───────┘
 //!      │                    │ ▲                │ │
@@ -9,11 +9,15 @@
 //!      │                    └────died────────────┴──▶ gone ◀──ended── stopping
 //!      └──failed──▶ gone
 //!
-//!   creating, running, pausing, paused, resuming ──stop──▶ stopping
+//!   running, pausing, paused, resuming ──stop──▶ stopping
 //!   paused, resuming ──lost──▶ gone
+//!   paused ──kept otherwise──▶ paused
 //! ```
 //!
 //! What is kept of a paused sandbox is [`Kept`]: its processes, stopped in the memory of the host, or its disk alone.
+//!
+//! Only [`State::next`] changes a state. Which changes of a row a database makes follows from it, see [`row`]; what becomes
+//! of a command to a sandbox in each state is decided in [`command`].
 //!
 //! Every state but `running` and `paused` is a window in which a crash of the platform leaves work to do. What the next
 //! start does with a row that it finds is [`State::recovery`]:
@@ -28,6 +32,9 @@
 //! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted. As `paused` where an image of it is complete: its processes were written to disk after they had been stopped |
 //! | `paused`, kept on disk | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `gone` | removed | removed |
+
+pub mod command;
+pub mod row;
 
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +93,7 @@ impl Kept {
 /// A cause for a change of state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
-    /// The agent responded.
+    /// The agent of a new sandbox responded.
     Started,
     /// It could not be started, saved or resumed.
     Failed,
@@ -94,8 +101,12 @@ pub enum Transition {
     Pause,
     /// What is to be kept of it is complete, and none of its processes runs.
     Saved,
+    /// Something else is kept of it than before: its processes were written to disk, or given up.
+    KeptOtherwise,
     /// Resume requested by a client or by traffic to the sandbox.
     Resume,
+    /// Its processes run again.
+    Resumed,
     /// End requested by a client or by the deadline.
     Stop,
     /// It ended by itself.
@@ -131,12 +142,14 @@ pub enum Recovery {
 
 impl Transition {
     /// Every transition.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Started,
         Self::Failed,
         Self::Pause,
         Self::Saved,
+        Self::KeptOtherwise,
         Self::Resume,
+        Self::Resumed,
         Self::Stop,
         Self::Died,
         Self::Lost,
@@ -172,21 +185,30 @@ impl State {
             (Self::Pausing, Transition::Saved) => Ok(Self::Paused),
             (Self::Pausing, Transition::Failed) => Ok(Self::Running),
 
+            (Self::Paused, Transition::KeptOtherwise) => Ok(Self::Paused),
             (Self::Paused, Transition::Resume) => Ok(Self::Resuming),
             (Self::Paused | Self::Resuming, Transition::Lost) => Ok(Self::Gone),
 
             (Self::Resuming, Transition::Resume) => Ok(Self::Resuming),
-            (Self::Resuming, Transition::Started) => Ok(Self::Running),
+            (Self::Resuming, Transition::Resumed) => Ok(Self::Running),
             // The saved state is still there.
             (Self::Resuming, Transition::Failed | Transition::Died) => Ok(Self::Paused),
 
-            (Self::Creating | Self::Running | Self::Pausing | Self::Paused | Self::Resuming, Transition::Stop) => {
-                Ok(Self::Stopping)
-            }
+            // One that is being created is known to its create request alone, which removes it if it fails.
+            (Self::Running | Self::Pausing | Self::Paused | Self::Resuming, Transition::Stop) => Ok(Self::Stopping),
             (Self::Stopping, Transition::Stop | Transition::Died) => Ok(Self::Stopping),
             (Self::Stopping, Transition::Ended) => Ok(Self::Gone),
 
             (state, transition) => Err(IllegalTransition { state, transition }),
+        }
+    }
+
+    /// Whether clients know a sandbox in this state, and can use it: it runs, is paused, or is between the two.
+    #[must_use]
+    pub fn is_present(self) -> bool {
+        match self {
+            Self::Running | Self::Pausing | Self::Paused | Self::Resuming => true,
+            Self::Creating | Self::Stopping | Self::Gone => false,
         }
     }
 
@@ -232,14 +254,14 @@ mod tests {
         let none = None;
         #[rustfmt::skip]
         let table = [
-            //           Started        Failed         Pause          Saved         Resume          Stop            Died            Lost        Ended
-            (Creating, [Some(Running), Some(Gone),    none,          none,         none,           Some(Stopping), none,           none,       none]),
-            (Running,  [none,          none,          Some(Pausing), none,         none,           Some(Stopping), Some(Gone),     none,       none]),
-            (Pausing,  [none,          Some(Running), Some(Pausing), Some(Paused), none,           Some(Stopping), Some(Gone),     none,       none]),
-            (Paused,   [none,          none,          none,          none,         Some(Resuming), Some(Stopping), none,           Some(Gone), none]),
-            (Resuming, [Some(Running), Some(Paused),  none,          none,         Some(Resuming), Some(Stopping), Some(Paused),   Some(Gone), none]),
-            (Stopping, [none,          none,          none,          none,         none,           Some(Stopping), Some(Stopping), none,       Some(Gone)]),
-            (Gone,     [none,          none,          none,          none,         none,           none,           none,           none,       none]),
+            //           Started        Failed         Pause          Saved         KeptOtherwise Resume          Resumed        Stop            Died            Lost        Ended
+            (Creating, [Some(Running), Some(Gone),    none,          none,         none,         none,           none,          none,           none,           none,       none]),
+            (Running,  [none,          none,          Some(Pausing), none,         none,         none,           none,          Some(Stopping), Some(Gone),     none,       none]),
+            (Pausing,  [none,          Some(Running), Some(Pausing), Some(Paused), none,         none,           none,          Some(Stopping), Some(Gone),     none,       none]),
+            (Paused,   [none,          none,          none,          none,         Some(Paused), Some(Resuming), none,          Some(Stopping), none,           Some(Gone), none]),
+            (Resuming, [none,          Some(Paused),  none,          none,         none,         Some(Resuming), Some(Running), Some(Stopping), Some(Paused),   Some(Gone), none]),
+            (Stopping, [none,          none,          none,          none,         none,         none,           none,          Some(Stopping), Some(Stopping), none,       Some(Gone)]),
+            (Gone,     [none,          none,          none,          none,         none,         none,           none,          none,           none,           none,       none]),
         ];
         assert_eq!(table.map(|(state, _)| state), State::ALL);
         for (state, row) in table {

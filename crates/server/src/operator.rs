@@ -40,7 +40,7 @@ use crate::outcome::EndReason;
 use crate::pool::{AGE_MAX_US, PooledSandbox};
 use crate::records::Sample;
 use crate::sandboxes::elsewhere::AbsentError;
-use crate::sandboxes::registry::StopOutcome;
+use crate::sandboxes::entry::StopOutcome;
 
 /// Default maximum number of log entries in a response.
 const LOG_LIMIT_DEFAULT: u32 = 1000;

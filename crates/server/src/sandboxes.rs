@@ -12,6 +12,7 @@ pub(crate) mod copies;
 pub(crate) mod create;
 pub(crate) mod deadline;
 pub(crate) mod elsewhere;
+pub(crate) mod entry;
 pub(crate) mod fork;
 pub(crate) mod header_rules;
 pub(crate) mod idempotency;
@@ -47,13 +48,14 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::entry::SandboxEntry;
 use self::policy::Policies;
-use self::registry::{Registry, SandboxEntry};
+use self::registry::Registry;
 use crate::admission::Admission;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::deadlines::Deadlines;
-use crate::injections::Injections;
+use crate::injections::{Injections, SandboxInjections};
 use crate::keys::TokenSeed;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
@@ -118,9 +120,16 @@ pub(crate) struct Defaults {
 
 impl Sandboxes {
     /// Adds a sandbox to the registry and the records.
-    fn register(&self, row: &SandboxRow, admission: Admission) -> Arc<SandboxEntry> {
+    fn register(
+        &self,
+        row: &SandboxRow,
+        admission: Admission,
+        injections: Option<&SandboxInjections>,
+    ) -> Arc<SandboxEntry> {
         let traffic_token = (!row.allow_public_traffic).then(|| self.tokens.traffic_token(&row.id));
-        let entry = SandboxEntry::new(row, admission, self.tokens.access_token(&row.id), traffic_token);
+        let access_token = self.tokens.access_token(&row.id);
+        let saved_rules = injections.map(SandboxInjections::saved_rules).unwrap_or_default();
+        let entry = SandboxEntry::new(row, admission, access_token, traffic_token, saved_rules);
         self.registry.insert(Arc::clone(&entry));
         self.records.track(row);
         entry

@@ -6,15 +6,19 @@
 //!
 //! A row belongs to its node: only [`NodeRows`] changes it, and other nodes do not find it.
 
+mod change;
 mod page;
 mod pause;
 mod row;
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
+use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, State};
 
+use self::change::update_settings;
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
 pub use self::pause::{Pause, Resumption};
 pub use self::row::SandboxRow;
@@ -101,17 +105,6 @@ impl FromColumns for Environment {
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self(SealedSecret::new(columns.text("environment_sealed")?)))
-    }
-}
-
-/// Decoded from a row whose existence is all that matters.
-struct Present;
-
-impl FromColumns for Present {
-    const TABLE: &'static str = "sandboxes";
-
-    fn from_columns(_: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self)
     }
 }
 
@@ -219,41 +212,10 @@ impl NodeRows {
         agent_version: &str,
     ) -> Result<Change<SandboxRow>, StoreError> {
         storable("agent version", agent_version)?;
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'running', version = version + 1, started_us = $3, end_us = $4, \
-             agent_version = $5 WHERE id = $1 AND version = $2 AND state = 'creating' AND node_id = $6 \
-             RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(version)
-        .bind(started_us)
-        .bind(end_us)
-        .bind(agent_version)
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "mark a sandbox as started", query).await
-    }
-
-    /// Sets the state of a sandbox at `from_version`. Whether the transition is legal is checked by `State::next`.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn sandbox_set_state(
-        &self,
-        id: &SandboxId,
-        from_version: i64,
-        state: State,
-    ) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = $3, version = version + 1 \
-             WHERE id = $1 AND version = $2 AND node_id = $4 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(from_version)
-        .bind(state.as_str())
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "set the state of a sandbox", query).await
+        self.change_state(id, version, RowChange::Started, |query| {
+            query.bind(started_us).bind(end_us).bind(agent_version)
+        })
+        .await
     }
 
     /// Sets the deadline of a running sandbox, earlier or later: at `from_version`, or at any version when none is
@@ -267,17 +229,18 @@ impl NodeRows {
         from_version: Option<i64>,
         end_us: i64,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET end_us = $3, version = version + 1 \
-             WHERE id = $1 AND version = COALESCE($2, version) AND state = 'running' AND node_id = $4 \
-             RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(from_version)
-        .bind(end_us)
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "set the deadline of a sandbox", query).await
+        static STATEMENT: LazyLock<String> = LazyLock::new(|| {
+            update_settings(
+                "end_us = $3, version = version + 1",
+                "id = $1 AND version = COALESCE($2, version) AND node_id = $4",
+            )
+        });
+        let query = sqlx::query(STATEMENT.as_str())
+            .bind(id.as_str())
+            .bind(from_version)
+            .bind(end_us)
+            .bind(self.node.as_str());
+        self.change_row(id, "set the deadline of a sandbox", query).await
     }
 
     /// Extends the deadline of a running sandbox to `end_us` unless it is later already, and returns the row either
@@ -286,16 +249,18 @@ impl NodeRows {
     /// # Errors
     /// When the database fails.
     pub async fn sandbox_extend_end(&self, id: &SandboxId, end_us: i64) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET version = CASE WHEN end_us < $2 THEN version + 1 ELSE version END, \
-             end_us = CASE WHEN end_us < $2 THEN $2 ELSE end_us END \
-             WHERE id = $1 AND state = 'running' AND node_id = $3 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(end_us)
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "extend the deadline of a sandbox", query).await
+        static STATEMENT: LazyLock<String> = LazyLock::new(|| {
+            update_settings(
+                "version = CASE WHEN end_us < $2 THEN version + 1 ELSE version END, \
+                 end_us = CASE WHEN end_us < $2 THEN $2 ELSE end_us END",
+                "id = $1 AND node_id = $3",
+            )
+        });
+        let query = sqlx::query(STATEMENT.as_str())
+            .bind(id.as_str())
+            .bind(end_us)
+            .bind(self.node.as_str());
+        self.change_row(id, "extend the deadline of a sandbox", query).await
     }
 
     /// Replaces the network settings and the requested internet access of a running sandbox, at `from_version`. A sandbox
@@ -310,17 +275,19 @@ impl NodeRows {
         network_json: Option<&str>,
         allow_internet_access: Option<bool>,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET network_json = $3, allow_internet_access = $4, version = version + 1 \
-             WHERE id = $1 AND version = $2 AND state = 'running' AND node_id = $5 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(from_version)
-        .bind(network_json)
-        .bind(allow_internet_access.map(i64::from))
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "set the network of a sandbox", query).await
+        static STATEMENT: LazyLock<String> = LazyLock::new(|| {
+            update_settings(
+                "network_json = $3, allow_internet_access = $4, version = version + 1",
+                "id = $1 AND version = $2 AND node_id = $5",
+            )
+        });
+        let query = sqlx::query(STATEMENT.as_str())
+            .bind(id.as_str())
+            .bind(from_version)
+            .bind(network_json)
+            .bind(allow_internet_access.map(i64::from))
+            .bind(self.node.as_str());
+        self.change_row(id, "set the network of a sandbox", query).await
     }
 
     /// Replaces the injections of a running sandbox, at `from_version`. A sandbox that does not run is
@@ -334,16 +301,18 @@ impl NodeRows {
         from_version: i64,
         injections: Option<&SealedSecret>,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET injections_sealed = $3, version = version + 1 \
-             WHERE id = $1 AND version = $2 AND state = 'running' AND node_id = $4 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(from_version)
-        .bind(injections.map(SealedSecret::as_str))
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "set the injections of a sandbox", query).await
+        static STATEMENT: LazyLock<String> = LazyLock::new(|| {
+            update_settings(
+                "injections_sealed = $3, version = version + 1",
+                "id = $1 AND version = $2 AND node_id = $4",
+            )
+        });
+        let query = sqlx::query(STATEMENT.as_str())
+            .bind(id.as_str())
+            .bind(from_version)
+            .bind(injections.map(SealedSecret::as_str))
+            .bind(self.node.as_str());
+        self.change_row(id, "set the injections of a sandbox", query).await
     }
 
     /// The injections of all sandboxes of this node that have some.
@@ -408,25 +377,6 @@ impl NodeRows {
         ))
         .bind(self.node.as_str());
         self.store.db.read_all("list live sandboxes", query).await
-    }
-
-    /// Runs a conditional change, and finds out why when it changed nothing.
-    async fn sandbox_change(
-        &self,
-        id: &SandboxId,
-        what: &'static str,
-        query: crate::db::Query,
-    ) -> Result<Change<SandboxRow>, StoreError> {
-        if let Some(row) = self.store.db.write_returning(what, query).await? {
-            return Ok(Change::Applied(row));
-        }
-        let present = sqlx::query("SELECT id FROM sandboxes WHERE id = $1 AND node_id = $2")
-            .bind(id.as_str())
-            .bind(self.node.as_str());
-        Ok(match self.store.db.read_optional::<Present>(what, present).await? {
-            Some(Present) => Change::Stale,
-            None => Change::Missing,
-        })
     }
 }
 

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use model::id::SandboxId;
+use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, Recovery, State};
 use protocol::node::{AdoptedState, NodeError, Wanted, WantedState};
 use store::error::StoreError;
 use store::sandboxes::{Pause, SandboxRow};
 
 use super::Sandboxes;
-use super::registry::CountedAs;
+use super::entry::CountedAs;
 use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
 use crate::injections::SandboxInjections;
@@ -57,16 +58,13 @@ impl Sandboxes {
             if exists {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
                 let counted = CountedAs::of(&row);
-                let admission = admission.occupy(&row.team_id, counted.share(share)).await?;
-                let entry = self.register(&row, admission);
-                if let Some(injections) = injections.get(&row.id) {
-                    entry.set_saved_rules(injections.saved_rules());
+                let mut admission = admission.occupy(&row.team_id, counted.share(share)).await?;
+                if row.state == State::Paused && kept(&row) != Kept::Memory {
+                    admission.leave_host();
                 }
+                let entry = self.register(&row, admission, injections.get(&row.id));
                 if row.state == State::Paused {
                     self.records.stop_sampling(&row.id);
-                    if kept(&row) != Kept::Memory {
-                        entry.leave_host();
-                    }
                     self.retain(&entry, row.paused_us.unwrap_or_else(|| self.clock.now_us()));
                 } else {
                     self.records.start_sampling(&row);
@@ -101,7 +99,7 @@ impl Sandboxes {
             .sandbox_resumed(&row.id, row.version, (started_us, row.end_us), None)
             .await?;
         // Nothing else changes rows before the start is over.
-        let state = State::Running;
+        let state = RowChange::Running.state();
         Ok(change.applied().unwrap_or(SandboxRow { state, ..row }))
     }
 
@@ -126,7 +124,7 @@ impl Sandboxes {
             resume_error: None,
         };
         let change = self.rows.sandbox_paused(&row.id, row.version, pause).await?;
-        let (state, kept) = (State::Paused, Some(kept));
+        let (state, kept) = (RowChange::Paused.state(), Some(kept));
         Ok(change.applied().unwrap_or(SandboxRow { state, kept, ..row }))
     }
 

@@ -7,13 +7,12 @@
 use std::time::Duration;
 
 use model::backoff;
-use parking_lot::Mutex;
 
 use crate::clock::SECOND_US;
 
 /// What has failed in a row.
 #[derive(Debug, Default)]
-pub(crate) struct BackOff(Mutex<Option<Failed>>);
+pub(crate) struct BackOff(Option<Failed>);
 
 #[derive(Debug)]
 struct Failed {
@@ -36,8 +35,7 @@ pub(crate) struct TooEarly {
 impl BackOff {
     /// Whether it may be tried now.
     pub(crate) fn check(&self, now_us: i64) -> Result<(), TooEarly> {
-        let failed = self.0.lock();
-        let Some(failed) = &*failed else { return Ok(()) };
+        let Some(failed) = &self.0 else { return Ok(()) };
         let pause = backoff::pause(failed.count);
         // A clock that was set back makes nobody wait for longer.
         let gone = Duration::from_micros(u64::try_from(now_us - failed.at_us).unwrap_or(0));
@@ -51,10 +49,9 @@ impl BackOff {
     }
 
     /// Notes that it has failed, for this reason, which is for the client. Returns how many seconds it is not tried.
-    pub(crate) fn note_failure(&self, now_us: i64, why: &str) -> u32 {
-        let mut failed = self.0.lock();
-        let count = failed.as_ref().map_or(0, |failed| failed.count).saturating_add(1);
-        *failed = Some(Failed {
+    pub(crate) fn note_failure(&mut self, now_us: i64, why: &str) -> u32 {
+        let count = self.0.as_ref().map_or(0, |failed| failed.count).saturating_add(1);
+        self.0 = Some(Failed {
             count,
             at_us: now_us,
             why: why.to_owned(),
@@ -63,8 +60,8 @@ impl BackOff {
     }
 
     /// Forgets what has failed: it works.
-    pub(crate) fn forget(&self) {
-        *self.0.lock() = None;
+    pub(crate) fn forget(&mut self) {
+        self.0 = None;
     }
 }
 
@@ -80,7 +77,7 @@ mod tests {
 
     #[test]
     fn each_failure_doubles_the_pause() {
-        let backoff = BackOff::default();
+        let mut backoff = BackOff::default();
         let mut now_us = NOW;
         assert_eq!(wait_s(&backoff, now_us), 0);
         for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
@@ -97,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_set_back_does_not_make_it_longer() {
-        let backoff = BackOff::default();
+        let mut backoff = BackOff::default();
         backoff.note_failure(NOW, "it hangs");
         backoff.note_failure(NOW, "it hangs");
         assert_eq!(wait_s(&backoff, NOW - 3600 * SECOND_US), 2);

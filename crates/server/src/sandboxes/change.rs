@@ -1,10 +1,9 @@
 //! What changes of running sandboxes have in common.
 
-use model::lifecycle::State;
+use model::lifecycle::command::Refusal;
 use protocol::node::NodeError;
 use store::error::StoreError;
 
-use super::registry::SandboxEntry;
 use crate::seal::SealError;
 
 /// Why a running sandbox was not changed.
@@ -30,13 +29,13 @@ pub(crate) enum ChangeError {
     TaskFailed,
 }
 
-/// Refuses sandboxes that do not run.
-pub(super) fn check_running(entry: &SandboxEntry) -> Result<(), ChangeError> {
-    match entry.state() {
-        State::Running => Ok(()),
-        State::Stopping => Err(ChangeError::Stopping),
-        State::Pausing => Err(ChangeError::Changing("paused")),
-        State::Resuming => Err(ChangeError::Changing("resumed")),
-        State::Creating | State::Paused | State::Gone => Err(ChangeError::Gone),
+impl From<Refusal> for ChangeError {
+    fn from(why: Refusal) -> Self {
+        match why {
+            Refusal::Stopping => Self::Stopping,
+            Refusal::Pausing => Self::Changing("paused"),
+            Refusal::Resuming => Self::Changing("resumed"),
+            Refusal::Running | Refusal::Paused | Refusal::Gone => Self::Gone,
+        }
     }
 }

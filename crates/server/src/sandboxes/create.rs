@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId, UserId};
-use model::lifecycle::Transition;
 use model::network::EgressPolicy;
 use model::sandbox::{EnvVars, SandboxSpec};
 use protocol::agent::{self, Init};
@@ -19,8 +18,8 @@ use store::error::StoreError;
 use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
+use super::entry::SandboxEntry;
 use super::idempotency::KeyClaim;
-use super::registry::SandboxEntry;
 use super::repositories::preparation_policy;
 use crate::admission::Admission;
 use crate::agent::AgentError;
@@ -230,8 +229,7 @@ impl Sandboxes {
         let clock = Instant::now();
         let row = self.rows.sandbox_insert(row).await?;
         let mut store_time = clock.elapsed();
-        let entry = self.register(&row, admission);
-        entry.set_saved_rules(injections.saved_rules());
+        let entry = self.register(&row, admission, Some(&injections));
         let egress = match self.policies.of(&row, context).await {
             Ok(egress) => egress,
             Err(error) => {
@@ -336,8 +334,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         changes: u64,
     ) -> Result<(), CreateError> {
-        entry.update(row.version, row.end_us);
-        if !entry.apply(Transition::Started) {
+        if entry.start(row).is_none() {
             self.discard(&row.id).await;
             return Err(CreateError::Died);
         }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use model::lifecycle::State;
+use model::lifecycle::command::{AtDeadline, Command, Deadlines};
 use store::Change;
 use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
-use super::change::{ChangeError, check_running};
-use super::registry::SandboxEntry;
+use super::change::ChangeError;
+use super::entry::SandboxEntry;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
@@ -42,11 +43,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         deadline: Deadline,
     ) -> Result<SandboxRow, ChangeError> {
-        // Before the lock, because a termination holds it until nothing runs any more; and after, because one may have
-        // begun.
-        check_running(entry)?;
-        let _guard = entry.change_lock.lock().await;
-        check_running(entry)?;
+        let turn = entry.turn_unless_refused(Command::Change).await?;
         let change = match deadline {
             Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await?,
             Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await?,
@@ -60,10 +57,10 @@ impl Sandboxes {
             self.records
                 .log_event(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }
-        entry.update(row.version, row.end_us);
+        turn.update(row.version, row.end_us);
         if row.end_us <= self.clock.now_us() {
             if entry.lifecycle().auto_pause {
-                // As soon as this task has released the lock.
+                // As soon as this task has given up its turn.
                 self.deadlines.set(&row.id, row.end_us);
             } else {
                 // Gone for every request after this one, without waiting for the deadline task.
@@ -92,25 +89,26 @@ impl Sandboxes {
     }
 
     async fn expire(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
-        // An extension in progress wins: it holds the lock, and its client is about to get a success response. So do a
+        // An extension in progress wins: it has its turn, and its client is about to get a success response. So do a
         // pause, after which there is no deadline, and a resume, after which there is another one.
-        let guard = entry.change_lock.lock().await;
-        match entry.state() {
-            State::Running if entry.end_us() > self.clock.now_us() => {}
-            State::Running if entry.lifecycle().auto_pause => {
-                drop(guard);
+        let turn = entry.turn().await;
+        let now_us = self.clock.now_us();
+        let deadlines = Deadlines {
+            is_due: turn.end_us() <= now_us,
+            pauses: turn.lifecycle().auto_pause,
+            is_retention_over: turn.retained_until_us().is_some_and(|until_us| until_us <= now_us),
+        };
+        match turn.state().at_deadline(deadlines) {
+            AtDeadline::Nothing => {}
+            AtDeadline::Pause => {
+                drop(turn);
                 self.pause_at_deadline(entry).await;
             }
-            State::Paused
-                if entry
-                    .retained_until_us()
-                    .is_some_and(|until_us| until_us <= self.clock.now_us()) =>
-            {
-                self.begin_stop(entry, EndReason::Retention);
-            }
-            State::Pausing | State::Paused | State::Resuming => {}
-            State::Creating | State::Running | State::Stopping | State::Gone => {
+            AtDeadline::Expire => {
                 self.begin_stop(entry, EndReason::Expired);
+            }
+            AtDeadline::EndRetention => {
+                self.begin_stop(entry, EndReason::Retention);
             }
         }
     }

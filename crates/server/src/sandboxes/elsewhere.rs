@@ -11,7 +11,7 @@ use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
-use super::registry::SandboxEntry;
+use super::entry::SandboxEntry;
 
 /// Why this server cannot change a sandbox.
 #[derive(Debug, thiserror::Error)]

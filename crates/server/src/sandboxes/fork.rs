@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use model::id::{SandboxId, UserId};
 use model::lifecycle::State;
+use model::lifecycle::command::{Command, Refusal};
 use model::sandbox::{EnvVars, LifecycleSpec};
 use protocol::node::{Boot, ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
 use store::Change;
@@ -23,10 +24,10 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
 use super::backoff::TooEarly;
-use super::change::{ChangeError, check_running};
+use super::change::ChangeError;
 use super::create::{CreateError, known_version};
+use super::entry::{Attempt, SandboxEntry, Turn};
 use super::lifecycle::to_json;
-use super::registry::SandboxEntry;
 use crate::admission::AdmissionError;
 use crate::admission::quota::{ResourceUse, TeamQuota};
 use crate::builds::recipe::BuildSpec;
@@ -123,10 +124,12 @@ struct Child {
     entry: Arc<SandboxEntry>,
 }
 
-fn check(entry: &SandboxEntry) -> Result<(), ForkError> {
-    match entry.state() {
-        State::Paused => Err(ForkError::Paused),
-        _ => check_running(entry).map_err(ForkError::State),
+impl From<Refusal> for ForkError {
+    fn from(why: Refusal) -> Self {
+        match why {
+            Refusal::Paused => Self::Paused,
+            why => Self::State(why.into()),
+        }
     }
 }
 
@@ -138,7 +141,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         request: ForkRequest,
     ) -> Result<Children, ForkError> {
-        check(entry)?;
+        entry.check(Command::Copy)?;
         let ids = request.ids.clone();
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
         let task = self.work.spawn(async move {
@@ -166,9 +169,9 @@ impl Sandboxes {
         request: ForkRequest,
     ) -> Result<Children, ForkError> {
         // Whoever pauses or forks it waits.
-        let _guard = entry.change_lock.lock().await;
-        check(entry)?;
-        entry.forks.check(self.clock.now_us())?;
+        let turn = entry.turn_of(Command::Copy).await;
+        turn.check(Command::Copy)?;
+        turn.check_attempt(Attempt::Fork, self.clock.now_us())?;
         let parent = self.parent(&entry.id).await?;
         let mut children = Vec::with_capacity(request.ids.len());
         for id in &request.ids {
@@ -201,7 +204,7 @@ impl Sandboxes {
                 }
             }
         };
-        self.note_started(entry, &started);
+        self.note_started(&turn, &started);
         let mut started = started.into_iter();
         let mut results = Vec::with_capacity(children.len());
         for child in children {
@@ -232,9 +235,9 @@ impl Sandboxes {
     }
 
     /// Has a sandbox of which no copy could be started not be copied again for a while.
-    fn note_started(&self, entry: &SandboxEntry, started: &[Result<StartedSandbox, NodeError>]) {
+    fn note_started(&self, turn: &Turn<'_>, started: &[Result<StartedSandbox, NodeError>]) {
         if started.iter().any(Result::is_ok) {
-            return entry.forks.forget();
+            return turn.note_success(Attempt::Fork);
         }
         let tried = |result: &Result<_, NodeError>| match result {
             Err(NodeError::Refused(why)) => Some(why.clone()),
@@ -244,7 +247,7 @@ impl Sandboxes {
             _ => None,
         };
         if let Some(why) = started.iter().find_map(tried) {
-            entry.forks.note_failure(self.clock.now_us(), &why);
+            turn.note_failure(Attempt::Fork, self.clock.now_us(), &why);
         }
     }
 
@@ -271,10 +274,7 @@ impl Sandboxes {
         let admission = self.pool.admit(&reservation).await?;
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
         let row = self.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
-        let entry = self.register(&row, admission);
-        if let Some(injections) = &parent.injections {
-            entry.set_saved_rules(injections.saved_rules());
-        }
+        let entry = self.register(&row, admission, parent.injections.as_ref());
         Ok(Child { row, entry })
     }
 

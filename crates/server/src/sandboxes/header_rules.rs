@@ -6,14 +6,15 @@ use std::sync::Arc;
 use model::header_rules::{HeaderRules, RulesSpec};
 use model::id::TeamId;
 use model::injection::InjectionRule;
+use model::lifecycle::command::Command;
 use model::sandbox::NetworkSpec;
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
-use super::change::{ChangeError, check_running};
+use super::change::ChangeError;
+use super::entry::SandboxEntry;
 use super::policy::{Policies, rules_owner, spec_of};
-use super::registry::SandboxEntry;
 use crate::chain::Chain;
 
 /// Why header rules of a request were refused.
@@ -125,11 +126,9 @@ impl Sandboxes {
     }
 
     /// Makes the policy of a sandbox again and applies it.
-    async fn apply_policy(&self, entry: &SandboxEntry) -> Result<(), ChangeError> {
-        check_running(entry)?;
-        let _guard = entry.change_lock.lock().await;
-        check_running(entry)?;
+    async fn apply_policy(&self, entry: &Arc<SandboxEntry>) -> Result<(), ChangeError> {
+        let turn = entry.turn_unless_refused(Command::Change).await?;
         let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
-        self.set_policy(entry, &row).await
+        self.set_policy(&turn, &row).await
     }
 }

@@ -21,7 +21,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::{SandboxId, TeamId, TemplateId};
-use model::lifecycle::State;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use store::error::StoreError;
@@ -255,12 +254,7 @@ impl Claims {
     /// Resolves a claim that no server works on any more.
     async fn settle(&self, row: &IdempotencyRow) -> Result<(), StoreError> {
         match self.rows.store().sandbox_by_id(&row.sandbox_id).await? {
-            Some(sandbox)
-                if matches!(
-                    sandbox.state,
-                    State::Running | State::Pausing | State::Paused | State::Resuming
-                ) =>
-            {
+            Some(sandbox) if sandbox.state.is_present() => {
                 self.keep_answer(&row.team_id, &row.key, &row.sandbox_id, sandbox)
                     .await?;
             }

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::lifecycle::command::Command;
 use model::secret::Secret;
 use store::Change;
 use store::injection_rules::Stamp;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
-use super::change::{ChangeError, check_running};
-use super::registry::SandboxEntry;
+use super::change::ChangeError;
+use super::entry::SandboxEntry;
 use crate::chain::Chain;
 use crate::injections::SandboxInjections;
 use crate::records::LifecycleEvent;
@@ -48,9 +49,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         update: InjectionUpdate,
     ) -> Result<(), ChangeError> {
-        check_running(entry)?;
-        let _guard = entry.change_lock.lock().await;
-        check_running(entry)?;
+        let turn = entry.turn_unless_refused(Command::Change).await?;
         let mut row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let injections = match update {
             InjectionUpdate::Replace(injections) => injections,
@@ -64,9 +63,9 @@ impl Sandboxes {
                 match after {
                     Some(after) => after,
                     None if has_repositories => {
-                        entry.update(row.version, row.end_us);
+                        turn.update(row.version, row.end_us);
                         self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
-                        return self.set_policy(entry, &row).await;
+                        return self.set_policy(&turn, &row).await;
                     }
                     None => return Err(ChangeError::NoToken),
                 }
@@ -79,10 +78,10 @@ impl Sandboxes {
             Change::Stale => return Err(ChangeError::Stopping),
             Change::Missing => return Err(ChangeError::Gone),
         };
-        entry.update(row.version, row.end_us);
-        entry.set_saved_rules(injections.saved_rules());
+        turn.update(row.version, row.end_us);
+        turn.set_saved_rules(injections.saved_rules());
         self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
-        self.set_policy(entry, &row).await
+        self.set_policy(&turn, &row).await
     }
 
     /// Applies a changed or deleted rule to the running sandboxes that refer to it.
@@ -105,12 +104,12 @@ impl Sandboxes {
     }
 
     /// Applies the row of a sandbox and the rules as they are now.
-    pub(crate) async fn apply_again(&self, entry: &SandboxEntry) {
+    pub(crate) async fn apply_again(&self, entry: &Arc<SandboxEntry>) {
         let applied = async {
-            let _guard = entry.change_lock.lock().await;
-            check_running(entry)?;
+            let turn = entry.turn_of(Command::Change).await;
+            turn.check(Command::Change)?;
             let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
-            self.set_policy(entry, &row).await
+            self.set_policy(&turn, &row).await
         };
         match applied.await {
             // A resume applies what there is then.

@@ -5,15 +5,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::lifecycle::command::Command;
 use model::sandbox::NetworkSpec;
 use protocol::node::{Failure, NodeError};
 use store::Change;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
-use super::change::{ChangeError, check_running};
+use super::change::ChangeError;
+use super::entry::{SandboxEntry, Turn};
 use super::policy::spec_of;
-use super::registry::SandboxEntry;
 use crate::records::LifecycleEvent;
 
 /// How long a node may take to apply a policy. It changes memory only; the bound is for a node that does not answer,
@@ -48,11 +49,7 @@ impl Sandboxes {
     }
 
     async fn set_egress_on_task(&self, entry: &Arc<SandboxEntry>, update: EgressUpdate) -> Result<(), ChangeError> {
-        // Before the lock, because a termination holds it until nothing runs any more; and after, because one may have
-        // begun.
-        check_running(entry)?;
-        let _guard = entry.change_lock.lock().await;
-        check_running(entry)?;
+        let turn = entry.turn_unless_refused(Command::Change).await?;
         let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let allow_internet_access = update.allow_internet_access;
         let https_ports = update.https_ports.clone();
@@ -65,22 +62,21 @@ impl Sandboxes {
             Change::Stale => return Err(ChangeError::Stopping),
             Change::Missing => return Err(ChangeError::Gone),
         };
-        entry.update(row.version, row.end_us);
+        turn.update(row.version, row.end_us);
         self.records.log_event(&row.id, &LifecycleEvent::NetworkChanged);
         if let Some(ports) = https_ports {
-            entry.set_https_ports(ports);
+            turn.set_https_ports(ports);
         }
-        self.set_policy(entry, &row).await
+        self.set_policy(&turn, &row).await
     }
 
-    /// Applies the policy of a row. The caller holds the lock for changes of the sandbox. If it fails, it is tried again
-    /// every few seconds, see [`Self::follow_rules`].
-    pub(super) async fn set_policy(&self, entry: &SandboxEntry, row: &SandboxRow) -> Result<(), ChangeError> {
-        entry.set_policy_pending(true);
+    /// Applies the policy of a row. If it fails, it is tried again every few seconds, see [`Self::follow_rules`].
+    pub(super) async fn set_policy(&self, turn: &Turn<'_>, row: &SandboxRow) -> Result<(), ChangeError> {
+        turn.set_policy_pending(true);
         let applied = self.node.set_egress(&row.id, self.policy_of(row).await?);
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(())) => {
-                entry.set_policy_pending(false);
+                turn.set_policy_pending(false);
                 Ok(())
             }
             Ok(Err(NodeError::NotFound(_))) => Err(ChangeError::Gone),

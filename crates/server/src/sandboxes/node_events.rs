@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::SandboxId;
-use model::lifecycle::{State, Transition};
+use model::lifecycle::State;
+use model::lifecycle::command::{Arrival, AtTurn, Command};
 use protocol::node::{NodeEvent, NodeEvents, Snapshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Sandboxes;
-use super::registry::SandboxEntry;
+use super::entry::SandboxEntry;
 use crate::chain::Chain;
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
@@ -122,43 +123,41 @@ impl Sandboxes {
         self.pool.exited(id);
         let Some(entry) = self.registry.get(id) else { return };
         entry.cut();
-        match entry.state() {
-            // Its create request detects this and removes it.
-            State::Creating => {
-                entry.apply(Transition::Failed);
+        match entry.exit() {
+            (State::Creating, Arrival::Run) => {
+                // Its create request detects this and removes it.
             }
-            State::Running => {
-                if entry.apply(Transition::Died) && entry.state() == State::Gone {
-                    tracing::info!(sandbox.id = %id, "sandbox ended by itself");
-                    self.metrics.end(EndReason::Exited);
-                    self.records.log_event(id, &LifecycleEvent::Ending(EndReason::Exited));
-                    let (sandboxes, id) = (Arc::clone(self), id.clone());
-                    self.work.spawn(async move { sandboxes.forget(&id).await });
-                }
+            (_, Arrival::Run) => {
+                tracing::info!(sandbox.id = %id, "sandbox ended by itself");
+                self.metrics.end(EndReason::Exited);
+                self.records.log_event(id, &LifecycleEvent::Ending(EndReason::Exited));
+                let (sandboxes, id) = (Arc::clone(self), id.clone());
+                self.work.spawn(async move { sandboxes.forget(&id).await });
             }
-            State::Pausing | State::Paused | State::Resuming => {
+            (_, Arrival::Wait | Arrival::Cancel) => {
                 let sandboxes = Arc::clone(self);
                 self.work.spawn(async move { sandboxes.lose(&entry).await });
             }
             // The task that ends it detects it.
-            State::Stopping | State::Gone => {}
+            (_, Arrival::Join | Arrival::Refuse(_)) => {}
         }
     }
 
     /// Removes a sandbox that exited while it was paused, being paused or being resumed.
-    async fn lose(&self, entry: &SandboxEntry) {
+    async fn lose(&self, entry: &Arc<SandboxEntry>) {
         // Until its state is certain.
-        let guard = entry.change_lock.lock().await;
-        entry.cut();
-        let transition = match entry.state() {
-            State::Paused => Transition::Lost,
-            State::Running => Transition::Died,
-            _ => return,
+        let turn = entry.turn_of(Command::Exit).await;
+        turn.cut();
+        let state = turn.state();
+        let transition = match turn.decide(Command::Exit, state) {
+            AtTurn::Run => state.exit(),
+            AtTurn::Join | AtTurn::Refuse(_) => None,
         };
-        if !entry.apply(transition) {
+        let Some(transition) = transition else { return };
+        if turn.apply(transition) != Some(State::Gone) {
             return;
         }
-        drop(guard);
+        drop(turn);
         let id = &entry.id;
         tracing::info!(sandbox.id = %id, "a paused sandbox ended by itself");
         self.metrics.end(EndReason::Exited);

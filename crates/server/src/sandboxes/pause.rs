@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::SandboxId;
+use model::lifecycle::command::{Arrival, AtTurn, Command, Refusal};
 use model::lifecycle::{Kept, State, Transition};
 use model::sandbox::LifecycleSpec;
 use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
@@ -22,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::backoff::TooEarly;
+use super::entry::{CountedAs, SandboxEntry, Turn};
 use super::lifecycle::to_json;
-use super::registry::{CountedAs, SandboxEntry};
 use super::unrecorded::Unrecorded;
 use crate::admission::capacity::NoCapacity;
 use crate::admission::quota::OverQuota;
@@ -82,6 +83,18 @@ pub(crate) enum PauseError {
     TaskFailed,
 }
 
+impl From<Refusal> for PauseError {
+    fn from(why: Refusal) -> Self {
+        match why {
+            Refusal::Running => Self::Running,
+            Refusal::Paused => Self::Paused,
+            Refusal::Resuming => Self::Starting,
+            Refusal::Stopping => Self::Stopping,
+            Refusal::Pausing | Refusal::Gone => Self::Gone,
+        }
+    }
+}
+
 /// How a sandbox is paused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PauseRequest {
@@ -101,21 +114,18 @@ impl Sandboxes {
         request: PauseRequest,
     ) -> Result<(), PauseError> {
         let reason = request.reason;
-        if entry.state() == State::Paused {
-            return Err(PauseError::Paused);
+        let (arrived, arrival) = entry.arrive(Command::Pause);
+        if let Arrival::Refuse(why) = arrival {
+            return Err(why.into());
         }
-        let shares = matches!(entry.state(), State::Running | State::Pausing);
         let (sandboxes, entry_of_task) = (Arc::clone(self), Arc::clone(entry));
         let pausing = async move {
-            let entry = entry_of_task;
-            let _guard = entry.change_lock.lock().await;
-            match entry.state() {
-                State::Running if reason == PauseReason::Timeout && entry.end_us() > sandboxes.clock.now_us() => Ok(()),
-                State::Running => sandboxes.pause_locked(&entry, request).await,
-                State::Paused if shares => Ok(()),
-                State::Paused => Err(PauseError::Paused),
-                State::Stopping => Err(PauseError::Stopping),
-                State::Creating | State::Pausing | State::Resuming | State::Gone => Err(PauseError::Gone),
+            let turn = entry_of_task.turn_of(Command::Pause).await;
+            match turn.decide(Command::Pause, arrived) {
+                AtTurn::Run if reason == PauseReason::Timeout && turn.end_us() > sandboxes.clock.now_us() => Ok(()),
+                AtTurn::Run => sandboxes.pause_in_turn(&turn, request).await,
+                AtTurn::Join => Ok(()),
+                AtTurn::Refuse(why) => Err(why.into()),
             }
         };
         self.on_task(entry, pausing).await
@@ -163,8 +173,8 @@ impl Sandboxes {
 
     /// Brings a sandbox whose pause or resume panicked at an unknown point into a known state.
     async fn recover(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
-        let _guard = entry.change_lock.lock().await;
-        if !matches!(entry.state(), State::Pausing | State::Resuming) {
+        let turn = entry.turn().await;
+        if !matches!(turn.state(), State::Pausing | State::Resuming) {
             return;
         }
         let row = match self.store.sandbox_by_id(&entry.id).await {
@@ -185,9 +195,9 @@ impl Sandboxes {
                         .await
                 });
                 if let Ok(Ok(paused)) = again.await {
-                    self.finish_pause(entry, row.version, paused, (self.clock.now_us(), None))
+                    self.finish_pause(&turn, row.version, paused, (self.clock.now_us(), None))
                         .await;
-                    entry.apply(Transition::Saved);
+                    turn.apply(Transition::Saved);
                     return;
                 }
             }
@@ -199,16 +209,16 @@ impl Sandboxes {
                 end_us: row.end_us,
                 agent_version: None,
             };
-            entry.update(row.version, row.end_us);
-            if let Some(row) = self.record(entry, row.version, running).await {
-                entry.follow(&row);
+            turn.update(row.version, row.end_us);
+            if let Some(row) = self.record(&turn, row.version, running).await {
+                turn.follow(&row);
             }
         }
-        if !entry.apply(Transition::Started) {
-            return self.keep_running(entry);
+        if turn.apply(Transition::Resumed).is_none() {
+            return self.keep_running(&turn);
         }
-        entry.force_count(CountedAs::Running);
-        entry.reopen();
+        turn.force_count(CountedAs::Running);
+        turn.reopen();
         let again_us = self.clock.now_us() + PAUSE_RETRY_US;
         self.deadlines.set(&entry.id, entry.end_us().max(again_us));
     }
@@ -231,36 +241,32 @@ impl Sandboxes {
 
     /// Has the node pause a sandbox, and cancels that when a resume comes while its processes are written to disk, unless a
     /// limit of its team is against that, when the sandbox is to be ended, and when no time is left before the server ends.
-    async fn pause_unless_resumed(
+    async fn pause_unless_cancelled(
         &self,
-        entry: &SandboxEntry,
+        turn: &Turn<'_>,
         keep: Kept,
         is_written_next: bool,
     ) -> Result<PausedSandbox, NodeError> {
         let cancel = CancellationToken::new();
-        let pausing = self.pause_on_node(&entry.id, keep, is_written_next, cancel.clone());
+        let pausing = self.pause_on_node(&turn.id, keep, is_written_next, cancel.clone());
         tokio::pin!(pausing);
         tokio::select! {
             biased;
             paused = &mut pausing => return paused,
-            () = entry.resume_wanted() => {}
+            () = turn.pause_cancelled() => {}
             () = self.image_deadline.cancelled(), if keep == Kept::Image => {
                 cancel.cancel();
                 return pausing.await;
             }
         }
         // First, so that resumes of many sandboxes cannot exceed the limit. When it is paused nevertheless, it counts as that.
-        if entry.state() == State::Stopping || entry.count(CountedAs::Running).is_ok() {
+        if turn.state() == State::Stopping || turn.count(CountedAs::Running).is_ok() {
             cancel.cancel();
         }
         pausing.await
     }
 
-    async fn pause_locked(
-        self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
-        request: PauseRequest,
-    ) -> Result<(), PauseError> {
+    async fn pause_in_turn(self: &Arc<Self>, turn: &Turn<'_>, request: PauseRequest) -> Result<(), PauseError> {
         let PauseRequest {
             reason,
             keep,
@@ -271,55 +277,54 @@ impl Sandboxes {
             Kept::Memory if self.defaults.processes_on_disk && !is_written_next => Kept::Image,
             keep => keep,
         };
-        let id = &entry.id;
+        let id = &turn.id;
         // What its disk takes is not known yet.
         let counted = CountedAs::Paused { keep, disk_bytes: 1 };
         match is_limited {
-            true => entry.count(counted)?,
-            false => entry.force_count(counted),
+            true => turn.count(counted)?,
+            false => turn.force_count(counted),
         }
-        entry.want_resume(false);
-        if !entry.apply(Transition::Pause) {
-            entry.force_count(CountedAs::Running);
+        if turn.begin_pause().is_none() {
+            turn.force_count(CountedAs::Running);
             return Err(PauseError::Stopping);
         }
         // Noted for traffic, before the sandbox can be found paused.
         let lifecycle = LifecycleSpec {
             paused_for_files: keep == Kept::Filesystem && reason == PauseReason::Client,
-            ..entry.lifecycle()
+            ..turn.lifecycle()
         };
         let settings = to_json(lifecycle);
         let row = match self
             .rows
-            .sandbox_pausing(id, entry.version(), keep, settings.as_deref())
+            .sandbox_pausing(id, turn.version(), keep, settings.as_deref())
             .await
         {
             Ok(Change::Applied(row)) => row,
             Ok(Change::Stale | Change::Missing) => {
-                self.keep_running(entry);
+                self.keep_running(turn);
                 return Err(PauseError::Gone);
             }
             Err(error) => {
-                self.keep_running(entry);
+                self.keep_running(turn);
                 return Err(error.into());
             }
         };
-        entry.update(row.version, row.end_us);
-        entry.set_lifecycle(lifecycle);
+        turn.update(row.version, row.end_us);
+        turn.set_lifecycle(lifecycle);
         self.deadlines.remove(id);
-        entry.cut();
+        turn.cut();
         // While the node writes to disk. A pause that is cancelled does not wait for it.
         let rows = self.rows.clone();
         let syncing = (keep != Kept::Memory).then(|| self.work.spawn(async move { rows.sync().await }));
-        let paused = match self.pause_unless_resumed(entry, keep, is_written_next).await {
+        let paused = match self.pause_unless_cancelled(turn, keep, is_written_next).await {
             Ok(paused) => paused,
-            Err(error) => return Err(self.give_up_pause(entry, row, error).await),
+            Err(error) => return Err(self.give_up_pause(turn, row, error).await),
         };
         let synced = match syncing {
             Some(syncing) => syncing.await.map_or(Err(PauseError::TaskFailed), |synced| Ok(synced?)),
             None => Ok(()),
         };
-        self.finish_pause(entry, row.version, paused, (self.clock.now_us(), None))
+        self.finish_pause(turn, row.version, paused, (self.clock.now_us(), None))
             .await;
         self.records.stop_sampling(id);
         self.records.log_event(id, &LifecycleEvent::Paused(reason, paused.kept));
@@ -331,21 +336,19 @@ impl Sandboxes {
         } = paused;
         let (reason, kept) = (reason.as_str(), kept.as_str());
         tracing::info!(sandbox.id = %id, reason, kept, memory_bytes, disk_bytes, "sandbox paused");
-        match entry.apply(Transition::Saved) {
-            true => {
-                self.write_later(entry);
-                // If that failed, the sandbox is paused, but might not survive a loss of power.
-                synced
-            }
+        if turn.apply(Transition::Saved).is_none() {
             // It is being ended, which waits for this task.
-            false => Err(PauseError::Stopping),
+            return Err(PauseError::Stopping);
         }
+        self.write_later(turn);
+        // If that failed, the sandbox is paused, but might not survive a loss of power.
+        synced
     }
 
     /// Records what the node has kept of a sandbox, since when it is paused, and why it was not resumed, and counts it.
     pub(super) async fn finish_pause(
         self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
+        turn: &Turn<'_>,
         version: i64,
         paused: PausedSandbox,
         (paused_us, resume_error): (i64, Option<String>),
@@ -358,12 +361,12 @@ impl Sandboxes {
             resume_error,
         };
         // Its processes have stopped, so it is paused, whether or not that can be recorded now.
-        self.record(entry, version, state).await;
-        entry.force_count(CountedAs::Paused { keep: kept, disk_bytes });
+        self.record(turn, version, state).await;
+        turn.force_count(CountedAs::Paused { keep: kept, disk_bytes });
         if kept != Kept::Memory {
-            entry.leave_host();
+            turn.leave_host();
         }
-        self.retain(entry, paused_us);
+        self.retain(turn, paused_us);
     }
 
     /// Has a paused sandbox end when it has been paused for as long as the operator keeps any.
@@ -376,23 +379,18 @@ impl Sandboxes {
     }
 
     /// Undoes the beginning of a pause.
-    fn keep_running(&self, entry: &SandboxEntry) {
-        entry.force_count(CountedAs::Running);
-        entry.reopen();
-        if entry.apply(Transition::Failed) {
+    fn keep_running(&self, turn: &Turn<'_>) {
+        turn.force_count(CountedAs::Running);
+        turn.reopen();
+        if turn.apply(Transition::Failed).is_some() {
             let again_us = self.clock.now_us() + PAUSE_RETRY_US;
-            self.deadlines.set(&entry.id, entry.end_us().max(again_us));
+            self.deadlines.set(&turn.id, turn.end_us().max(again_us));
         }
     }
 
     /// A failed pause leaves the sandbox running.
-    async fn give_up_pause(
-        self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
-        row: SandboxRow,
-        error: NodeError,
-    ) -> PauseError {
-        let id = &entry.id;
+    async fn give_up_pause(self: &Arc<Self>, turn: &Turn<'_>, row: SandboxRow, error: NodeError) -> PauseError {
+        let id = &turn.id;
         if !matches!(error, NodeError::Unsupported(_) | NodeError::Cancelled) {
             tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot pause a sandbox");
         }
@@ -407,13 +405,13 @@ impl Sandboxes {
             end_us: row.end_us,
             agent_version: None,
         };
-        self.record(entry, row.version, running).await;
-        self.keep_running(entry);
+        self.record(turn, row.version, running).await;
+        self.keep_running(turn);
         match error {
             // Its end is about to be reported.
             NodeError::NotFound(_) => PauseError::Gone,
             NodeError::Unsupported(why) => PauseError::Unsupported(why),
-            NodeError::Cancelled if entry.state() == State::Stopping => PauseError::Stopping,
+            NodeError::Cancelled if turn.state() == State::Stopping => PauseError::Stopping,
             NodeError::Cancelled => PauseError::Cancelled,
             error => PauseError::Node(error),
         }

@@ -44,8 +44,7 @@ impl Sandboxes {
             claim.move_to(&row.id).await?;
         }
         // Before it leaves the pool, so that its end is noticed in any case.
-        let entry = self.register(&row, admission.clone());
-        entry.set_saved_rules(injections.saved_rules());
+        let entry = self.register(&row, admission.clone(), Some(injections));
         let Some(log) = taken.begin() else {
             self.discard(&row.id).await;
             taken.finish(false);

@@ -81,8 +81,8 @@ impl Policies {
 }
 
 impl Sandboxes {
-    /// Replaces the token of the repositories in a row, if it has any: the row afterwards. The caller holds the lock for
-    /// changes of the sandbox, and applies the policy.
+    /// Replaces the token of the repositories in a row, if it has any: the row afterwards. The caller has the turn of
+    /// the sandbox, and applies the policy.
     pub(super) async fn store_repository_token(
         &self,
         row: SandboxRow,

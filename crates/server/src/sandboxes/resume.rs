@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::{Kept, State, Transition};
+use model::lifecycle::command::{Arrival, AtTurn, Command, Resume};
+use model::lifecycle::{Kept, Transition};
 use model::network::EgressPolicy;
 use model::sandbox::LifecycleSpec;
 use protocol::node::{NodeError, ResumeSandbox, Stage};
@@ -15,9 +16,9 @@ use super::Sandboxes;
 use super::change::ChangeError;
 use super::create::known_version;
 use super::deadline::Deadline;
+use super::entry::{Attempt, CountedAs, SandboxEntry, Turn};
 use super::lifecycle::to_json;
 use super::pause::{PauseError, bound, within};
-use super::registry::{CountedAs, SandboxEntry};
 use super::unrecorded::Unrecorded;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
@@ -71,24 +72,20 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         request: ResumeRequest,
     ) -> Result<Connected, PauseError> {
-        match entry.state() {
-            State::Running => return Err(PauseError::Running),
-            // What is under way may keep the processes.
-            State::Resuming if request.discards_processes => return Err(PauseError::Starting),
-            _ => {}
+        let command = Command::Resume(self.resume_of(entry, request));
+        let (arrived, arrival) = entry.arrive(command);
+        if let Arrival::Refuse(why) = arrival {
+            return Err(why.into());
         }
         let (sandboxes, entry_of_task) = (Arc::clone(self), Arc::clone(entry));
         let resuming = async move {
             let entry = entry_of_task;
-            sandboxes.cancel_pause(&entry, request);
-            let waiting = entry.wait();
-            let guard = entry.change_lock.lock().await;
-            drop(waiting);
-            match entry.state() {
-                State::Paused => {
+            let turn = entry.turn_of(command).await;
+            match turn.decide(command, arrived) {
+                AtTurn::Run => {
                     let changes = sandboxes.injections.changes();
-                    let resumed = sandboxes.resume_locked(&entry, request).await;
-                    drop(guard);
+                    let resumed = sandboxes.resume_in_turn(&turn, request).await;
+                    drop(turn);
                     if resumed.is_err() {
                         sandboxes.write_later(&entry);
                     }
@@ -98,10 +95,8 @@ impl Sandboxes {
                     }
                     resumed.map(Some)
                 }
-                // Another caller has resumed it.
-                State::Running => Ok(None),
-                State::Stopping => Err(PauseError::Stopping),
-                State::Creating | State::Pausing | State::Resuming | State::Gone => Err(PauseError::Gone),
+                AtTurn::Join => Ok(None),
+                AtTurn::Refuse(why) => Err(why.into()),
             }
         };
         match self.on_task(entry, resuming).await? {
@@ -114,53 +109,55 @@ impl Sandboxes {
         }
     }
 
-    /// Cancels a pause in progress, if going on has the same result for the client as resuming it from there.
-    fn cancel_pause(&self, entry: &SandboxEntry, request: ResumeRequest) {
+    /// What decides about a resume. To go on has the same result for the client as to be paused and resumed, unless the client
+    /// wants what only a resume does.
+    fn resume_of(&self, entry: &SandboxEntry, request: ResumeRequest) -> Resume {
         let end_us = self.clock.now_us() + i64::from(request.timeout_s) * SECOND_US;
-        let is_same = !request.discards_processes
+        Resume {
+            discards_processes: request.discards_processes,
             // It would be paused at the end of its lifetime again, which a resume begins anew.
-            && end_us <= entry.max_end_us()
-            && request.auto_pause.is_none_or(|auto_pause| auto_pause == entry.lifecycle().auto_pause);
-        if is_same && entry.state() == State::Pausing {
-            entry.want_resume(true);
+            may_go_on: end_us <= entry.max_end_us()
+                && request
+                    .auto_pause
+                    .is_none_or(|auto_pause| auto_pause == entry.lifecycle().auto_pause),
         }
     }
 
-    async fn resume_locked(
+    async fn resume_in_turn(
         self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
+        turn: &Turn<'_>,
         request: ResumeRequest,
     ) -> Result<Connected, PauseError> {
-        let id = &entry.id;
-        if request.reason == ResumeReason::Traffic && entry.lifecycle().paused_for_files {
+        let id = &turn.id;
+        if request.reason == ResumeReason::Traffic && turn.lifecycle().paused_for_files {
             // It was paused since the request came.
             return Err(PauseError::Gone);
         }
-        let counted = entry.counted();
+        let counted = turn.counted();
         let restores = matches!(counted, CountedAs::Paused { keep: Kept::Image, .. }) && !request.discards_processes;
         if restores {
             // Also those that have waited for an attempt which has failed since.
-            entry.resumes.check(self.clock.now_us())?;
+            turn.check_attempt(Attempt::Restore, self.clock.now_us())?;
         }
-        entry.count(CountedAs::Running)?;
-        if let Err(error) = self.enter_host(entry).await {
-            entry.force_count(counted);
+        turn.count(CountedAs::Running)?;
+        if let Err(error) = self.enter_host(turn).await {
+            turn.force_count(counted);
             return Err(error);
         }
-        if !entry.apply(Transition::Resume) {
-            self.keep_paused(entry, counted);
+        if turn.apply(Transition::Resume).is_none() {
+            self.keep_paused(turn, counted);
             return Err(PauseError::Stopping);
         }
         if request.discards_processes
-            && let Err(error) = self.discard_processes(entry).await
+            && let Err(error) = self.discard_processes(turn).await
         {
-            self.keep_paused(entry, counted);
+            self.keep_paused(turn, counted);
             return Err(error);
         }
-        let row = match self.begin_resume(entry, request).await {
+        let row = match self.begin_resume(turn, request).await {
             Ok(row) => follow_node(row, counted),
             Err(error) => {
-                self.keep_paused(entry, counted);
+                self.keep_paused(turn, counted);
                 return Err(error);
             }
         };
@@ -168,7 +165,7 @@ impl Sandboxes {
             Ok(continued) => continued,
             Err(error) => {
                 if restores && has_failed(&error) {
-                    entry.resumes.note_failure(self.clock.now_us(), reason_of(&error));
+                    turn.note_failure(Attempt::Restore, self.clock.now_us(), reason_of(&error));
                 }
                 let paused = Unrecorded::Paused {
                     kept: row.kept.unwrap_or(Kept::Filesystem),
@@ -176,10 +173,10 @@ impl Sandboxes {
                     paused_us: row.paused_us.unwrap_or_else(|| self.clock.now_us()),
                     resume_error: Some(reason_of(&error).to_owned()),
                 };
-                self.record(entry, row.version, paused).await;
+                self.record(turn, row.version, paused).await;
                 self.records
                     .log_event(id, &LifecycleEvent::NotResumed(reason_of(&error)));
-                self.keep_paused(entry, counted);
+                self.keep_paused(turn, counted);
                 return Err(error);
             }
         };
@@ -194,18 +191,18 @@ impl Sandboxes {
                 .as_deref()
                 .map(|version| known_version(version).to_owned()),
         };
-        let recorded = self.record(entry, row.version, running).await;
+        let recorded = self.record(turn, row.version, running).await;
         // It runs, whether or not that can be recorded now.
         let row = recorded.unwrap_or(SandboxRow {
             started_us: now_us,
             end_us,
             ..row
         });
-        entry.follow(&row);
-        entry.resumes.forget();
-        entry.set_policy_pending(false);
-        entry.reopen();
-        if !entry.apply(Transition::Started) {
+        turn.follow(&row);
+        turn.note_success(Attempt::Restore);
+        turn.set_policy_pending(false);
+        turn.reopen();
+        if turn.apply(Transition::Resumed).is_none() {
             return Err(PauseError::Stopping);
         }
         self.deadlines.set(id, row.end_us);
@@ -222,8 +219,8 @@ impl Sandboxes {
     }
 
     /// Has a paused sandbox that took nothing of the host take its share again.
-    async fn enter_host(&self, entry: &SandboxEntry) -> Result<(), PauseError> {
-        if entry.is_on_host() {
+    async fn enter_host(&self, turn: &Turn<'_>) -> Result<(), PauseError> {
+        if turn.is_on_host() {
             return Ok(());
         }
         let admission = &self.policies.admission;
@@ -232,13 +229,13 @@ impl Sandboxes {
             // What is pooled may have what this one needs.
             permit = admission.admit_to_host().await;
         }
-        entry.enter_host(permit.map_err(PauseError::NoCapacity)?);
+        turn.enter_host(permit.map_err(PauseError::NoCapacity)?);
         Ok(())
     }
 
     /// Gives up what is kept of a paused sandbox besides its disk.
-    async fn discard_processes(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
-        let Some(row) = self.store.sandbox_by_id(&entry.id).await? else {
+    async fn discard_processes(self: &Arc<Self>, turn: &Turn<'_>) -> Result<(), PauseError> {
+        let Some(row) = self.store.sandbox_by_id(&turn.id).await? else {
             return Err(PauseError::Gone);
         };
         if row.kept == Some(Kept::Filesystem) {
@@ -253,12 +250,12 @@ impl Sandboxes {
         // First, so that after a crash nobody looks for processes that were ended.
         let change = self
             .rows
-            .sandbox_paused(&row.id, entry.version(), pause(Kept::Filesystem))
+            .sandbox_paused(&row.id, turn.version(), pause(Kept::Filesystem))
             .await?;
         let Change::Applied(given_up) = change else {
             return Err(PauseError::Gone);
         };
-        entry.update(given_up.version, given_up.end_us);
+        turn.update(given_up.version, given_up.end_us);
         let ended = self.pause_on_node(&row.id, Kept::Filesystem, false, CancellationToken::new());
         let Err(error) = ended.await else {
             return Ok(());
@@ -267,7 +264,7 @@ impl Sandboxes {
         let kept = row.kept.unwrap_or(Kept::Filesystem);
         let change = self.rows.sandbox_paused(&row.id, given_up.version, pause(kept)).await?;
         if let Change::Applied(row) = change {
-            entry.update(row.version, row.end_us);
+            turn.update(row.version, row.end_us);
         }
         Err(match error {
             NodeError::NotFound(_) => PauseError::Gone,
@@ -276,9 +273,9 @@ impl Sandboxes {
         })
     }
 
-    async fn begin_resume(&self, entry: &SandboxEntry, request: ResumeRequest) -> Result<SandboxRow, PauseError> {
+    async fn begin_resume(&self, turn: &Turn<'_>, request: ResumeRequest) -> Result<SandboxRow, PauseError> {
         let now_us = self.clock.now_us();
-        let before = entry.lifecycle();
+        let before = turn.lifecycle();
         let lifecycle = LifecycleSpec {
             auto_pause: request.auto_pause.unwrap_or(before.auto_pause),
             paused_for_files: false,
@@ -293,11 +290,11 @@ impl Sandboxes {
         };
         match self
             .rows
-            .sandbox_resuming(&entry.id, entry.version(), &resumption)
+            .sandbox_resuming(&turn.id, turn.version(), &resumption)
             .await?
         {
             Change::Applied(row) => {
-                entry.update(row.version, row.end_us);
+                turn.update(row.version, row.end_us);
                 Ok(row)
             }
             Change::Stale | Change::Missing => Err(PauseError::Gone),
@@ -305,12 +302,12 @@ impl Sandboxes {
     }
 
     /// Undoes the beginning of a resume.
-    fn keep_paused(&self, entry: &SandboxEntry, counted: CountedAs) {
-        entry.force_count(counted);
+    fn keep_paused(&self, turn: &Turn<'_>, counted: CountedAs) {
+        turn.force_count(counted);
         if matches!(counted, CountedAs::Paused { keep, .. } if keep != Kept::Memory) {
-            entry.leave_host();
+            turn.leave_host();
         }
-        entry.apply(Transition::Failed);
+        turn.apply(Transition::Failed);
     }
 
     /// Has the node continue a sandbox, with the policy of its row, or start it anew on its disk.
@@ -364,11 +361,10 @@ impl Sandboxes {
     ) -> Result<Connected, PauseError> {
         let mut last = PauseError::Gone;
         for _ in 0..CONNECT_ATTEMPTS {
-            let was_paused = match entry.state() {
-                State::Running => false,
-                State::Pausing | State::Paused | State::Resuming => true,
-                State::Stopping => return Err(PauseError::Stopping),
-                State::Creating | State::Gone => return Err(PauseError::Gone),
+            let was_paused = match entry.state().arrival(Command::Connect) {
+                Arrival::Run | Arrival::Join => false,
+                Arrival::Wait | Arrival::Cancel => true,
+                Arrival::Refuse(why) => return Err(why.into()),
             };
             let connected = match was_paused {
                 true => self.resume(entry, request).await,

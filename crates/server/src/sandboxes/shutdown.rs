@@ -11,9 +11,8 @@ use futures_util::{StreamExt as _, stream};
 use model::lifecycle::{Kept, State};
 
 use super::Sandboxes;
+use super::entry::SandboxEntry;
 use super::pause::{PauseError, PauseRequest};
-use super::registry::SandboxEntry;
-use super::write::is_in_memory;
 use crate::chain::Chain;
 use crate::outcome::PauseReason;
 use crate::records::LifecycleEvent;
@@ -29,7 +28,7 @@ impl Sandboxes {
         // All are looked at nevertheless: one may be about to be resumed, by a request whose client is gone.
         let in_memory = entries
             .iter()
-            .filter(|entry| entry.state() != State::Paused || is_in_memory(entry));
+            .filter(|entry| entry.state() != State::Paused || entry.is_in_memory());
         tracing::info!(
             sandboxes = in_memory.count(),
             "keeping what is in memory on disk, because the platform is being stopped"
@@ -70,13 +69,13 @@ impl Sandboxes {
                 return;
             }
         }
-        if is_in_memory(entry) && self.writes_images() {
+        if entry.is_in_memory() && self.writes_images() {
             self.write_to_disk(entry, Kept::Image).await;
         }
-        if is_in_memory(entry) {
+        if entry.is_in_memory() {
             self.write_to_disk(entry, Kept::Filesystem).await;
             let event = LifecycleEvent::Paused(PauseReason::Shutdown, Kept::Filesystem);
-            if !is_in_memory(entry) {
+            if !entry.is_in_memory() {
                 self.records.log_event(&entry.id, &event);
             }
         }

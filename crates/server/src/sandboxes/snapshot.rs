@@ -15,14 +15,15 @@ use std::time::Duration;
 
 use model::id::TemplateId;
 use model::lifecycle::State;
+use model::lifecycle::command::{Command, Refusal};
 use protocol::node::NodeError;
 use store::error::StoreError;
 use store::snapshots::NameUse;
 
 use super::Sandboxes;
-use super::change::{ChangeError, check_running};
+use super::change::ChangeError;
+use super::entry::SandboxEntry;
 use super::pause::within;
-use super::registry::SandboxEntry;
 use crate::builds::Builds;
 use crate::builds::recipe::BuildSpec;
 use crate::builds::snapshot::{SnapshotBuildError, SnapshotSource};
@@ -76,6 +77,12 @@ pub(crate) enum SnapshotError {
     TaskFailed,
 }
 
+impl From<Refusal> for SnapshotError {
+    fn from(why: Refusal) -> Self {
+        Self::State(why.into())
+    }
+}
+
 impl From<NodeError> for SnapshotError {
     fn from(error: NodeError) -> Self {
         match error {
@@ -116,11 +123,11 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         request: SnapshotRequest,
     ) -> Result<TemplateId, SnapshotError> {
-        check_running(entry).map_err(SnapshotError::State)?;
+        entry.check(Command::Copy)?;
         let (sandboxes, builds, entry) = (Arc::clone(self), Arc::clone(builds), Arc::clone(entry));
         let task = self.work.spawn(async move {
-            let Ok(_only) = entry.snapshot_lock.try_lock() else {
-                let _ = tokio::time::timeout(OTHER_WAIT, entry.snapshot_lock.lock()).await;
+            let Some(_only) = entry.begin_snapshot() else {
+                let _ = tokio::time::timeout(OTHER_WAIT, entry.snapshot_ended()).await;
                 return Err(SnapshotError::InProgress);
             };
             sandboxes.snapshot_on_task(&builds, &entry, request).await
@@ -131,7 +138,7 @@ impl Sandboxes {
     async fn snapshot_on_task(
         &self,
         builds: &Builds,
-        entry: &SandboxEntry,
+        entry: &Arc<SandboxEntry>,
         request: SnapshotRequest,
     ) -> Result<TemplateId, SnapshotError> {
         let alias = request.name.map(|name| name.name);
@@ -143,22 +150,22 @@ impl Sandboxes {
             }
         }
         let place = self.copies.place(&entry.team).ok_or(SnapshotError::TooMany)?;
-        // Before the lock: nothing else of this sandbox waits for the copies of others.
+        // Before the turn of this sandbox: nothing else of this sandbox waits for the copies of others.
         let turn = tokio::select! {
             biased;
             turn = place.turn() => turn,
             () = self.stopping.cancelled() => return Err(SnapshotError::ServerStopping),
         };
         let started_us = self.clock.now_us();
-        let guard = entry.change_lock.lock().await;
-        check_running(entry).map_err(SnapshotError::State)?;
+        let turn_of_sandbox = entry.turn_of(Command::Copy).await;
+        turn_of_sandbox.check(Command::Copy)?;
         let row = self.store.sandbox_by_id(&entry.id).await?;
         let row = row.ok_or(SnapshotError::State(ChangeError::Gone))?;
         let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;
         let spec = build.as_ref().and_then(BuildSpec::of);
         let spec = spec.ok_or(SnapshotError::Failed(SnapshotBuildError::Invalid))?;
         let copied = within(COPY_TIMEOUT, self.node.copy_disk(&entry.id, request.memory)).await;
-        drop((guard, turn));
+        drop((turn_of_sandbox, turn));
         let copied = match copied {
             // Its end was requested while it stood still.
             Err(NodeError::NotFound(_)) if entry.state() == State::Stopping => {

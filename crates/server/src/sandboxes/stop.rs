@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::State;
+use model::lifecycle::command::{Arrival, Command};
+use model::lifecycle::row::RowChange;
 use protocol::node::NodeError;
 use store::Change;
 
 use super::Sandboxes;
-use super::registry::{SandboxEntry, StopOutcome, StopRole};
+use super::entry::{SandboxEntry, StopOutcome};
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::outcome::EndReason;
@@ -33,18 +34,19 @@ impl Sandboxes {
         reason: EndReason,
     ) -> Option<StopOutcome> {
         match self.begin_stop(entry, reason) {
-            StopRole::Begin | StopRole::Retry | StopRole::Join => Some(entry.stopped().await),
-            StopRole::Gone => None,
+            Arrival::Refuse(_) => None,
+            Arrival::Run | Arrival::Join | Arrival::Wait | Arrival::Cancel => Some(entry.stopped().await),
         }
     }
 
     /// Stops traffic to a sandbox immediately and ends it on a task of its own.
-    pub(super) fn begin_stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> StopRole {
-        let stop = entry.stop();
-        if stop == StopRole::Begin {
+    pub(super) fn begin_stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> Arrival {
+        let arrival = entry.begin_stop();
+        if arrival == Arrival::Cancel {
             self.records.log_event(&entry.id, &LifecycleEvent::Ending(reason));
         }
-        if matches!(stop, StopRole::Begin | StopRole::Retry) {
+        // Otherwise another task ends it, or has done so.
+        if matches!(arrival, Arrival::Cancel | Arrival::Wait) {
             let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
             self.work.spawn(async move {
                 // Reported even if the task panics or is cancelled, because others wait for it.
@@ -59,7 +61,7 @@ impl Sandboxes {
                 }
             });
         }
-        stop
+        arrival
     }
 
     fn count_end(&self, entry: &SandboxEntry, reason: EndReason) {
@@ -69,21 +71,19 @@ impl Sandboxes {
         }
     }
 
-    async fn end(&self, entry: &SandboxEntry) -> StopOutcome {
+    async fn end(&self, entry: &Arc<SandboxEntry>) -> StopOutcome {
         let id = &entry.id;
         // What writes its processes to disk gives up, whether or not a client waits for that.
-        entry.want_resume(true);
-        let waiting = entry.wait();
-        let _guard = entry.change_lock.lock().await;
-        drop(waiting);
+        let turn = entry.turn_of(Command::Stop { is_retry: false }).await;
         self.deadlines.remove(id);
-        match self.rows.sandbox_set_state(id, entry.version(), State::Stopping).await {
-            Ok(Change::Applied(row)) => entry.update(row.version, row.end_us),
+        let change = self.rows.sandbox_change_state(id, turn.version(), RowChange::Stopping);
+        match change.await {
+            Ok(Change::Applied(row)) => turn.update(row.version, row.end_us),
             // The row was changed concurrently. The sandbox is ended nevertheless, and the row is removed.
             Ok(Change::Stale | Change::Missing) => {}
             Err(error) => self.log_store_error(&error, id, "cannot record that a sandbox is stopping"),
         }
-        entry.cut();
+        turn.cut();
         match self.node.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
             Err(error) => {

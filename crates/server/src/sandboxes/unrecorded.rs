@@ -10,7 +10,7 @@ use store::error::StoreError;
 use store::sandboxes::{Pause, SandboxRow};
 
 use super::Sandboxes;
-use super::registry::SandboxEntry;
+use super::entry::{SandboxEntry, Turn};
 
 /// Pause before a state is recorded again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -44,20 +44,20 @@ impl Sandboxes {
     /// Records that a sandbox is paused or runs, now or as soon as that is possible. Returns the row if it was now.
     pub(super) async fn record(
         self: &Arc<Self>,
-        entry: &Arc<SandboxEntry>,
+        turn: &Turn<'_>,
         version: i64,
         state: Unrecorded,
     ) -> Option<SandboxRow> {
-        match self.write(entry, version, &state).await {
+        match self.write(turn, version, &state).await {
             Ok(Change::Applied(row)) => {
-                entry.update(row.version, row.end_us);
+                turn.update(row.version, row.end_us);
                 Some(row)
             }
             // Another start has changed the row, or it is gone.
             Ok(Change::Stale | Change::Missing) => None,
             Err(error) => {
-                self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
-                let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
+                self.log_store_error(&error, &turn.id, "cannot record the state of a sandbox yet");
+                let (sandboxes, entry) = (Arc::clone(self), Arc::clone(turn));
                 self.work
                     .spawn(async move { sandboxes.record_later(&entry, version, state).await });
                 None
@@ -65,19 +65,19 @@ impl Sandboxes {
         }
     }
 
-    async fn record_later(&self, entry: &SandboxEntry, version: i64, state: Unrecorded) {
+    async fn record_later(&self, entry: &Arc<SandboxEntry>, version: i64, state: Unrecorded) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
                 // The next start finds out by itself.
                 () = self.stopping.cancelled() => return,
             }
-            let _guard = entry.change_lock.lock().await;
-            if entry.version() != version || entry.state() != state.state() {
+            let turn = entry.turn().await;
+            if turn.version() != version || turn.state() != state.state() {
                 return;
             }
-            match self.write(entry, version, &state).await {
-                Ok(Change::Applied(row)) => return entry.update(row.version, row.end_us),
+            match self.write(&turn, version, &state).await {
+                Ok(Change::Applied(row)) => return turn.update(row.version, row.end_us),
                 Ok(Change::Stale | Change::Missing) => return,
                 Err(error) => self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet"),
             }

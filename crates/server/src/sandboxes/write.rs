@@ -7,12 +7,13 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::{Kept, State};
+use model::lifecycle::Kept;
+use model::lifecycle::command::Command;
 use protocol::node::NodeError;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
-use super::registry::{CountedAs, SandboxEntry};
+use super::entry::SandboxEntry;
 use crate::chain::Chain;
 use crate::settings::PauseAnswer;
 
@@ -34,7 +35,7 @@ impl Sandboxes {
 
     /// Writes a sandbox in the background, if it is paused in memory by then.
     pub(super) fn write_later(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
-        if !self.writes_later() || !is_in_memory(entry) {
+        if !self.writes_later() || !entry.is_in_memory() {
             return;
         }
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
@@ -49,8 +50,8 @@ impl Sandboxes {
     /// Moves a sandbox that is paused in memory to disk, with its processes or its files alone.
     pub(super) async fn write_to_disk(self: &Arc<Self>, entry: &Arc<SandboxEntry>, keep: Kept) {
         let id = &entry.id;
-        let _guard = entry.change_lock.lock().await;
-        if !is_in_memory(entry) || entry.is_waited_for() {
+        let turn = entry.turn_of(Command::Write).await;
+        if turn.check(Command::Write).is_err() || !turn.is_in_memory() || turn.is_interrupted() {
             return;
         }
         let row = match self.store.sandbox_by_id(id).await {
@@ -62,7 +63,7 @@ impl Sandboxes {
         let synced = tokio::select! {
             biased;
             synced = self.rows.sync() => synced,
-            () = entry.until_waited_for() => return,
+            () = turn.interrupted() => return,
         };
         if let Err(error) = synced {
             return self.log_store_error(&error, id, "cannot write a paused sandbox to disk");
@@ -73,7 +74,7 @@ impl Sandboxes {
         let written = tokio::select! {
             biased;
             written = &mut pausing => written,
-            () = entry.until_waited_for() => {
+            () = turn.interrupted() => {
                 cancel.cancel();
                 pausing.await
             }
@@ -89,7 +90,7 @@ impl Sandboxes {
             Ok(paused) => {
                 let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
                 let (kept, disk_bytes) = (paused.kept.as_str(), paused.disk_bytes);
-                self.finish_pause(entry, entry.version(), paused, (paused_us, row.resume_error))
+                self.finish_pause(&turn, turn.version(), paused, (paused_us, row.resume_error))
                     .await;
                 tracing::info!(sandbox.id = %id, kept, disk_bytes, "a paused sandbox is on disk");
             }
@@ -100,10 +101,4 @@ impl Sandboxes {
             }
         }
     }
-}
-
-/// Whether a sandbox is paused, and kept in memory.
-pub(super) fn is_in_memory(entry: &SandboxEntry) -> bool {
-    let is_kept = matches!(entry.counted(), CountedAs::Paused { keep: Kept::Memory, .. });
-    is_kept && entry.state() == State::Paused
 }

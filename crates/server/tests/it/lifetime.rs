@@ -1,9 +1,13 @@
 //! Timeouts and deadlines of sandboxes.
 
+#[path = "../../../store/tests/it/left.rs"]
+mod left;
+
 use model::id::SandboxId;
 use model::lifecycle::{Kept, State};
 use protocol::node::WantedState;
 use serde_json::{Value, json};
+use sqlx::{AnyConnection, Connection as _};
 
 use super::platform::{Behaviour, MAX_LIFETIME_S, OTHER_KEY, TestPlatform, pause, within};
 
@@ -231,13 +235,7 @@ async fn deadlines_survive_a_restart_and_orphans_are_removed() {
         new.id = id.parse().expect("an id");
         let inserted = platform.rows().sandbox_insert(new).await.expect("a row");
         if let Some(state) = state {
-            platform
-                .rows()
-                .sandbox_set_state(&inserted.id, inserted.version, state)
-                .await
-                .expect("a database")
-                .applied()
-                .expect("applied");
+            leave_in(&platform, &inserted.id, state, None).await;
         }
     }
     let token = platform.call("GET", &format!("/sandboxes/{kept}"), "").await.json["envdAccessToken"].clone();
@@ -318,16 +316,8 @@ async fn every_state_is_recovered_after_a_crash() {
     for (id, state, kept, processes, ..) in table {
         let mut new = new_row(&row);
         new.id = id.parse().expect("an id");
-        let rows = platform.rows();
-        let mut row = rows.sandbox_insert(new).await.expect("a row");
-        if let Some(kept) = kept {
-            let change = rows.sandbox_set_state(&row.id, row.version, State::Running).await;
-            row = change.expect("a database").applied().expect("applied");
-            let change = rows.sandbox_pausing(&row.id, row.version, kept, None).await;
-            row = change.expect("a database").applied().expect("applied");
-        }
-        let change = rows.sandbox_set_state(&row.id, row.version, state).await;
-        change.expect("a database").applied().expect("applied");
+        let row = platform.rows().sandbox_insert(new).await.expect("a row");
+        leave_in(&platform, &row.id, state, kept).await;
         if let Some(is_stopped) = processes {
             platform.node.running.lock().insert(row.id.clone());
             if is_stopped {
@@ -363,6 +353,14 @@ async fn every_state_is_recovered_after_a_crash() {
         let is_paused = want_row == Some(State::Paused) && kept == memory && processes.is_some();
         assert_eq!(is_stopped, is_paused, "{at}");
     }
+}
+
+/// Gives a row the state in which a crash has left it, of this version of the platform or of an earlier one.
+async fn leave_in(platform: &TestPlatform, id: &SandboxId, state: State, kept: Option<Kept>) {
+    let url = format!("sqlite:{}", platform.directory.path().join("test.db").display());
+    let mut raw = AnyConnection::connect(&url).await.expect("a database");
+    left::leave_in(&mut raw, id, state, kept).await;
+    raw.close().await.expect("a database");
 }
 
 fn new_row(row: &store::sandboxes::SandboxRow) -> store::sandboxes::NewSandbox {

@@ -1,11 +1,13 @@
 //! The rows of sandboxes that are paused and resumed.
 //!
-//! Each change goes from one state to the next and names the version that was read, so that of two callers one succeeds.
+//! Each change names the version that was read, so that of two callers one succeeds. The states in which it is made are
+//! those of [`RowChange`].
 
 use model::id::SandboxId;
 use model::lifecycle::Kept;
+use model::lifecycle::row::RowChange;
 
-use super::row::{SandboxRow, columns};
+use super::row::SandboxRow;
 use crate::Change;
 use crate::error::StoreError;
 use crate::nodes::NodeRows;
@@ -38,9 +40,8 @@ pub struct Resumption {
 }
 
 impl NodeRows {
-    /// Marks a sandbox as being paused, from `running` at `version`, or from a state that could not be stored as
-    /// `running`. `kept` is what there is of it if that is interrupted when its processes are stopped. With
-    /// `lifecycle_json`, it has these settings from now on.
+    /// Marks a sandbox as being paused, at `version`. `kept` is what there is of it if that is interrupted when its
+    /// processes are stopped. With `lifecycle_json`, it has these settings from now on.
     ///
     /// # Errors
     /// When the database fails.
@@ -51,21 +52,13 @@ impl NodeRows {
         kept: Kept,
         lifecycle_json: Option<&str>,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'pausing', version = version + 1, kept = $3, \
-             lifecycle_json = COALESCE($5, lifecycle_json) \
-             WHERE id = $1 AND version = $2 AND state IN ('running', 'pausing', 'resuming') AND node_id = $4 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(version)
-        .bind(kept.as_str())
-        .bind(self.node.as_str())
-        .bind(lifecycle_json);
-        self.sandbox_change(id, "mark a sandbox as being paused", query).await
+        self.change_state(id, version, RowChange::Pausing, |query| {
+            query.bind(kept.as_str()).bind(lifecycle_json)
+        })
+        .await
     }
 
-    /// Marks a sandbox as paused, from `pausing`, `resuming` or `paused` at `version`.
+    /// Marks a sandbox as paused, at `version`.
     ///
     /// # Errors
     /// When the database fails.
@@ -75,24 +68,17 @@ impl NodeRows {
         version: i64,
         pause: Pause<'_>,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'paused', version = version + 1, kept = $3, paused_us = $4, kept_bytes = $5, \
-             resume_error = $6 \
-             WHERE id = $1 AND version = $2 AND state IN ('pausing', 'resuming', 'paused') AND node_id = $7 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(version)
-        .bind(pause.kept.as_str())
-        .bind(pause.paused_us)
-        .bind(pause.kept_bytes)
-        .bind(pause.resume_error)
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "mark a sandbox as paused", query).await
+        self.change_state(id, version, RowChange::Paused, |query| {
+            query
+                .bind(pause.kept.as_str())
+                .bind(pause.paused_us)
+                .bind(pause.kept_bytes)
+                .bind(pause.resume_error)
+        })
+        .await
     }
 
-    /// Marks a sandbox as being resumed, from `paused` at `version`, or from `pausing` if that could not be stored as
-    /// `paused`.
+    /// Marks a sandbox as being resumed, at `version`.
     ///
     /// # Errors
     /// When the database fails.
@@ -102,23 +88,17 @@ impl NodeRows {
         version: i64,
         resumption: &Resumption,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'resuming', version = version + 1, end_us = $3, max_end_us = $4, \
-             execution_id = $5, lifecycle_json = $6 \
-             WHERE id = $1 AND version = $2 AND state IN ('paused', 'pausing') AND node_id = $7 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(version)
-        .bind(resumption.end_us)
-        .bind(resumption.max_end_us)
-        .bind(resumption.execution_id.as_str())
-        .bind(resumption.lifecycle_json.as_deref())
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "mark a sandbox as being resumed", query).await
+        self.change_state(id, version, RowChange::Resuming, |query| {
+            query
+                .bind(resumption.end_us)
+                .bind(resumption.max_end_us)
+                .bind(resumption.execution_id.as_str())
+                .bind(resumption.lifecycle_json.as_deref())
+        })
+        .await
     }
 
-    /// Marks a sandbox as running again, from `resuming` or `pausing` at `version`, with the times that the client is sent,
+    /// Marks a sandbox as running again, at `version`, with the times that the client is sent,
     /// and the version of its agent if that is another one.
     ///
     /// # Errors
@@ -133,18 +113,9 @@ impl NodeRows {
         if let Some(agent_version) = agent_version {
             storable("agent version", agent_version)?;
         }
-        let query = sqlx::query(concat!(
-            "UPDATE sandboxes SET state = 'running', version = version + 1, started_us = $3, end_us = $4, \
-             agent_version = COALESCE($5, agent_version) \
-             WHERE id = $1 AND version = $2 AND state IN ('pausing', 'resuming') AND node_id = $6 RETURNING ",
-            columns!()
-        ))
-        .bind(id.as_str())
-        .bind(version)
-        .bind(started_us)
-        .bind(end_us)
-        .bind(agent_version)
-        .bind(self.node.as_str());
-        self.sandbox_change(id, "mark a sandbox as running again", query).await
+        self.change_state(id, version, RowChange::Running, |query| {
+            query.bind(started_us).bind(end_us).bind(agent_version)
+        })
+        .await
     }
 }

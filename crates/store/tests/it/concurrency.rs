@@ -1,6 +1,5 @@
 //! Concurrent writers.
 
-use model::lifecycle::State;
 use sqlx::{Executor, Row};
 use store::error::StoreError;
 use store::records::{MetricChunk, RecordBatch};
@@ -23,7 +22,7 @@ pub(crate) async fn one_writer_wins_each_version(db: Database) {
             writers.spawn(async move {
                 store
                     .of_node(node_id(1))
-                    .sandbox_set_state(&id, version, State::Running)
+                    .sandbox_set_end(&id, Some(version), 9)
                     .await
                     .unwrap()
             });

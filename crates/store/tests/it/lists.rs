@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::lifecycle::State;
+use model::lifecycle::row::RowChange;
 use store::Store;
 use store::sandboxes::{NewSandbox, Order, SandboxFilter, SandboxQuery};
 
@@ -87,7 +88,7 @@ pub(crate) async fn all_filters_are_applied(db: Database) {
     let stopping = running(&store, sandbox(4, 1), 40).await;
     let change = store
         .of_node(node_id(1))
-        .sandbox_set_state(&stopping.id, stopping.version, State::Stopping)
+        .sandbox_change_state(&stopping.id, stopping.version, RowChange::Stopping)
         .await;
     change.unwrap().applied().unwrap();
 
@@ -244,7 +245,7 @@ pub(crate) async fn live_sandboxes_of_every_team(db: Database) {
     let ended = running(&store, sandbox(3, 1), 9).await;
     let gone = store
         .of_node(node_id(1))
-        .sandbox_set_state(&ended.id, ended.version, State::Gone)
+        .sandbox_change_state(&ended.id, ended.version, RowChange::Gone)
         .await;
     gone.unwrap().applied().unwrap();
     assert_eq!(

@@ -15,6 +15,7 @@ mod concurrency;
 mod database;
 mod idempotency;
 mod injection_rules;
+mod left;
 mod lists;
 mod nodes;
 mod opening;
@@ -24,6 +25,7 @@ mod samples;
 mod sandboxes;
 mod secrets;
 mod snapshots;
+mod states;
 mod tags;
 mod templates;
 mod tokens;
@@ -79,6 +81,9 @@ const CASES: &[(&str, Case)] = cases![
     sandboxes::changes_of_an_old_version_are_stale,
     sandboxes::environments_are_stored_apart,
     sandboxes::pauses_and_resumes_are_changes_of_one_version,
+    states::states_change_as_the_model_says,
+    states::settings_change_as_the_model_says,
+    states::rows_are_deleted_in_every_state,
     sandboxes::deadlines_change_only_while_running,
     sandboxes::the_network_changes_only_while_running,
     sandboxes::errors_name_the_corrupt_column,

@@ -1,6 +1,6 @@
 //! Several nodes on one database.
 
-use model::lifecycle::State;
+use model::lifecycle::row::RowChange;
 use store::idempotency::{Claim, NewIdempotencyKey};
 use store::nodes::{Lease, LeaseOutcome, LeaseRequest, NodeRow};
 use store::sandboxes::{SandboxFilter, SandboxQuery};
@@ -129,7 +129,10 @@ pub(crate) async fn rows_can_only_be_changed_by_their_node(db: Database) {
     );
     let (id, version) = (&row.id, row.version);
     assert_eq!(
-        second.sandbox_set_state(id, version, State::Stopping).await.unwrap(),
+        second
+            .sandbox_change_state(id, version, RowChange::Stopping)
+            .await
+            .unwrap(),
         Change::Missing
     );
     assert_eq!(second.sandbox_set_end(id, None, 1).await.unwrap(), Change::Missing);

@@ -1,5 +1,6 @@
 //! The row of one sandbox.
 
+use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, State};
 use store::Change;
 use store::error::StoreError;
@@ -74,7 +75,7 @@ pub(crate) async fn insert_start_stop_and_delete(db: Database) {
     };
     let change = store
         .of_node(node_id(1))
-        .sandbox_set_state(&id, 2, State::Stopping)
+        .sandbox_change_state(&id, 2, RowChange::Stopping)
         .await
         .unwrap();
     assert_eq!(change, Change::Applied(stopping.clone()));
@@ -103,7 +104,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     assert_eq!(
         store
             .of_node(node_id(1))
-            .sandbox_set_state(id, old, State::Gone)
+            .sandbox_change_state(id, old, RowChange::Gone)
             .await
             .unwrap(),
         Change::Stale
@@ -129,7 +130,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     assert_eq!(
         store
             .of_node(node_id(1))
-            .sandbox_set_state(id, row.version, State::Stopping)
+            .sandbox_change_state(id, row.version, RowChange::Stopping)
             .await
             .unwrap(),
         Change::Stale
@@ -154,7 +155,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     assert_eq!(
         store
             .of_node(node_id(1))
-            .sandbox_set_state(&none, 1, State::Gone)
+            .sandbox_change_state(&none, 1, RowChange::Gone)
             .await
             .unwrap(),
         Change::Missing
@@ -206,7 +207,7 @@ pub(crate) async fn deadlines_change_only_while_running(db: Database) {
     assert_eq!((longer.end_us, longer.version), (9, row.version + 2));
     let stopping = store
         .of_node(node_id(1))
-        .sandbox_set_state(&row.id, longer.version, State::Stopping)
+        .sandbox_change_state(&row.id, longer.version, RowChange::Stopping)
         .await
         .unwrap()
         .applied()

@@ -1,6 +1,6 @@
 //! Templates, their aliases and builds.
 
-use model::lifecycle::State;
+use model::lifecycle::row::RowChange;
 use store::Change;
 use store::builds::{BuildCursor, BuildRow, BuildStatus};
 use store::error::StoreError;
@@ -104,7 +104,7 @@ pub(crate) async fn started_sandboxes_are_counted(db: Database) {
     assert_eq!(spawns(1).await, (2, Some(70)));
     let stopping = store
         .of_node(node_id(1))
-        .sandbox_set_state(&late.id, late.version, State::Stopping)
+        .sandbox_change_state(&late.id, late.version, RowChange::Stopping)
         .await
         .unwrap();
     assert!(matches!(stopping, Change::Applied(_)));

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use measure::table;
-use model::lifecycle::State;
 
 use super::platform::{self, BenchPlatform, Rows, SECOND_US};
 use super::{conditions, times};
@@ -58,7 +57,7 @@ async fn lateness(args: &Args, spread_s: u32) -> Result<Vec<Duration>> {
     let started_us = platform::now_us();
     let mut ids = Vec::new();
     for n in 0..args.sandboxes {
-        let id = rows.sandbox(n, State::Running, started_us, started_us + 3600 * SECOND_US);
+        let id = rows.sandbox(n, true, started_us, started_us + 3600 * SECOND_US);
         ids.push(id.await?);
     }
     // Room for the moves themselves and for the start of the server.

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
 use model::id::{SandboxId, TeamId, TemplateId, UserId};
-use model::lifecycle::State;
+use model::lifecycle::row::RowChange;
 use protocol::node::NodeApi;
 use secrecy::SecretBox;
 use server::clock::Clock;
@@ -119,8 +119,8 @@ impl Rows {
         self.store.of_node(self.node.id.clone())
     }
 
-    /// Sandbox number `n`, which started at `started_us` and ends at `end_us`, in that state.
-    pub(super) async fn sandbox(&self, n: usize, state: State, started_us: i64, end_us: i64) -> Result<SandboxId> {
+    /// Sandbox number `n`, which started at `started_us` and ends at `end_us`, or has ended already.
+    pub(super) async fn sandbox(&self, n: usize, is_running: bool, started_us: i64, end_us: i64) -> Result<SandboxId> {
         let id: SandboxId = format!("i{n:019}").parse()?;
         let mut metadata = std::collections::BTreeMap::new();
         metadata.insert("customer".to_owned(), format!("customer-{}", n % 97));
@@ -157,8 +157,8 @@ impl Rows {
             .await?
             .applied()
             .context("a row that was just made has changed")?;
-        if state != State::Running {
-            let change = rows.sandbox_set_state(&id, row.version, state);
+        if !is_running {
+            let change = rows.sandbox_change_state(&id, row.version, RowChange::Gone);
             change
                 .await?
                 .applied()

@@ -13,7 +13,6 @@ use measure::client::{Client, Target};
 use measure::stats::Distribution;
 use measure::table;
 use model::id::SandboxId;
-use model::lifecycle::State;
 
 use super::client::client_runtime;
 use super::platform::{self, BenchPlatform, KEY, Rows, SECOND_US};
@@ -90,9 +89,8 @@ async fn fill(rows: &Rows, args: &Args) -> Result<Vec<SandboxId>> {
             Layout::Mixed => (n + 1) * args.live / total > live.len(),
             Layout::First => n < args.live,
         };
-        let state = if runs { State::Running } else { State::Gone };
         let started_us = now_us - i64::try_from(total - n)? * 1000;
-        let id = rows.sandbox(n, state, started_us, now_us + 3600 * SECOND_US).await?;
+        let id = rows.sandbox(n, runs, started_us, now_us + 3600 * SECOND_US).await?;
         if runs {
             live.push(id);
         }

@@ -19,8 +19,8 @@ use crate::api::json::json;
 use crate::api::state::SandboxAccess;
 use crate::outcome::{PauseReason, ResumeReason};
 use crate::sandboxes::Sandboxes;
+use crate::sandboxes::entry::SandboxEntry;
 use crate::sandboxes::pause::PauseRequest;
-use crate::sandboxes::registry::SandboxEntry;
 use crate::sandboxes::resume::{Connected, ResumeRequest};
 
 body! {

@@ -14,7 +14,7 @@ use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json;
 use crate::api::state::SandboxAccess;
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::registry::StopOutcome;
+use crate::sandboxes::entry::StopOutcome;
 
 /// Returns the details of a sandbox.
 #[utoipa::path(

@@ -1,0 +1,263 @@
+//! What becomes of a command to a sandbox: whether it is carried out, waits, shares an outcome, or is refused.
+//!
+//! A sandbox does one thing at a time. Commands take turns in the order in which they come, and each is decided twice: when
+//! it arrives ([`State::arrival`]), and when its turn has come ([`State::at_turn`]), because what ran in between may have
+//! changed the state. What waits for its turn, and does not need it any more, shares the outcome of that.
+//!
+//! | Command | arrives: creating | running | pausing | paused | resuming | stopping | gone |
+//! |---|---|---|---|---|---|---|---|
+//! | pause | wait | wait | wait | refuse | wait | wait | wait |
+//! | resume | wait | refuse | cancel the pause, if that has the same result; otherwise wait | wait | wait; refuse if it would give up processes | wait | wait |
+//! | connect | refuse | run | wait | wait | wait | refuse | refuse |
+//! | stop | refuse | cancel | cancel | cancel | cancel | join; wait if the attempt before has failed | refuse |
+//! | change, copy | refuse | wait | refuse | refuse | refuse | refuse | refuse |
+//! | write | refuse | refuse | refuse | wait | refuse | refuse | refuse |
+//! | exit | run | run | wait | wait | wait | join | join |
+//!
+//! | Command | has its turn: creating | running | pausing | paused | resuming | stopping | gone |
+//! |---|---|---|---|---|---|---|---|
+//! | pause | refuse | run | refuse | join; refuse if it came when the sandbox was being resumed | refuse | refuse | refuse |
+//! | resume, connect | refuse | join | refuse | run | refuse | refuse | refuse |
+//! | stop | refuse | refuse | refuse | refuse | refuse | run | refuse |
+//! | change, copy | refuse | run | refuse | refuse | refuse | refuse | refuse |
+//! | write | refuse | refuse | refuse | run | refuse | refuse | refuse |
+//! | exit | join | run | join | run | join | join | join |
+//!
+//! No command has its turn in `pausing` or `resuming`, except after a panic, before that is repaired: the sandbox is in one
+//! of them for as long as another command has its turn.
+
+use super::{State, Transition};
+
+/// A request to a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Pause it.
+    Pause,
+    /// Resume it.
+    Resume(Resume),
+    /// Extend its deadline if it runs, and otherwise resume it.
+    Connect,
+    /// End it.
+    Stop {
+        /// An attempt to end it has failed.
+        is_retry: bool,
+    },
+    /// Change its deadline, its network or its injections.
+    Change,
+    /// Make a snapshot of it, or fork it.
+    Copy,
+    /// Write to disk what is paused in memory, in the background.
+    Write,
+    /// Take note that nothing of it runs any more. It comes from the node.
+    Exit,
+}
+
+/// How a sandbox is to be resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resume {
+    /// Its processes are given up, if they are kept.
+    pub discards_processes: bool,
+    /// A sandbox that goes on running instead of being paused and resumed is the same to the client.
+    pub may_go_on: bool,
+}
+
+/// What becomes of a command that arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// It is carried out now, whatever has its turn.
+    Run,
+    /// It shares the outcome of what is under way.
+    Join,
+    /// It waits for its turn.
+    Wait,
+    /// It waits for its turn, and a pause that is under way is cancelled.
+    Cancel,
+    /// It is refused.
+    Refuse(Refusal),
+}
+
+/// What becomes of a command that has its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtTurn {
+    /// It is carried out.
+    Run,
+    /// What it asked for was done since it arrived: it shares the outcome of that.
+    Join,
+    /// It is refused.
+    Refuse(Refusal),
+}
+
+/// Why a command is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The sandbox runs.
+    Running,
+    /// The sandbox is being paused.
+    Pausing,
+    /// The sandbox is paused.
+    Paused,
+    /// The sandbox is being resumed.
+    Resuming,
+    /// The sandbox is being ended.
+    Stopping,
+    /// No client knows the sandbox yet, or it is gone.
+    Gone,
+}
+
+/// What is to be done with a sandbox at its deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtDeadline {
+    /// Nothing: it has another deadline, or none.
+    Nothing,
+    /// It is paused.
+    Pause,
+    /// It has run for as long as it may, and is ended.
+    Expire,
+    /// It was paused for as long as paused sandboxes are kept, and is ended.
+    EndRetention,
+}
+
+/// What is known about the deadlines of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadlines {
+    /// Its deadline has passed.
+    pub is_due: bool,
+    /// It is paused at its deadline.
+    pub pauses: bool,
+    /// The time has passed for which it is kept while it is paused.
+    pub is_retention_over: bool,
+}
+
+impl Command {
+    /// Whether a sandbox is written to disk no further while the command waits for its turn.
+    #[must_use]
+    pub fn interrupts_writes(self) -> bool {
+        match self {
+            Self::Resume(_) | Self::Connect | Self::Stop { .. } => true,
+            Self::Pause | Self::Change | Self::Copy | Self::Write | Self::Exit => false,
+        }
+    }
+}
+
+impl State {
+    /// What becomes of a command that arrives in this state.
+    #[must_use]
+    pub fn arrival(self, command: Command) -> Arrival {
+        match command {
+            Command::Pause => match self {
+                Self::Paused => Arrival::Refuse(Refusal::Paused),
+                Self::Creating | Self::Running | Self::Pausing | Self::Resuming | Self::Stopping | Self::Gone => {
+                    Arrival::Wait
+                }
+            },
+            Command::Resume(resume) => match self {
+                Self::Running => Arrival::Refuse(Refusal::Running),
+                // What is under way may keep the processes.
+                Self::Resuming if resume.discards_processes => Arrival::Refuse(Refusal::Resuming),
+                Self::Pausing if resume.may_go_on && !resume.discards_processes => Arrival::Cancel,
+                Self::Creating | Self::Pausing | Self::Paused | Self::Resuming | Self::Stopping | Self::Gone => {
+                    Arrival::Wait
+                }
+            },
+            Command::Connect => match self {
+                Self::Running => Arrival::Run,
+                Self::Pausing | Self::Paused | Self::Resuming => Arrival::Wait,
+                Self::Creating | Self::Stopping | Self::Gone => Arrival::Refuse(self.refusal()),
+            },
+            Command::Stop { is_retry } => match self {
+                Self::Running | Self::Pausing | Self::Paused | Self::Resuming => Arrival::Cancel,
+                Self::Stopping if is_retry => Arrival::Wait,
+                Self::Stopping => Arrival::Join,
+                // Only its create request knows the id of a sandbox that is being created.
+                Self::Creating | Self::Gone => Arrival::Refuse(Refusal::Gone),
+            },
+            Command::Change | Command::Copy => self.only(Self::Running).map_or(Arrival::Wait, Arrival::Refuse),
+            Command::Write => self.only(Self::Paused).map_or(Arrival::Wait, Arrival::Refuse),
+            Command::Exit => match self {
+                Self::Creating | Self::Running => Arrival::Run,
+                // Until its state is certain.
+                Self::Pausing | Self::Paused | Self::Resuming => Arrival::Wait,
+                // Whoever ends it notices.
+                Self::Stopping | Self::Gone => Arrival::Join,
+            },
+        }
+    }
+
+    /// What becomes of a command that has its turn in this state, and arrived in the state `arrived`.
+    #[must_use]
+    pub fn at_turn(self, command: Command, arrived: Self) -> AtTurn {
+        // What was interrupted by a panic is about to be repaired.
+        let refusal = match self {
+            Self::Pausing | Self::Resuming => Refusal::Gone,
+            Self::Creating | Self::Running | Self::Paused | Self::Stopping | Self::Gone => self.refusal(),
+        };
+        match command {
+            Command::Pause => match self {
+                Self::Running => AtTurn::Run,
+                Self::Paused if matches!(arrived, Self::Running | Self::Pausing) => AtTurn::Join,
+                Self::Creating | Self::Pausing | Self::Paused | Self::Resuming | Self::Stopping | Self::Gone => {
+                    AtTurn::Refuse(refusal)
+                }
+            },
+            Command::Resume(_) | Command::Connect => match self {
+                Self::Paused => AtTurn::Run,
+                // Another command has resumed it.
+                Self::Running => AtTurn::Join,
+                Self::Creating | Self::Pausing | Self::Resuming | Self::Stopping | Self::Gone => {
+                    AtTurn::Refuse(refusal)
+                }
+            },
+            Command::Stop { .. } => self.only(Self::Stopping).map_or(AtTurn::Run, AtTurn::Refuse),
+            Command::Change | Command::Copy => self.only(Self::Running).map_or(AtTurn::Run, AtTurn::Refuse),
+            Command::Write => self.only(Self::Paused).map_or(AtTurn::Run, AtTurn::Refuse),
+            Command::Exit => match self {
+                Self::Running | Self::Paused => AtTurn::Run,
+                Self::Creating | Self::Pausing | Self::Resuming | Self::Stopping | Self::Gone => AtTurn::Join,
+            },
+        }
+    }
+
+    /// The transition of a sandbox of which nothing runs any more, if [`Command::Exit`] is carried out in this state.
+    #[must_use]
+    pub fn exit(self) -> Option<Transition> {
+        match self {
+            Self::Creating => Some(Transition::Failed),
+            Self::Running => Some(Transition::Died),
+            Self::Paused => Some(Transition::Lost),
+            Self::Pausing | Self::Resuming | Self::Stopping | Self::Gone => None,
+        }
+    }
+
+    /// What is done with a sandbox at its deadline.
+    #[must_use]
+    pub fn at_deadline(self, deadlines: Deadlines) -> AtDeadline {
+        match self {
+            Self::Running if !deadlines.is_due => AtDeadline::Nothing,
+            Self::Running if deadlines.pauses => AtDeadline::Pause,
+            Self::Paused if deadlines.is_retention_over => AtDeadline::EndRetention,
+            Self::Pausing | Self::Paused | Self::Resuming => AtDeadline::Nothing,
+            // One that could not be ended is tried again.
+            Self::Creating | Self::Running | Self::Stopping | Self::Gone => AtDeadline::Expire,
+        }
+    }
+
+    /// Why a command is refused that only one state allows; none in that state.
+    fn only(self, allowed: Self) -> Option<Refusal> {
+        (self != allowed).then(|| self.refusal())
+    }
+
+    /// Why a command is refused that this state does not allow.
+    fn refusal(self) -> Refusal {
+        match self {
+            Self::Running => Refusal::Running,
+            Self::Pausing => Refusal::Pausing,
+            Self::Paused => Refusal::Paused,
+            Self::Resuming => Refusal::Resuming,
+            Self::Stopping => Refusal::Stopping,
+            Self::Creating | Self::Gone => Refusal::Gone,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

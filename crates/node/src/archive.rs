@@ -98,7 +98,7 @@ pub(crate) async fn import(
         layer: layer.clone(),
         bytes,
         // Space that is promised to sandboxes is not free, even if it is not written yet.
-        keep_free_bytes: shared.disk_floor_bytes.saturating_add(shared.disk.owed()),
+        keep_free_bytes: shared.keep_free_bytes(),
     };
     let (mut to, from) = pipe::pipe().map_err(failed)?;
     let from = from.into_blocking_fd().map_err(failed)?;

@@ -47,17 +47,12 @@ async fn store(
         disk: disk.clone(),
         merge,
         has_processes,
-        keep_free_bytes: keep_free_bytes(shared),
+        keep_free_bytes: shared.keep_free_bytes(),
     };
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
     let committed = blocking(move || driver.commit(&request, &|| stop.is_cancelled())).await;
     drop(permit);
     committed.map_err(failed)?.map_err(node_error)
-}
-
-/// Space that is promised to sandboxes is not free, even if it is not written yet.
-fn keep_free_bytes(shared: &Shared) -> u64 {
-    shared.disk_floor_bytes.saturating_add(shared.disk.owed())
 }
 
 fn node_error(error: CommitError) -> NodeError {
@@ -130,7 +125,7 @@ async fn copy_to(
     }
     let request = CopyRequest {
         to: disk.clone(),
-        keep_free_bytes: keep_free_bytes(shared),
+        keep_free_bytes: shared.keep_free_bytes(),
     };
     let (sandbox, stop) = (Arc::clone(handle.sandbox()), shared.stop.clone());
     let copied = blocking(move || sandbox.copy_disk(&request, &|| stop.is_cancelled())).await;

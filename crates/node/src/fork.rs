@@ -5,7 +5,7 @@
 //!   └─ the parent stands still ────┘ └─▶ copy that for each other child ─▶ start it
 //! ```
 //!
-//! A child is started as a paused sandbox is resumed with its processes (`images`), but on a disk and beside an image that
+//! A child is started as a paused sandbox is resumed with its processes (`pause`), but on a disk and from a checkpoint that
 //! nothing has used before: an error removes both. A crash of the platform leaves disks that no sandbox has, and children
 //! that nothing wants; the next start removes them.
 
@@ -23,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::handle::SandboxHandle;
-use crate::images::Space;
-use crate::kept_disks::remove_disk;
+use crate::pause::checkpoint::Space;
+use crate::pause::kept::remove_disk;
 use crate::restores::TURN_TIMEOUT;
 use crate::shared::Shared;
 use crate::start::{self, Begin, random_disk};
@@ -57,7 +57,7 @@ pub(crate) async fn fork(
         let why = format!("the host forks {FORKS} sandboxes already");
         return Err(NodeError::Capacity(why));
     };
-    let keep_free_bytes = shared.disk_floor_bytes.saturating_add(shared.disk.owed());
+    let keep_free_bytes = shared.keep_free_bytes();
     let copy_for = |child: &ForkedSandbox| -> io::Result<Fork> {
         Ok(Fork {
             id: child.id.clone(),
@@ -252,7 +252,7 @@ impl Starting {
         Ok(started)
     }
 
-    /// Why the others are not tried: one has failed and none has started, and all have the same image.
+    /// Why the others are not tried: one has failed and none has started, and all have the same checkpoint.
     fn hopeless(&self) -> Option<NodeError> {
         let outcomes = self.outcomes.lock();
         outcomes.failed.clone().filter(|_| !outcomes.has_started)

@@ -1,6 +1,6 @@
 //! Keeps sandboxes from filling the host's disk.
 //!
-//! The images are sparse and together larger than the disk, so sandboxes must get "no space left" before the host runs
+//! Their disks are sparse and together larger than that of the host, so sandboxes must get "no space left" before the host runs
 //! out: data that a sandbox's file system has accepted must always find its blocks, or other sandboxes lose data that
 //! they have synced. The guard checks the disk repeatedly, more often as space runs low, and sets for the file system
 //! of each sandbox an allowance: how much it may promise until the next check. The kernel enforces that bound on a
@@ -48,7 +48,7 @@ const STEP: u64 = 256 << 10;
 const RESUME: u64 = 64 << 20;
 /// Minimum floor, in bytes: for blocks that ext4 does not count and for the database.
 pub(crate) const FLOOR_MIN: u64 = 64 << 20;
-/// How much the image of a stopped sandbox may still grow, in bytes, before the sandbox is ended.
+/// How much the disk of a stopped sandbox may still grow, in bytes, before the sandbox is ended.
 const UNCOUNTED: u64 = 32 << 20;
 const MIB: u64 = 1 << 20;
 
@@ -109,7 +109,7 @@ struct Growth {
     used: u64,
     /// Growth in bytes, with older growth counting less.
     grown: f64,
-    /// While it is stopped: size of its image when it was stopped, in bytes.
+    /// While it is stopped: size of its disk when it was stopped, in bytes.
     stopped_at: Option<u64>,
     /// Whether its log already says that it reached its allowance between two checks.
     is_logged: bool,

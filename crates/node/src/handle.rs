@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use model::id::{DiskId, SandboxId};
 use model::log::Level;
-use model::network::EgressPolicy;
+use model::network::{Cidr, EgressPolicy};
 use model::secret::Secret;
 use parking_lot::Mutex;
 use proxy::egress::Attachment;
@@ -48,7 +48,7 @@ pub(crate) struct SandboxHandle {
     copied: AtomicBool,
     /// Whether its processor time is limited for the processes that it creates.
     throttled: Mutex<bool>,
-    /// Whether it is frozen, and was brought to rest to be written: it has no spawner, and its agent may wait for the host.
+    /// True while it is frozen for a checkpoint: it has no spawner, and its agent may wait for the host.
     at_rest: AtomicBool,
     /// Held while it is paused or resumed, or gets a new spawner.
     changing: Arc<tokio::sync::Mutex<()>>,
@@ -136,10 +136,15 @@ impl SandboxHandle {
         }
     }
 
+    /// Cuts its connections to the outside, until the next policy.
+    pub(crate) fn close_egress(&self) {
+        self.set_egress(closed());
+    }
+
     /// Cuts its connections to the outside while its processes are stopped and written to disk, until the next policy.
-    pub(crate) fn hold_egress(&self, policy: EgressPolicy) {
+    pub(crate) fn hold_egress(&self) {
         if let Some(egress) = &*self.egress.lock() {
-            egress.hold(policy);
+            egress.hold(closed());
         }
     }
 
@@ -252,7 +257,7 @@ impl SandboxHandle {
         *self.frozen.borrow()
     }
 
-    /// Notes whether it is frozen and was brought to rest to be written. Returns whether it was.
+    /// Notes whether it is at rest: frozen for a checkpoint. Returns whether it was.
     pub(crate) fn set_at_rest(&self, at_rest: bool) -> bool {
         self.at_rest.swap(at_rest, Ordering::SeqCst)
     }
@@ -319,6 +324,15 @@ impl SandboxHandle {
     /// How often it got a new spawner.
     pub(crate) fn respawns(&self) -> u64 {
         self.respawns.load(Ordering::SeqCst)
+    }
+}
+
+/// The policy of a paused sandbox: all connections are cut, and none is made.
+pub(crate) fn closed() -> EgressPolicy {
+    EgressPolicy {
+        deny: vec![Cidr::ALL],
+        default_allow: Some(false),
+        ..EgressPolicy::default()
     }
 }
 

@@ -20,10 +20,7 @@ mod events;
 mod fork;
 mod guard;
 mod handle;
-mod images;
 mod journal;
-mod kept;
-mod kept_disks;
 mod log_writer;
 mod memory;
 mod memory_locks;
@@ -44,7 +41,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
-use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
@@ -66,9 +62,9 @@ use crate::counters::{GuardCounters, ThrottleCounters};
 use crate::guard::Guard;
 use crate::handle::SandboxHandle;
 use crate::journal::Journal;
-use crate::kept_disks::KeptSandboxes;
 use crate::log_writer::now_us;
 use crate::memory_locks::MemoryLocks;
+use crate::pause::kept::KeptSandboxes;
 use crate::restores::Restores;
 use crate::shared::Shared;
 use crate::start::Begin;
@@ -77,7 +73,7 @@ use crate::work::{blocking, failed};
 /// Settings of a node.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
-    /// Data directory: disk images, versions of `base`, records.
+    /// Data directory: disks, versions of `base`, records.
     pub data_dir: PathBuf,
     /// Number of launcher processes, which start sandboxes in parallel.
     pub launchers: usize,
@@ -173,7 +169,7 @@ impl Node {
             copies: Mutex::default(),
             memories: MemoryLocks::default(),
             archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
-            image_bytes: AtomicU64::new(0),
+            checkpoint_bytes: AtomicU64::new(0),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
             stop: stop.clone(),
             disk: GuardCounters::default(),
@@ -318,7 +314,7 @@ impl Node {
     }
 
     fn handle_of(&self, id: &SandboxId) -> Option<Arc<SandboxHandle>> {
-        self.shared.sandboxes.lock().get(id).cloned()
+        self.shared.find(id)
     }
 }
 
@@ -331,7 +327,7 @@ impl NodeApi for Node {
         Box::pin(async move {
             match self.handle_of(id) {
                 Some(handle) => handle.kill().await,
-                None => kept::remove(&self.shared, &self.tasks, id).await?,
+                None => pause::remove(&self.shared, &self.tasks, id).await?,
             }
             Ok(())
         })
@@ -357,41 +353,11 @@ impl NodeApi for Node {
         request: PauseSandbox,
         cancel: CancellationToken,
     ) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
-        Box::pin(async move {
-            let shared = Arc::clone(&self.shared);
-            let Some(handle) = self.handle_of(&request.id) else {
-                return kept::pause_again(&shared, &request).await;
-            };
-            let paged = (Arc::clone(&shared), Arc::clone(&handle));
-            // A task of its own: a caller that is dropped leaves no sandbox half paused.
-            let pausing = match request.keep {
-                Kept::Filesystem => self.tasks.spawn(kept::pause(shared, handle)),
-                Kept::Memory => self.tasks.spawn(pause::pause(shared, handle, request.is_written_next)),
-                Kept::Image => self
-                    .tasks
-                    .spawn(images::pause(shared, self.tasks.clone(), handle, cancel)),
-            };
-            let paused = pausing.await.map_err(failed)??;
-            if paused.kept == Kept::Memory && !request.is_written_next {
-                let (shared, handle) = paged;
-                self.tasks.spawn(pause::page_out(shared, handle));
-            }
-            Ok(paused)
-        })
+        Box::pin(pause::pause(&self.shared, &self.tasks, request, cancel))
     }
 
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
-        Box::pin(async move {
-            let resuming = match self.handle_of(&request.id) {
-                // One that runs already goes on.
-                Some(handle) => self.tasks.spawn(pause::resume(self.tasks.clone(), handle, request)),
-                None => {
-                    let (shared, tasks, stop) = (Arc::clone(&self.shared), self.tasks.clone(), self.stop.clone());
-                    self.tasks.spawn(kept::resume(shared, tasks, stop, request))
-                }
-            };
-            resuming.await.map_err(failed)?
-        })
+        Box::pin(pause::resume::resume(&self.shared, &self.tasks, request))
     }
 
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {

@@ -3,8 +3,8 @@
 //! ```text
 //!   snapshot:  copy the processes and the disk ─▶ make a layer of the copy ─▶ checksums, write out, keep it by its build
 //!              └─ the sandbox stands still ───┘
-//!   start:     check the image ─▶ copy the disk, share the image ─▶ restore ─▶ identity, network ─▶ let it continue
-//!              └──── a failure removes what there is, and the sandbox is started from its files ───┘
+//!   start:     check the checkpoint ─▶ copy the disk, share the checkpoint ─▶ restore ─▶ identity, network ─▶ let it continue
+//!              └────── a failure removes what there is, and the sandbox is started from its files ────────┘
 //! ```
 //!
 //! What is kept belongs to no sandbox and is never written again. It is removed when the server says so, and only while no
@@ -23,9 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::handle::SandboxHandle;
-use crate::images::Space;
-use crate::kept_disks::remove_disk;
 use crate::log_writer::LogWriter;
+use crate::pause::checkpoint::Space;
+use crate::pause::kept::remove_disk;
 use crate::restores::TURN_TIMEOUT;
 use crate::shared::Shared;
 use crate::start::{self, Begin, random_disk};
@@ -59,7 +59,7 @@ pub(crate) async fn copy(
     let to = Fork {
         id: random_id().map_err(internal)?,
         disk: disk.clone(),
-        keep_free_bytes: shared.disk_floor_bytes.saturating_add(shared.disk.owed()),
+        keep_free_bytes: shared.keep_free_bytes(),
     };
     let _permit = shared
         .forks
@@ -175,7 +175,7 @@ async fn restore(
     let copy = Fork {
         id: request.id.clone(),
         disk: random_disk().map_err(internal)?,
-        keep_free_bytes: shared.disk_floor_bytes.saturating_add(shared.disk.owed()),
+        keep_free_bytes: shared.keep_free_bytes(),
     };
     let copied = {
         let lock = shared.memories.of(build);

@@ -1,203 +1,274 @@
-//! Pausing sandboxes in memory: their processes are stopped where they are, and stay there.
+//! The life of a pause: five steps, and three strategies for what is kept of a sandbox.
 //!
-//! The freezer of the kernel is the only record of it on the host, so it survives the platform: the next start finds a
-//! sandbox either stopped or running, and takes it over as it is. Nothing is asked of the agent of a paused sandbox, and
-//! nothing of it is relayed: its connections to the outside are cut, because their other ends would wait for nothing.
+//! ```text
+//!                begin ─▶ stop ─▶ write ─▶ keep ─▶ end
+//!   frozen         ●───────●                               its processes stay in memory, and may move to swap
+//!   checkpoint     ●───────●───────●────────●───────●      its processes are written to disk, beside its files
+//!   filesystem     ●───────●───────●────────●───────●      its files are written out
+//!                  └─ a failure undoes it ┘ └─ it is saved, whatever happens
+//! ```
+//!
+//! - **begin**: from here on nothing is asked of its agent, and nothing else pauses, resumes or copies it.
+//! - **stop**: its processes are stopped, and its connections to the outside are cut.
+//! - **write**: its disk, and for a checkpoint its processes, are written out. Where those cannot be, it is frozen instead.
+//! - **keep**: it is one of the kept sandboxes, and its end begins, after which its disk remains.
+//! - **end**: its processes and what they held on the host are gone, and its disk is marked as saved.
+//!
+//! `resume` has the way back. `docs/dev/pause.md` shows both with what the server does, and after a crash.
 
-use std::io;
+pub(crate) mod checkpoint;
+mod filesystem;
+pub(crate) mod frozen;
+pub(crate) mod kept;
+pub(crate) mod resume;
+
 use std::sync::Arc;
+use std::time::Duration;
 
-use model::id::SandboxId;
+use model::id::{DiskId, SandboxId};
 use model::lifecycle::Kept;
-use model::network::{Cidr, EgressPolicy};
-use protocol::node::{NodeError, PausedSandbox, ResumeSandbox, ResumedSandbox, WantedState};
-use runtime::driver::Sandbox;
+use model::network::EgressPolicy;
+use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
+use runtime::cancel::Cancel;
+use runtime::driver::WriteError;
 use tokio::sync::OwnedMutexGuard;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::kept::remove_disk;
 use crate::handle::SandboxHandle;
 use crate::shared::Shared;
 use crate::work::{blocking, failed};
 
-/// The policy of a paused sandbox: all connections are cut, and none is made.
-pub(crate) fn closed() -> EgressPolicy {
-    EgressPolicy {
-        deny: vec![Cidr::ALL],
-        default_allow: Some(false),
-        ..EgressPolicy::default()
-    }
-}
+/// How long what an ended sandbox held on the host may take to be removed before the pause is over nevertheless.
+const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a checkpoint is tried before the processes stay in memory, where the reason may be gone the next time.
+const ATTEMPTS: usize = 3;
 
-/// Stops the processes of a sandbox, and cuts its connections to the outside. With `is_written_next` so that they can be
-/// written to disk.
+/// Pauses a sandbox, running or paused. `cancelled` ends a checkpoint that is being written.
 pub(crate) async fn pause(
-    shared: Arc<Shared>,
-    handle: Arc<SandboxHandle>,
-    is_written_next: bool,
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    request: PauseSandbox,
+    cancelled: CancellationToken,
 ) -> Result<PausedSandbox, NodeError> {
-    if !shared.driver.capabilities().freeze {
-        let why = "this host cannot stop the processes of a sandbox: it has no cgroup v2 with a freezer";
-        return Err(NodeError::Unsupported(why.to_owned()));
-    }
-    let _changing = handle.change().await;
-    if handle.is_ending() {
-        return Err(NodeError::NotFound(handle.id().clone()));
-    }
-    // Before, so that nothing more is asked of its agent.
-    let was_frozen = handle.set_frozen(true);
-    let frozen = blocking({
-        let handle = Arc::clone(&handle);
-        move || {
-            let frozen = match (was_frozen, is_written_next) {
-                (true, _) => Ok(()),
-                (false, true) => handle.sandbox().freeze_to_write(),
-                (false, false) => handle.sandbox().freeze(),
-            };
-            if let Err(error) = frozen {
-                // It may have been stopped in part.
-                let _ = handle.sandbox().thaw();
-                return Err(error);
-            }
-            Ok(handle.sandbox().usage().map_or(0, |usage| usage.memory_used_bytes))
+    let Some(handle) = shared.find(&request.id) else {
+        return pause_again(shared, &request).await;
+    };
+    let PauseSandbox {
+        id,
+        keep,
+        is_written_next,
+    } = request;
+    let pausing = Pausing {
+        shared: Arc::clone(shared),
+        tasks: tasks.clone(),
+        handle,
+    };
+    // A task of its own: a caller that is dropped leaves no sandbox half paused.
+    let paused = tasks.spawn(async move {
+        match keep {
+            Kept::Memory => pausing.freeze(is_written_next).await,
+            Kept::Image => pausing.checkpoint(cancelled).await,
+            Kept::Filesystem => pausing.keep_files().await,
         }
     });
-    match frozen.await.and_then(|frozen| frozen) {
-        Ok(memory_bytes) => {
-            match is_written_next {
-                true => handle.hold_egress(closed()),
-                // The kernel keeps the errors of sockets, so the gateway need not keep descriptors for long.
-                false => handle.set_egress(closed()),
-            }
-            Ok(PausedSandbox {
-                kept: Kept::Memory,
-                memory_bytes,
-                disk_bytes: handle.sandbox().disk().map_or(0, |disk| disk.held_bytes),
-            })
-        }
-        Err(error) => {
-            handle.set_frozen(was_frozen);
-            Err(failed(error))
+    let paused = paused.await.map_err(failed)??;
+    if paused.kept == Kept::Memory && !is_written_next {
+        // It may have ended since.
+        if let Some(handle) = shared.find(&id) {
+            tasks.spawn(frozen::page_out(Arc::clone(shared), handle));
         }
     }
+    Ok(paused)
 }
 
-/// Moves the memory of a sandbox that is paused in memory to the swap of the host, if there is some, until it is resumed.
-pub(crate) async fn page_out(shared: Arc<Shared>, handle: Arc<SandboxHandle>) {
-    let turn = tokio::select! {
-        biased;
-        () = shared.stop.cancelled() => return,
-        turn = shared.paging.acquire() => turn,
-    };
-    let goes_on = {
-        let (shared, handle) = (Arc::clone(&shared), Arc::clone(&handle));
-        move || handle.is_frozen() && !handle.is_ending() && !shared.stop.is_cancelled()
-    };
-    if !goes_on() {
-        return;
-    }
-    let moved = blocking({
-        let handle = Arc::clone(&handle);
-        move || handle.sandbox().page_out(&goes_on)
-    });
-    match moved.await.and_then(|moved| moved) {
-        Ok(Some(moved)) => {
-            tracing::info!(
-                sandbox.id = %handle.id(),
-                before_bytes = moved.before_bytes,
-                after_bytes = moved.after_bytes,
-                took_ms = u64::try_from(moved.took.as_millis()).unwrap_or(u64::MAX),
-                "moved the memory of a paused sandbox to swap"
-            );
-        }
-        Ok(None) => {}
-        Err(_) if handle.is_ending() => {}
-        Err(error) => tracing::warn!(sandbox.id = %handle.id(), "move the memory of a paused sandbox to swap: {error}"),
-    }
-    drop(turn);
-}
-
-/// Lets the processes of a paused sandbox continue.
-pub(crate) async fn resume(
+/// The pause of one sandbox that has processes.
+struct Pausing {
+    shared: Arc<Shared>,
     tasks: TaskTracker,
     handle: Arc<SandboxHandle>,
-    request: ResumeSandbox,
-) -> Result<ResumedSandbox, NodeError> {
-    let changing = handle.change().await;
-    if handle.is_ending() {
-        return Err(NodeError::NotFound(request.id));
-    }
-    // First, so that its processes find the network that they may use.
-    handle.set_egress(request.egress);
-    // One write to a file of the kernel.
-    let thawed = handle.sandbox().thaw();
-    let was_at_rest = handle.set_at_rest(false);
-    if (handle.is_adopted() || was_at_rest) && thawed.is_ok() {
-        wake(&handle).await;
-    }
-    if let Err(error) = thawed {
-        if handle.is_frozen() {
-            handle.set_egress(closed());
+}
+
+/// A pause that has begun, with what is put back if it fails.
+struct Begun {
+    changing: OwnedMutexGuard<()>,
+    was_frozen: bool,
+    egress: Option<EgressPolicy>,
+}
+
+impl Pausing {
+    /// Stops the processes, which stay in memory.
+    async fn freeze(self, is_written_next: bool) -> Result<PausedSandbox, NodeError> {
+        frozen::require_freezer(&self.shared)?;
+        let begun = self.begin().await?;
+        let stopped = frozen::stop(&self.handle, begun.was_frozen, is_written_next).await;
+        if stopped.is_err() {
+            self.undo(begun);
         }
-        return Err(failed(error));
+        stopped
     }
-    handle.set_frozen(false);
-    if was_at_rest {
-        tasks.spawn(respawn(handle, changing));
-    }
-    Ok(ResumedSandbox::default())
-}
 
-/// Replaces the spawner of a sandbox, which ended when its processes were to be written to disk. Nobody has to wait for it:
-/// a command that is started meanwhile waits in the agent.
-pub(crate) async fn respawn(handle: Arc<SandboxHandle>, changing: OwnedMutexGuard<()>) {
-    if let Err(error) = handle.respawn().await {
-        // It is tried again when the events of the agent are followed.
-        tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a pause that failed: {error}");
-    }
-    drop(changing);
-}
-
-/// Has the agent of a sandbox accept connections: a platform, or the process for it, may have ended while it wrote the
-/// sandbox's processes to disk.
-async fn wake(handle: &Arc<SandboxHandle>) {
-    let sandbox = Arc::clone(handle.sandbox());
-    if let Err(error) = blocking(move || sandbox.wake()).await.and_then(|woken| woken) {
-        // Agents of earlier versions do not know the question.
-        tracing::debug!(sandbox.id = %handle.id(), "wake the agent: {error}");
-    }
-}
-
-/// Brings the processes of a sandbox that is adopted into the wanted state, and returns whether they are stopped.
-pub(crate) async fn settle(id: &SandboxId, sandbox: &Arc<dyn Sandbox>, wanted: WantedState) -> bool {
-    let sandbox = Arc::clone(sandbox);
-    let settled = blocking(move || {
-        let is_frozen = sandbox.is_frozen()?;
-        match (wanted, is_frozen) {
-            // One of which only the disk was to be kept was not to stay stopped in memory.
-            (WantedState::Running | WantedState::RunningOrPaused(Kept::Filesystem), true) => {
-                sandbox.thaw()?;
-                let _ = sandbox.wake();
+    /// Writes the processes and the disk, and ends them. Where that is not possible, they are stopped in memory.
+    async fn checkpoint(self, cancelled: CancellationToken) -> Result<PausedSandbox, NodeError> {
+        if !self.shared.driver.capabilities().images {
+            return self.freeze(false).await;
+        }
+        let mut attempt = 1;
+        loop {
+            let cancel = Arc::new(Cancel::new().map_err(failed)?);
+            let begun = self.begin().await?;
+            let was_frozen = begun.was_frozen;
+            let Err(error) = checkpoint::write(&self.shared, &self.handle, &cancelled, &cancel).await else {
+                return Ok(self.end(begun, Kept::Image).await);
+            };
+            if self.handle.is_ending() {
+                return Err(self.not_found());
             }
-            // Again, because it may have been interrupted before all of them had stopped.
-            (WantedState::Paused(_), _) | (WantedState::RunningOrPaused(_), true) => sandbox.freeze()?,
-            // A part of it may be stopped, because a restore was interrupted.
-            (WantedState::Running | WantedState::RunningOrPaused(_), false) => {
-                sandbox.thaw()?;
-                let _ = sandbox.wake();
+            self.undo(begun);
+            if cancel.is_requested() && (was_frozen || !self.shared.stop.is_cancelled()) {
+                return Err(NodeError::Cancelled);
+            }
+            match error {
+                WriteError::Passing(why) if attempt < ATTEMPTS => {
+                    let id = self.handle.id();
+                    tracing::debug!(sandbox.id = %id, "write the processes of a sandbox again: {why}");
+                    attempt += 1;
+                }
+                error => {
+                    checkpoint::note_kept_in_memory(&self.handle, error);
+                    return self.freeze(false).await;
+                }
             }
         }
-        io::Result::Ok(is_frozen)
-    });
-    match settled.await.and_then(|settled| settled) {
-        Ok(is_frozen) => match wanted {
-            WantedState::Running | WantedState::RunningOrPaused(Kept::Filesystem) => false,
-            WantedState::Paused(_) => true,
-            WantedState::RunningOrPaused(_) => is_frozen,
-        },
+    }
+
+    /// Writes out the disk, and ends the processes.
+    async fn keep_files(self) -> Result<PausedSandbox, NodeError> {
+        let begun = self.begin().await?;
+        if let Err(error) = filesystem::write(&self.shared, &self.handle, begun.was_frozen).await {
+            self.undo(begun);
+            return Err(NodeError::Failed(Failure::during("write out the disk", &error)));
+        }
+        if !self.shared.kept.keep(&self.handle) {
+            // Something else ends it, for example because the host has no space left, and removes its disk.
+            return Err(self.not_found());
+        }
+        Ok(self.end(begun, Kept::Filesystem).await)
+    }
+
+    /// Waits until nothing else changes the sandbox, and notes that it stands still.
+    async fn begin(&self) -> Result<Begun, NodeError> {
+        let changing = self.handle.change().await;
+        if self.handle.is_ending() {
+            return Err(self.not_found());
+        }
+        Ok(Begun {
+            changing,
+            // Before its processes stop, so that nothing more is asked of its agent.
+            was_frozen: self.handle.set_frozen(true),
+            egress: self.handle.egress(),
+        })
+    }
+
+    /// Notes that the processes go on after a pause that failed. One that was paused before stays so.
+    fn undo(&self, begun: Begun) {
+        if begun.was_frozen {
+            return;
+        }
+        let was_at_rest = self.handle.set_at_rest(false);
+        if let Some(policy) = begun.egress.filter(|_| was_at_rest) {
+            self.handle.set_egress(policy);
+        }
+        self.handle.set_frozen(false);
+        if was_at_rest {
+            let handle = Arc::clone(&self.handle);
+            self.tasks.spawn(frozen::respawn(handle, begun.changing));
+        }
+    }
+
+    /// Waits until nothing of the sandbox is left on the host but its disk, and that is saved.
+    async fn end(self, begun: Begun, kept: Kept) -> PausedSandbox {
+        let Self { shared, handle, .. } = self;
+        let (id, disk) = (handle.id().clone(), handle.disk().clone());
+        let mut cleaned = handle.cleaned();
+        drop(begun);
+        // Its supervisor has the other one.
+        drop(handle);
+        if tokio::time::timeout(CLEAN_TIMEOUT, cleaned.wait_for(|cleaned| *cleaned))
+            .await
+            .is_err()
+        {
+            tracing::error!(sandbox.id = %id, "something of a paused sandbox is still on the host");
+        }
+        PausedSandbox {
+            kept,
+            memory_bytes: 0,
+            disk_bytes: save(&shared, id, disk).await,
+        }
+    }
+
+    fn not_found(&self) -> NodeError {
+        NodeError::NotFound(self.handle.id().clone())
+    }
+}
+
+/// Waits until the disk of an ended sandbox is complete. What its programs have written was written out before, so a
+/// failure only means that it is checked before it is used again.
+pub(crate) async fn save(shared: &Arc<Shared>, id: SandboxId, disk: DiskId) -> u64 {
+    let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
+    let to_save = id.clone();
+    let saved = blocking(move || driver.save(&to_save, &disk, &|| stop.is_cancelled()));
+    match saved.await.and_then(|saved| saved) {
+        Ok(bytes) => bytes,
         Err(error) => {
-            // Most likely it has just ended, which its supervisor notices.
-            tracing::error!(sandbox.id = %id, "find out whether a sandbox is paused: {error}");
-            matches!(wanted, WantedState::Paused(_))
+            tracing::error!(sandbox.id = %id, "write out the disk of a paused sandbox: {error}");
+            0
         }
     }
+}
+
+/// Pauses a sandbox that has no processes any more: what it has beside its disk is removed if only that is to be kept.
+async fn pause_again(shared: &Arc<Shared>, request: &PauseSandbox) -> Result<PausedSandbox, NodeError> {
+    let id = &request.id;
+    let kept = shared.kept.get(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+    let _changing = kept.changing.lock().await;
+    if shared.kept.get(id).is_none_or(|now| !Arc::ptr_eq(&now, &kept)) {
+        return Err(NodeError::NotFound(id.clone()));
+    }
+    if request.keep == Kept::Filesystem {
+        let (driver, of) = (Arc::clone(&shared.driver), (id.clone(), kept.disk.clone()));
+        let forgotten = blocking(move || driver.forget_image(&of.0, &of.1))
+            .await
+            .and_then(|done| done);
+        forgotten.map_err(|error| NodeError::Failed(Failure::during("remove the checkpoint", &error)))?;
+    }
+    let kept_of = if shared.driver.has_image(id, &kept.disk) {
+        Kept::Image
+    } else {
+        Kept::Filesystem
+    };
+    Ok(PausedSandbox {
+        kept: kept_of,
+        memory_bytes: 0,
+        disk_bytes: save(shared, id.clone(), kept.disk.clone()).await,
+    })
+}
+
+/// Removes a paused sandbox that has no processes. The space is given back in the background; a crash before that leaves a
+/// disk that nothing refers to, which the next start removes.
+pub(crate) async fn remove(shared: &Arc<Shared>, tasks: &TaskTracker, id: &SandboxId) -> Result<(), NodeError> {
+    let kept = shared.kept.get(id).ok_or_else(|| NodeError::NotFound(id.clone()))?;
+    let _changing = kept.changing.lock().await;
+    if !shared.kept.take(id, &kept) {
+        return Err(NodeError::NotFound(id.clone()));
+    }
+    let (driver, id, disk) = (Arc::clone(&shared.driver), id.clone(), kept.disk.clone());
+    tasks.spawn(async move {
+        let removed = blocking(move || remove_disk(&*driver, &id, &disk));
+        if let Err(error) = removed.await.and_then(|removed| removed) {
+            tracing::warn!("remove the disk of a paused sandbox: {error}");
+        }
+    });
+    Ok(())
 }

@@ -11,11 +11,11 @@ use protocol::node::{Adopted, AdoptedState, NodeError, Wanted, WantedState};
 use runtime::driver::{Found, KeptDisk};
 use tokio_util::task::TaskTracker;
 
-use crate::handle::SandboxHandle;
+use crate::handle::{SandboxHandle, closed};
 use crate::log_writer::LogWriter;
 use crate::shared::Shared;
 use crate::work::{blocking, failed};
-use crate::{egress, kept, pause, supervisor};
+use crate::{egress, pause, supervisor};
 
 /// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
 /// background.
@@ -41,15 +41,15 @@ enum AfterEnd {
     KeepDisk,
 }
 
-/// What is done with a sandbox, which has processes (`is_alive`), of which there is a complete image (`has_image`), or whose
-/// disk is complete and unused (`is_saved`).
-fn decide(wanted: Option<WantedState>, is_alive: bool, has_image: bool, is_saved: bool) -> Decision {
+/// What is done with a sandbox, which has processes (`is_alive`), of which there is a complete checkpoint (`has_checkpoint`), or
+/// whose disk is complete and unused (`is_saved`).
+fn decide(wanted: Option<WantedState>, is_alive: bool, has_checkpoint: bool, is_saved: bool) -> Decision {
     match wanted {
-        // The image is removed before the processes continue, so these have done nothing since it was written, or were
+        // The checkpoint is removed before the processes continue, so these have done nothing since it was written, or were
         // just restored from it. Some of what the host has to give them went with the platform.
-        Some(WantedState::RunningOrPaused(Kept::Image)) if is_alive && has_image => Decision::KeepDisk,
+        Some(WantedState::RunningOrPaused(Kept::Image)) if is_alive && has_checkpoint => Decision::KeepDisk,
         // The same when it was written after it had been paused in memory, whether or not they were ended then.
-        Some(WantedState::Paused(Kept::Memory)) if has_image => Decision::KeepDisk,
+        Some(WantedState::Paused(Kept::Memory)) if has_checkpoint => Decision::KeepDisk,
         Some(WantedState::Running | WantedState::RunningOrPaused(_)) if is_alive => Decision::Adopt,
         Some(WantedState::Paused(Kept::Memory)) if is_alive => Decision::Adopt,
         Some(
@@ -160,9 +160,9 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
         .await
         .and_then(|done| done)
     {
-        tracing::error!(sandbox.id = %id, "remove the image of a sandbox that runs: {error}");
+        tracing::error!(sandbox.id = %id, "remove the checkpoint of a sandbox that runs: {error}");
     }
-    let is_paused = pause::settle(&id, &sandbox, wanted.state).await;
+    let is_paused = pause::frozen::settle(&id, &sandbox, wanted.state).await;
     let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
     let event = ("event_type", "sandbox_adopted".to_owned());
     let message = match is_paused {
@@ -171,7 +171,7 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
     };
     log.host(Level::Info, message, [event]);
     let egress = match is_paused {
-        true => pause::closed(),
+        true => closed(),
         false => wanted.egress,
     };
     if let Err(error) = sandbox.settle() {
@@ -226,7 +226,7 @@ async fn end_all(shared: &Arc<Shared>, tasks: &TaskTracker, sandboxes: Vec<Found
                 let removed = (after == AfterEnd::Clean).then(|| disk.clone());
                 supervisor::clean(&shared, &id, removed).await;
                 if after == AfterEnd::KeepDisk {
-                    kept::save(&shared, id, disk).await;
+                    pause::save(&shared, id, disk).await;
                 }
             })
         })
@@ -269,13 +269,13 @@ mod tests {
             assert_eq!(decide(wanted, false, false, true), saved, "{wanted:?}");
             assert_eq!(decide(wanted, false, false, false), neither, "{wanted:?}");
             // Only where it was being paused or resumed with its processes, or was to be written after it had been paused in
-            // memory, an image is more than they are.
-            let (alive_with_image, with_image) = match wanted {
+            // memory, a checkpoint is more than they are.
+            let (alive_with_checkpoint, with_checkpoint) = match wanted {
                 Some(RunningOrPaused(Image) | Paused(Memory)) => (KeepDisk, KeepDisk),
                 _ => (alive, neither),
             };
-            assert_eq!(decide(wanted, true, true, false), alive_with_image, "{wanted:?}");
-            assert_eq!(decide(wanted, false, true, false), with_image, "{wanted:?}");
+            assert_eq!(decide(wanted, true, true, false), alive_with_checkpoint, "{wanted:?}");
+            assert_eq!(decide(wanted, false, true, false), with_checkpoint, "{wanted:?}");
         }
     }
 }

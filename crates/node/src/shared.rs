@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::counters::{GuardCounters, ThrottleCounters};
 use crate::handle::SandboxHandle;
 use crate::journal::Journal;
-use crate::kept_disks::KeptSandboxes;
 use crate::memory_locks::MemoryLocks;
+use crate::pause::kept::KeptSandboxes;
 use crate::restores::Restores;
 
 /// What the node and the tasks of its sandboxes share.
@@ -26,7 +26,7 @@ use crate::restores::Restores;
 pub(crate) struct Shared {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) sandboxes: Mutex<HashMap<SandboxId, Arc<SandboxHandle>>>,
-    /// Those without processes, of which the disk is kept.
+    /// The kept sandboxes: those without processes, of which there is a disk.
     pub(crate) kept: KeptSandboxes,
     pub(crate) journal: Arc<Journal>,
     /// One permit for each start that the driver can run in parallel.
@@ -47,10 +47,10 @@ pub(crate) struct Shared {
     pub(crate) memories: MemoryLocks,
     /// Each is held while an archive is written or read.
     pub(crate) archives: Arc<Semaphore>,
-    /// Space that layers and images of processes leave free, in bytes.
+    /// Space that layers and checkpoints leave free, in bytes.
     pub(crate) disk_floor_bytes: u64,
-    /// Space for images of processes that are being written, in bytes.
-    pub(crate) image_bytes: AtomicU64,
+    /// Space for checkpoints that are being written, in bytes.
+    pub(crate) checkpoint_bytes: AtomicU64,
     pub(crate) stop: CancellationToken,
     pub(crate) disk: GuardCounters,
     pub(crate) throttles: ThrottleCounters,
@@ -58,4 +58,17 @@ pub(crate) struct Shared {
     pub(crate) egress: Option<EgressGateway>,
     /// Certificates of the operator's authorities, which all sandboxes trust, in PEM.
     pub(crate) authorities: String,
+}
+
+impl Shared {
+    /// The handle of a sandbox that has processes.
+    pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<SandboxHandle>> {
+        self.sandboxes.lock().get(id).cloned()
+    }
+
+    /// Space of the host's disk that has to stay free, in bytes. What is promised to sandboxes is not free, even if it is
+    /// not written yet.
+    pub(crate) fn keep_free_bytes(&self) -> u64 {
+        self.disk_floor_bytes.saturating_add(self.disk.owed())
+    }
 }

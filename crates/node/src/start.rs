@@ -1,4 +1,4 @@
-//! Starting sandboxes: on a new disk, on a kept one, or with processes that are restored from an image.
+//! Starting sandboxes: on a new disk, on a kept one, or with processes that are restored from a checkpoint.
 //!
 //! A sandbox has started once its agent has the identity and its network is connected. Until then nobody else knows it, so a
 //! failure ends it here.
@@ -39,7 +39,7 @@ pub(crate) struct Begin<'a> {
     pub(crate) id: &'a SandboxId,
     pub(crate) template: &'a TemplateId,
     pub(crate) disk: StartDisk,
-    /// The turn to restore its processes from their image, if they are restored.
+    /// The turn to restore its processes from a checkpoint, if they are restored.
     pub(crate) restore: Option<Turn>,
     /// The sandbox of which it is a copy.
     pub(crate) forked_from: Option<&'a SandboxId>,

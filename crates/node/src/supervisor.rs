@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::control::{AGENT_TIMEOUT, Control};
 use crate::events;
 use crate::handle::SandboxHandle;
-use crate::kept_disks::remove_disk;
+use crate::pause::kept::remove_disk;
 use crate::shared::Shared;
 use crate::work::blocking;
 

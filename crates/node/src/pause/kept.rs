@@ -1,4 +1,4 @@
-//! The disks that are kept of sandboxes without processes: which there are, and how one is removed.
+//! Kept sandboxes, which have a disk and no processes: which there are, and how a disk is removed.
 //!
 //! The driver has the record of them, which outlives the platform. This is the platform's own: who starts on a disk or removes
 //! it holds it meanwhile, and only one of them can take it out.
@@ -12,11 +12,13 @@ use model::id::{DiskId, SandboxId};
 use parking_lot::Mutex;
 use runtime::driver::Driver;
 
-/// The kept disks of sandboxes without processes.
+use crate::handle::SandboxHandle;
+
+/// The kept sandboxes of a node.
 #[derive(Debug, Default)]
 pub(crate) struct KeptSandboxes(Mutex<HashMap<SandboxId, Arc<KeptSandbox>>>);
 
-/// One of them.
+/// A kept sandbox.
 #[derive(Debug)]
 pub(crate) struct KeptSandbox {
     pub(crate) disk: DiskId,
@@ -30,17 +32,24 @@ impl KeptSandboxes {
         self.0.lock().insert(id, Arc::new(KeptSandbox { disk, changing }));
     }
 
+    /// Notes that a sandbox is kept from now on, whatever happens, and has its end begin, after which its disk remains.
+    /// `false` if it is ending already: then its disk is removed.
+    pub(super) fn keep(&self, handle: &SandboxHandle) -> bool {
+        // First, so that it is a kept or a live one at any time.
+        self.insert(handle.id().clone(), handle.disk().clone());
+        let is_kept = handle.begin_end_and_keep_disk();
+        if !is_kept {
+            self.0.lock().remove(handle.id());
+        }
+        is_kept
+    }
+
     pub(crate) fn ids(&self) -> Vec<SandboxId> {
         self.0.lock().keys().cloned().collect()
     }
 
     pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<KeptSandbox>> {
         self.0.lock().get(id).cloned()
-    }
-
-    /// Takes out that of a sandbox which goes on.
-    pub(crate) fn forget(&self, id: &SandboxId) {
-        self.0.lock().remove(id);
     }
 
     /// Takes out this one; `false` if another has.
